@@ -12,7 +12,7 @@ from attnbench.shape import Shape
 from attnbench.spec import Spec
 
 Level = Literal["operator", "layer", "model"]
-Pass = Literal["forward", "backward", "training"]
+Pass = Literal["forward", "backward", "training", "decode"]
 Measure = Literal["time", "memory", "error"]
 
 METHOD_VERSION = 1

@@ -4,6 +4,18 @@ An *operator* is an ``nn.Module`` made by ``Class(shape, **options)`` whose ``fo
 maps q ``(B, H, N, D)`` and k, v ``(B, H, M, D)`` to ``(B, H, N, D)``. A *mixer* replaces the whole attention layer:
 ``forward(x, *, key_mask=None)`` maps ``(B, N, C)`` to ``(B, N, C)``. ``key_mask`` is ``(B, M)`` bool, True where a key
 is real. The constructor is never timed; ``forward`` is.
+
+A module may have more methods, which other passes and ``attnbench check`` use where they are there:
+
+- ``dense(*inputs, key_mask=None)``: the output of ``forward`` again, written out from the documented formula with
+  plain N × M matrices. It is the oracle; the fast path is what is tested.
+- ``begin(*prompt) -> state`` and ``step(state, *token) -> (output, state)``: decoding (``Traits.decode``). The prompt
+  holds any number of tokens, none included (k and v, or x for a mixer); a token is q, k, v ``(B, H, 1, D)`` or x
+  ``(B, 1, C)``. A state is a tuple of tensors, numbers and such tuples. ``step`` leaves the state that it was given
+  usable: the same step twice gives the same output.
+- ``kernel(q, k)``: ``(B, H, N, M)``, the random estimates of a kernel of each pair, before any normalisation and with
+  every stabiliser undone; ``kernel_mean(q, k)``: what they are on average, exp(q·k/√D) where there is no such method;
+  ``kernel_variance(q, k)``: their variance in closed form.
 """
 
 from __future__ import annotations
@@ -66,6 +78,16 @@ class Traits:
     """Draws random numbers in the constructor, so that errors need several draws."""
     rows_sum_to_one: bool = True
     """V = 1 gives 1: the output is an average of the values."""
+    decode: bool | No = False
+    """One token at a time against a state or cache gives what ``forward`` gives; where causal is true only."""
+    bias: bool | No = No("a bias belongs to a pair of tokens, and the weight of a pair is never formed")
+    """A number for each pair of positions may be added to the logits."""
+    permutable: bool | None = False
+    """Permuting the tokens permutes the output: nothing depends on where a token stands. None: by option."""
+    exact_with: tuple[str, ...] = ()
+    """Options under which it equals softmax attention at length n: ``("window={n}",)``."""
+    converges_with: str = ""
+    """Option, a number of random features or samples: the squared error falls as 1 / its value."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +104,9 @@ class Variant(Entry):
     """Power of n in the memory that the paper claims."""
     traits: Traits = Traits()
     kind: Literal["operator", "mixer"] = "operator"
+    settings: tuple[str, ...] = ("",)
+    """Options under which ``attnbench check`` holds it to the laws: ``("window=3", "block=5,look_around=1")``. Small
+    enough that sequences of some 20 tokens have several tiles, one for each algorithm under the name."""
 
     def target(self, spec: Spec) -> Target:
         """What an error number of this variant means with the options of ``spec``."""
@@ -90,12 +115,15 @@ class Variant(Entry):
                 return target
         return self.traits.target
 
-    def unsupported_reason(self, shape: Shape, *, key_mask: bool = False) -> str | None:
+    def unsupported_reason(self, shape: Shape, *, key_mask: bool = False, decode: bool = False) -> str | None:
         """Why the traits rule this shape out, or None."""
+        traits = self.traits
         for wanted, trait, what in (
-            (shape.causal, self.traits.causal, "causal"),
-            (shape.cross, self.traits.cross, "cross-attention"),
-            (key_mask, self.traits.key_padding, "key padding"),
+            (decode and not traits.causal, traits.causal, "decode"),
+            (shape.causal, traits.causal, "causal"),
+            (shape.cross, traits.cross, "cross-attention"),
+            (key_mask, traits.key_padding, "key padding"),
+            (decode, traits.decode, "decode"),
         ):
             if wanted and not trait:
                 return f"{what}: {trait if isinstance(trait, No) else 'not defined for this variant'}"
@@ -118,6 +146,7 @@ def register(
     memory_exponent: float = 1.0,
     traits: Traits | None = None,
     kind: Literal["operator", "mixer"] = "operator",
+    settings: tuple[str, ...] = ("",),
 ) -> Callable[[ModuleClass], ModuleClass]:
     """Class decorator: put a variant into the table. The first line of the class's docstring is its summary.
 
@@ -143,6 +172,7 @@ def register(
                 memory_exponent=memory_exponent,
                 traits=traits or Traits(),
                 kind=kind,
+                settings=settings,
             )
         )
         return cls

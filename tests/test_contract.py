@@ -24,44 +24,17 @@ from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.model import Encoder, as_layer
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Shape
-from attnbench.spec import Scalar, Spec
+from attnbench.spec import Scalar, Spec, parse_spec
 from attnbench.variant import VARIANTS, No, Traits, Variant, build
 
+ALL = [entry for entry in VARIANTS if entry.make.__module__.startswith("attnbench.attention.")]
+
 OPTIONS: dict[str, dict[str, Scalar]] = {
-    "softmax": {},
-    "chunked": {"query_chunk": 5, "key_chunk": 7},
-    "sdpa": {},
-    "identity": {},
-    "mean-value": {},
-    "oracle-lowrank": {"rank": 3},
-    "oracle-topk": {"keys": 3},
-    "local": {"window": 3},
-    "sparse": {"length": 4},
-    "longformer": {"window": 2, "global_tokens": 2},
-    "bigbird": {"block": 3, "random_blocks": 1},
-    "reformer": {"chunk": 4, "rounds": 2},
-    "linformer": {"rank": 4},
-    "linear": {"chunk": 5},
-    "performer": {"features": 16, "chunk": 5},
-    "sinkhorn": {"block": 4},
-    "synthesizer": {},
+    entry.name: dict(parse_spec(f"{entry.name}:{entry.settings[0]}".rstrip(":")).options) for entry in ALL
 }
 """Options that make each variant do its work, not degenerate into exact attention, at the sizes used here."""
 
-MODES = [
-    "oracle-topk:keys=3,renormalise=false",
-    "local:block=5,look_around=1",
-    "sparse:pattern=fixed,length=4,summary=1",
-    "longformer:window=1,dilation=2,projections=own",
-    "reformer:chunk=4,rounds=2,correction=false",
-    "sinkhorn:block=4,sort=learned",
-    "linformer:rank=4,sharing=unshared",
-    "linformer:rank=4,projection=mean-pool",
-    "performer:features=16,kernel=hyperbolic,chunk=5",
-    "performer:features=16,kernel=relu,chunk=5",
-    "synthesizer:mode=random",
-    "synthesizer:mode=factorized-random,factors=3",
-]
+MODES = [f"{entry.name}:{setting}" for entry in ALL for setting in entry.settings[1:]]
 """Other algorithms under the same name, for the laws that are broken most easily."""
 
 BELOW_FOUR: dict[str, dict[str, Scalar]] = {"linformer": {"rank": 1}}
@@ -70,7 +43,6 @@ BELOW_FOUR: dict[str, dict[str, Scalar]] = {"linformer": {"rank": 1}}
 SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=4)
 F64 = torch.float64
 
-ALL = [entry for entry in VARIANTS if entry.make.__module__.startswith("attnbench.attention.")]
 MORE = ALL + [replace(VARIANTS.get(text.partition(":")[0]), name=text) for text in MODES]
 OPERATORS = [entry for entry in ALL if entry.kind == "operator"]
 PADDED = [entry for entry in MORE if entry.traits.key_padding]
@@ -113,10 +85,6 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
 
 
 # What a variant says about itself
-
-
-def test_every_variant_has_options_for_these_tests() -> None:
-    assert [entry.name for entry in ALL if entry.name not in OPTIONS] == []
 
 
 def test_every_file_with_a_variant_is_imported_by_the_package() -> None:
@@ -276,6 +244,23 @@ def test_exact_means_softmax_attention(entry: Variant, shape: Shape, masked: boo
     mask = torch.rand(2, SHAPE.N) < 0.6 if masked else None
     expected = exact_attention(*inputs, causal=shape.causal, key_mask=mask)
     close(make(entry, shape)(*inputs, key_mask=mask), expected, 1e-12)
+
+
+# Decoding
+
+
+@each([entry for entry in MORE if entry.traits.decode])
+@pytest.mark.parametrize("prompt", [0, 9, SHAPE.N - 1])
+def test_token_by_token_gives_what_forward_gives(entry: Variant, prompt: int) -> None:
+    shape = replace(SHAPE, causal=True)
+    module, inputs = make(entry, shape), draw(entry, shape)
+    expected = module(*inputs)
+    state = module.begin(*(x[..., :prompt, :] for x in inputs[-2:]))
+    for t in range(prompt, SHAPE.N):
+        token = [x[..., t : t + 1, :] for x in inputs]
+        module.step(state, *token)  # nothing that the next line can see
+        out, state = module.step(state, *token)
+        close(out, expected[..., t : t + 1, :])
 
 
 # Random numbers

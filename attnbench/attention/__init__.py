@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 
 from attnbench.plugins import load_installed
 
@@ -10,6 +11,7 @@ for _name in (
     "softmax",
     "chunked",
     "sdpa",
+    "flex",
     "identity",
     "mean_value",
     "oracle_lowrank",
@@ -17,14 +19,45 @@ for _name in (
     "local",
     "sparse",
     "longformer",
+    "etc",
     "bigbird",
+    "per_head",
     "reformer",
+    "routing",
+    "clustered",
     "sinkhorn",
+    "topk",
+    "hyperattention",
     "linformer",
+    "nystrom",
+    "skyformer",
+    "thinformer",
+    "monarch",
     "linear",
+    "efficient",
     "performer",
+    "favor_plus_plus",
+    "rfa",
+    "cosformer",
+    "taylor",
+    "hedgehog",
+    "lara",
+    "retnet",
+    "gla",
+    "ssd",
+    "delta",
+    "rfa_gated",
+    "memory_compressed",
+    "perceiver",
     "synthesizer",
+    "aft",
+    "fnet",
+    "gmlp",
+    "mlp_mixer",
+    "xca",
+    "pooling",
 ):
-    import_module(f"{__name__}.{_name}")
+    if find_spec(f"{__name__}.{_name}"):
+        import_module(f"{__name__}.{_name}")
 
 load_installed()

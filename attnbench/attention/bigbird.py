@@ -30,6 +30,7 @@ from attnbench.variant import No, Traits, register
         cross=No("the blocks need queries and keys at the same positions"),
         stochastic=True,
     ),
+    settings=("block=3,random_blocks=1",),
 )
 class BigBird(nn.Module):
     """BigBird (ITC): random, window and global blocks.

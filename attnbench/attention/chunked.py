@@ -27,6 +27,7 @@ _GPU_TILE = 2**24
     time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(target="softmax", exact=True, causal=True, cross=True, key_padding=True),
+    settings=("query_chunk=5,key_chunk=7",),
 )
 class Chunked(nn.Module):
     """Exact softmax attention in tiles, O(n) memory forward and backward.

@@ -46,6 +46,7 @@ class EluPlusOne:
     time_exponent=1.0,
     memory_exponent=1.0,
     traits=Traits(target="other", causal=True, cross=True, key_padding=True),
+    settings=("chunk=5",),
 )
 class Linear(nn.Module):
     """Softmax replaced by φ(q)·φ(k), φ = elu + 1, summed in O(n).

@@ -31,6 +31,7 @@ from attnbench.variant import No, Traits, register
         stochastic=True,
         rows_sum_to_one=False,
     ),
+    settings=("rank=4", "rank=4,sharing=unshared", "rank=4,projection=mean-pool"),
 )
 class Linformer(nn.Module):
     """Attention to R learned mixtures of all keys, fixed maximum length.

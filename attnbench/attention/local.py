@@ -26,6 +26,7 @@ _WINDOW = 128
     time_exponent=1.0,
     memory_exponent=1.0,
     traits=Traits(cross=No("the window needs queries and keys at the same positions")),
+    settings=("window=3", "block=5,look_around=1"),
 )
 class Local(nn.Module):
     """Local attention: a sliding window, or blocks of neighbours.

@@ -27,6 +27,7 @@ from attnbench.variant import No, Traits, register
         causal=No("global tokens see the whole sequence, and every token sees them"),
         cross=No("the window needs queries and keys at the same positions"),
     ),
+    settings=("window=2,global_tokens=2", "window=1,dilation=2,projections=own"),
 )
 class Longformer(nn.Module):
     """Longformer: sliding window and global tokens.

@@ -28,6 +28,7 @@ from attnbench.variant import No, Traits, register
         key_padding=True,
         rows_sum_to_one=False,
     ),
+    settings=("rank=3",),
 )
 class OracleLowRank(nn.Module):
     """The best rank-R approximation of the exact matrix: the floor for low rank.

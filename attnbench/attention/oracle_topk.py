@@ -24,6 +24,7 @@ _BLOCK = 256
     time_exponent=2.0,
     memory_exponent=2.0,
     traits=Traits(target="softmax", causal=True, cross=True, key_padding=True),
+    settings=("keys=3", "keys=3,renormalise=false"),
 )
 class OracleTopK(nn.Module):
     """Keeps each query's most probable keys: the line for sparse methods.

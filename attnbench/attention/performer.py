@@ -39,6 +39,7 @@ from attnbench.variant import Traits, register
         key_padding=True,
         stochastic=True,
     ),
+    settings=("features=16,chunk=5", "features=16,kernel=hyperbolic,chunk=5", "features=16,kernel=relu,chunk=5"),
 )
 class Performer(nn.Module):
     """Random features whose products are exp(q·k/√D) on average.

@@ -181,6 +181,7 @@ def _tile(q: Tensor, v: Tensor, inverse: Tensor, plan: _Plan, r: int, a: int, b:
         key_padding=True,
         stochastic=True,
     ),
+    settings=("chunk=4,rounds=2", "chunk=4,rounds=2,correction=false"),
 )
 class Reformer(nn.Module):
     """LSH attention: queries are the keys, sorted by hash, chunk by chunk.

@@ -180,6 +180,7 @@ def _tile(
         cross=No("a block of queries attends to the block of keys at its own place"),
         key_padding=True,
     ),
+    settings=("block=4", "block=4,sort=learned"),
 )
 class Sinkhorn(nn.Module):
     """Own block and one softly sorted block, by Sinkhorn-balanced scores.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.kv_cache import CachedDecoding
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -17,9 +18,11 @@ from attnbench.variant import Traits, register
     cost="O(n²·d)",
     time_exponent=2.0,
     memory_exponent=2.0,
-    traits=Traits(target="softmax", exact=True, causal=True, cross=True, key_padding=True),
+    traits=Traits(
+        target="softmax", exact=True, causal=True, cross=True, key_padding=True, decode=True, permutable=True
+    ),
 )
-class Softmax(nn.Module):
+class Softmax(CachedDecoding, nn.Module):
     """Exact softmax attention with the whole N x M matrix in memory.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Two batched products and a softmax, differentiated
@@ -29,7 +32,7 @@ class Softmax(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.causal = shape.causal
+        self.causal, self.capacity = shape.causal, shape.M
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         B, H, N, D = q.shape

@@ -40,6 +40,7 @@ _SUMMARY = 8
     time_exponent=1.5,
     memory_exponent=1.5,
     traits=Traits(cross=No("both patterns need queries and keys at the same positions")),
+    settings=("length=4", "pattern=fixed,length=4,summary=1"),
 )
 class Sparse(nn.Module):
     """Sparse Transformer: a local part and a strided or summary part.

@@ -32,6 +32,7 @@ _TILE = {"cpu": 1 << 21, "cuda": 1 << 26}
         key_padding=True,
         stochastic=True,
     ),
+    settings=("", "mode=random", "mode=factorized-random,factors=3"),
 )
 class Synthesizer(nn.Module):
     """Weights from each token alone or from no token, fixed maximum length.

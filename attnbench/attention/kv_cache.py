@@ -1,0 +1,64 @@
+"""The cache of keys and values against which one query at a time is answered."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Cache(NamedTuple):
+    """Room for ``capacity`` keys and values, the first ``length`` of them filled."""
+
+    k: Tensor
+    """``(B, H, capacity, D)``."""
+    v: Tensor
+    length: int
+
+    @classmethod
+    def of(cls, k: Tensor, v: Tensor, capacity: int) -> Cache:
+        """A cache with room for ``capacity`` tokens (at least those of k) that holds k and v ``(B, H, n, D)``."""
+        n = k.shape[2]
+        room_k, room_v = (x.new_empty(*x.shape[:2], max(capacity, n), x.shape[3]) for x in (k, v))
+        room_k[:, :, :n], room_v[:, :, :n] = k, v
+        return cls(room_k, room_v, n)
+
+    def append(self, k: Tensor, v: Tensor) -> Cache:
+        """With one more key and value ``(B, H, 1, D)``; written in place where there is room, else room doubles."""
+        cache = self if self.length < self.k.shape[2] else Cache.of(self.k, self.v, 2 * self.length + 1)
+        cache.k[:, :, self.length : self.length + 1] = k
+        cache.v[:, :, self.length : self.length + 1] = v
+        return Cache(cache.k, cache.v, self.length + 1)
+
+    @property
+    def keys(self) -> Tensor:
+        """``(B, H, length, D)``, a view."""
+        return self.k[:, :, : self.length]
+
+    @property
+    def values(self) -> Tensor:
+        return self.v[:, :, : self.length]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention of one query ``(B, H, 1, D)`` to k and v ``(B, H, n, D)``, statistics in float32 at least."""
+    accumulate = torch.promote_types(q.dtype, torch.float32)
+    weights = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(2, 3)).to(accumulate).softmax(-1)
+    return torch.matmul(weights.to(v.dtype), v)
+
+
+class CachedDecoding:
+    """Decoding of a variant whose every query sees all earlier keys: the state is the :class:`Cache`."""
+
+    capacity: int
+    """Tokens for which room is made at once."""
+
+    def begin(self, k: Tensor, v: Tensor) -> Cache:
+        """k, v ``(B, H, n, D)``, n >= 0."""
+        return Cache.of(k, v, self.capacity)
+
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+        """q, k, v ``(B, H, 1, D)``."""
+        state = state.append(k, v)
+        return attend(q, state.keys, state.values), state
