@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from attnbench.spec import Spec
 
 Level = Literal["operator", "layer", "model"]
 Pass = Literal["forward", "backward", "training", "decode"]
+"""decode: the last token of the sequence against a state made of all tokens before it."""
 Measure = Literal["time", "memory", "error"]
 
 METHOD_VERSION = 1
@@ -45,6 +46,10 @@ class Cell:
     measure: tuple[Measure, ...] = ("time", "memory")
     model: ModelSize | None = None
     error_draws: int = 5
+
+    def __post_init__(self) -> None:
+        if self.pass_ == "decode" and not self.shape.causal:  # what comes after the last token is not known yet
+            object.__setattr__(self, "shape", replace(self.shape, causal=True))
 
     @property
     def cell_id(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +34,25 @@ class MultiHead(nn.Module):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
-        B, N, C = x.shape
-        q, k, v = self.qkv(x).view(B, N, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        y = self.operator(q, k, v, key_mask=key_mask)
-        mixed: Tensor = self.out(y.transpose(1, 2).reshape(B, N, C))
-        return mixed
+        return self._joined(self.operator(*self._projected(x), key_mask=key_mask))
+
+    def begin(self, x: Tensor) -> Any:
+        """State after the tokens x ``(B, n, C)``, of an operator that decodes."""
+        _, k, v = self._projected(x)
+        return self.operator.begin(k, v)  # type: ignore[operator]  # a module may hold anything
+
+    def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
+        """The next token x ``(B, 1, C)``: its output and the state after it."""
+        y, state = self.operator.step(state, *self._projected(x))  # type: ignore[operator]
+        return self._joined(y), state
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def _joined(self, y: Tensor) -> Tensor:
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
 
 
 def as_layer(variant: str | Spec, shape: Shape, *, seed: int = 0) -> nn.Module:

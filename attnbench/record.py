@@ -67,6 +67,10 @@ class Record:
     param_bytes: int | None = None
     output_bytes: int | None = None
     peak_rss_bytes: int | None = None
+    state_bytes: int | None = None
+    """Of a decoding step: what is kept of the tokens before it, a cache or a state."""
+    state_bytes_per_token: float | None = None
+    """state_bytes over batch and tokens kept."""
 
     matmul_flops: int | None = None
     flops_per_s: float | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from attnbench.cell import Pass
 from attnbench.cli import completion, console
 from attnbench.errors import CannotCreate, Exit, UsageError
 from attnbench.units import format_bytes, format_seconds
@@ -33,7 +34,7 @@ def compare(
     ] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
     pass_: Annotated[
-        Literal["forward", "backward", "training"], typer.Option("--pass", help="training is forward and backward.")
+        Pass, typer.Option("--pass", help="training: forward and backward; decode: one token.")
     ] = "forward",
     level: Annotated[
         Literal["operator", "layer", "model"], typer.Option(help="Attention alone, with its projections, or a model.")

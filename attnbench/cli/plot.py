@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from attnbench.cell import Pass
 from attnbench.cli import console
 from attnbench.errors import UsageError
 
@@ -31,7 +32,7 @@ def plot(
         Literal["operator", "layer", "model"] | None, typer.Option(help="Only rows of this level's speed.")
     ] = None,
     pass_: Annotated[
-        Literal["forward", "backward", "training"] | None,
+        Pass | None,
         typer.Option("--pass", help="Only rows of this pass's speed."),
     ] = None,
     inputs: Annotated[str | None, typer.Option(help="Which inputs' error to show; default listops.")] = None,

@@ -41,6 +41,13 @@ def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | 
     return peak
 
 
+def state_bytes(state: object) -> int:
+    """Bytes of all tensors in a decoding state: a tensor, a number, or a tuple of such."""
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    return sum(state_bytes(part) for part in state) if isinstance(state, tuple | list) else 0
+
+
 def _cuda_peak(call: Callable[[], object], device: str) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

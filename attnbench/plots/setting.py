@@ -37,7 +37,12 @@ SAME = (
 """Columns in which all rows of one figure agree."""
 LEVELS = {"operator": "attention operator", "layer": "attention layer", "model": "whole model"}
 _MOST = 20
-_PASSES = {"forward": "forward pass", "backward": "backward pass", "training": "training step"}
+_PASSES = {
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "training": "training step",
+    "decode": "one decoding step",
+}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from attnbench.cell import Cell, ModelSize
 from attnbench.errors import AttnbenchError, Unsupported
 from attnbench.measure.error import measure_error
 from attnbench.measure.flops import count
-from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes
+from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes, state_bytes
 from attnbench.measure.time import (
     CudaEvents,
     Sample,
@@ -43,6 +43,8 @@ class Call:
     run: Callable[[], Any]
     input_bytes: int
     param_bytes: int
+    state_bytes: int | None = None
+    """Of a decoding step."""
 
 
 def prepare(cell: Cell, move: Callable[[nn.Module, torch.device, torch.dtype], nn.Module] = nn.Module.to) -> Call:
@@ -57,6 +59,12 @@ def prepare(cell: Cell, move: Callable[[nn.Module, torch.device, torch.dtype], n
     """
     device, dtype = torch.device(cell.device), getattr(torch, cell.dtype)
     module: nn.Module
+    if cell.pass_ == "decode":
+        if cell.level == "model":
+            raise Unsupported("the encoder reads whole sequences; decode at level operator or layer")
+        reason = VARIANTS.get(cell.variant.name).unsupported_reason(cell.shape, decode=True)
+        if reason:
+            raise Unsupported(reason)
     if cell.level == "operator":
         if VARIANTS.get(cell.variant.name).kind == "mixer":
             raise Unsupported("a mixer replaces the whole layer and has no q, k, v; use --level layer or model")
@@ -73,8 +81,10 @@ def prepare(cell: Cell, move: Callable[[nn.Module, torch.device, torch.dtype], n
         generator = torch.Generator().manual_seed(cell.seed)
         inputs = [torch.randint(size.vocab, (cell.shape.B, cell.shape.N), generator=generator).to(device)]
     module = move(module, device, dtype)
+    run, state = _decode(cell, module, inputs) if cell.pass_ == "decode" else (_pass(cell, module, inputs), None)
     return Call(
-        run=_pass(cell, module, inputs),
+        run=run,
+        state_bytes=None if state is None else state_bytes(state),
         input_bytes=sum(t.nbytes for t in inputs),
         param_bytes=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
     )
@@ -98,6 +108,22 @@ def _pass(cell: Cell, module: nn.Module, inputs: Sequence[Tensor]) -> Callable[[
         return lambda: torch.autograd.grad(loss(), wanted, allow_unused=True)
     value = loss()  # the graph is built once; only walking it backward is timed
     return lambda: torch.autograd.grad(value, wanted, retain_graph=True, allow_unused=True)
+
+
+def _decode(cell: Cell, module: Any, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], Any]:
+    """One step, and the state of all tokens but the last against which it is taken, always the same."""
+    module.requires_grad_(False)
+    prompt = inputs[1:] if cell.level == "operator" else inputs
+    token = [x[..., -1:, :] for x in inputs]
+    with torch.inference_mode():
+        state = module.begin(*(x[..., :-1, :] for x in prompt))
+
+    @torch.inference_mode()
+    def step() -> Tensor:
+        output: Tensor = module.step(state, *token)[0]
+        return output
+
+    return step, state
 
 
 def _loss(cell: Cell, module: nn.Module, inputs: Sequence[Tensor]) -> Callable[[], Tensor]:
@@ -228,6 +254,9 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> None:
         raise FloatingPointError("the output holds NaN or infinity")
     record.input_bytes, record.param_bytes = call.input_bytes, call.param_bytes
     record.output_bytes = output_bytes(counted.output)
+    if call.state_bytes is not None:
+        record.state_bytes = call.state_bytes
+        record.state_bytes_per_token = call.state_bytes / (cell.shape.B * max(1, cell.shape.N - 1))
     record.matmul_flops, record.kernel = counted.matmul_flops, counted.kernel
     del counted
     return_freed_memory()
@@ -244,7 +273,8 @@ def _add_time(record: Record, cell: Cell, summary: TimeSummary, matmul_rate: flo
     record.time_ci_low_s, record.time_ci_high_s = summary.interval or (None, None)
     record.time_samples = summary.used
     record.examples_per_s = cell.shape.B / summary.median
-    record.tokens_per_s = cell.shape.B * cell.shape.N / summary.median
+    tokens = 1 if cell.pass_ == "decode" else cell.shape.N
+    record.tokens_per_s = cell.shape.B * tokens / summary.median
     record.warnings = "; ".join(summary.warnings)
     if record.matmul_flops:
         record.flops_per_s = record.matmul_flops / summary.median

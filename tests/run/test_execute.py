@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import torch
+
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.measure.time import TimingRules
+from attnbench.model import as_layer
 from attnbench.record import Record
 from attnbench.run.execute import run_cell
 from attnbench.shape import Shape
@@ -63,3 +66,31 @@ def test_training_takes_more_products_than_forward_and_backward_the_difference()
     assert flops["forward"]
     assert flops["backward"]
     assert training == flops["forward"] + flops["backward"]
+
+
+def test_a_decoding_step_holds_the_cache_of_all_tokens_before_it() -> None:
+    for level in ("operator", "layer"):
+        record = measure(cell(level=level, pass_="decode"))
+        assert record.status is Status.OK
+        assert record.causal
+        assert record.state_bytes == 2 * 64 * 2 * 8 * 4  # k and v, room for 64 tokens, 2 heads of 8 numbers of 4 bytes
+        assert record.state_bytes_per_token == record.state_bytes / 63
+        assert record.time_median_s is not None
+        assert record.tokens_per_s == 1 / record.time_median_s
+
+
+def test_what_cannot_decode_says_why() -> None:
+    record = measure(cell("linformer", pass_="decode"))
+    assert record.status is Status.UNSUPPORTED
+    assert "sees the future" in record.reason
+    assert "whole sequences" in measure(cell(level="model", pass_="decode")).reason
+
+
+def test_a_layer_decodes_what_it_gives_for_the_whole_sequence() -> None:
+    shape = Shape(batch=2, heads=2, seq_len=9, head_dim=4, causal=True)
+    layer = as_layer("softmax", shape).double()
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    state = layer.begin(x[:, :5])
+    for t in range(5, 9):
+        out, state = layer.step(state, x[:, t : t + 1])
+        torch.testing.assert_close(out, layer(x)[:, t : t + 1])
