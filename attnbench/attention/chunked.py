@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from attnbench.attention.kv_cache import Cache, CachedDecoding
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -26,10 +27,12 @@ _GPU_TILE = 2**24
     cost="O(n²·d)",
     time_exponent=2.0,
     memory_exponent=1.0,
-    traits=Traits(target="softmax", exact=True, causal=True, cross=True, key_padding=True),
+    traits=Traits(
+        target="softmax", exact=True, causal=True, cross=True, key_padding=True, decode=True, permutable=True
+    ),
     settings=("query_chunk=5,key_chunk=7",),
 )
-class Chunked(nn.Module):
+class Chunked(CachedDecoding, nn.Module):
     """Exact softmax attention in tiles, O(n) memory forward and backward.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Each tile of ``query_chunk`` x ``key_chunk``
@@ -49,7 +52,7 @@ class Chunked(nn.Module):
         key_chunk: Annotated[int, Field(ge=1, description="keys of a tile")] = 2048,
     ) -> None:
         super().__init__()
-        self.causal = shape.causal
+        self.causal, self.capacity = shape.causal, shape.M
         self.query_chunk = query_chunk
         self.key_chunk = key_chunk
 
@@ -60,6 +63,12 @@ class Chunked(nn.Module):
             attended: Tensor = _Attend.apply(q, k, v, key_mask, self.causal, chunks)  # type: ignore[no-untyped-call]
             return attended
         return _Tiles(q, k, v, key_mask, self.causal, chunks).attend(keep_log_sums=False)[0]
+
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+        """q, k, v ``(B, H, 1, D)``; the new key is the last that the query sees, so that nothing is hidden from it."""
+        state = state.append(k, v)
+        tiles = _Tiles(q, state.keys, state.values, None, False, (self.query_chunk, self.key_chunk))
+        return tiles.attend(keep_log_sums=False)[0], state
 
 
 class _Attend(torch.autograd.Function):
@@ -100,10 +109,10 @@ class _Tiles:
             self.unseen = ~seen.repeat_interleave(H, 0)[..., None]
 
     def rows(self) -> Iterator[tuple[slice, slice]]:
-        """Heads and queries that are worked on together: on a CPU one head per thread, each in its own cache."""
+        """Heads and queries worked on together: on a CPU one tile of query rows per thread, each in its own cache."""
         heads, N, _ = self.Q.shape
         on_gpu = max(1, _GPU_TILE // (self.query_chunk * self.key_chunk))
-        at_once = on_gpu if self.Q.is_cuda else torch.get_num_threads()
+        at_once = on_gpu if self.Q.is_cuda else max(1, self.query_chunk // N) * torch.get_num_threads()
         for first in range(0, heads, at_once):
             for a in range(0, N, self.query_chunk):
                 yield slice(first, min(first + at_once, heads)), slice(a, min(a + self.query_chunk, N))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from attnbench.shape import Shape
@@ -21,6 +22,8 @@ from attnbench.variant import No, Traits, register
         causal=True,
         cross=No("returns the values, one per query, so that M must equal N"),
         key_padding=True,
+        decode=True,
+        permutable=True,
     ),
 )
 class Identity(nn.Module):
@@ -35,3 +38,18 @@ class Identity(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         return v if key_mask is None else v.masked_fill(~key_mask[:, None, :, None], 0)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The identity matrix, without the rows of hidden tokens, times V."""
+        matrix = torch.eye(v.shape[2], dtype=v.dtype, device=v.device).expand(v.shape[0], 1, -1, -1)
+        if key_mask is not None:
+            matrix = matrix * key_mask[:, None, :, None]
+        return torch.matmul(matrix, v)
+
+    def begin(self, k: Tensor, v: Tensor) -> tuple[()]:
+        """Nothing is kept of k and v ``(B, H, n, D)``."""
+        return ()
+
+    def step(self, state: tuple[()], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[()]]:
+        """v ``(B, H, 1, D)`` is its own answer."""
+        return v, state

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
+
+
+class Mean(NamedTuple):
+    """What is kept of the tokens before."""
+
+    total: Tensor
+    """Sum of their values ``(B, H, 1, D)``."""
+    tokens: int
 
 
 @register(
@@ -17,7 +27,7 @@ from attnbench.variant import Traits, register
     cost="O(n·d)",
     time_exponent=1.0,
     memory_exponent=1.0,
-    traits=Traits(target="softmax", causal=True, cross=True, key_padding=True),
+    traits=Traits(target="softmax", causal=True, cross=True, key_padding=True, decode=True, permutable=True),
 )
 class MeanValue(nn.Module):
     """Every row is the mean of the visible values: the trivial approximation.
@@ -35,7 +45,7 @@ class MeanValue(nn.Module):
         self.causal = shape.causal
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        sums = torch.float64 if v.dtype == torch.float64 else torch.float32
+        sums = torch.promote_types(v.dtype, torch.float32)
         if key_mask is not None:
             v = v.masked_fill(~key_mask[:, None, :, None], 0)
         if not self.causal:
@@ -49,3 +59,21 @@ class MeanValue(nn.Module):
         else:
             count = key_mask.cumsum(1).clamp_(min=1)[:, None, :, None]
         return v.cumsum(2, dtype=sums).div_(count).to(v.dtype)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Equal weights for the keys that each query may see, as a matrix ``(B, 1, N, M)``."""
+        seen = torch.ones(v.shape[0], 1, q.shape[2], v.shape[2], dtype=v.dtype, device=v.device)
+        if self.causal:
+            seen = seen.tril()
+        if key_mask is not None:
+            seen = seen * key_mask[:, None, None]
+        return torch.matmul(seen / seen.sum(-1, keepdim=True).clamp(min=1), v)
+
+    def begin(self, k: Tensor, v: Tensor) -> Mean:
+        """k, v ``(B, H, n, D)``, n >= 0."""
+        return Mean(v.sum(2, keepdim=True, dtype=torch.promote_types(v.dtype, torch.float32)), v.shape[2])
+
+    def step(self, state: Mean, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Mean]:
+        """v ``(B, H, 1, D)``."""
+        state = Mean(state.total + v, state.tokens + 1)
+        return (state.total / state.tokens).to(v.dtype), state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import torch
@@ -27,6 +28,8 @@ from attnbench.variant import No, Traits, register
         cross=True,
         key_padding=True,
         rows_sum_to_one=False,
+        permutable=True,
+        exact_with=("rank={n}",),
     ),
     settings=("rank=3",),
 )
@@ -64,6 +67,20 @@ class OracleLowRank(nn.Module):
             nearest = [_Truncate.apply(head, self.rank) for head in matrix.flatten(0, 1)]  # type: ignore[no-untyped-call]
             return torch.matmul(torch.stack(nearest).view_as(matrix), v64).to(v.dtype)
         return _apply_truncated(matrix, v64, self.rank).to(v.dtype)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The matrix P of each head, and the sum of its R largest terms σ·u·wᵀ."""
+        output = torch.zeros_like(q, dtype=torch.float64)
+        for b, h in torch.cartesian_prod(torch.arange(q.shape[0]), torch.arange(q.shape[1])):
+            keys = torch.ones(k.shape[2], dtype=torch.bool, device=q.device) if key_mask is None else key_mask[b]
+            rows = torch.ones(q.shape[2], dtype=torch.bool, device=q.device) if self.cross else keys
+            logits = q[b, h, rows].double() @ k[b, h, keys].double().mT / math.sqrt(q.shape[-1])
+            if logits.numel():
+                U, s, Wt = torch.linalg.svd(logits.softmax(-1), full_matrices=False)
+                terms = zip(U.mT[: self.rank], s[: self.rank], Wt[: self.rank], strict=True)
+                nearest = sum((sigma * torch.outer(u, w) for u, sigma, w in terms), torch.zeros_like(logits))
+                output[b, h, rows] = nearest @ v[b, h, keys].double()
+        return output.to(v.dtype)
 
 
 def _apply_truncated(matrix: Tensor, v: Tensor, rank: int) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.attention.kv_cache import Cache, CachedDecoding
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -23,10 +25,18 @@ _BLOCK = 256
     cost="O(n²·d)",
     time_exponent=2.0,
     memory_exponent=2.0,
-    traits=Traits(target="softmax", causal=True, cross=True, key_padding=True),
+    traits=Traits(
+        target="softmax",
+        causal=True,
+        cross=True,
+        key_padding=True,
+        decode=True,
+        permutable=True,
+        exact_with=("keys={n}",),
+    ),
     settings=("keys=3", "keys=3,renormalise=false"),
 )
-class OracleTopK(nn.Module):
+class OracleTopK(CachedDecoding, nn.Module):
     """Keeps each query's most probable keys: the line for sparse methods.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Knows the exact probabilities, in float32 (float64
@@ -49,12 +59,12 @@ class OracleTopK(nn.Module):
         renormalise: Annotated[bool, Field(description="the kept probabilities are scaled to sum to 1")] = True,
     ) -> None:
         super().__init__()
-        self.causal = shape.causal
+        self.causal, self.capacity = shape.causal, shape.M
         self.keys = keys
         self.renormalise = renormalise
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        dtype = torch.promote_types(q.dtype, torch.float32)
         N, M = q.shape[2], k.shape[2]
         k, values = k.to(dtype), v.to(dtype)
         hidden = torch.finfo(dtype).min / 4
@@ -70,12 +80,37 @@ class OracleTopK(nn.Module):
                 logits = logits + future
             if bias is not None:
                 logits = logits + bias
-            kept, chosen = logits.softmax(-1).topk(min(self.keys, M), sorted=False)
-            if self.renormalise:
-                kept = kept / kept.sum(-1, keepdim=True)
-            blocks.append(torch.zeros_like(logits).scatter(-1, chosen, kept) @ values)
+            blocks.append(self._of_the_largest(logits, values))
         output = torch.cat(blocks, 2).to(v.dtype)
         if key_mask is None:
             return output
         seen = key_mask.cumsum(1) > 0 if self.causal else key_mask.any(1, keepdim=True)
         return output.masked_fill(~seen[:, None, :, None], 0)
+
+    def _of_the_largest(self, logits: Tensor, values: Tensor) -> Tensor:
+        kept, chosen = logits.softmax(-1).topk(min(self.keys, logits.shape[-1]), sorted=False)
+        if self.renormalise:
+            kept = kept / kept.sum(-1, keepdim=True)
+        return torch.matmul(torch.zeros_like(logits).scatter(-1, chosen, kept), values)
+
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+        """q, k, v ``(B, H, 1, D)``."""
+        state = state.append(k, v)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        logits = (q.to(dtype) * q.shape[-1] ** -0.5) @ state.keys.to(dtype).mT
+        return self._of_the_largest(logits, state.values.to(dtype)).to(v.dtype), state
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Row by row: the probabilities, all but the largest of them set to 0, times V."""
+        seen = torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+        if self.causal:
+            seen = seen.tril()
+        if key_mask is not None:
+            seen = seen & key_mask[:, None, None]
+        weights = torch.exp((q.double() @ k.double().mT) / math.sqrt(q.shape[-1])) * seen
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        for row in weights.flatten(0, 2):
+            row[row.argsort(descending=True)[self.keys :]] = 0
+            if self.renormalise and row.any():
+                row /= row.sum()
+        return (weights @ v.double()).to(v.dtype)

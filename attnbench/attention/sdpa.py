@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from attnbench.attention.kv_cache import Cache, CachedDecoding
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -34,13 +35,16 @@ _EXTRA = 8
     cost="O(n²·d)",
     time_exponent=2.0,
     memory_exponent=1.0,
-    traits=Traits(target="softmax", exact=True, causal=True, cross=True, key_padding=True),
+    traits=Traits(
+        target="softmax", exact=True, causal=True, cross=True, key_padding=True, decode=True, permutable=True
+    ),
+    settings=("", "backend=math"),
 )
-class Sdpa(nn.Module):
+class Sdpa(CachedDecoding, nn.Module):
     """PyTorch's fused softmax attention (FlashAttention and its kin).
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Memory is O(n) in the fused kernels and O(n²) in
-    ``math``. With ``auto`` PyTorch chooses; :meth:`kernel` tells what it chose. A query that sees no key gives 0.
+    ``math``. With ``auto`` PyTorch chooses; the results name what ran. A query that sees no key gives 0.
 
     PyTorch refuses a mask together with ``is_causal`` and would want the N x M mask spelt out, which costs O(n²)
     memory, and flash on a GPU takes no mask at all. There the key mask becomes extra columns instead: 1 in every query,
@@ -59,44 +63,45 @@ class Sdpa(nn.Module):
         ] = "auto",
     ) -> None:
         super().__init__()
-        self.causal = shape.causal
+        self.causal, self.capacity = shape.causal, shape.M
         self.backend = backend
         self.columns = self.causal or backend == "flash"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if key_mask is None:
-            return self._attend(q, k, v)
+            return self._attend(q, k, v, causal=self.causal)
         seen = key_mask.cumsum(1) > 0 if self.causal else key_mask.any(1, keepdim=True)
         if self.columns:
             D = q.shape[-1]
-            output = self._attend(*_with_mask_columns(q, k, v, key_mask), scale=D**-0.5)[..., :D]
+            output = self._attend(*_with_mask_columns(q, k, v, key_mask), causal=self.causal, scale=D**-0.5)[..., :D]
         else:
             # Queries without a key see all of them instead, so that no kernel meets an empty row and makes NaN of it.
-            output = self._attend(q, k, v, (key_mask | ~seen)[:, None, None])
+            output = self._attend(q, k, v, (key_mask | ~seen)[:, None, None], causal=self.causal)
         return output.masked_fill(~seen[:, None, :, None], 0)
 
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> str:
-        """Name of the backend that these inputs run on: ``math``, ``flash``, ``efficient`` or ``cudnn``."""
-        if self.backend != "auto":
-            return self.backend
-        mask = None
-        if key_mask is not None and self.columns:
-            q, k, v = _with_mask_columns(q, k, v, key_mask)
-        elif key_mask is not None:
-            mask = key_mask[:, None, None]
-        chosen = torch._fused_sdp_choice(q, k, v, attn_mask=mask, is_causal=self.causal)
-        return next((name for name, backend in BACKENDS.items() if int(backend.value) == chosen), str(chosen))
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+        """q, k, v ``(B, H, 1, D)``."""
+        state = state.append(k, v)
+        # PyTorch's is_causal is aligned at the first key, which would be the only one that a lone query sees.
+        return self._attend(q, state.keys, state.values, causal=False), state
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool,
+        scale: float | None = None,
     ) -> Tensor:
         if self.backend == "auto":
-            return scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal, scale=scale)
+            return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
         # PyTorch tells in warnings why a kernel cannot run.
         with warnings.catch_warnings(record=True) as told, sdpa_kernel(BACKENDS[self.backend]):
             warnings.simplefilter("always")
             try:
-                return scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal, scale=scale)
+                return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
             except RuntimeError as error:
                 if "No viable backend" not in str(error) and "No available kernel" not in str(error):
                     raise

@@ -1,4 +1,4 @@
-"""Matmul FLOPs and fused kernels of one call, seen at the dispatcher; and the same without running anything."""
+"""Matmul FLOPs and attention kernels of one call, seen at the dispatcher; and the same without running anything."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _MISSING_IN_TORCH = {
 }
 PATIENCE = 2.0
 """Seconds that following one call with fake tensors may take."""
-_FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)(?:_attention)?(_for_cpu)?$")
+_FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)(?:_attention)?(_for_cpu)?(?:_backward)?$")
+_ONLY_IN_MATH = "_safe_softmax"
+"""The math back end of PyTorch's attention is ordinary operations, of which no one else calls this one."""
 
 
 class _NoModules(nullcontext[None]):
@@ -57,18 +59,22 @@ class Counted:
     matmul_flops: int
     """Multiplications and additions inside matrix products; FFT, exp and softmax are not counted."""
     kernel: str | None
-    """The fused attention kernel that ran (``flash_cpu``, ``efficient``, ``cudnn``), None where there was none."""
+    """What PyTorch's attention ran on, forward or backward: ``flash_cpu``, ``efficient``, ``cudnn`` or ``math`` (which
+    cannot be told in a backward pass alone). None where it was not called."""
 
 
 class _Kernels(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[str] = []
+        self.names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        match = _FUSED.match(func._schema.name.removeprefix("aten::"))
+        name = func._schema.name.removeprefix("aten::")
+        match = _FUSED.match(name)
         if match:
-            self.names.append(match[1] + ("_cpu" if match[2] else ""))
+            self.names.add(match[1] + ("_cpu" if match[2] else ""))
+        elif name == _ONLY_IN_MATH:
+            self.names.add("math")
         return func(*args, **(kwargs or {}))
 
 
@@ -77,8 +83,7 @@ def count(call: Callable[[], Any]) -> Counted:
     counter = _counter()
     with _Kernels() as kernels, counter:  # the counter takes composite operations apart, so it stands first
         output = call()
-    forward = [name for name in kernels.names if not name.endswith("backward")]
-    return Counted(output, counter.get_total_flops(), "+".join(sorted(set(forward))) or None)
+    return Counted(output, counter.get_total_flops(), "+".join(sorted(kernels.names)) or None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,15 @@ def test_identity_has_no_answer_for_cross_attention() -> None:
         build("identity", Shape(B, H, N, D, kv_len=N + 1))
 
 
+def test_identity_keeps_nothing_when_it_decodes() -> None:
+    q, k, v = draw()
+    module = Identity(Shape(B, H, N, D, causal=True))
+    assert module.begin(k, v) == ()
+    output, state = module.step((), q[:, :, :1], k[:, :, :1], v[:, :, :1])
+    assert torch.equal(output, v[:, :, :1])
+    assert state == ()
+
+
 # mean-value
 
 
@@ -103,6 +112,18 @@ def test_mean_value_error_on_gaussian_logits_is_the_known_one() -> None:
     exact = exact_attention(logits, math.sqrt(n) * torch.eye(n)[None, None], v)
     error = relative_error(MeanValue(Shape(1, 1, n, n))(logits, logits, v), exact)
     assert error == pytest.approx(math.sqrt(1 - math.exp(-(std**2))), abs=0.02)
+
+
+def test_mean_value_keeps_one_sum_when_it_decodes_in_float32_at_least() -> None:
+    q, k, v = draw(dtype=torch.float16)
+    module = MeanValue(Shape(B, H, N, D, causal=True))
+    state = module.begin(k, v)
+    assert state.total.shape == (B, H, 1, D)
+    assert (state.total.dtype, state.tokens) == (torch.float32, N)
+    for _ in range(3000):  # of 100 each: more than float16 can hold
+        output, state = module.step(state, q[:, :, :1], k[:, :, :1], torch.full_like(v[:, :, :1], 100))
+    mean = (v.double().sum(2, keepdim=True) + 300_000) / (N + 3000)
+    torch.testing.assert_close(output.double(), mean, rtol=1e-3, atol=0)
 
 
 # oracle-topk
@@ -232,6 +253,40 @@ def test_lowrank_derivative_is_finite_and_right_where_singular_values_coincide()
     assert torch.autograd.gradcheck(lambda x: _Truncate.apply(x, 2), (matrix,))
     grads = torch.autograd.grad(_Truncate.apply(matrix * 0, 2).sum(), matrix)
     assert grads[0].isfinite().all()
+
+
+# all four
+
+CASES = [
+    "identity",
+    "mean-value",
+    "oracle-lowrank:rank=3",
+    "oracle-topk:keys=3",
+    "oracle-topk:keys=3,renormalise=false",
+]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("text", CASES)
+def test_the_output_is_that_of_the_formula_written_out(text: str, causal: bool, masked: bool) -> None:
+    if causal and not VARIANTS.get(text.partition(":")[0]).traits.causal:
+        return
+    inputs = draw()
+    key_mask = some_keys() if masked else None
+    module = build(text, Shape(B, H, N, D, causal=causal))
+    torch.testing.assert_close(
+        module(*inputs, key_mask=key_mask), module.dense(*inputs, key_mask=key_mask), rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_permuting_the_tokens_permutes_the_output(text: str) -> None:
+    inputs = draw()
+    order = torch.randperm(N)
+    module = build(text, Shape(B, H, N, D))
+    permuted = module(*(x[:, :, order] for x in inputs))
+    torch.testing.assert_close(permuted, module(*inputs)[:, :, order], rtol=0, atol=1e-12)
 
 
 # both oracles

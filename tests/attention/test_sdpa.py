@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.attention.sdpa import BACKENDS, Sdpa
 from attnbench.errors import Unsupported, UsageError
+from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, relative_error
 from attnbench.shape import Shape
@@ -115,14 +116,29 @@ def test_an_unknown_backend_is_refused() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_tells_which_kernel_runs(causal: bool, masked: bool) -> None:
+def test_what_runs_is_what_the_results_name(causal: bool, masked: bool) -> None:
     q, k, v = draw()
     mask = some_keys() if masked else None
     shape = Shape(B, H, N, D, causal=causal)
-    assert Sdpa(shape).kernel(q, k, v, key_mask=mask) == "flash"
-    assert Sdpa(shape, backend="math").kernel(q, k, v, key_mask=mask) == "math"
+    assert count(lambda: Sdpa(shape)(q, k, v, key_mask=mask)).kernel == "flash_cpu"
+    assert count(lambda: Sdpa(shape, backend="math")(q, k, v, key_mask=mask)).kernel == "math"
     # Values of another width than keys are beyond the CPU's flash kernel.
-    assert Sdpa(Shape(B, H, N, D)).kernel(q, k, v[..., :4]) == "math"
+    assert count(lambda: Sdpa(Shape(B, H, N, D))(q, k, v[..., :4])).kernel == "math"
+
+
+@pytest.mark.parametrize("backend", ["auto", "math", "flash"])
+@pytest.mark.parametrize("prompt", [0, 1, 9])
+def test_decoding_runs_on_the_same_back_end_and_sees_every_key(backend: str, prompt: int) -> None:
+    q, k, v = draw()
+    module = Sdpa(Shape(B, H, N, D, causal=True), backend=backend)  # type: ignore[arg-type]  # a plain str
+    exact = exact_attention(q, k, v, causal=True)
+    state = module.begin(k[:, :, :prompt], v[:, :, :prompt])
+    for t in range(prompt, N):
+        token = [x[:, :, t : t + 1] for x in (q, k, v)]
+        counted = count(lambda: module.step(state, *token))  # noqa: B023  # called at once
+        output, state = counted.output
+        torch.testing.assert_close(output, exact[:, :, t : t + 1], rtol=0, atol=1e-14)
+        assert counted.kernel == ("math" if backend == "math" else "flash_cpu")
 
 
 def test_gradcheck_of_the_mask_columns() -> None:

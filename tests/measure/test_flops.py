@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.measure.flops import count, move_fake, predict
@@ -61,3 +63,18 @@ def test_a_module_with_parameters_is_predicted_in_any_type() -> None:
     predicted = predict(make)  # type: ignore[arg-type]
     assert predicted.matmul_flops == 2 * 128 * 64 * 32
     assert predicted.peak_bytes == 128 * 32 * 2
+
+
+def test_the_backward_pass_alone_names_its_kernel() -> None:
+    q = _qkv().requires_grad_()
+    loss = scaled_dot_product_attention(q, q, q).sum()
+    assert count(lambda: torch.autograd.grad(loss, q)).kernel == "flash_cpu"
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_math_back_end_is_named_though_it_is_no_fused_kernel(grad: bool, causal: bool) -> None:
+    q = _qkv().requires_grad_(grad)
+    with torch.inference_mode(not grad), sdpa_kernel(SDPBackend.MATH):
+        counted = count(lambda: scaled_dot_product_attention(q, q, q, is_causal=causal))
+    assert (counted.kernel, counted.matmul_flops) == ("math", 4 * B * H * N * N * D)
