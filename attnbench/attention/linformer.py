@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import torch
@@ -9,7 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.errors import Unsupported
+from attnbench.attention.segments import Segments, any_real, strided_convolution
+from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -24,14 +26,27 @@ from attnbench.variant import No, Traits, register
     memory_exponent=1.0,
     traits=Traits(
         target="learned",
-        target_with=(("projection", "mean-pool", "softmax"),),
+        target_with=(
+            ("projection", "mean-pool", "softmax"),
+            ("projection", "max-pool", "other"),
+            ("projection", "jl", "softmax"),
+        ),
         causal=No("each projected row mixes keys from the whole sequence, so every output sees the future"),
         cross=True,
         key_padding=True,
         stochastic=True,
         rows_sum_to_one=False,
+        exact_with=("rank={n},projection=mean-pool", "rank={n},projection=max-pool"),
     ),
-    settings=("rank=4", "rank=4,sharing=unshared", "rank=4,projection=mean-pool"),
+    settings=(
+        "rank=4",
+        "rank=4,sharing=unshared",
+        "rank=4,projection=mean-pool",
+        "rank=4,projection=max-pool",
+        "rank=4,projection=conv",
+        "rank=4,projection=conv,sharing=unshared",
+        "rank=4,projection=jl,delta=0.5",
+    ),
 )
 class Linformer(nn.Module):
     """Attention to R learned mixtures of all keys, fixed maximum length.
@@ -45,18 +60,25 @@ class Linformer(nn.Module):
     then still attends to all R rows, which is exactly what it does on the shorter input.
 
     ``sharing``: ``unshared`` has one E and one F for each head, ``headwise`` one E and one F for all heads,
-    ``key-value`` one E = F for all heads. The paper's fourth setting, one E for all layers, does the same work in each
-    layer as ``key-value``; only its parameters are counted once.
+    ``key-value`` one E = F for all heads. The paper's fourth setting, one E for all layers, is ``key-value`` in each
+    layer with its parameters counted once; an operator knows no other layer, so it is not an option here.
 
-    ``projection=mean-pool`` is the paper's pooling: row r of E = F averages the r-th of R runs of real keys whose
-    lengths differ by at most one. It has no parameters and no longest length, and padding is cut out before the runs
-    are formed.
+    ``projection``, for which section 4 of the paper names pooling and convolution:
 
-    Not here: redrawing E in each step, and projections that differ in R from layer to layer (section 4 of the paper).
+    - ``mean-pool`` and ``max-pool``: row r is the average or the elementwise maximum of the r-th of R runs of real keys
+      whose lengths differ by at most one. No parameters, no longest length; padding is cut out before the runs are
+      formed.
+    - ``conv``: a convolution over all D channels with kernel = stride = ceil(M / R), without bias, drawn from
+      N(0, 1 / fan-in); zeros after the last key. No longest length; a block without a real key is hidden.
+    - ``jl``: the construction of theorem 2, E = δ·G and F = exp(-δ)·G with G from N(0, 1/R), one for all heads. Its
+      logits are of order δ, so that at ordinary inputs all R rows weigh nearly the same.
+
+    Differs from the paper: G is drawn once, not in each step, and R is the same for every layer.
 
     Raises:
-        Unsupported: rank above M, which would lengthen the sequence; mean pooling with separate projections; in
-            ``forward``, more keys than E has columns.
+        Unsupported: rank above M, which would lengthen the sequence; separate projections where there is only one; in
+            ``forward``, more keys than E or G has columns.
+        UsageError: ``delta`` without ``projection=jl``.
     """
 
     def __init__(
@@ -68,76 +90,98 @@ class Linformer(nn.Module):
             Literal["unshared", "headwise", "key-value"], Field(description="which projections are one and the same")
         ] = "key-value",
         projection: Annotated[
-            Literal["learned", "mean-pool"], Field(description="learned matrix, or averages of runs of keys")
+            Literal["learned", "mean-pool", "max-pool", "conv", "jl"],
+            Field(description="learned matrix, pooling of runs of keys, learned convolution, or random (theorem 2)"),
         ] = "learned",
+        delta: Annotated[
+            float | None, Field(gt=0, description="δ of projection=jl, by which E is scaled down; none: 1e-6")
+        ] = None,
     ) -> None:
         super().__init__()
         if rank > shape.M:
             raise Unsupported(f"rank {rank} is above the {shape.M} keys: the projection would lengthen the sequence")
-        if projection == "mean-pool" and sharing != "key-value":
-            raise Unsupported("mean pooling is one projection for heads, keys and values: sharing must be key-value")
-        self.rank = rank
+        if projection in ("mean-pool", "max-pool", "jl") and sharing != "key-value":
+            raise Unsupported(f"{projection} is one projection for heads, keys and values: sharing must be key-value")
+        if delta is not None and projection != "jl":
+            raise UsageError("linformer: delta needs projection=jl; nothing else scales E")
+        self.rank, self.projection = rank, projection
+        self.delta = 1e-6 if delta is None else delta
         self.E: nn.Parameter | None = None
         self.F: nn.Parameter | None = None
-        if projection == "learned":
-            size = (shape.H, rank, shape.M) if sharing == "unshared" else (rank, shape.M)
-            self.E = nn.Parameter(torch.randn(size) * rank**-0.5)
+        self.G: Tensor
+        if projection == "jl":
+            self.register_buffer("G", torch.randn(rank, shape.M) * rank**-0.5)
+        elif projection in ("learned", "conv"):
+            length = -(-shape.M // rank)
+            one = (rank, shape.M) if projection == "learned" else (length, shape.D, shape.D)
+            size = (shape.H, *one) if sharing == "unshared" else one
+            scale = (rank if projection == "learned" else length * shape.D) ** -0.5
+            self.E = nn.Parameter(torch.randn(size) * scale)
             if sharing != "key-value":
-                self.F = nn.Parameter(torch.randn(size) * rank**-0.5)
+                self.F = nn.Parameter(torch.randn(size) * scale)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Args as for every operator; at most ``shape.M`` keys unless ``projection=mean-pool``."""
-        if self.E is None:
-            return self._pooled(q, k, v, key_mask)
-        M = k.shape[2]
-        if self.E.shape[-1] < M:
-            raise Unsupported(f"{M} keys, but the projection was made for at most {self.E.shape[-1]}")
+        """Args as for every operator; at most ``shape.M`` keys where ``projection`` is ``learned`` or ``jl``."""
+        if self.E is None and self.projection != "jl":
+            runs = Segments(self.rank, k.shape[2], key_mask)
+            pool = runs.mean if self.projection == "mean-pool" else runs.max
+            return _attend(q, pool(k), pool(v), runs.filled)
         if key_mask is not None:
             padded = ~key_mask[:, None, :, None]
             k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
-        E = self.E[..., :M]
-        F = E if self.F is None else self.F[..., :M]
-        return scaled_dot_product_attention(q, _project(E, k), _project(F, v))
+        if self.E is not None and self.projection == "conv":
+            filled = None if key_mask is None else any_real(key_mask, self.E.shape[-3])
+            keys = strided_convolution(k, self.E)
+            return _attend(q, keys, strided_convolution(v, self.E if self.F is None else self.F), filled)
+        E = self._columns(self.G if self.E is None else self.E, k.shape[2])
+        F = E if self.F is None else self._columns(self.F, k.shape[2])
+        if self.E is None:
+            return _attend(q, self.delta * _project(E, k), math.exp(-self.delta) * _project(F, v), None)
+        return _attend(q, _project(E, k), _project(F, v), None)
 
-    def _pooled(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        if key_mask is None:
-            rank = min(self.rank, k.shape[2])
-            return scaled_dot_product_attention(q, _mean_pool(k, rank), _mean_pool(v, rank))
-        member = _runs(key_mask, self.rank)
-        length = member.sum(-1)[:, None, :, None]
-        total = [torch.einsum("brm,bhmd->bhrd", member.to(x.dtype), x) for x in (k, v)]
-        k, v = (x / length.clamp(min=1) for x in total)
-        filled = (length > 0).transpose(-1, -2)
-        # With no real key every row is zero: attending to all of them gives 0, to none gives NaN on some devices.
-        return scaled_dot_product_attention(q, k, v, attn_mask=filled | ~filled.any(-1, keepdim=True))
+    @staticmethod
+    def _columns(E: Tensor, M: int) -> Tensor:
+        if E.shape[-1] < M:
+            raise Unsupported(f"{M} keys, but the projection was made for at most {E.shape[-1]}")
+        return E[..., :M]
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The same, example by example: its real keys and values in R rows, then softmax attention to the rows."""
+        out = torch.zeros_like(q)
+        for b in range(q.shape[0]):
+            real = torch.ones_like(k[b, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask[b]
+            if real.any():
+                F = self.E if self.F is None else self.F
+                keys, values = self._dense_rows(k[b], real, self.E), self._dense_rows(v[b], real, F)
+                if self.projection == "jl":
+                    keys, values = self.delta * keys, math.exp(-self.delta) * values
+                out[b] = (q[b] @ keys.mT * q.shape[-1] ** -0.5).softmax(-1) @ values
+        return out
+
+    def _dense_rows(self, x: Tensor, real: Tensor, W: Tensor | None) -> Tensor:
+        """``(H, R, D)`` from x ``(H, M, D)``."""
+        if self.projection in ("mean-pool", "max-pool"):
+            runs = x[:, real].tensor_split(min(self.rank, int(real.sum())), 1)
+            return torch.stack([run.mean(1) if self.projection == "mean-pool" else run.amax(1) for run in runs], 1)
+        if W is None or self.projection == "learned":
+            return (self.G if W is None else W)[..., real.nonzero()[:, 0]] @ x[:, real]
+        c = W.shape[-3]
+        rows: dict[int, Tensor | int] = {}
+        for t in real.nonzero()[:, 0].tolist():
+            rows[t // c] = rows.get(t // c, 0) + x[:, t, None] @ W[..., t % c, :, :]
+        return torch.cat([row for row in rows.values() if isinstance(row, Tensor)], 1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, filled: Tensor | None) -> Tensor:
+    """Softmax attention to R rows, of which ``filled`` ``(B, R)`` are there."""
+    if filled is None:
+        return scaled_dot_product_attention(q, k, v)
+    # With no real key every row is zero: attending to all of them gives 0, to none gives NaN on some devices.
+    mask = filled | ~filled.any(1, keepdim=True)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
 
 
 def _project(E: Tensor, x: Tensor) -> Tensor:
     """E ``(R, M)`` or ``(H, R, M)`` times x ``(B, H, M, D)``."""
     # einsum folds the axes that share E into the columns of one product; matmul would repeat E for each of them.
     return torch.einsum("hrm,bhmd->bhrd" if E.ndim == 3 else "rm,bhmd->bhrd", E, x)
-
-
-def _mean_pool(x: Tensor, rank: int) -> Tensor:
-    """Averages of ``rank`` runs along axis 2; the first ``length % rank`` runs are one longer than the others."""
-    short, longer = divmod(x.shape[2], rank)
-    if longer == 0:
-        return torch.unflatten(x, 2, (rank, short)).mean(3)
-    cut = longer * (short + 1)
-    head = torch.unflatten(x[:, :, :cut], 2, (longer, short + 1)).mean(3)
-    tail = torch.unflatten(x[:, :, cut:], 2, (rank - longer, short)).mean(3)
-    return torch.cat((head, tail), dim=2)
-
-
-def _runs(key_mask: Tensor, rank: int) -> Tensor:
-    """``(B, R, M)`` bool: which keys are in which run of :func:`_mean_pool` over each row's real keys only.
-
-    With fewer real keys than ``rank`` each is a run and the remaining runs are empty.
-    """
-    keys = key_mask.sum(-1, keepdim=True)
-    runs = keys.clamp(min=1, max=rank)
-    short, longer = keys // runs, keys % runs
-    position = key_mask.cumsum(-1) - 1
-    cut = longer * (short + 1)
-    run = torch.where(position < cut, position // (short + 1), longer + (position - cut) // short.clamp(min=1))
-    return (run[:, None, :] == torch.arange(rank, device=run.device)[:, None]) & key_mask[:, None, :]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attnbench.attention.linformer import Linformer
-from attnbench.errors import Unsupported
+from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
@@ -80,9 +80,10 @@ def test_mean_pooling_is_exact_for_keys_constant_within_runs(M: int) -> None:
         torch.testing.assert_close(out, exact, rtol=1e-12, atol=1e-12)
 
 
-def test_mean_pooling_with_one_key_per_run_is_exact_attention() -> None:
+@pytest.mark.parametrize("projection", ["mean-pool", "max-pool"])
+def test_pooling_with_one_key_per_run_is_exact_attention(projection: str) -> None:
     q, k, v = qkv()
-    out = linformer(rank=12, projection="mean-pool")(q, k, v)
+    out = linformer(rank=12, projection=projection)(q, k, v)
     torch.testing.assert_close(out, exact_attention(q, k, v), rtol=1e-12, atol=1e-12)
 
 
@@ -93,7 +94,20 @@ def test_mean_pooling_of_constant_values_gives_the_constant() -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{"sharing": "unshared"}, {}, {"projection": "mean-pool"}])
+MODES = [
+    {"sharing": "unshared"},
+    {"sharing": "headwise"},
+    {},
+    {"projection": "mean-pool"},
+    {"projection": "max-pool"},
+    {"projection": "conv"},
+    {"projection": "conv", "sharing": "headwise"},
+    {"projection": "conv", "sharing": "unshared"},
+    {"projection": "jl", "delta": 0.5},
+]
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
 @pytest.mark.parametrize("real", [12, 11, 7, 5, 3])
 def test_padded_keys_change_nothing(options: dict[str, object], real: int) -> None:
     q, k, v = qkv()
@@ -107,9 +121,10 @@ def test_padded_keys_change_nothing(options: dict[str, object], real: int) -> No
     torch.testing.assert_close(padded[1:], module(q[1:], k[1:], v[1:]), rtol=1e-12, atol=1e-12)
 
 
-def test_mean_pooling_cuts_padding_out_wherever_it_stands() -> None:
+@pytest.mark.parametrize("projection", ["mean-pool", "max-pool"])
+def test_pooling_cuts_padding_out_wherever_it_stands(projection: str) -> None:
     q, k, v = qkv()
-    module = linformer(projection="mean-pool")
+    module = linformer(projection=projection)
     mask = torch.rand(2, 12) < 0.6
     out = module(q, k, v, key_mask=mask)
     for b in range(2):
@@ -117,7 +132,7 @@ def test_mean_pooling_cuts_padding_out_wherever_it_stands() -> None:
         torch.testing.assert_close(out[b : b + 1], alone, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("projection", ["learned", "mean-pool"])
+@pytest.mark.parametrize("projection", ["learned", "mean-pool", "max-pool", "conv", "jl"])
 def test_without_any_key_the_output_is_zero(projection: str) -> None:
     q, k, v = qkv()
     out = linformer(projection=projection)(q, k, v, key_mask=torch.zeros(2, 12, dtype=torch.bool))
@@ -139,9 +154,10 @@ def test_rank_above_the_keys_is_refused_with_both_numbers() -> None:
         build("linformer", Shape(seq_len=128))
 
 
-def test_more_keys_than_columns_are_refused() -> None:
+@pytest.mark.parametrize("projection", ["learned", "jl"])
+def test_more_keys_than_columns_are_refused(projection: str) -> None:
     with pytest.raises(Unsupported, match="at most 12"):
-        linformer()(*qkv(M=13))
+        linformer(projection=projection)(*qkv(M=13))
 
 
 def test_causal_is_refused_with_the_reason() -> None:
@@ -149,19 +165,89 @@ def test_causal_is_refused_with_the_reason() -> None:
         build("linformer", Shape(causal=True))
 
 
-def test_mean_pooling_with_separate_projections_is_refused() -> None:
+@pytest.mark.parametrize("projection", ["mean-pool", "max-pool", "jl"])
+@pytest.mark.parametrize("sharing", ["unshared", "headwise"])
+def test_separate_projections_where_there_is_only_one_are_refused(projection: str, sharing: str) -> None:
     with pytest.raises(Unsupported, match="sharing must be key-value"):
-        build("linformer:projection=mean-pool,sharing=unshared", Shape())
+        build(f"linformer:projection={projection},sharing={sharing}", Shape())
 
 
-@pytest.mark.parametrize("options", [{"sharing": "unshared"}, {}, {"projection": "mean-pool"}])
+@pytest.mark.parametrize("projection", ["learned", "mean-pool", "max-pool", "conv"])
+def test_delta_without_the_random_projection_is_refused(projection: str) -> None:
+    with pytest.raises(UsageError, match="delta needs projection=jl"):
+        build(f"linformer:projection={projection},delta=0.1", Shape())
+
+
+@pytest.mark.parametrize("M", [12, 11, 9, 5])
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_equals_its_dense_form_with_holes_in_the_keys(options: dict[str, object], M: int) -> None:
+    q, k, v = qkv(N=7, M=M)
+    module = linformer(N=7, **options)
+    torch.testing.assert_close(module(q, k, v), module.dense(q, k, v), rtol=1e-12, atol=1e-12)
+    mask = torch.rand(2, M) < 0.5
+    mask[0] = False
+    out = module(q, k, v, key_mask=mask)
+    torch.testing.assert_close(out, module.dense(q, k, v, key_mask=mask), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("M", [13, 15, 16])
+def test_convolution_is_that_of_torch_with_stride_equal_to_its_length(M: int) -> None:
+    q, k, v = qkv(M=M)
+    module = linformer(M, N=12, projection="conv", sharing="headwise")
+    assert module.E is not None
+    assert module.F is not None
+    rows = []
+    for x, kernel in ((k, module.E), (v, module.F)):
+        channels = torch.nn.functional.pad(x.flatten(0, 1).mT, (0, -M % 4))
+        rows.append(torch.nn.functional.conv1d(channels, kernel.permute(2, 1, 0), stride=4).mT.unflatten(0, (2, 3)))
+    torch.testing.assert_close(module(q, k, v), exact_attention(q, *rows), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("M", "length"), [(12, 3), (13, 4), (16, 4), (17, 5)])
+def test_a_convolution_is_as_long_as_gives_at_most_rank_rows(M: int, length: int) -> None:
+    module = linformer(M, projection="conv", sharing="unshared")
+    assert [tuple(p.shape) for p in module.parameters()] == [(3, length, 5, 5)] * 2
+
+
+def test_an_averaging_convolution_is_mean_pooling() -> None:
+    q, k, v = qkv(M=12)
+    module = linformer(projection="conv")
+    assert module.E is not None
+    with torch.no_grad():
+        module.E.copy_(torch.eye(5, dtype=torch.float64).expand_as(module.E) / 3)
+    pooled = linformer(projection="mean-pool")(q, k, v)
+    torch.testing.assert_close(module(q, k, v), pooled, rtol=1e-12, atol=1e-12)
+
+
+def test_the_random_projection_is_the_construction_of_theorem_two() -> None:
+    q, k, v = qkv()
+    module = linformer(projection="jl", delta=0.3)
+    G = module.G
+    assert not list(module.parameters())
+    expected = (q @ (0.3 * G @ k).mT / 5**0.5).softmax(-1) @ (2.718281828459045**-0.3 * G @ v)
+    torch.testing.assert_close(module(q, k, v), expected, rtol=1e-12, atol=1e-12)
+    assert linformer(projection="jl").delta == 1e-6
+    drawn = build("linformer:rank=64,projection=jl", Shape(1, 1, 4096, 8)).get_buffer("G")
+    assert drawn.var().item() == pytest.approx(1 / 64, rel=0.02)
+
+
+@pytest.mark.parametrize("projection", ["mean-pool", "max-pool", "conv"])
+def test_pooling_and_convolution_have_no_longest_length(projection: str) -> None:
+    q, k, v = qkv(M=29)
+    module = linformer(projection=projection)
+    torch.testing.assert_close(module(q, k, v), module.dense(q, k, v), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
 def test_gradients_match_finite_differences(options: dict[str, object]) -> None:
     module = build("linformer:rank=2", Shape(1, 2, 3, 2, kv_len=5), **options).double()
     inputs = [x.requires_grad_() for x in qkv(1, 2, 3, 5, 2)]
-    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v), (*inputs, *module.parameters()))
+    assert torch.autograd.gradcheck(
+        lambda q, k, v, *_: module(q, k, v), (*inputs, *module.parameters()), fast_mode=True
+    )
 
 
-@pytest.mark.parametrize("options", [{"sharing": "unshared"}, {}, {"projection": "mean-pool"}])
+@pytest.mark.parametrize("options", [MODES[0], MODES[2], MODES[3], MODES[4], MODES[5]], ids=str)
 def test_memory_of_a_training_step_with_padding_grows_linearly(options: dict[str, object]) -> None:
     def peak(n: int) -> int:
         module = build("linformer:rank=16", Shape(1, 2, n, 16), **options)
