@@ -22,19 +22,19 @@ def reformer(options: str, N: int, *, causal: bool = False, D: int = 8, seed: in
     return module
 
 
-def shared_softmax(q: Tensor, v: Tensor, times_seen: Tensor) -> Tensor:
+def shared_softmax(x: Tensor, v: Tensor, times_seen: Tensor) -> Tensor:
     """Dense softmax(q·k̂) where each pair counts as often as it was seen; itself only where nothing else is."""
-    logits = q @ torch.nn.functional.normalize(q, dim=-1).mT
-    logits = logits.masked_fill(torch.eye(q.shape[-2], dtype=torch.bool), -1e5)
+    logits = x @ torch.nn.functional.normalize(x, dim=-1).mT
+    logits = logits.masked_fill(torch.eye(x.shape[-2], dtype=torch.bool), -1e5)
     return (logits + times_seen.double().log()).softmax(-1) @ v
 
 
-def times_seen(module: Reformer, q: Tensor, members: str) -> Tensor:
+def times_seen(module: Reformer, x: Tensor, members: str) -> Tensor:
     """How many rounds see each pair, densely, from the module's own hashes: ``(B, H, N, N)``."""
-    N = q.shape[-2]
+    N = x.shape[-2]
     position = torch.arange(N)
-    total = torch.zeros(*q.shape[:-1], N, dtype=torch.int64)
-    for bucket in module.hashes(q):
+    total = torch.zeros(*x.shape[:-1], N, dtype=torch.int64)
+    for bucket in module.hashes(x):
         slot = (bucket * N + position).argsort(-1).argsort(-1)
         chunk = slot // module.chunk
         apart = chunk.unsqueeze(-1) - chunk.unsqueeze(-2)
@@ -60,7 +60,7 @@ def test_one_chunk_over_everything_is_dense_shared_attention(
     q, k, v = draw(N)
     module = reformer(f"rounds={rounds},chunk=16,members=chunk,correction={correction}", N, causal=causal)
     seen = torch.ones(N, N).tril() if causal else torch.ones(N, N)
-    torch.testing.assert_close(module(q, k, v), shared_softmax(q, v, seen), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(module(q, k, v), shared_softmax(k, v, seen), atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("N", [31, 64, 97])
@@ -69,10 +69,10 @@ def test_one_chunk_over_everything_is_dense_shared_attention(
 def test_rounds_combine_to_one_softmax_over_the_union_of_pairs_seen(N: int, members: str, causal: bool) -> None:
     q, k, v = draw(N)
     module = reformer(f"rounds=4,chunk=8,members={members}", N, causal=causal)
-    seen = times_seen(module, q, members)
+    seen = times_seen(module, k, members)
     assert bool((seen > 1).any())  # rounds overlap, so that the correction has work to do
     assert bool((seen == 0).any())
-    torch.testing.assert_close(module(q, k, v), shared_softmax(q, v, seen > 0), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(module(q, k, v), shared_softmax(k, v, seen > 0), atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("members", ["chunk", "bucket"])
@@ -80,7 +80,7 @@ def test_rounds_combine_to_one_softmax_over_the_union_of_pairs_seen(N: int, memb
 def test_without_correction_a_pair_weighs_as_often_as_it_is_seen(members: str, causal: bool) -> None:
     q, k, v = draw(45)
     module = reformer(f"rounds=3,chunk=8,members={members},correction=false", 45, causal=causal)
-    expected = shared_softmax(q, v, times_seen(module, q, members))
+    expected = shared_softmax(k, v, times_seen(module, k, members))
     torch.testing.assert_close(module(q, k, v), expected, atol=1e-12, rtol=1e-12)
 
 
@@ -103,7 +103,7 @@ def test_auto_is_chunk_where_bidirectional_and_bucket_where_causal() -> None:
 
 def test_error_falls_with_rounds_and_counting_pairs_once_makes_it_smaller() -> None:
     q, k, v = draw(128, B=1, H=2, D=16, seed=3)
-    exact = shared_softmax(q, v, torch.ones(128, 128))
+    exact = shared_softmax(k, v, torch.ones(128, 128))
 
     def error(options: str) -> float:
         outputs = [reformer(f"chunk=8,{options}", 128, D=16, seed=s)(q, k, v) for s in range(3)]
@@ -151,11 +151,11 @@ def test_no_weight_falls_on_a_later_token(members: str) -> None:
 def after_changing_the_future(module: Reformer, t: int) -> tuple[Tensor, Tensor]:
     q, k, v = draw(75)
     before = module(q, k, v)
-    later_q, later_v = q.clone(), v.clone()
-    later_q[:, :, t + 1 :] = torch.randn_like(q[:, :, t + 1 :])
+    later_k, later_v = k.clone(), v.clone()
+    later_k[:, :, t + 1 :] = torch.randn_like(k[:, :, t + 1 :])
     later_v[:, :, t + 1 :] += 1
-    later_q[:, :, -1] *= 3
-    return before[:, :, : t + 1], module(later_q, k, later_v)[:, :, : t + 1]
+    later_k[:, :, -1] *= 3
+    return before[:, :, : t + 1], module(q, later_k, later_v)[:, :, : t + 1]
 
 
 @pytest.mark.parametrize("t", [0, 20, 73])
@@ -201,22 +201,24 @@ def test_all_padding_gives_zero() -> None:
     assert torch.equal(out, torch.zeros_like(out))
 
 
-def test_keys_are_not_read() -> None:
+def test_queries_are_not_read() -> None:
     q, k, v = draw(20)
     module = reformer("chunk=8", 20)
-    assert torch.equal(module(q, k, v), module(q, torch.full_like(k, 7.0), v))
+    assert torch.equal(module(q, k, v), module(torch.full_like(q, 7.0), k, v))
 
 
 def test_a_token_with_no_other_target_attends_to_itself() -> None:
     q, k, v = draw(30)
-    torch.testing.assert_close(reformer("chunk=8", 30, causal=True)(q, k, v)[:, :, 0], v[:, :, 0])
+    for options in ("chunk=8", "chunk=8,correction=false"):
+        out = reformer(options, 30, causal=True)(q.float(), k.float(), v.float())
+        torch.testing.assert_close(out[:, :, 0], v[:, :, 0].float())
     torch.testing.assert_close(reformer("", 1)(q[:, :, :1], k[:, :, :1], v[:, :, :1]), v[:, :, :1])
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e3])
-def test_null_and_huge_queries_stay_finite(scale: float) -> None:
+def test_null_and_huge_tokens_stay_finite(scale: float) -> None:
     q, k, v = (x.float() for x in draw(30))
-    out = reformer("chunk=8", 30)(scale * q, k, v)
+    out = reformer("chunk=8", 30)(q, scale * k, v)
     assert bool(out.isfinite().all())
 
 
@@ -227,7 +229,7 @@ def test_gradients_are_those_of_finite_differences(members: str, causal: bool, m
     module = build(f"reformer:chunk=4,rounds=3,members={members}", Shape(2, 1, 11, 3, causal=causal), seed=1)
     q, k, v = (x.requires_grad_() for x in draw(11, H=1, D=3))
     mask = torch.arange(11) < torch.tensor([[7], [11]]) if masked else None
-    assert torch.autograd.gradcheck(lambda q, v: module(q, k, v, key_mask=mask), (q, v), fast_mode=True)
+    assert torch.autograd.gradcheck(lambda k, v: module(q, k, v, key_mask=mask), (k, v), fast_mode=True)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03), (torch.float16, 0.004)])
@@ -277,6 +279,54 @@ def test_memory_grows_no_faster_than_the_sequence(causal: bool, backward: bool) 
         return bytes_
 
     assert peak(4096) < 4.2 * peak(1024)
+
+
+ALL_MODES = ["", "correction=false", "members=chunk", "members=bucket", "buckets=4", "buckets=300,members=bucket"]
+
+
+@pytest.mark.parametrize("options", ALL_MODES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_dense_is_the_definition_and_forward_equals_it(options: str, causal: bool) -> None:
+    q, k, v = draw(43)
+    module = reformer(f"chunk=5,rounds=3,{options}".rstrip(","), 43, causal=causal)
+    members = "bucket" if module.same_bucket else "chunk"
+    times = times_seen(module, k, members)
+    expected = shared_softmax(k, v, times.clamp(max=1) if module.correction else times)
+    torch.testing.assert_close(module.dense(q, k, v), expected, atol=1e-12, rtol=1e-12)
+    mask = torch.rand(2, 43, generator=torch.Generator().manual_seed(2)) < torch.tensor([[0.7], [-1.0]])
+    padded = module(q, k, v, key_mask=mask)
+    torch.testing.assert_close(padded, module.dense(q, k, v, key_mask=mask), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", ["", "correction=false", "members=bucket", "buckets=4", "buckets=300", "rounds=1"])
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+@pytest.mark.parametrize("prompt", [0, 19])
+def test_decoding_gives_what_forward_gives(options: str, chunk: int, prompt: int) -> None:
+    q, k, v = draw(29)
+    module = reformer(f"chunk={chunk},{options}".rstrip(","), 29, causal=True)
+    expected = module(q, k, v)
+    state = module.begin(k[:, :, :prompt], v[:, :, :prompt])
+    for t in range(prompt, 29):
+        token = [x[:, :, t : t + 1] for x in (q, k, v)]
+        again, _ = module.step(state, *token)
+        out, state = module.step(state, *token)
+        assert torch.equal(out, again)
+        torch.testing.assert_close(out, expected[:, :, t : t + 1], atol=1e-12, rtol=1e-12)
+
+
+def test_decoding_goes_on_beyond_the_length_it_was_built_for() -> None:
+    q, k, v = draw(40)
+    module = reformer("chunk=4,buckets=4", 10, causal=True)
+    state = module.begin(k[:, :, :3], v[:, :, :3])
+    for t in range(3, 40):
+        out, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
+    torch.testing.assert_close(out, module(q, k, v)[:, :, -1:], atol=1e-12, rtol=1e-12)
+
+
+def test_chunks_of_the_paper_cannot_decode() -> None:
+    _, k, v = draw(8)
+    with pytest.raises(Unsupported, match="borders"):
+        reformer("members=chunk", 8, causal=True).begin(k, v)
 
 
 def test_refuses_what_is_not_defined() -> None:
