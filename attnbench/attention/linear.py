@@ -6,11 +6,10 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from attnbench.attention.feature_tiles import LOG2E
-from attnbench.attention.key_sums import attend_all
-from attnbench.attention.prefix_sums import attend_causally
+from attnbench.attention.feature_attention import FeatureAttention
+from attnbench.attention.feature_tiles import LOG2E, FeatureMap
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -45,10 +44,10 @@ class EluPlusOne:
     cost="O(n·d²)",
     time_exponent=1.0,
     memory_exponent=1.0,
-    traits=Traits(target="other", causal=True, cross=True, key_padding=True),
+    traits=Traits(target="other", causal=True, cross=True, key_padding=True, decode=True, permutable=True),
     settings=("chunk=5",),
 )
-class Linear(nn.Module):
+class Linear(FeatureAttention):
     """Softmax replaced by φ(q)·φ(k), φ = elu + 1, summed in O(n).
 
     Katharopoulos et al. 2020, "Transformers are RNNs", sections 3.2 and 3.3. The logits are not scaled by 1/√D. A
@@ -71,9 +70,11 @@ class Linear(nn.Module):
         super().__init__()
         self.causal = shape.causal
         self.chunk = chunk
-        self.features = EluPlusOne(shape.D)
+        self.head_dim = shape.D
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        if self.causal:
-            return attend_causally(q, k, v, self.features, key_mask=key_mask, chunk=self.chunk)
-        return attend_all(q, k, v, self.features, key_mask=key_mask, rows=self.chunk)
+    def feature_map(self, dtype: torch.dtype) -> FeatureMap:
+        return EluPlusOne(self.head_dim)
+
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        phi_q, phi_k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in (q, k))
+        return phi_q @ phi_k.mT

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from math import exp, lgamma, pi
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
+from attnbench.attention import random_kernels
+from attnbench.attention.feature_attention import FeatureAttention
 from attnbench.attention.feature_tiles import FeatureMap, accumulator
-from attnbench.attention.key_sums import attend_all
 from attnbench.attention.performer_features import (
     HyperbolicFeatures,
     PositiveFeatures,
     ReluFeatures,
     TrigFeatures,
 )
-from attnbench.attention.prefix_sums import attend_causally
 from attnbench.attention.random_features import Norms, Projection, draw_projection
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
@@ -38,10 +39,20 @@ from attnbench.variant import Traits, register
         cross=True,
         key_padding=True,
         stochastic=True,
+        decode=True,
+        permutable=True,
+        converges_with="features",
     ),
-    settings=("features=16,chunk=5", "features=16,kernel=hyperbolic,chunk=5", "features=16,kernel=relu,chunk=5"),
+    settings=(
+        "features=16,chunk=5",
+        "features=16,kernel=hyperbolic,chunk=5",
+        "features=16,kernel=trig,chunk=5",
+        "features=16,kernel=relu,chunk=5",
+        "features=16,eps=0.01,chunk=5",
+        "features=16,projection=iid,norms=quantile,chunk=5",
+    ),
 )
-class Performer(nn.Module):
+class Performer(FeatureAttention):
     """Random features whose products are exp(q·k/√D) on average.
 
     Choromanski et al. 2021, "Rethinking Attention with Performers". q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; one
@@ -93,7 +104,7 @@ class Performer(nn.Module):
         if eps and kernel in ("trig", "relu"):
             raise Unsupported(f"eps stabilises exponentials; the {kernel} features have none")
         self.causal = shape.causal
-        self.kernel, self.eps, self.chunk = kernel, eps, chunk
+        self.kernel_name, self.eps, self.chunk = kernel, eps, chunk
         self.drawn: tuple[Projection, Norms] = projection, norms
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, *self.drawn))
@@ -107,7 +118,7 @@ class Performer(nn.Module):
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         """φ for inputs of this dtype."""
         weight = (self.projection.to(accumulator(dtype)) * self.projection.shape[1] ** -0.25).t()
-        match self.kernel:
+        match self.kernel_name:
             case "positive":
                 return PositiveFeatures(weight, self.eps)
             case "hyperbolic":
@@ -117,8 +128,76 @@ class Performer(nn.Module):
             case "relu":
                 return ReluFeatures(weight)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        features = self.feature_map(q.dtype)
-        if self.causal:
-            return attend_causally(q, k, v, features, key_mask=key_mask, chunk=self.chunk)
-        return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
+    def scaled(self, *inputs: Tensor) -> list[Tensor]:
+        """q and k over D^¼."""
+        return [x * x.shape[-1] ** -0.25 for x in inputs]
+
+    def kernel(self, q: Tensor, k: Tensor) -> Tensor:
+        """φ(q)·φ(k) / R, without eps and without any subtraction from exponents."""
+        omega = self.projection.to(q.dtype)
+        phi = []
+        for x in self.scaled(q, k):
+            u, half = x @ omega.mT, random_kernels.squares(x) / 2
+            match self.kernel_name:
+                case "positive":
+                    phi.append((u - half).exp())
+                case "hyperbolic":
+                    phi.append(torch.cat([(u - half).exp(), (-u - half).exp()], -1) * 0.5**0.5)
+                case "trig":
+                    phi.append(torch.cat([u.cos(), u.sin()], -1) * half.exp())
+                case "relu":
+                    phi.append(u.clamp(min=0) + ReluFeatures.floor)
+        return phi[0] @ phi[1].mT / omega.shape[-2]
+
+    def kernel_mean(self, q: Tensor, k: Tensor) -> Tensor:
+        """exp(q·k/√D), a little less where the lengths of ω are fixed, or the arc-cosine kernel of q and k over D^¼."""
+        x, y = self.scaled(q, k)
+        fixed = self.drawn[1] != "chi"
+        if self.kernel_name == "relu":
+            return self._relu_mean(x, y)
+        if not fixed:
+            return (x @ y.mT).exp()
+        half = (random_kernels.squares(x) + random_kernels.squares(y).mT) / 2
+        if self.kernel_name == "trig":
+            return half.exp() * random_kernels.radial_mean(-random_kernels.squared_sums(x, -y), self.projection)
+        return (-half).exp() * random_kernels.radial_mean(random_kernels.squared_sums(x, y), self.projection)
+
+    def _relu_mean(self, x: Tensor, y: Tensor) -> Tensor:
+        D, first, second = x.shape[-1], 1.0, 1.0
+        if self.drawn[1] != "chi":
+            lengths = self.projection.double().norm(dim=1)
+            first = float(lengths.mean()) / (2**0.5 * exp(lgamma((D + 1) / 2) - lgamma(D / 2)))
+            second = float(lengths.square().mean()) / D
+        floor, lengths_sum = ReluFeatures.floor, x.norm(dim=-1)[..., None] + y.norm(dim=-1)[..., None, :]
+        linear = first * (2 * pi) ** -0.5 * lengths_sum  # E max(ω·x, 0) = ‖x‖/√(2π)
+        return second * random_kernels.arc_cosine(x, y) + floor * linear + floor**2
+
+    def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """None where there is no closed form: dependent rows of ω, lengths that are not chi, relu."""
+        if self.drawn != ("iid", "chi"):
+            return None
+        (x, y), features = self.scaled(q, k), self.projection.shape[0]
+        match self.kernel_name:
+            case "positive":
+                return random_kernels.positive_variance(x, y, features)
+            case "hyperbolic":
+                return random_kernels.hyperbolic_variance(x, y, features)
+            case "trig":
+                both = (random_kernels.squares(x) + random_kernels.squares(y).mT).exp()
+                return both * random_kernels.cosine_variance(x, y, features)
+            case _:
+                return None
+
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        if not self.eps:
+            return self.kernel(q, k)
+        x, y = self.scaled(q, k)
+        omega = self.projection.to(q.dtype)
+        u, w = x @ omega.T, y @ omega.T
+        if self.kernel_name == "hyperbolic":
+            u, w = torch.cat([u, -u], -1), torch.cat([w, -w], -1)
+        w = w - random_kernels.squares(y) / 2
+        largest = w.amax(-1)[:, :, None].masked_fill(~allowed, torch.finfo(w.dtype).min).amax(-1)
+        phi_q = (u - u.amax(-1, keepdim=True)).exp() + self.eps
+        phi_k = (w[:, :, None] - largest[..., None, None]).clamp(max=0.0).exp() + self.eps
+        return torch.einsum("bhnr,bhnmr->bhnm", phi_q, phi_k)

@@ -41,7 +41,8 @@ def draw_projection(
 def haar(count: int, size: int) -> Tensor:
     """``(count, size, size)`` float64 orthogonal matrices, uniformly distributed.
 
-    QR alone is not uniform, for LAPACK fixes signs by its own rule; Q · sign(diag R) is.
+    QR alone is not uniform, for LAPACK fixes signs by its own rule; Q · sign(diag R) is. (So is sign(diag R) · Q: the
+    reflections behind Q turn the sign of R_jj with that of row j as with that of column j.)
     """
     q, r = torch.linalg.qr(torch.randn(count, size, size, dtype=torch.float64))
     signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)

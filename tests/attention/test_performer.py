@@ -15,7 +15,7 @@ from attnbench.attention.key_sums import attend_all
 from attnbench.attention.performer import Performer
 from attnbench.attention.performer_features import HyperbolicFeatures, PositiveFeatures, ReluFeatures, TrigFeatures
 from attnbench.attention.prefix_sums import attend_causally
-from attnbench.attention.random_features import Projection, draw_projection
+from attnbench.attention.random_features import Norms, Projection, draw_projection
 from attnbench.errors import Unsupported
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, relative_error
@@ -238,6 +238,47 @@ def test_relu_features_estimate_the_arc_cosine_kernel(projection: Projection) ->
     assert abs(float(estimates.mean()) - truth) < 4 * float(estimates.std()) / draws**0.5
 
 
+def drawn_again(model: Performer, draws: int) -> None:
+    """Many ω in the place of one, so that the kernel has a leading dimension of draws."""
+    (rows, D), (projection, norms) = model.projection.shape, model.drawn
+    assert rows == D
+    many = draw_projection(draws * D, D, projection, "chi" if norms == "chi" else "sqrt-d").double()
+    if norms == "quantile":
+        order = torch.rand(draws, D).argsort(1)
+        many *= (model.projection.norm(dim=1)[order] / D**0.5).view(-1, 1)
+    model.projection = many.view(draws, 1, D, D)
+
+
+Q = torch.stack([X, X - 0.6])[None, None]
+K = torch.stack([Y, 0.5 - Y, 0.2 + 0 * Y])[None, None]
+SMALL = Shape(batch=1, heads=1, seq_len=2, head_dim=4)
+
+
+@pytest.mark.parametrize("norms", ["chi", "sqrt-d", "quantile"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_mean_of_the_kernel_is_the_closed_form(kernel: Kernel, norms: Norms) -> None:
+    model = Performer(SMALL, features=4, kernel=kernel, norms=norms).double()
+    mean = model.kernel_mean(Q, K)
+    drawn_again(model, 40_000)
+    estimates = model.kernel(Q, K)
+    standard_error = estimates.std(0) / 200
+    assert ((estimates.mean(0) - mean).abs() < 4 * standard_error).all()
+    assert (standard_error < 0.01).all()
+    if norms != "chi" and kernel != "relu":
+        assert ((mean - (Q @ K.mT / 2).exp()).abs() > 1e-3).any()
+
+
+@pytest.mark.parametrize("kernel", ["positive", "hyperbolic", "trig"])
+def test_the_variance_of_the_kernel_is_the_closed_form_where_there_is_one(kernel: Kernel) -> None:
+    model = Performer(SMALL, features=4, kernel=kernel, projection="iid").double()
+    variance = model.kernel_variance(Q, K)
+    assert variance is not None
+    drawn_again(model, 150_000)
+    torch.testing.assert_close(model.kernel(Q, K).var(0)[None], variance, rtol=0.06, atol=0.0)
+    assert Performer(SMALL, features=4, kernel=kernel).kernel_variance(Q, K) is None
+    assert Performer(SMALL, kernel="relu", projection="iid").kernel_variance(Q, K) is None
+
+
 def test_error_falls_with_features_and_beats_the_mean_of_the_values_at_small_logits() -> None:
     shape = Shape(heads=4, seq_len=256, head_dim=16)
     q, k, v = qkv(shape, 0.5)
@@ -321,6 +362,24 @@ def test_negative_denominators_of_trig_features_keep_their_sign() -> None:
     negative = total[..., 0] < -0.1
     assert negative.sum() > 5
     assert torch.allclose(model(q, k, v)[negative], dense(model, q, k, v, "trig")[negative], rtol=1e-8)
+
+
+# Decoding
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+def test_a_state_is_as_small_as_its_sums_and_survives_keys_of_very_different_size(eps: float) -> None:
+    model = Performer(causal_shape(), features=16, eps=eps)
+    q, k, v = qkv(dtype=torch.float32)
+    k[:, :, 9] *= 40.0
+    expected = model(q, k, v)
+    state = model.begin(k[:, :, :5], v[:, :, :5])
+    size = sum(part.numel() for part in state)
+    assert size == 2 * 3 * (16 * 9 + 1 + 9)
+    for t in range(5, 23):
+        out, state = model.step(state, q[:, :, t : t + 1], k[:, :, t : t + 1], v[:, :, t : t + 1])
+        assert torch.allclose(out, expected[:, :, t : t + 1], atol=1e-4)
+    assert sum(part.numel() for part in state) == size
 
 
 # Shapes, dtypes, padding

@@ -1,0 +1,86 @@
+"""Linear attention with a feature map, as a module: all keys at once, causal, and one token at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.attention.feature_tiles import FeatureMap, KeySums, Tiles, head_groups, row_blocks
+from attnbench.attention.key_sums import attend_all
+from attnbench.attention.prefix_sums import attend_causally
+
+
+class FeatureAttention(nn.Module):
+    """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j), for a subclass that says what φ and the weights are."""
+
+    causal: bool
+    chunk: int | None
+    """Tokens taken at a time; None for what is fast."""
+
+    def feature_map(self, dtype: torch.dtype) -> FeatureMap:
+        """φ for inputs of this dtype."""
+        raise NotImplementedError
+
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        """Weights ``(B, H, N, M)`` by the plain formula, for :meth:`dense`.
+
+        Args:
+            allowed: ``(B, 1, N, M)`` bool, the pairs that see each other. Others may have any finite weight.
+        """
+        raise NotImplementedError
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """What φ is given of queries or keys ``(B, H, N, D)``, differentiated by autograd."""
+        return x
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return self.attend(self.prepare(q), self.prepare(k), v, key_mask)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """:meth:`forward` for queries and keys that have been prepared."""
+        features = self.feature_map(q.dtype)
+        if self.causal:
+            return attend_causally(q, k, v, features, key_mask=key_mask, chunk=self.chunk)
+        return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The output again from :meth:`pair_weights`, without tiles or running sums."""
+        allowed = torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+        if self.causal:
+            allowed = allowed.tril()
+        if key_mask is not None:
+            allowed = allowed & key_mask[:, None, None]
+        weights = self.pair_weights(q, k, allowed).masked_fill(~allowed, 0.0)
+        total = weights.sum(-1, keepdim=True).masked_fill(~allowed.any(-1, keepdim=True), 1.0)
+        return (weights / total) @ v
+
+    @torch.no_grad()
+    def begin(self, k: Tensor, v: Tensor) -> KeySums:
+        """The sums over a prompt ``(B, H, n, D)``, n >= 0: E + 1 numbers per feature, whatever the length."""
+        features = self.feature_map(k.dtype)
+        k = self.prepare(k)
+        rows = min(256, max(1, k.shape[2]))
+        state = KeySums.empty(k, v.shape[-1], features, *k.shape[:2])
+        for group in head_groups(k, rows * features.width):
+            tiles, sums = Tiles(features, group, rows, k), state.of(group)
+            for block in row_blocks(k.shape[2], rows):
+                _, values, phi, log_weight = tiles.keys(k, v, None, block)
+                sums.add_(values, phi, log_weight, features.offset)
+        return state
+
+    @torch.no_grad()
+    def step(self, state: KeySums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeySums]:
+        """q, k, v ``(B, H, 1, D)``."""
+        features = self.feature_map(q.dtype)
+        state = state.clone()
+        sums = state.of((slice(None), slice(None)))
+        x_q, x_k, values = (x.flatten(0, 1).to(sums.top.dtype) for x in (self.prepare(q), self.prepare(k), v))
+        phi = x_k.new_empty(*x_k.shape[:2], features.width)
+        log_weight = features.keys(x_k, phi)
+        sums.add_(values, phi, log_weight, features.offset)
+        features.queries(x_q, phi)
+        numerator, denominator = sums.read(phi)
+        if features.offset:
+            plain = features.offset * phi.sum(-1, keepdim=True) * sums.plain
+            numerator, denominator = numerator + plain[..., :-1], denominator + plain[..., -1:]
+        return (numerator / denominator).to(q.dtype).view(*q.shape[:3], -1), state

@@ -1,0 +1,74 @@
+"""What products of random features are on average, and their variance, in closed form.
+
+x ``(..., N, D)`` and y ``(..., M, D)`` give ``(..., N, M)``. z = x + y and Δ = x - y; R is the number of rows of ω.
+"""
+
+from __future__ import annotations
+
+from math import pi
+
+import torch
+from torch import Tensor
+
+
+def squared_sums(x: Tensor, y: Tensor) -> Tensor:
+    """‖x + y‖² of every pair."""
+    return squares(x) + squares(y).mT + 2 * x @ y.mT
+
+
+def squares(x: Tensor) -> Tensor:
+    """‖x‖² ``(..., N, 1)``."""
+    square: Tensor = torch.linalg.vecdot(x, x)[..., None]
+    return square
+
+
+def positive_variance(x: Tensor, y: Tensor, features: int) -> Tensor:
+    """exp(ω·x - ‖x‖²/2)·exp(ω·y - ‖y‖²/2), independent ω: (e^‖z‖² - 1) e^(2x·y) / R."""
+    return torch.expm1(squared_sums(x, y)) * (2 * x @ y.mT).exp() / features
+
+
+def hyperbolic_variance(x: Tensor, y: Tensor, features: int) -> Tensor:
+    """The mean of the above for ω and -ω: ½(1 - e^-‖z‖²) times as much."""
+    return positive_variance(x, y, features) * -torch.expm1(-squared_sums(x, y)) / 2
+
+
+def cosine_variance(x: Tensor, y: Tensor, features: int) -> Tensor:
+    """cos(ω·Δ), independent ω: (1 - e^-‖Δ‖²)² / 2R, about the mean e^(-‖Δ‖²/2)."""
+    return torch.expm1(-squared_sums(x, -y)).square() / (2 * features)
+
+
+def radial_mean(square: Tensor, radii: Tensor) -> Tensor:
+    """Mean of exp(r u·z) over directions u, uniform on the sphere, and the given radii: 0F1(D/2; r²‖z‖²/4).
+
+    Args:
+        square: ‖z‖², any shape; negative for the mean of cos(r u·z).
+        radii: ``(R, D)`` rows of the lengths that are meant.
+    """
+    from scipy.special import hyp0f1  # loads slowly, and only this needs it
+
+    half, values = radii.shape[1] / 2, torch.zeros_like(square, dtype=torch.float64)
+    for length in radii.double().square().sum(1).tolist():
+        values += torch.from_numpy(hyp0f1(half, length / 4 * square.double().cpu().numpy())).to(values.device)
+    return (values / radii.shape[0]).to(square.dtype)
+
+
+def angles(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """‖x‖‖y‖ and the angle of every pair."""
+    lengths = squares(x).sqrt() * squares(y).sqrt().mT
+    return lengths, (x @ y.mT / lengths.clamp(min=torch.finfo(x.dtype).tiny)).clamp(-1, 1).acos()
+
+
+def arc_cosine(x: Tensor, y: Tensor) -> Tensor:
+    """Mean of max(ω·x, 0)·max(ω·y, 0) for ω ~ N(0, I): ‖x‖‖y‖ (sin θ + (π - θ) cos θ) / 2π.
+
+    Half of the arc-cosine kernel of order 1 of Cho and Saul 2009.
+    """
+    lengths, theta = angles(x, y)
+    return lengths * (theta.sin() + (pi - theta) * theta.cos()) / (2 * pi)
+
+
+def arc_cosine_variance(x: Tensor, y: Tensor, features: int) -> Tensor:
+    """Its second moment is half of the kernel of order 2: ‖x‖²‖y‖² (3 sin θ cos θ + (π - θ)(1 + 2 cos²θ)) / 2π."""
+    lengths, theta = angles(x, y)
+    order_2 = 3 * theta.sin() * theta.cos() + (pi - theta) * (1 + 2 * theta.cos().square())
+    return (lengths.square() * order_2 / (2 * pi) - arc_cosine(x, y).square()) / features
