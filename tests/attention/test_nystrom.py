@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.attention.nystrom import Nystrom, newton
+from attnbench.errors import Unsupported, UsageError
+from attnbench.reference import exact_attention, relative_error
+from attnbench.shape import Shape
+from attnbench.variant import build
+
+F64 = torch.float64
+MODES = [{}, {"pinv": "exact"}, {"iterations": 2, "conv": 3}]
+
+
+def qkv(N: int = 23, M: int | None = None, D: int = 5, B: int = 2, H: int = 3) -> list[Tensor]:
+    return [torch.randn(B, H, length, D, dtype=F64) for length in (N, M or N, M or N)]
+
+
+def nystrom(N: int = 23, M: int | None = None, D: int = 5, **options: object) -> Nystrom:
+    module = build("nystrom", Shape(2, 3, N, D, kv_len=M), **{"landmarks": 5, **options})
+    assert isinstance(module, Nystrom)
+    return module.double()
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("N", [23, 20, 5, 3, 1])
+def test_equals_its_dense_form_with_and_without_holes_in_the_sequence(options: dict[str, object], N: int) -> None:
+    inputs, module = qkv(N), nystrom(N, **options)
+    close(module(*inputs), module.dense(*inputs))
+    mask = torch.rand(2, N) < 0.5
+    mask[0] = False
+    close(module(*inputs, key_mask=mask), module.dense(*inputs, key_mask=mask))
+
+
+@pytest.mark.parametrize("pinv", ["newton", "exact"])
+@pytest.mark.parametrize(("N", "M"), [(23, 17), (9, 31), (3, 17), (17, 3)])
+def test_keys_of_another_sequence_have_landmarks_of_their_own(pinv: str, N: int, M: int) -> None:
+    inputs, module = qkv(N, M), nystrom(N, M, pinv=pinv)
+    close(module(*inputs), module.dense(*inputs))
+    mask = torch.rand(2, M) < 0.5
+    close(module(*inputs, key_mask=mask), module.dense(*inputs, key_mask=mask))
+
+
+def test_the_formula_with_equal_runs_is_that_of_the_paper() -> None:
+    q, k, v = qkv(20)
+    q_mean, k_mean = (x.unflatten(2, (5, 4)).mean(3) for x in (q, k))
+
+    def weights(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b.mT / 5**0.5).softmax(-1)
+
+    A = weights(q_mean, k_mean)
+    expected = weights(q, k_mean) @ torch.linalg.inv(A) @ weights(q_mean, k) @ v
+    close(nystrom(20, pinv="exact")(q, k, v), expected)
+
+
+@pytest.mark.parametrize("N", [7, 16, 23])
+def test_a_landmark_for_each_token_and_the_exact_inverse_is_exact_attention(N: int) -> None:
+    inputs = qkv(N)
+    for landmarks in (N, N + 9):
+        close(nystrom(N, landmarks=landmarks, pinv="exact")(*inputs), exact_attention(*inputs), 1e-9)
+
+
+def test_a_landmark_for_each_token_and_newton_steps_nears_exact_attention_as_the_steps_do() -> None:
+    torch.manual_seed(1)
+    for _ in range(3):
+        inputs = [torch.randn(1, 2, 64, 32, dtype=F64) for _ in range(3)]
+        exact = exact_attention(*inputs)
+
+        def error(steps: int, inputs: list[Tensor] = inputs, exact: Tensor = exact) -> float:
+            module = build("nystrom:landmarks=64", Shape(1, 2, 64, 32), iterations=steps).double()
+            return relative_error(module(*inputs), exact)
+
+        # No short cut to exact attention where there are as many landmarks as tokens.
+        assert 3e-2 < error(6) < 5e-2
+        assert error(12) < 4e-4
+        assert error(20) < 1e-8
+
+
+def test_newton_steps_converge_to_the_pseudo_inverse_of_any_matrix() -> None:
+    for size in ((4, 7), (7, 4), (5, 5)):
+        A = torch.randn(3, *size, dtype=F64)
+        A[0, :, -2:] = 0
+        start = A.mT / torch.linalg.matrix_norm(A, 2)[:, None, None] ** 2
+        close(newton(A, start, 30), torch.linalg.pinv(A), 1e-8)
+
+
+def test_six_steps_are_the_default() -> None:
+    inputs = qkv()
+    assert torch.equal(nystrom()(*inputs), nystrom(iterations=6)(*inputs))
+    assert not torch.equal(nystrom()(*inputs), nystrom(iterations=5)(*inputs))
+
+
+def test_rows_sum_to_one_with_the_exact_inverse_and_not_after_few_steps() -> None:
+    q, k, v = qkv()
+    close(nystrom(pinv="exact")(q, k, torch.ones_like(v)), torch.ones_like(v))
+    few = nystrom(iterations=2)(q, k, torch.ones_like(v))
+    assert (few - 1).abs().max() > 1e-3
+
+
+def test_the_convolution_is_added_for_each_head_and_starts_as_a_moving_average() -> None:
+    inputs = qkv()
+    plain, module = nystrom(), nystrom(conv=3)
+    v = torch.nn.functional.pad(inputs[2], (0, 0, 1, 1))
+    close(module(*inputs) - plain(*inputs), (v[:, :, :-2] + v[:, :, 1:-1] + v[:, :, 2:]) / 3, 1e-7)
+    assert module.kernel is not None
+    with torch.no_grad():
+        module.kernel.zero_()
+        module.kernel[1, 0] = 1
+    added = module(*inputs) - plain(*inputs)
+    close(added[:, 1, 1:], inputs[2][:, 1, :-1])
+    assert added[:, [0, 2]].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_a_longer_example_in_the_batch_changes_nothing_for_a_shorter_one(options: dict[str, object]) -> None:
+    inputs, module = qkv(), nystrom(**options)
+    mask = torch.arange(23) < torch.tensor([[3], [23]])
+    out = module(*inputs, key_mask=mask)
+    close(out[:1, :, :3], module(*(x[:1, :, :3] for x in inputs)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", [{}, {"pinv": "exact"}, {"conv": 33}], ids=str)
+def test_half_precision_is_finite_and_near_float64(dtype: torch.dtype, options: dict[str, object]) -> None:
+    inputs = [torch.randn(1, 2, 256, 64).to(dtype) for _ in range(3)]
+    module = build("nystrom:landmarks=32", Shape(1, 2, 256, 64), **options)
+    out = module.to(dtype)(*inputs)
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+    expected = module.double()(*(x.double() for x in inputs))
+    # Rounding of the landmarks, multiplied by the inverse.
+    assert relative_error(out, expected) < (0.05 if options.get("pinv") is None else 0.5)
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_gradients_match_finite_differences_for_every_parameter(options: dict[str, object]) -> None:
+    module = build("nystrom:landmarks=3", Shape(1, 1, 7, 2), **options).double()
+    inputs = [torch.randn(1, 1, 7, 2, dtype=F64, requires_grad=True) for _ in range(3)]
+    mask = torch.tensor([[True, False, True, True, False, True, True]])
+    parameters = list(module.parameters())
+    for key_mask in (None, mask):
+        assert torch.autograd.gradcheck(
+            lambda q, k, v, *_, m=key_mask: module(q, k, v, key_mask=m), (*inputs, *parameters), fast_mode=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [({"conv": 4}, "conv=4 must be odd"), ({"pinv": "exact", "iterations": 3}, "iterations needs pinv=newton")],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, object], what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        nystrom(**options)
+
+
+def test_a_convolution_with_keys_of_another_sequence_is_refused() -> None:
+    with pytest.raises(Unsupported, match="another sequence has no neighbours"):
+        nystrom(23, 17, conv=3)
