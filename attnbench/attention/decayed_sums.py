@@ -1,0 +1,131 @@
+"""Sums of keys and values that fade: what the recurrent variants have in common.
+
+S_t = a_t S_{t-1} + k_t v_tᵀ and o_t = q_tᵀ S_t, with 0 < a_t <= 1, is the product of a lower triangular matrix,
+o_i = Σ_{j<=i} (q_i·k_j) a_{j+1}···a_i v_j. It is computed chunk by chunk: pairs within a chunk as a c x c matrix, all
+earlier keys through the one state in front of the chunk, so that the work is O(n). Every factor is a power of two with
+an exponent that is a sum of logarithms between two tokens and never positive: nothing overflows, however strong a decay
+is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+from attnbench.attention.feature_tiles import Group, accumulator, head_groups
+
+Compute = Callable[..., Tensor]
+"""Tensors ``(G, ...)`` of G pairs of batch entry and head, in float32 or float64, to an output ``(G, N, E)``."""
+
+
+def by_heads(compute: Compute, *inputs: Tensor) -> Tensor:
+    """Run ``compute`` on as many heads at a time as stay in the cache.
+
+    The backward pass runs it again for each group, so that only the inputs are kept and the intermediate results of
+    one group exist at a time.
+
+    Args:
+        inputs: ``(B, H, ...)``, the first of them ``(B, H, N, D)`` and the third ``(B, H, N, E)``.
+
+    Returns:
+        ``(B, H, N, E)`` in the dtype of the first input.
+    """
+    run = _ByHeads.apply
+    out: Tensor = run(compute, *inputs)  # type: ignore[no-untyped-call]  # untyped in torch
+    return out
+
+
+def _cut(x: Tensor, group: Group) -> Tensor:
+    return x[group].flatten(0, 1).to(accumulator(x.dtype))
+
+
+class _ByHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, compute: Compute, *inputs: Tensor) -> Tensor:
+        first, values = inputs[0], inputs[2]
+        out = first.new_empty(*first.shape[:3], values.shape[-1])
+        groups = head_groups(first, first.shape[2] * max(first.shape[3], values.shape[3]))
+        for group in groups:
+            target = out[group]
+            target.copy_(compute(*(_cut(x, group) for x in inputs)).view_as(target))
+        ctx.save_for_backward(*inputs)
+        ctx.compute, ctx.groups = compute, groups
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs: tuple[Tensor, ...] = ctx.saved_tensors
+        wanted = [i for i in range(len(inputs)) if ctx.needs_input_grad[i + 1]]
+        grads = {i: torch.empty_like(inputs[i], memory_format=torch.contiguous_format) for i in wanted}
+        for group in ctx.groups:
+            tiles = [_cut(x, group).detach() for x in inputs]
+            with torch.enable_grad():
+                leaves = [tiles[i].requires_grad_() for i in wanted]
+                out = ctx.compute(*tiles)
+            for i, part in zip(wanted, torch.autograd.grad(out, leaves, _cut(grad, group)), strict=True):
+                target = grads[i][group]
+                target.copy_(part.view_as(target))
+        return None, *(grads.get(i) for i in range(len(inputs)))
+
+
+def chunked(x: Tensor, chunk: int) -> Tensor:
+    """``(G, N, ...)`` to ``(G, chunks, chunk, ...)``, the last chunk filled up with zeros."""
+    missing = -x.shape[1] % chunk
+    if missing:
+        x = pad(x, (0, 0) * (x.ndim - 2) + (0, missing))
+    return torch.unflatten(x, 1, (-1, chunk))
+
+
+def states_before(added: Tensor, kept: Tensor) -> Tensor:
+    """State in front of each chunk: S_{b+1} = kept_b ⊙ S_b + added_b from S_0 = 0.
+
+    Args:
+        added: ``(G, chunks, D, E)``.
+        kept: broadcast against it; of one chunk if all are alike.
+    """
+    state = torch.zeros_like(added[:, 0])
+    factors = kept.unbind(1) * (added.shape[1] if kept.shape[1] == 1 else 1)
+    states = []
+    for more, factor in zip(added.unbind(1), factors, strict=True):
+        states.append(state)
+        state = torch.addcmul(more, factor, state)
+    return torch.stack(states, 1)
+
+
+def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
+    """Σ_j (q_i·k_j) 2^-|L_i - L_j| v_j over j <= i, or over all j, with L the running sum of ``log_decay``.
+
+    Args:
+        q, k: ``(G, N, D)``; v: ``(G, N, E)``.
+        log_decay: log2(a_t) <= 0, ``(G, N)``, or ``(G, 1)`` where it is the same for all tokens.
+    """
+    N = q.shape[1]
+    chunk = min(chunk, N)
+    q, k, v = (chunked(x, chunk) for x in (q, k, v))
+    if log_decay.shape[1] == 1 < N:
+        since = log_decay[:, :, None] * torch.arange(1, chunk + 1, device=q.device, dtype=q.dtype)
+    else:
+        since = chunked(log_decay, chunk).cumsum(-1)  # from the start of the chunk to each token, itself included
+    until = since[..., -1:] - since  # from each token to the end of the chunk
+    between = since[..., :, None] - since[..., None, :]
+    if causal:
+        future = torch.full((chunk, chunk), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+        weights = (between.clamp(max=0.0) + future).exp2()
+    else:
+        weights = between.abs().neg().exp2()
+    out = (q @ k.mT * weights) @ v
+    if q.shape[1] > 1:
+        kept = since[..., -1:, None].exp2()
+        past = states_before((k * until[..., None].exp2()).mT @ v, kept)
+        out = out + (q * since[..., None].exp2()) @ past
+        if not causal:
+            added = (k * since[..., None].exp2()).mT @ v
+            coming = states_before(added.flip(1), kept.flip(1)).flip(1)
+            out = out + (q * until[..., None].exp2()) @ coming
+    return out.flatten(1, 2)[:, :N]

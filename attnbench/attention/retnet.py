@@ -1,0 +1,170 @@
+"""Retention: linear attention whose keys fade at a fixed rate of each head."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import log2
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.attention.decayed_sums import by_heads, decayed_attention
+from attnbench.attention.feature_tiles import LOG2E, accumulator
+from attnbench.errors import Unsupported
+from attnbench.shape import Shape
+from attnbench.variant import Traits, register
+
+
+class Retained(NamedTuple):
+    """What is left of the keys so far."""
+
+    state: Tensor
+    """Σ γ^(t-j) (R_j k_j) v_jᵀ, ``(B, H, D, D)``, float32 at least."""
+    length: int
+
+
+@register(
+    "retnet",
+    family="recurrence",
+    source="Sun et al. 2023, arXiv:2307.08621",
+    formula="(QKᵀ ⊙ D) V / √d,  D_ij = γ^(i-j),  γ_h = 1 - 2^(-5-h),  q, k rotated by position",
+    cost="O(n·d²)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        causal=True,
+        cross=True,
+        key_padding=True,
+        decode=True,
+        rows_sum_to_one=False,
+    ),
+    settings=("chunk=5", "chunk=7,rotation=false"),
+)
+class RetNet(nn.Module):
+    """Linear attention that fades by a fixed factor per step, RetNet.
+
+    Sun et al. 2023, "Retentive Network", section 2.1. Head h = 0, 1, ... keeps γ_h = 1 - 2^(-5-h) of its state at each
+    step, S_t = γ S_{t-1} + k_t v_tᵀ, and o_t = q_tᵀ S_t / √D: a product with the matrix (q_i·k_j) γ^(i-j), j <= i.
+    There is no softmax and no denominator. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; computed chunk by chunk.
+
+    ``rotation`` turns q and k by the angles i·θ, θ_c = 10000^(-2c/D), in the planes of the channels c and c + D/2, as
+    the paper's complex decay γ·exp(iθ) does. A padded key is left out; the positions of the others stay.
+
+    Not causal: the weight is γ^|i-j|, the same for both directions; the paper defines only the causal form. With
+    M != N the decay counts from position to position, as if both sequences began together.
+
+    Differs from the paper: of its three normalisations of the scores only the first, 1/√D, is in. The other two divide
+    whole rows, which the group norm after the heads undoes; that norm, the gate and the projections belong to the
+    layer and are not here.
+
+    Raises:
+        Unsupported: rotation with an odd head_dim.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        rotation: Annotated[bool, Field(description="turn q and k by an angle that grows with the position")] = True,
+        chunk: Annotated[
+            int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")
+        ] = 64,
+    ) -> None:
+        super().__init__()
+        if rotation and shape.D % 2:
+            raise Unsupported(f"rotation pairs the channels: head_dim {shape.D} must be even; or rotation=false")
+        self.causal, self.rotation, self.chunk = shape.causal, rotation, chunk
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        B, H, N = q.shape[:3]
+        if key_mask is not None:
+            k = k.masked_fill(~key_mask[:, None, :, None], 0.0)
+        longest = max(N, k.shape[2])
+        if k.shape[2] != N:  # pairs of a missing query or key are zero
+            q, k, v = (nn.functional.pad(x, (0, 0, 0, longest - x.shape[2])) for x in (q, k, v))
+        turns = _turns(0, longest, q) if self.rotation else None
+        compute = partial(_retain, turns=turns, causal=self.causal, chunk=self.chunk)
+        return by_heads(compute, q, k, v, log2_gamma(q).expand(B, H, 1))[:, :, :N]
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The N × M matrix of scores times the powers of γ, in complex numbers where it rotates."""
+        H, D = q.shape[1], q.shape[3]
+        i, j = (torch.arange(x.shape[2], dtype=torch.float64, device=q.device) for x in (q, k))
+        apart = i[:, None] - j
+        if self.rotation:
+            theta = 10000.0 ** (-torch.arange(0, D, 2, device=q.device) / D)
+            a, b = (torch.complex(*x.double().chunk(2, -1)) for x in (q, k))
+            phase = torch.polar(torch.ones_like(apart)[..., None], apart[..., None] * theta.double())
+            scores = torch.einsum("bhic,bhjc,ijc->bhij", a, b.conj(), phase).real
+        else:
+            scores = q.double() @ k.double().mT
+        gamma = 1 - 2.0 ** (-5 - torch.arange(H, dtype=torch.float64, device=q.device))
+        weights: Tensor = scores * gamma[:, None, None] ** apart.abs() / D**0.5
+        if self.causal:
+            weights = weights.tril()
+        if key_mask is not None:
+            weights = weights * key_mask[:, None, None]
+        return (weights @ v.double()).to(v.dtype)
+
+    def begin(self, k: Tensor, v: Tensor) -> Retained:
+        """k, v ``(B, H, n, D)``, n >= 0."""
+        n, dtype = k.shape[2], accumulator(k.dtype)
+        position = torch.arange(n, device=k.device)
+        k = k.to(dtype)
+        if self.rotation:
+            k = _rotate(k, *_turns(0, n, k))
+        fading = log2_gamma(k)[..., None] * (n - 1 - position[:, None]).to(dtype)
+        return Retained((k * fading.exp2()).mT @ v.to(dtype), n)
+
+    def step(self, state: Retained, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Retained]:
+        """q, k, v ``(B, H, 1, D)``."""
+        dtype = state.state.dtype
+        a, b = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype)
+        if self.rotation:
+            turns = _turns(state.length, 1, a)
+            a, b = _rotate(a, *turns), _rotate(b, *turns)
+        retained = state.state * log2_gamma(a)[..., None].exp2() + b.mT * v.to(dtype)
+        return (a @ retained).to(v.dtype), Retained(retained, state.length + 1)
+
+
+def _turns(start: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles at the positions from ``start`` on, ``(count, D/2)``."""
+    D, device = like.shape[3], like.device
+    theta = torch.exp2(torch.arange(0, D, 2, device=device, dtype=torch.float64) * (-log2(10000.0) / D))
+    # exp(i(a + b)θ) as a product of two: sines cost more than all the rest.
+    run = min(count, 64)
+    coarse, fine = (
+        torch.polar(torch.ones_like(angle), angle)
+        for angle in (
+            torch.arange(start, start + count, max(run, 1), device=device)[:, None] * theta,
+            torch.arange(run, device=device)[:, None] * theta,
+        )
+    )
+    turns = torch.view_as_real(coarse[:, None] * fine).to(accumulator(like.dtype)).flatten(0, 1)[:count]
+    return turns[..., 0], turns[..., 1]
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    real, imaginary = x.chunk(2, -1)
+    turned = (real * cos).addcmul(imaginary, sin, value=-1), (real * sin).addcmul(imaginary, cos)
+    return torch.cat(turned, -1)
+
+
+def _retain(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, turns: tuple[Tensor, Tensor] | None, causal: bool, chunk: int
+) -> Tensor:
+    scale = q.shape[-1] ** -0.5
+    if turns is None:
+        q = q * scale
+    else:
+        q, k = _rotate(q, *(turn * scale for turn in turns)), _rotate(k, *turns)
+    return decayed_attention(q, k, v, log_decay, causal=causal, chunk=chunk)
+
+
+def log2_gamma(like: Tensor) -> Tensor:
+    """log2(γ) of each head of ``(B, H, ...)``: ``(H, 1)``."""
+    lost = torch.exp2(-5.0 - torch.arange(like.shape[1], device=like.device, dtype=torch.float64))
+    return (torch.log1p(-lost) * LOG2E).to(accumulator(like.dtype))[:, None]

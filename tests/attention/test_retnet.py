@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.attention import decayed_sums, feature_tiles
+from attnbench.attention.decayed_sums import decayed_attention
+from attnbench.attention.retnet import RetNet
+from attnbench.errors import Unsupported
+from attnbench.shape import Shape
+
+SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
+CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+
+
+def qkv(shape: Shape, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [torch.randn(shape.B, shape.H, n, shape.D, dtype=dtype) for n in (shape.N, shape.M, shape.M)]
+
+
+def mask() -> Tensor:
+    real = torch.ones(2, 23, dtype=torch.bool)
+    real[0, -5:] = False
+    real[0, 7] = False
+    real[1, :4] = False
+    return real
+
+
+@both
+@pytest.mark.parametrize("rotation", [False, True])
+@pytest.mark.parametrize("chunk", [1, 2, 7, 22, 23, 64])
+def test_equals_the_dense_formula_for_every_chunk(shape: Shape, rotation: bool, chunk: int) -> None:
+    module, inputs = RetNet(shape, rotation=rotation, chunk=chunk), qkv(shape)
+    for key_mask in (None, mask()):
+        torch.testing.assert_close(module(*inputs, key_mask=key_mask), module.dense(*inputs, key_mask=key_mask))
+
+
+@pytest.mark.parametrize("rotation", [False, True])
+def test_equals_the_recurrence_of_the_paper(rotation: bool) -> None:
+    q, k, v = qkv(CAUSAL)
+    out = RetNet(CAUSAL, rotation=rotation, chunk=5)(q, k, v)
+    gamma = torch.tensor([1 - 1 / 32, 1 - 1 / 64, 1 - 1 / 128], dtype=torch.float64)[:, None, None]
+    angles = torch.tensor([1.0, 0.01] if rotation else [0.0, 0.0], dtype=torch.float64)
+    decay = (gamma * torch.exp(1j * angles)[:, None]).expand(3, 2, 4)
+    # Re(q̄ᵀ S): a plane of two channels is one complex number.
+    q, k = (torch.complex(x[..., :2], x[..., 2:]) for x in (q, k))
+    state = torch.zeros(2, 3, 2, 4, dtype=torch.complex128)
+    for t in range(23):
+        state = decay * state + k[:, :, t].conj()[..., None] * v[:, :, t, None, :]
+        expected = (q[:, :, t, None, :] @ state).real[:, :, 0] / 2
+        torch.testing.assert_close(out[:, :, t], expected)
+
+
+def test_a_head_forgets_at_its_own_rate() -> None:
+    shape = Shape(batch=1, heads=8, seq_len=11, head_dim=2, causal=True)
+    q, k, v = (torch.zeros(1, 8, 11, 2, dtype=torch.float64) for _ in range(3))
+    q[..., 0], k[:, :, 0, 0], v[:, :, 0, 1] = 1.0, 1.0, 1.0  # one key, at the first token
+    out = RetNet(shape, rotation=False, chunk=4)(q, k, v)[0, :, :, 1]
+    gamma = torch.tensor([1 - 2.0 ** -(5 + h) for h in range(8)], dtype=torch.float64)
+    torch.testing.assert_close(out, gamma[:, None] ** torch.arange(11) / 2**0.5)
+
+
+def test_rotation_leaves_scores_to_the_distance_alone() -> None:
+    q, k, v = qkv(CAUSAL)
+    q, k, v = (x[:, :, :1].expand(-1, -1, 23, -1) for x in (q, k, v))
+    out = RetNet(CAUSAL, chunk=6)(q, k, v)
+    gained = out[:, :, 1:] - out[:, :, :-1]  # the term of distance i, the same whoever asks
+    later = RetNet(CAUSAL, chunk=6)(q, torch.cat([0 * k[:, :, :1], k[:, :, 1:]], 2), v)
+    torch.testing.assert_close((later[:, :, 2:] - later[:, :, 1:-1]), gained[:, :, :-1])
+
+
+def test_keys_of_another_sequence_fade_by_position() -> None:
+    for kv_len in (9, 31):
+        shape = Shape(batch=2, heads=3, seq_len=23, kv_len=kv_len, head_dim=4)
+        module, inputs = RetNet(shape, chunk=5), qkv(shape)
+        torch.testing.assert_close(module(*inputs), module.dense(*inputs))
+
+
+@both
+@pytest.mark.parametrize("limit", [1, 200, 2**19])
+def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
+    inputs = [x.requires_grad_() for x in qkv(shape)]
+    module, grad = RetNet(shape, chunk=5), torch.randn(2, 3, 23, 4, dtype=torch.float64)
+    mine = torch.autograd.grad(module(*inputs, key_mask=mask()), inputs, grad)
+    theirs = torch.autograd.grad(module.dense(*inputs, key_mask=mask()), inputs, grad)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_state_is_as_small_as_the_head_and_fades() -> None:
+    module, (q, k, v) = RetNet(CAUSAL), qkv(CAUSAL)
+    state = module.begin(k[:, :, :20], v[:, :, :20])
+    assert state.state.shape == (2, 3, 4, 4)
+    before = state.state.clone()
+    nothing = torch.zeros_like(k[:, :, :1])
+    _, after = module.step(state, q[:, :, :1], nothing, nothing)
+    assert torch.equal(state.state, before)
+    gamma = 1 - 2.0 ** (-5 - torch.arange(3, dtype=torch.float64))
+    torch.testing.assert_close(after.state, before * gamma[:, None, None])
+
+
+def test_far_positions_are_rotated_with_full_precision() -> None:
+    shape = Shape(batch=1, heads=1, seq_len=1, head_dim=8, causal=True)
+    module = RetNet(shape)
+    state = module.begin(torch.zeros(1, 1, 0, 8), torch.zeros(1, 1, 0, 8))._replace(length=1_000_003)
+    q, k, v = (torch.randn(1, 1, 1, 8) for _ in range(3))
+    out, _ = module.step(state, q, k, v)
+    torch.testing.assert_close(out, (q * k).sum(-1, keepdim=True) * v / 8**0.5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_strongest_decay_gives_no_nan(causal: bool) -> None:
+    q, k, v = (torch.randn(2, 40, 4) for _ in range(3))
+    log_decay = torch.full((2, 40), -1e4).requires_grad_()
+    out = decayed_attention(q, k, v, log_decay, causal=causal, chunk=8)
+    torch.testing.assert_close(out, (q * k).sum(-1, keepdim=True) * v)
+    (grad,) = torch.autograd.grad(out.sum(), log_decay)
+    assert grad.isfinite().all()
+
+
+def test_one_decay_for_all_tokens_is_the_same_as_one_each() -> None:
+    q, k, v = (torch.randn(2, 23, 4, dtype=torch.float64) for _ in range(3))
+    decay = torch.tensor([[-0.3], [-2.0]], dtype=torch.float64)
+    for causal in (False, True):
+        one, each = (decayed_attention(q, k, v, d, causal=causal, chunk=5) for d in (decay, decay.expand(2, 23)))
+        torch.testing.assert_close(one, each)
+
+
+def test_states_before_the_chunks_are_those_of_the_recurrence() -> None:
+    added, kept = torch.randn(2, 4, 3, 5), torch.rand(2, 4, 1, 1)
+    states = decayed_sums.states_before(added, kept)
+    assert (states[:, 0] == 0).all()
+    for b in range(3):
+        torch.testing.assert_close(states[:, b + 1], kept[:, b] * states[:, b] + added[:, b])
+
+
+def test_an_odd_head_is_not_rotated() -> None:
+    shape = Shape(heads=2, seq_len=5, head_dim=3)
+    with pytest.raises(Unsupported, match="even"):
+        RetNet(shape)
+    RetNet(shape, rotation=False)
