@@ -2,168 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 
+from attnbench.attention.sinkhorn_blocks import FAR, Attend, Balance, inverse_mass
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
-
-_FAR = 1e30
-
-
-class _Balance(torch.autograd.Function):
-    """Sinkhorn normalisation of exp(x); keeps only the potentials, so that no iteration is stored."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, iterations: int, causal: bool) -> Tensor:
-        rows, steps = x.new_zeros((*x.shape[:-1], 1)), []
-        for _ in range(iterations):
-            y = x - rows
-            columns = y.logcumsumexp(-2) if causal else y.logsumexp(-2, keepdim=True)
-            # Where nothing is allowed the potential is free; 0 keeps the entry forbidden.
-            columns.masked_fill_(columns < -_FAR / 2, 0)
-            before, rows = rows, (x - columns).logsumexp(-1, keepdim=True)
-            rows.masked_fill_(rows < -_FAR / 2, 0)
-            steps += [before, columns, rows]
-        balanced = (x - columns - rows).exp_()
-        ctx.save_for_backward(x, balanced, *steps)
-        ctx.causal = causal
-        return balanced
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        x, balanced, *steps = ctx.saved_tensors
-        dx = grad * balanced
-        drows = -dx.sum(-1, keepdim=True)
-        dcolumns = -dx if ctx.causal else -dx.sum(-2, keepdim=True)
-        while steps:
-            rows, columns, before = steps.pop(), steps.pop(), steps.pop()
-            part = (x - columns - rows).exp_().mul_(drows)
-            dcolumns = dcolumns - (part if ctx.causal else part.sum(-2, keepdim=True))
-            dx += part
-            if ctx.causal:  # in logarithms and by sign, as the factors may be far apart
-                tiny = torch.finfo(x.dtype).tiny
-                later = (dcolumns.clamp(min=tiny).log() - columns, (-dcolumns).clamp(min=tiny).log() - columns)
-                up, down = ((x - before + t.flip(-2).logcumsumexp(-2).flip(-2)).exp_() for t in later)
-                part = up - down
-            else:
-                part = (x - before - columns).exp_().mul_(dcolumns)
-            dx += part
-            drows = -part.sum(-1, keepdim=True)
-            dcolumns = torch.zeros_like(dcolumns)
-        return dx, None, None
-
-
-class _Attend(torch.autograd.Function):
-    """Softmax over own and sorted block, tile by tile; the backward pass computes the weights again.
-
-    q, k, v ``(G, n, b, D)`` with G = B·H heads of n blocks; sort ``(G, n, n)``; log_mass and real ``(G, n, b)``.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sort: Tensor,
-        log_mass: Tensor | None,
-        real: Tensor | None,
-        causal: bool,
-    ) -> Tensor:
-        out = torch.empty_like(q)
-        for heads, blocks in _tiles(q):
-            _, _, values, weights = _tile((q, k, v, sort, log_mass, real), causal, heads, blocks)
-            part = out[heads, blocks]
-            part.copy_(torch.bmm(weights, values).view(part.shape))
-        ctx.save_for_backward(q, k, v, sort, log_mass, real, out)
-        ctx.causal = causal
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sort, log_mass, _, out = ctx.saved_tensors
-        n, b, D = q.shape[1:]
-        dq = torch.empty_like(q)
-        dk, dv = (torch.zeros(x.shape, dtype=sort.dtype, device=x.device) for x in (k, v))
-        dsort, dmass = torch.zeros_like(sort), None if log_mass is None else torch.empty_like(log_mass)
-        for heads, blocks in _tiles(q):
-            queries, keys, values, weights = _tile(ctx.saved_tensors[:6], ctx.causal, heads, blocks)
-            dout = grad[heads, blocks].reshape(-1, b, D).to(sort.dtype)
-            dot = torch.linalg.vecdot(dout, out[heads, blocks].reshape(-1, b, D).to(sort.dtype)).unsqueeze(-1)
-            dvalues = torch.bmm(weights.mT, dout)
-            dlogits = torch.bmm(dout, values.mT).sub_(dot).mul_(weights)
-            if dmass is not None:
-                dmass[heads, blocks] = dlogits[:, :, b:].sum(1).view(dmass[heads, blocks].shape)
-            dlogits.mul_(D**-0.5)
-            dq[heads, blocks] = torch.bmm(dlogits, keys).view(dq[heads, blocks].shape).to(dq.dtype)
-            dkeys = torch.bmm(dlogits.mT, queries)
-            mixing = sort[heads, blocks]
-            for x, dx, joined, djoined in ((k, dk, keys, dkeys), (v, dv, values, dvalues)):
-                own, moved = djoined.view(len(mixing), -1, 2, b, D).unbind(2)
-                if dmass is not None:
-                    assert log_mass is not None
-                    dmass[heads, blocks] -= torch.linalg.vecdot(moved, joined.view(len(mixing), -1, 2, b, D)[:, :, 1])
-                    moved = moved * _inverse(log_mass[heads, blocks])
-                flat = moved.reshape(len(mixing), -1, b * D)
-                dx[heads].view(-1, n, b * D).baddbmm_(mixing.mT, flat)
-                dx[heads, blocks] += own
-                dsort[heads, blocks] += torch.bmm(flat, x[heads].flatten(2).mT.to(sort.dtype))
-        return dq, dk.to(k.dtype), dv.to(v.dtype), dsort, dmass, None, None
-
-
-def _tiles(q: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Heads and blocks whose weights stay in cache: several whole heads, or a part of one."""
-    G, n, b, _ = q.shape
-    most = max(1, (1 << (18 if q.device.type == "cpu" else 26)) // (2 * b * b))
-    heads = max(1, most // n)
-    for head in range(0, G, heads):
-        for block in range(0, n, most):
-            yield slice(head, head + heads), slice(block, min(block + most, n))
-
-
-def _inverse(log_mass: Tensor) -> Tensor:
-    return log_mass.clamp(min=-80).neg().exp().unsqueeze(-1)  # no mass: 0 times a finite number
-
-
-def _tile(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
-    causal: bool,
-    heads: slice,
-    blocks: slice,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries ``(g, b, D)``, own and sorted keys and values ``(g, 2b, D)``, and weights ``(g, b, 2b)``."""
-    q, k, v, sort, log_mass, real = tensors
-    b, D = q.shape[2:]
-    mixing = sort[heads, blocks]
-
-    def join(x: Tensor) -> Tensor:
-        joined = x.new_empty((*mixing.shape[:2], 2, b * D), dtype=sort.dtype)
-        joined[:, :, 0] = x[heads, blocks].flatten(2)
-        torch.bmm(mixing, x[heads].flatten(2).to(sort.dtype), out=joined[:, :, 1])
-        if log_mass is not None:
-            joined[:, :, 1].view(*mixing.shape[:2], b, D).mul_(_inverse(log_mass[heads, blocks]))
-        return joined.view(-1, 2 * b, D)
-
-    queries, keys, values = q[heads, blocks].reshape(-1, b, D).to(sort.dtype), join(k), join(v)
-    weights = queries.new_empty((len(queries), b, 2 * b))
-    torch.baddbmm(weights, queries, keys.mT, beta=0, alpha=D**-0.5, out=weights)
-    if causal:
-        weights[:, :, :b] += torch.full((b, b), -_FAR, dtype=sort.dtype, device=q.device).triu_(1)
-    if real is not None and log_mass is not None:
-        weights[:, :, :b].masked_fill_(~real[heads, blocks].reshape(-1, 1, b), -_FAR)
-        weights[:, :, b:] += log_mass[heads, blocks].reshape(-1, 1, b)
-    elif causal and blocks.start == 0:
-        weights.view(*mixing.shape[:2], b, 2 * b)[:, 0, :, b:] = -_FAR  # nothing is before the first block
-    return queries, keys, values, torch.softmax(weights, -1, out=weights)
 
 
 @register(
@@ -179,8 +28,9 @@ def _tile(
         causal=True,
         cross=No("a block of queries attends to the block of keys at its own place"),
         key_padding=True,
+        decode=No("blocks are sorted by the mean of earlier queries too, which a cache of keys and values lacks"),
     ),
-    settings=("block=4", "block=4,sort=learned"),
+    settings=("block=4", "block=4,sort=learned", "block=4,sort_cut=2"),
 )
 class Sinkhorn(nn.Module):
     """Own block and one softly sorted block, by Sinkhorn-balanced scores.
@@ -199,6 +49,10 @@ class Sinkhorn(nn.Module):
     column sums run only over blocks up to I (the paper's run over all, which reads later tokens): S_IJ =
     exp(R_IJ - f_I) / Σ_{L<=I} exp(R_LJ - f_L), with f making rows sum to 1. The first block attends to itself only.
 
+    ``sort_cut``: the paper's SortCut. There is no own block: every query attends to the first ``sort_cut`` mixtures
+    only, Σ_J S_IJ K_J for I < ``sort_cut``, all of them where there are fewer. That costs O(n·sort_cut·b·d), beside the
+    scores of pairs of blocks.
+
     Last block shorter, or padded: means run over real tokens, blocks without any take no part, and where block J has no
     token at an offset the mixture there averages the others and weighs as much as they have in S. With padding at the
     end the result is that of the shorter sequence.
@@ -209,7 +63,7 @@ class Sinkhorn(nn.Module):
     Shapes: q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, N)``.
 
     Raises:
-        Unsupported: ``sort=learned`` at a length above ``shape.seq_len``.
+        Unsupported: causal with ``sort_cut``; in ``forward``, ``sort=learned`` at a length above ``shape.seq_len``.
     """
 
     def __init__(
@@ -222,8 +76,15 @@ class Sinkhorn(nn.Module):
         sort: Annotated[
             Literal["bilinear", "learned"], Field(description="sort net: mean q · mean k, or two learned layers")
         ] = "bilinear",
+        sort_cut: Annotated[
+            int | None,
+            Field(ge=1, description="sorted blocks that every query sees, and no other; none: own block too"),
+        ] = None,
     ) -> None:
         super().__init__()
+        if sort_cut and shape.causal:
+            raise Unsupported("causal: the first sorted blocks mix tokens of the whole sequence")
+        self.sort_cut = sort_cut
         self.block, self.temperature, self.iterations, self.causal = block, temperature, iterations, shape.causal
         self.net = nn.ParameterDict()
         if sort == "learned":
@@ -246,12 +107,73 @@ class Sinkhorn(nn.Module):
         log_mass = None
         if real is not None:
             mass = sort @ real.to(sort.dtype)
-            log_mass = mass.masked_fill(mass <= 0, 1).log().masked_fill(mass <= 0, -_FAR)
-        out: Tensor = _Attend.apply(q, k, v, sort, log_mass, real, self.causal)  # type: ignore[no-untyped-call] # torch
+            log_mass = mass.masked_fill(mass <= 0, 1).log().masked_fill(mass <= 0, -FAR)
+        if self.sort_cut:
+            return self._attend_to_first(q, k, v, sort[:, : self.sort_cut], log_mass).view(B, H, n * b, D)[:, :, :N]
+        out: Tensor = Attend.apply(q, k, v, sort, log_mass, real, self.causal)  # type: ignore[no-untyped-call] # torch
         if real is not None:
             own = real.cumsum(-1) > 0 if self.causal else real.any(-1, keepdim=True)
             out = out.masked_fill(~(own | (mass > 0).any(-1, keepdim=True)).unsqueeze(-1), 0)
         return out.view(B, H, n * b, D)[:, :, :N]
+
+    def _attend_to_first(self, q: Tensor, k: Tensor, v: Tensor, sort: Tensor, log_mass: Tensor | None) -> Tensor:
+        """q, k, v ``(G, n, b, D)``, sort ``(G, n_c, n)`` -> ``(G, n·b, D)``."""
+        G, cut, _ = sort.shape
+        mixed = [torch.bmm(sort, x.flatten(2).to(sort.dtype)).view(G, -1, q.shape[3]) for x in (k, v)]
+        bias = None
+        if log_mass is not None:
+            log_mass = log_mass[:, :cut].reshape(G, 1, -1)
+            mixed = [x * inverse_mass(log_mass[:, 0]) for x in mixed]
+            bias = log_mass.clamp(min=torch.finfo(q.dtype).min / 4).to(q.dtype).expand(G, q.shape[1] * q.shape[2], -1)
+        keys, values = (x.to(q.dtype) for x in mixed)
+        return scaled_dot_product_attention(q.flatten(1, 2), keys, values, attn_mask=bias)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Every mean, S, the mixtures and the weights as plain matrices over all tokens."""
+        N, D = q.shape[2:]
+        b, position = min(self.block, N), torch.arange(N, device=q.device)
+        real = (torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask)[:, None, None]
+        home, offset, n = position // b, position % b, -(-N // b)
+        blocks = torch.arange(n, device=q.device)
+        inside = real & (home == blocks[:, None])
+        before = real & (position <= b * blocks[:, None]) if self.causal else inside
+        inside_mean, pool_mean = (
+            m / m.sum(-1, keepdim=True).clamp(min=1) for m in (inside.to(q.dtype), before.to(q.dtype))
+        )
+        if self.net:
+            hidden = (pool_mean @ k @ self.net["W"].to(q.dtype) + self.net["w"].to(q.dtype)).relu()
+            scores = hidden @ self.net["U"][..., :n].to(q.dtype)
+        else:
+            scores = pool_mean @ q @ (inside_mean @ k).mT * D**-0.5
+        allowed = inside.any(-1)[..., None] & inside.any(-1)[..., None, :]
+        if self.causal:
+            allowed = allowed & (blocks[:, None] > blocks)
+        scores = scores / self.temperature
+        weights = (scores - scores.amax((-1, -2), keepdim=True)).exp() * allowed
+        rows = torch.ones_like(weights[..., :1])
+        for _ in range(self.iterations):
+            used = weights / rows
+            columns = used.cumsum(-2) if self.causal else used.sum(-2, keepdim=True)
+            S = torch.where(columns > 0, weights / columns, 0)
+            rows = S.sum(-1, keepdim=True)
+            rows = torch.where(rows > 0, rows, 1)
+        share = (S / rows)[..., home][:, :, :, None] * (
+            real[:, :, :, None] & (offset == torch.arange(b, device=q.device)[:, None])
+        )
+        mass = share.sum(-1)  # (B, H, n, b): of the mixture at an offset of a block
+        keys, values = (torch.where(mass[..., None] > 0, share @ x[:, :, None] / mass[..., None], 0) for x in (k, v))
+        if self.sort_cut:
+            mass, keys, values = (x[:, :, None, : self.sort_cut].flatten(3, 4) for x in (mass, keys, values))
+        else:
+            mass, keys, values = (x[:, :, home] for x in (mass, keys, values))
+        # For each query, the mixtures that it sees and then all tokens: (B, H, N, mixtures + N).
+        logits = torch.cat([(q[..., None, :] * keys).sum(-1), q @ k.mT], -1) * D**-0.5
+        own = real & (home[:, None] == home) & (not self.sort_cut)
+        own = own & (position[:, None] >= position) if self.causal else own
+        mass = torch.cat([mass.expand(*logits.shape[:3], -1), own.expand_as(logits[..., -N:])], -1)
+        weights = (logits - logits.amax(-1, keepdim=True)).exp() * mass
+        weights = weights / weights.sum(-1, keepdim=True).masked_fill(~(mass > 0).any(-1, keepdim=True), 1)
+        return (weights[..., :-N, None] * values).sum(-2) + weights[..., -N:] @ v
 
     def sort_matrix(self, q: Tensor, k: Tensor, H: int, real: Tensor | None = None) -> Tensor:
         """S ``(B·H, n, n)`` of q, k ``(B·H, n, b, D)``; ``real`` ``(B·H, n, b)``; k is 0 where not real."""
@@ -270,10 +192,10 @@ class Sinkhorn(nn.Module):
         scores = scores / self.temperature
         if real is not None:
             some = real.any(-1)
-            scores = scores.masked_fill(~(some.unsqueeze(-1) & some.unsqueeze(-2)), -_FAR)
+            scores = scores.masked_fill(~(some.unsqueeze(-1) & some.unsqueeze(-2)), -FAR)
         if self.causal:
-            scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(), -_FAR)
-        balanced: Tensor = _Balance.apply(scores, self.iterations, self.causal)  # type: ignore[no-untyped-call] # torch
+            scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(), -FAR)
+        balanced: Tensor = Balance.apply(scores, self.iterations, self.causal)  # type: ignore[no-untyped-call] # torch
         return balanced
 
     @staticmethod

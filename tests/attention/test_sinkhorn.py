@@ -289,6 +289,59 @@ def test_memory_grows_no_faster_than_the_sequence(causal: bool, backward: bool) 
     assert peak(4096) < 4.2 * peak(1024)
 
 
+MODES = ["", "sort=learned", "iterations=1,temperature=0.3", "sort_cut=1", "sort_cut=2,sort=learned", "sort_cut=99"]
+
+
+@pytest.mark.parametrize("options", MODES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("N", [1, 8, 19])
+def test_forward_equals_its_dense_form_with_any_padding(options: str, causal: bool, N: int) -> None:
+    if causal and "sort_cut" in options:
+        return
+    q, k, v = draw(N)
+    module = sinkhorn(f"block=4,{options}".rstrip(","), 19, causal=causal)
+    torch.testing.assert_close(module(q, k, v), module.dense(q, k, v), atol=1e-11, rtol=1e-11)
+    for share in (0.7, -1.0):
+        mask = torch.rand(2, N, generator=torch.Generator().manual_seed(3)) < torch.tensor([[share], [0.2]])
+        got = module(q, k, v, key_mask=mask)
+        torch.testing.assert_close(got, module.dense(q, k, v, key_mask=mask), atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize(("causal", "options"), [(False, ""), (True, ""), (False, "sort=learned")])
+def test_dense_equals_the_definition(causal: bool, options: str) -> None:
+    q, k, v = draw(11, B=1)
+    module = sinkhorn(f"block=4,{options}".rstrip(","), 11, causal=causal)
+    torch.testing.assert_close(module.dense(q, k, v), dense(module, q, k, v), atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_sort_cut_with_a_hard_permutation_shows_every_query_the_first_sorted_blocks_only(cut: int) -> None:
+    q, k, v = draw(16, D=6, scale=0.5)
+    order, axes = torch.tensor([2, 0, 3, 1]), torch.eye(4, 6, dtype=torch.float64).repeat_interleave(4, 0)
+    q = q + 20 * axes
+    k = k + 20 * axes.view(4, 4, 6)[order.argsort()].view(16, 6)
+    seen = (torch.arange(16) // 4 == order[:cut, None]).any(0)
+    expected = masked_attention(q, k, v, seen.expand(16, 16))
+    torch.testing.assert_close(sinkhorn(f"block=4,sort_cut={cut}", 16)(q, k, v), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_sort_cut_in_half_precision_gradients_and_empty_rows(masked: bool) -> None:
+    q, k, v = (x.requires_grad_() for x in draw(10, H=1, D=3))
+    mask = torch.tensor([[False], [True]]) & (torch.arange(10) < 7) if masked else None
+    module = build("sinkhorn:block=4,sort_cut=2,iterations=3", Shape(2, 1, 10, 3)).double()
+    assert torch.autograd.gradcheck(lambda *x: module(*x, key_mask=mask), (q, k, v), fast_mode=True)
+    half = module(q.half(), k.half(), v.half(), key_mask=mask)
+    assert half.dtype == torch.float16
+    torch.testing.assert_close(half.double(), module(q, k, v, key_mask=mask), atol=0.01, rtol=0.01)
+    assert bool((half[0] == 0).all()) == masked
+
+
+def test_sort_cut_is_not_causal() -> None:
+    with pytest.raises(Unsupported, match="mix tokens of the whole sequence"):
+        sinkhorn("sort_cut=1", 8, causal=True)
+
+
 def test_refuses_what_is_not_defined() -> None:
     q, k, v = draw(21)
     with pytest.raises(Unsupported, match="knows 5 blocks and the sequence has 6"):
