@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attnbench.attention.bands import blocks_per_tile, full_rows
 from attnbench.attention.block_sparse import Blocks, Heads, Keys, Shared, Tile, attend, batches
 from attnbench.errors import Unsupported
+from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -29,8 +30,10 @@ from attnbench.variant import No, Traits, register
         causal=No("the last block is global: every token sees it"),
         cross=No("the blocks need queries and keys at the same positions"),
         stochastic=True,
+        permutable=False,
+        exact_with=("block={n}", "block=1,random_blocks={n}"),
     ),
-    settings=("block=3,random_blocks=1",),
+    settings=("block=3,random_blocks=1", "block=2,random_blocks=3"),
 )
 class BigBird(nn.Module):
     """BigBird (ITC): random, window and global blocks.
@@ -43,7 +46,8 @@ class BigBird(nn.Module):
     The draws are uniform and fixed in the constructor, up to shape.N tokens; a shorter sequence uses the same random
     numbers over fewer blocks. With ``key_mask`` the blocks are cut over each sequence's tokens up to its last real
     one, so that padding at the end changes nothing (this reads the mask's lengths, a synchronisation on CUDA); rows
-    beyond give 0. In the authors' code random blocks can coincide with window or global ones, whose keys then count
+    beyond give 0.
+    Differs from the authors' code: there random blocks can coincide with window or global ones, whose keys then count
     twice, and a sequence must be a whole number of blocks.
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``. Time N·(7 + random_blocks)·block·D: two for the global rows.
@@ -80,6 +84,34 @@ class BigBird(nn.Module):
             x, y, z = (x[rows, :, :n] for x in (q, k, v))
             out[rows, :, :n] = attend(x, y, z, self._tiles(x), key_mask=key_mask[rows, :n])
         return out
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """:meth:`forward` by an N × N mask for each head and example."""
+        real = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
+        examples = []
+        for b, mask in enumerate(real):
+            n = int(mask.nonzero().amax()) + 1 if mask.any() else 0
+            allowed = torch.zeros(*q.shape[1:3], k.shape[2], dtype=torch.bool, device=q.device)
+            for h in range(q.shape[1]):
+                for I, seen in enumerate(self._plan(h, -(-n // self.block))):
+                    for J in seen:
+                        rows, columns = (slice(x * self.block, min(n, (x + 1) * self.block)) for x in (I, J))
+                        allowed[h, rows, columns] = True
+            examples.append(masked_attention(q[b], k[b], v[b], allowed & mask))
+        return torch.stack(examples)
+
+    def _plan(self, head: int, total: int) -> Iterator[set[int]]:
+        """The blocks that each of ``total`` blocks sees, those drawn picked one by one from a list of the others."""
+        for I in range(total):
+            seen = set(range(total)) & {0, I - 1, I, I + 1, total - 1}
+            left = sorted(set(range(total)) - seen)
+            if I in (0, total - 1):
+                yield set(range(total))
+                continue
+            for draw in self.draws[I, head].tolist():
+                if left:
+                    seen.add(left.pop(draw % len(left)))
+            yield seen
 
     def _tiles(self, q: Tensor) -> Iterator[Tile]:
         n, size = q.shape[2], self.block

@@ -1,16 +1,20 @@
-"""Local attention: a sliding window, or blocks that see themselves and their neighbours."""
+"""Local attention: a sliding window, dilated or not, or blocks that see themselves and their neighbours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.attention import kv_cache
 from attnbench.attention.bands import ROWS, band, blocks_per_tile, triangle
 from attnbench.attention.block_sparse import Blocks, Tile, Window, attend, batches
+from attnbench.attention.ring import Ring
 from attnbench.errors import UsageError
+from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -21,27 +25,35 @@ _WINDOW = 128
     "local",
     family="fixed pattern",
     source="Liu et al. 2018, arXiv:1801.10198, section 4.2.4; Beltagy et al. 2020, arXiv:2004.05150, section 3.1",
-    formula="softmax over {j : |i − j| ≤ w}, or over the blocks within r of i's own",
+    formula="softmax over {j : |i − j| ∈ {0, δ, …, w·δ}}, or over the blocks within r of i's own",
     cost="O(n·w·d)",
     time_exponent=1.0,
     memory_exponent=1.0,
-    traits=Traits(cross=No("the window needs queries and keys at the same positions")),
-    settings=("window=3", "block=5,look_around=1"),
+    traits=Traits(
+        cross=No("the window needs queries and keys at the same positions"),
+        decode=True,
+        permutable=False,
+        exact_with=("window={n}", "block={n}", "block=3,look_around={n}"),
+    ),
+    settings=("window=3", "block=5,look_around=1", "window=2,dilation=3", "block=4"),
 )
 class Local(nn.Module):
     """Local attention: a sliding window, or blocks of neighbours.
 
-    Sliding (``block`` unset): token i sees |i - j| <= ``window``, that is 2·window + 1 keys, itself included; causal,
-    the window + 1 keys i - window .. i. Block-local: token i sees its own block of ``block`` tokens and
-    ``look_around`` blocks on either side (causal: before it only, and j <= i), as in Liu et al. with look_around=0.
+    Sliding (``block`` unset): token i sees the tokens i ± t·δ for t = 0 .. ``window``, δ = ``dilation``; with δ = 1
+    that is |i - j| <= window, 2·window + 1 keys, itself included. Causal: the window + 1 keys i - t·δ. Block-local:
+    token i sees its own block of ``block`` tokens and ``look_around`` blocks on either side (causal: before it only,
+    and j <= i), as in Liu et al. with look_around=0.
 
-    Both are exact softmax over those keys. Elsewhere ``window`` often means both sides together. The Long Range Arena
-    code of local attention attends to every (n / block)-th token instead of a block.
+    All are exact softmax over those keys. Elsewhere ``window`` often means both sides together.
+    Differs from the authors' code: the Long Range Arena's local attention attends to every (n / block)-th token
+    instead of a block.
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + 64)·D, scores for one tile at a time.
+    Decoding keeps the last window + 1 keys (dilated: as far as the window reaches), or look_around + 1 blocks.
 
     Raises:
-        UsageError: ``window`` and ``block`` together, or ``look_around`` without ``block``.
+        UsageError: ``block`` together with ``window`` or ``dilation``, or ``look_around`` without ``block``.
     """
 
     def __init__(
@@ -51,23 +63,64 @@ class Local(nn.Module):
         window: Annotated[int, Field(ge=0, description="tokens seen on each side")] = _WINDOW,
         block: Annotated[int | None, Field(ge=1, description="block length instead of a window")] = None,
         look_around: Annotated[int, Field(ge=0, description="neighbour blocks seen on each side")] = 0,
+        dilation: Annotated[int, Field(ge=1, description="distance between the window's tokens")] = 1,
     ) -> None:
         super().__init__()
         if block is not None and window != _WINDOW:
             raise UsageError("local: give window (sliding) or block (block-local), not both")
+        if block is not None and dilation != 1:
+            raise UsageError("local: dilation belongs to a sliding window; a block is contiguous")
         if look_around and block is None:
             raise UsageError("local: look_around needs block; a sliding window has window")
         self.causal = shape.causal
         self.window = window
         self.block = block
         self.look_around = look_around
+        self.dilation = dilation
+        self.room = shape.N
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if self.block is None:
-            tiles = band(q, before=self.window, after=0 if self.causal else self.window)
+            return attend(q, k, v, _windows(q, self.window, self.dilation, self.causal), key_mask=key_mask)
+        return attend(q, k, v, _blocks(q, self.block, self.look_around, self.causal), key_mask=key_mask)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """:meth:`forward` by an N × N mask."""
+        i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
+        if self.block is None:
+            allowed = ((i - j).abs() <= self.window * self.dilation) & ((i - j) % self.dilation == 0)
         else:
-            tiles = _blocks(q, self.block, self.look_around, self.causal)
-        return attend(q, k, v, tiles, key_mask=key_mask)
+            allowed = (i // self.block - j // self.block).abs() <= self.look_around
+        if self.causal:
+            allowed = allowed & (j <= i)
+        return masked_attention(q, k, v, allowed if key_mask is None else allowed & key_mask[:, None, None])
+
+    def begin(self, k: Tensor, v: Tensor) -> Ring:
+        """k, v ``(B, H, n, D)``, n >= 0."""
+        # In whole turns of the dilation, or blocks, so that their tokens come to lie in the same slots again.
+        size = (self.window + 1) * self.dilation if self.block is None else (self.look_around + 1) * self.block
+        return Ring.of(k, v, size, self.room)
+
+    def step(self, state: Ring, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ring]:
+        """q, k, v ``(B, H, 1, D)``."""
+        slot = state.length % state.size
+        state = state.append(k, v)
+        keys, values = state.keys, state.values
+        if self.block is None:
+            seen = slice(slot % self.dilation, None, self.dilation)
+            return kv_cache.attend(q, keys[:, :, seen], values[:, :, seen]), state
+        # The slots of this block that are not yet overwritten hold the block that is just out of reach.
+        after = (slot // self.block + 1) * self.block
+        if after < keys.shape[2]:
+            keys, values = (torch.cat([x[:, :, : slot + 1], x[:, :, after:]], 2) for x in (keys, values))
+        else:
+            keys, values = keys[:, :, : slot + 1], values[:, :, : slot + 1]
+        return kv_cache.attend(q, keys, values), state
+
+
+def _windows(q: Tensor, window: int, dilation: int, causal: bool) -> Iterator[Tile]:
+    for start in range(min(dilation, q.shape[2])):
+        yield from band(q, before=window, after=0 if causal else window, start=start, stride=dilation)
 
 
 def _blocks(q: Tensor, block: int, around: int, causal: bool) -> Iterator[Tile]:

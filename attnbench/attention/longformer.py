@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.bands import band, full_rows
 from attnbench.attention.block_sparse import Blocks, Keys, Shared, Tile, attend
+from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -26,6 +27,8 @@ from attnbench.variant import No, Traits, register
     traits=Traits(
         causal=No("global tokens see the whole sequence, and every token sees them"),
         cross=No("the window needs queries and keys at the same positions"),
+        permutable=False,
+        exact_with=("window={n}", "window={n},global_tokens=0", "window=0,global_tokens={n}"),
     ),
     settings=("window=2,global_tokens=2", "window=1,dilation=2,projections=own"),
 )
@@ -38,8 +41,9 @@ class Longformer(nn.Module):
 
     The paper gives global rows projections of their own. q, k, v come projected, so with ``projections=own`` learned
     (D, D) maps per head, initially the identity as the paper initialises its own from the local ones, act on q, k, v
-    where they serve the global rows. All heads have the same window and dilation. The published code in chunks knows
-    no dilation, and marks excluded keys by -10000 where this excludes them.
+    where they serve the global rows. All heads have the same window and dilation.
+    Differs from the authors' code: the form in chunks knows no dilation, and marks excluded keys by -10000 where this
+    excludes them.
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + 64 + 2·g)·D.
     """
@@ -74,6 +78,18 @@ class Longformer(nn.Module):
         q = torch.cat([q[:, :, :g] @ map_q @ map_k.transpose(1, 2), q[:, :, g:]], 2)
         out = attend(q, k, v, tiles, key_mask=key_mask)
         return torch.cat([out[:, :, :g] @ map_v, out[:, :, g:]], 2)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """:meth:`forward` by an N × N mask, the global rows apart."""
+        i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
+        near = ((i - j).abs() <= self.window * self.dilation) & ((i - j) % self.dilation == 0)
+        allowed = near | (i < self.global_tokens) | (j < self.global_tokens)
+        allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
+        out = masked_attention(q, k, v, allowed)
+        if self.maps is None:
+            return out
+        q, k, v = (x @ m.to(x.dtype) for x, m in zip((q, k, v), self.maps, strict=True))
+        return torch.where(i < self.global_tokens, masked_attention(q, k, v, allowed), out)
 
     def _tiles(self, q: Tensor, g: int) -> Iterator[Tile]:
         # The window runs over the tokens after the global ones, so that these are never counted twice.

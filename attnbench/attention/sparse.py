@@ -1,34 +1,37 @@
-"""Sparse Transformer attention: strided and fixed factorised patterns, both factors merged in one softmax."""
+"""Sparse Transformer attention: strided and fixed factorised patterns, merged in one softmax or head by head."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from math import isqrt
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.bands import ROWS, band, blocks_per_tile, triangle
-from attnbench.attention.block_sparse import (
-    Blocks,
-    Heads,
-    Keys,
-    Mask,
-    Shared,
-    Tile,
-    Window,
-    attend,
-    batches,
-    minus_infinity,
-)
+from attnbench.attention import kv_cache, sparse_tiles
+from attnbench.attention.block_sparse import Tile, attend
+from attnbench.attention.head_groups import HeadGroups
+from attnbench.attention.kv_cache import Cache
+from attnbench.attention.local import Local
 from attnbench.errors import UsageError
+from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
 _SUMMARY = 8
+
+
+class Summaries(NamedTuple):
+    """What decoding with summaries keeps."""
+
+    summaries: Cache
+    """``fixed``: of whole blocks only."""
+    block: Cache
+    """``fixed``: the block that is not yet whole."""
+    length: int
 
 
 @register(
@@ -39,8 +42,20 @@ _SUMMARY = 8
     cost="O(n·√n·d)",
     time_exponent=1.5,
     memory_exponent=1.5,
-    traits=Traits(cross=No("both patterns need queries and keys at the same positions")),
-    settings=("length=4", "pattern=fixed,length=4,summary=1"),
+    traits=Traits(
+        cross=No("both patterns need queries and keys at the same positions"),
+        decode=True,
+        permutable=False,
+        exact_with=("length={n}", "pattern=fixed,length={n},summary=1", "pattern=stride,length=1"),
+    ),
+    settings=(
+        "length=4",
+        "pattern=fixed,length=4,summary=1",
+        "pattern=stride,length=4",
+        "pattern=summary,length=5,summary=2",
+        "length=4,heads=split",
+        "pattern=fixed,length=4,summary=2,heads=split",
+    ),
 )
 class Sparse(nn.Module):
     """Sparse Transformer: a local part and a strided or summary part.
@@ -48,128 +63,155 @@ class Sparse(nn.Module):
     With l = ``length`` (about √n) and j <= i throughout:
 
     - ``strided``: A¹ = {i - l .. i}, A² = {j : (i - j) mod l = 0};
-    - ``fixed``: A¹ = {j : ⌊j / l⌋ = ⌊i / l⌋}, A² = {j : j mod l >= l - c}, c = ``summary``.
+    - ``fixed``: A¹ = {j : ⌊j / l⌋ = ⌊i / l⌋}, A² = {j : j mod l >= l - c}, c = ``summary``;
+    - ``stride`` and ``summary``: A² of strided, or of fixed, alone. Tokens i < l - c, for which the latter is empty,
+      see themselves.
 
-    Every head takes one softmax over the union (the paper's merged heads); a key that lies in both parts counts once.
+    ``heads=merged``: every head takes one softmax over the union; a key that lies in both parts counts once.
+    ``heads=split``: the first half of the heads (the larger, of an odd number) takes A¹, the others A².
     The patterns are causal by definition. Without ``causal`` the mask is symmetrised: i and j see one another where
     the later of them sees the earlier; so with ``fixed`` summary tokens see all that follows, the others only the
     summaries before them.
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·√N·D, or N·(l + c·N / l)·D. The paper's memory is
     that of its N·√N scores; here they exist for one tile at a time, forward and backward, which is O(N). (Strided, not
-    causal and N not a multiple of l: k and v are copied to pad them.)
-    Differs from the authors' code: there the strided window is l wide including i, here l + 1 as in the paper.
+    causal and N not a multiple of l: k and v are copied to pad them.) Decoding keeps every key with ``strided`` and
+    ``stride``, which see it again l tokens later, else one block and the summaries.
+    Differs from the authors' code: there the strided window is l wide including i, here l + 1 as in the paper; they
+    have no form that is not causal.
 
     Raises:
-        UsageError: ``summary`` with ``pattern=strided``, or above ``length``.
+        UsageError: ``summary`` with a pattern that has none, or above ``length``; ``heads=split`` of a single part.
     """
 
     def __init__(
         self,
         shape: Shape,
         *,
-        pattern: Annotated[Literal["strided", "fixed"], Field(description="strided | fixed")] = "strided",
+        pattern: Annotated[
+            Literal["strided", "fixed", "stride", "summary"],
+            Field(description="strided | fixed; stride, summary: the second part of either alone"),
+        ] = "strided",
         length: Annotated[int | None, Field(ge=1, description="stride or block length l; none: √seq_len")] = None,
         summary: Annotated[int, Field(ge=1, description="fixed: tokens c per block that later blocks see")] = _SUMMARY,
+        heads: Annotated[
+            Literal["merged", "split"], Field(description="each head takes both parts | half take one, half the other")
+        ] = "merged",
     ) -> None:
         super().__init__()
-        if pattern == "strided" and summary != _SUMMARY:
-            raise UsageError("sparse: summary belongs to pattern=fixed")
-        if length is not None and pattern == "fixed" and summary > length:
+        strided = pattern in ("strided", "stride")
+        if strided and summary != _SUMMARY:
+            raise UsageError("sparse: summary belongs to pattern=fixed and pattern=summary")
+        if length is not None and not strided and summary > length:
             raise UsageError(f"sparse: summary={summary} does not fit into blocks of length={length}")
-        self.causal = shape.causal
+        if heads == "split" and pattern in ("stride", "summary"):
+            raise UsageError(f"sparse: pattern={pattern} is one part, which heads=split cannot divide")
+        self.causal, self.tokens = shape.causal, shape.N
         self.pattern = pattern
         self.length = length or max(1, isqrt(shape.N))
         self.summary = min(summary, self.length)
+        self.groups: HeadGroups | None = None
+        if heads == "split":
+            sizes = [size for size in (shape.H - shape.H // 2, shape.H // 2) if size]
+            shapes = [replace(shape, heads=size) for size in sizes]
+            near = Local(shapes[0], window=self.length) if strided else Local(shapes[0], block=self.length)
+            far = [
+                Sparse(other, pattern="stride", length=self.length)
+                if strided
+                else Sparse(other, pattern="summary", length=self.length, summary=self.summary)
+                for other in shapes[1:]
+            ]
+            self.groups = HeadGroups([near, *far], sizes)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if self.groups is not None:
+            out: Tensor = self.groups(q, k, v, key_mask=key_mask)
+            return out
         length = self.length
-        if self.pattern == "fixed":
-            return attend(q, k, v, _fixed(q, length, self.summary, self.causal), key_mask=key_mask)
-        if not self.causal and (missing := -q.shape[2] % length):
-            # Columns of equal length; the band never reaches the padding, and _Column masks its own.
+        if self.pattern == "strided" and not self.causal and (missing := -q.shape[2] % length):
+            # Columns of equal length; the band never reaches the padding, and a column masks its own.
             k, v = nn.functional.pad(k, (0, 0, 0, missing)), nn.functional.pad(v, (0, 0, 0, missing))
             key_mask = None if key_mask is None else nn.functional.pad(key_mask, (0, missing))
-        return attend(q, k, v, _strided(q, length, self.causal), key_mask=key_mask)
+        return attend(q, k, v, self._tiles(q), key_mask=key_mask)
 
+    def _tiles(self, q: Tensor) -> Iterator[Tile]:
+        match self.pattern:
+            case "strided":
+                return sparse_tiles.strided(q, self.length, self.causal)
+            case "fixed":
+                return sparse_tiles.fixed(q, self.length, self.summary, self.causal)
+            case "stride":
+                return sparse_tiles.stride(q, self.length, self.causal)
+            case "summary":
+                return sparse_tiles.summaries(q, self.length, self.summary, self.causal)
 
-def _strided(q: Tensor, length: int, causal: bool) -> Iterator[Tile]:
-    n = q.shape[2]
-    total = -(-n // length)
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """:meth:`forward` by an N × N mask for each head."""
+        length, n = self.length, q.shape[2]
+        i, j = torch.arange(n, device=q.device)[:, None], torch.arange(n, device=q.device)
+        if self.pattern in ("strided", "stride"):
+            near, far = i - j <= length, (i - j) % length == 0
+        else:
+            near, far = i // length == j // length, j % length >= length - self.summary
+            if self.groups is not None or self.pattern == "summary":
+                far = far | (i == j) & (i < length - self.summary)
+        if self.groups is not None:
+            first = torch.arange(q.shape[1], device=q.device)[:, None, None] < self.groups.heads[0]
+            allowed = torch.where(first, near, far)
+        else:
+            allowed = near | far if self.pattern in ("strided", "fixed") else far
+        allowed = allowed & (j <= i)
+        if not self.causal:
+            allowed = allowed | allowed.mT
+        return masked_attention(q, k, v, allowed if key_mask is None else allowed & key_mask[:, None, None])
 
-    def column(rows: Blocks) -> tuple[Keys, ...]:
-        # The band holds the distances 0 and l already: blocks t - 1, t and (both ways) t + 1 are not in the column.
-        t, residue = divmod(rows.start, length)
-        width = t + rows.count - 2 if causal else total
-        if width < 1 or total < 3:
-            return ()
-        first = max(0, t - 1)
-        block = torch.arange(t, t + rows.count, device=q.device)[:, None, None]
-        other = torch.arange(first, min(width, t + rows.count + 1), device=q.device)
-        blocked = other > block - 2 if causal else (other - block).abs() < 2
-        masks: tuple[Mask, ...] = ((first, minus_infinity(blocked, q)),) if first < width else ()
-        if not causal and n % length:
-            beyond = torch.arange(residue, residue + rows.size, device=q.device)[None, :, None] >= n % length
-            masks += ((width - 1, minus_infinity(beyond, q)),)
-        return (_Column(length, residue, width, masks),)
+    def begin(self, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+        """k, v ``(B, H, n, D)``, n >= 0. The state is a Cache, Summaries, or that of each half of the heads."""
+        if self.groups is not None:
+            return self.groups.begin(k, v)
+        if self.pattern in ("strided", "stride"):
+            return Cache.of(k, v, self.tokens)
+        length, n = self.length, k.shape[2]
+        whole = n - n % length if self.pattern == "fixed" else n
+        kept = torch.arange(whole, device=k.device) % length >= length - self.summary
+        summaries = Cache.of(k[:, :, :whole][:, :, kept], v[:, :, :whole][:, :, kept], self._room())
+        block = Cache.of(k[:, :, whole:], v[:, :, whole:], length if self.pattern == "fixed" else 0)
+        return Summaries(summaries, block, n)
 
-    # A column is one small product per residue; with few rows in it, reading its keys would dominate.
-    return band(q, before=length, after=0 if causal else length, step=length, also=column, least=16)
+    def _room(self) -> int:
+        whole, rest = divmod(self.tokens, self.length)
+        return whole * self.summary + max(0, rest - self.length + self.summary)
 
+    def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+        """q, k, v ``(B, H, 1, D)``."""
+        if self.groups is not None:
+            return self.groups.step(state, q, k, v)
+        if isinstance(state, Summaries):
+            return self._step_summaries(state, q, k, v)
+        cache = Cache(*state)
+        t = cache.length
+        cache = cache.append(k, v)
+        keys, values = cache.keys, cache.values
+        first = max(0, t - self.length) if self.pattern == "strided" else t + 1
+        column = slice(t % self.length, first, self.length)
+        if first <= t:
+            keys, values = (torch.cat([x[:, :, column], x[:, :, first:]], 2) for x in (keys, values))
+        else:
+            keys, values = keys[:, :, column], values[:, :, column]
+        return kv_cache.attend(q, keys, values), cache
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """Row r of each query block sees row residue + r of the first ``width`` blocks of ``length`` keys."""
-
-    length: int
-    residue: int
-    width: int
-    masks: tuple[Mask, ...]
-
-    def _columns(self, y: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-        blocks = Blocks(0, self.length, self.width, self.length).of(y, dtype)
-        return blocks[:, :, self.residue : self.residue + rows].transpose(1, 2)
-
-    def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        columns = self._columns(y[heads], x.shape[2], x.dtype)
-        return (x.transpose(1, 2) @ columns.transpose(2, 3)).transpose(1, 2)
-
-    def mix(self, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        return (p.transpose(1, 2) @ self._columns(y[heads], p.shape[2], p.dtype)).transpose(1, 2)
-
-    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
-        part = p.transpose(1, 2).transpose(2, 3) @ x.transpose(1, 2)
-        self._columns(into[heads], x.shape[2], into.dtype).add_(part)
-
-
-def _fixed(q: Tensor, length: int, summary: int, causal: bool) -> Iterator[Tile]:
-    n = q.shape[2]
-    total = n // length
-    ordinary = length if causal else length - summary
-
-    def earlier(t: int, count: int) -> tuple[Keys, ...]:
-        """Summaries of the blocks before t .. t + count - 1."""
-        if t + count < 2:
-            return ()
-        block = torch.arange(count, device=q.device)[:, None, None]
-        other = torch.arange((count - 1) * summary, device=q.device) // summary
-        masks = ((t * summary, minus_infinity(other >= block, q)),) if count > 1 else ()
-        return (Shared(Blocks(length - summary, summary, t + count - 1, length), masks),)
-
-    for start, size in batches(0, ordinary, ROWS):
-        # Causal rows stop at their own last token, and see a triangle of their own columns.
-        span = start + size if causal else length
-        masks = triangle(q, start, size) if causal else ()
-        most = blocks_per_tile(q, total, size * (span + total * summary))
-        for t, count in batches(0, total, most):
-            own = Window(Blocks(t * length, span, count, length), masks)
-            yield Tile(Blocks(t * length + start, size, count, length), (own, *earlier(t, count)))
-    if not causal:
-        for t in range(total):
-            everything_on = Window(Blocks(t * length, n - t * length))
-            for start, size in batches((t + 1) * length - summary, (t + 1) * length, ROWS):
-                yield Tile(Blocks(start, size), (everything_on, *earlier(t, 1)))
-    for start, size in batches(total * length, n, ROWS):
-        span = (start + size if causal else n) - total * length
-        own = Window(Blocks(total * length, span), triangle(q, span - size, size) if causal else ())
-        yield Tile(Blocks(start, size), (own, *earlier(total, 1)))
+    def _step_summaries(self, state: Summaries, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Summaries]:
+        summaries, block, t = state
+        if self.pattern == "summary":
+            if t % self.length >= self.length - self.summary:
+                summaries = summaries.append(k, v)
+            keys, values = (summaries.keys, summaries.values) if summaries.length else (k, v)
+            return kv_cache.attend(q, keys, values), Summaries(summaries, block, t + 1)
+        block = block.append(k, v)
+        keys, values = torch.cat([summaries.keys, block.keys], 2), torch.cat([summaries.values, block.values], 2)
+        out = kv_cache.attend(q, keys, values)
+        if block.length == self.length:
+            for i in range(self.length - self.summary, self.length):
+                summaries = summaries.append(block.k[:, :, i : i + 1], block.v[:, :, i : i + 1])
+            block = block._replace(length=0)
+        return out, Summaries(summaries, block, t + 1)

@@ -141,3 +141,13 @@ def test_a_sequence_longer_than_the_draws_is_refused() -> None:
     f = made(64, 8, 3)
     with pytest.raises(Unsupported, match="drawn for 64 tokens, not 65"):
         f(*draw(65))
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 3, 20])
+@pytest.mark.parametrize("n", [1, 7, 12, 29, 40])
+def test_the_dense_formula_is_forward_and_the_plan_tested_above(n: int, wanted: int) -> None:
+    f = made(n, 3, wanted)
+    q, k, v = draw(n)
+    torch.testing.assert_close(f.dense(q, k, v), masked_attention(q, k, v, dense(f, n)), rtol=0, atol=1e-12)
+    key_mask = torch.rand(2, n) < 0.6
+    torch.testing.assert_close(f.dense(q, k, v, key_mask=key_mask), f(q, k, v, key_mask=key_mask), rtol=0, atol=1e-12)

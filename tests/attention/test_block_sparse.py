@@ -21,11 +21,14 @@ SPECS = (
     "local:block=10,look_around=1",
     "sparse:length=7",
     "sparse:pattern=fixed,length=7,summary=2",
+    "local:window=3,dilation=4",
+    "sparse:pattern=stride,length=7",
+    "sparse:pattern=summary,length=7,summary=2",
     "longformer:window=5,global_tokens=3",
     "longformer:window=4,global_tokens=2,dilation=3,projections=own",
     "bigbird:block=4,random_blocks=2",
 )
-CASES = [(spec, False) for spec in SPECS] + [(spec, True) for spec in SPECS[:4]]
+CASES = [(spec, False) for spec in SPECS] + [(spec, True) for spec in SPECS[:7]]
 WINDOWS = ("local:window=16", "local:block=16", "longformer:window=16,global_tokens=2", "bigbird:block=16")
 
 

@@ -104,3 +104,15 @@ def test_a_dilated_window_reaches_dilation_times_as_far_with_as_many_keys() -> N
     f = build("longformer:window=2,global_tokens=0,dilation=4", Shape(1, 1, 60, 60))
     seen = f(q, k, torch.eye(60, dtype=torch.float64)[None, None])[0, 0] > 0
     assert seen[30].nonzero().flatten().tolist() == [22, 26, 30, 34, 38]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("options", ["window=2,global_tokens=3", "window=2,dilation=4", "global_tokens=0,window=1"])
+@pytest.mark.parametrize("projections", ["tied", "own"])
+def test_the_dense_formula_is_forward(options: str, projections: str, masked: bool) -> None:
+    q, k, v = draw(30)
+    f = build(f"longformer:{options},projections={projections}", Shape(2, 2, 30, 4)).double()
+    for parameter in f.parameters():
+        torch.nn.init.normal_(parameter)
+    mask = torch.rand(2, 30) < 0.6 if masked else None
+    torch.testing.assert_close(f.dense(q, k, v, key_mask=mask), f(q, k, v, key_mask=mask), rtol=0, atol=1e-12)

@@ -37,17 +37,32 @@ CASES = [f"pattern=strided,length={length}" for length in (1, 2, 3, 5, 13, 64, 7
 CASES += [
     f"pattern=fixed,length={a},summary={c}" for a, c in ((1, 1), (3, 1), (5, 5), (13, 2), (64, 8), (70, 3), (400, 9))
 ]
+PARTS = [f"pattern=stride,length={length}" for length in (1, 3, 13, 70, 400)]
+PARTS += [f"pattern=summary,length={a},summary={c}" for a, c in ((1, 1), (3, 1), (5, 5), (13, 2), (70, 3))]
+SPLIT = [f"{options},heads=split" for options in (*CASES[2:6], *CASES[9:13])]
+
+
+def expected_mask(n: int, options: str, causal: bool) -> Tensor:
+    """(n, n), or (2, n, n) where the two heads differ."""
+    given = dict(part.split("=") for part in options.split(","))
+    pattern, length, summary = given["pattern"], int(given["length"]), int(given.get("summary", 0))
+    full = {"stride": "strided", "summary": "fixed"}.get(pattern, pattern)
+    first, second = factors(n, full, length, summary)
+    alone = second.clone()
+    if full == "fixed":
+        for i in range(min(n, length - summary)):
+            assert not alone[i].any()
+            alone[i, i] = True
+    merged = alone if pattern != full else first | second
+    allowed = torch.stack([first, alone]) if "heads" in given else merged
+    return allowed if causal else allowed | allowed.mT
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("options", CASES)
-@pytest.mark.parametrize("n", [1, 5, 65, 97, 200])
-def test_one_softmax_over_the_union_of_both_factors_counts_each_key_once(n: int, options: str, causal: bool) -> None:
-    given = dict(part.split("=") for part in options.split(","))
-    first, second = factors(n, given["pattern"], int(given["length"]), int(given.get("summary", 0)))
-    allowed = first | second
-    if not causal:
-        allowed = allowed | allowed.T
+@pytest.mark.parametrize("options", CASES + PARTS + SPLIT)
+@pytest.mark.parametrize("n", [1, 65, 110])
+def test_one_softmax_over_the_factors_of_a_head_counts_each_key_once(n: int, options: str, causal: bool) -> None:
+    allowed = expected_mask(n, options, causal)
     q, k, v = draw(n)
     f = build(f"sparse:{options}", Shape(2, 2, n, 4, causal=causal))
     weight = torch.randn_like(v)
@@ -110,11 +125,74 @@ def test_a_summary_longer_than_default_blocks_fills_them() -> None:
     torch.testing.assert_close(f(q, k, v), exact_attention(q, k, v, causal=True), rtol=0, atol=1e-12)
 
 
+DECODED = (CASES[0], CASES[3], CASES[4], CASES[8], CASES[10], CASES[11], *PARTS[1:4], *PARTS[7:10], *SPLIT[1:6:2])
+
+
+@pytest.mark.parametrize(("prompt", "room"), [(0, 3), (13, 30), (30, 30)])
+@pytest.mark.parametrize("options", DECODED)
+def test_decoding_gives_what_forward_gives_however_many_tokens_were_expected(
+    options: str, prompt: int, room: int
+) -> None:
+    f = build(f"sparse:{options}", Shape(2, 2, room, 4, causal=True))
+    q, k, v = (x.detach() for x in draw(30))
+    expected = f(q, k, v)
+    state = f.begin(k[:, :, :prompt], v[:, :, :prompt])
+    for t in range(prompt, 30):
+        token = [x[:, :, t : t + 1] for x in (q, k, v)]
+        f.step(state, *token)
+        out, state = f.step(state, *token)
+        torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-12)
+
+
+def test_decoding_the_fixed_pattern_keeps_one_block_and_the_summaries() -> None:
+    for options, kept in (
+        ("pattern=fixed,length=10,summary=2", 10 + 4 * 2),
+        ("pattern=summary,length=10,summary=2", 8),
+    ):
+        f = build(f"sparse:{options}", Shape(1, 1, 44, 4, causal=True))
+        _, k, v = (x.detach() for x in draw(20, 1, 1))
+        state = f.begin(k, v)
+        for _ in range(24):
+            _, state = f.step(state, k[:, :, :1], k[:, :, :1], v[:, :, :1])
+        assert state.summaries.k.shape[2] + state.block.k.shape[2] == kept
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("options", DECODED)
+def test_the_dense_formula_is_forward(options: str, causal: bool) -> None:
+    q, k, v = draw(30)
+    f = build(f"sparse:{options}", Shape(2, 2, 30, 4, causal=causal))
+    for mask in (None, torch.rand(2, 30) < 0.6):
+        torch.testing.assert_close(f.dense(q, k, v, key_mask=mask), f(q, k, v, key_mask=mask), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pattern", ["strided", "fixed"])
+def test_split_heads_are_the_two_parts_side_by_side(pattern: str) -> None:
+    q, k, v = draw(50, H=5)
+    shape = Shape(2, 5, 50, 4)
+    both = build(f"sparse:pattern={pattern},length=6,heads=split" + ",summary=2" * (pattern == "fixed"), shape)(q, k, v)
+    near, far = ("local:window=6", "sparse:pattern=stride,length=6")
+    if pattern == "fixed":
+        near, far = "local:block=6", "sparse:pattern=summary,length=6,summary=2"
+    assert torch.equal(both[:, :3], build(near, shape)(q, k, v)[:, :3])
+    torch.testing.assert_close(both[:, 3:], build(far, shape)(q, k, v)[:, 3:], rtol=0, atol=1e-12)
+
+
+def test_a_single_head_takes_the_local_part() -> None:
+    q, k, v = draw(20, H=1)
+    shape = Shape(2, 1, 20, 4)
+    assert torch.equal(build("sparse:length=3,heads=split", shape)(q, k, v), build("local:window=3", shape)(q, k, v))
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("sparse:summary=4", "belongs to pattern=fixed"),
         ("sparse:pattern=fixed,length=4,summary=5", "summary=5 does not fit"),
+        ("sparse:pattern=stride,summary=4", "belongs to pattern=fixed"),
+        ("sparse:pattern=summary,length=4,summary=5", "summary=5 does not fit"),
+        ("sparse:pattern=stride,heads=split", "one part"),
+        ("sparse:pattern=summary,heads=split", "one part"),
         ("sparse:length=0", "length"),
         ("sparse:pattern=columns", "pattern"),
     ],

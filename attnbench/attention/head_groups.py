@@ -1,0 +1,43 @@
+"""Groups of heads of one layer, each with a module of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class HeadGroups(nn.Module):
+    """Runs ``parts[i]`` on the next ``heads[i]`` heads and joins the outputs along the heads.
+
+    Parts without heads must not be given. The parts run one after another: their times add up.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], heads: Sequence[int]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.heads = list(heads)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return self.joined(lambda part, *x: part(*x, key_mask=key_mask), q, k, v)
+
+    def joined(self, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """``run(part, *its heads of each input)`` for each part, side by side."""
+        out = [run(part, *x) for part, x in self.split(*inputs)]
+        return out[0] if len(out) == 1 else torch.cat(out, 1)
+
+    def split(self, *inputs: Tensor) -> list[tuple[Any, tuple[Tensor, ...]]]:
+        """Each part with its heads of the inputs ``(B, H, n, D)``, views."""
+        slices = zip(*(torch.split(x, self.heads, 1) for x in inputs), strict=True)
+        return list(zip(self.parts, slices, strict=True))
+
+    def begin(self, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+        """k, v ``(B, H, n, D)``, n >= 0. The state holds that of each part."""
+        return tuple(part.begin(*x) for part, x in self.split(k, v))
+
+    def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+        """q, k, v ``(B, H, 1, D)``."""
+        steps = [part.step(old, *x) for old, (part, x) in zip(state, self.split(q, k, v), strict=True)]
+        return torch.cat([out for out, _ in steps], 1), tuple(new for _, new in steps)
