@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, lgamma, pi
+from math import exp, lgamma, pi, sqrt
 from typing import Annotated, Literal
 
 import torch
@@ -166,10 +166,10 @@ class Performer(FeatureAttention):
         D, first, second = x.shape[-1], 1.0, 1.0
         if self.drawn[1] != "chi":
             lengths = self.projection.double().norm(dim=1)
-            first = float(lengths.mean()) / (2**0.5 * exp(lgamma((D + 1) / 2) - lgamma(D / 2)))
+            first = float(lengths.mean()) / (sqrt(2) * exp(lgamma((D + 1) / 2) - lgamma(D / 2)))
             second = float(lengths.square().mean()) / D
-        floor, lengths_sum = ReluFeatures.floor, x.norm(dim=-1)[..., None] + y.norm(dim=-1)[..., None, :]
-        linear = first * (2 * pi) ** -0.5 * lengths_sum  # E max(ω·x, 0) = ‖x‖/√(2π)
+        floor, lengths_sum = ReluFeatures.floor, random_kernels.squares(x).sqrt() + random_kernels.squares(y).sqrt().mT
+        linear = first / sqrt(2 * pi) * lengths_sum  # E max(ω·x, 0) = ‖x‖/√(2π)
         return second * random_kernels.arc_cosine(x, y) + floor * linear + floor**2
 
     def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:

@@ -1,0 +1,155 @@
+"""Efficient attention: one softmax over the channels of each query, one over the positions of each key channel."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from attnbench.attention.feature_tiles import accumulator
+from attnbench.shape import Shape
+from attnbench.variant import Traits, register
+
+
+class Averages(NamedTuple):
+    """What each channel remembers of the keys met so far."""
+
+    context: Tensor
+    """Average of the values, weighted by exp(k_c): ``(G, D, E)``."""
+    log_total: Tensor
+    """log Σ exp(k_c), ``(G, 1, D)``; :func:`_hidden` before the first key."""
+
+    def then(self, k: Tensor, v: Tensor, log_total: Tensor) -> Averages:
+        """With more keys k ``(G, c, D)``, values v and the new ``log_total``; no exponent is above 0."""
+        kept = (self.log_total - log_total).exp().mT
+        return Averages(torch.baddbmm(self.context * kept, (k - log_total).exp().mT, v), log_total)
+
+
+def _hidden(dtype: torch.dtype) -> float:
+    """Stands for a logit of -∞: finite, so that the difference of two is 0 and not NaN."""
+    return torch.finfo(dtype).min / 8
+
+
+@register(
+    "efficient",
+    family="kernel",
+    source="Shen et al. 2021, arXiv:1812.01243",
+    formula="ρ_q(Q)·(ρ_k(K)ᵀ·V),  ρ_q: softmax over the channels of a row,  ρ_k: over the positions of a column",
+    cost="O(n·d²)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(target="other", causal=True, cross=True, key_padding=True, decode=True, permutable=True),
+    settings=("chunk=4",),
+)
+class Efficient(nn.Module):
+    """Two softmaxes: over channels of queries, over positions of keys.
+
+    Shen et al. 2021, "Efficient Attention: Attention with Linear Complexities", with softmax normalisation (their other
+    one divides by √n instead and is not here). q ``(B, H, N, D)``, k and v ``(B, H, M, D)``. Each channel c of the keys
+    averages the values with weights softmax_j(k_jc); a query mixes the D averages by softmax_c(q_c). Logits are not
+    scaled by 1/√D. A difference from softmax attention is a distance, not an error.
+
+    Causal: the average of channel c for query t is over the keys up to t, Σ_{j<=t} exp(k_jc) v_j / Σ_{j<=t} exp(k_jc).
+    (One normaliser over all positions, with only the numerators summed up to t, would be another operator and would
+    see the future.) Computed chunk by chunk, and inside a chunk by halves, quarters and so on: what a later half reads
+    from an earlier one is taken relative to log Σ exp at the border between them, so that no exponent is positive
+    whatever the keys. Decoding keeps the D averages and D sums. Padded keys get a logit of -∞.
+
+    Differs from the authors' code: heads as everywhere here, no convolutions, no residual; the causal form is ours.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        chunk: Annotated[
+            int,
+            Field(ge=1, description="tokens taken at a time, up to the next power of two. Moves time and memory only"),
+        ] = 64,
+    ) -> None:
+        super().__init__()
+        self.causal = shape.causal
+        self.chunk = 1 << (min(chunk, shape.N) - 1).bit_length()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        B, H, N, _ = q.shape
+        dtype = accumulator(q.dtype)
+        queries, keys, values = (x.reshape(B * H, x.shape[2], -1).to(dtype) for x in (q, k, v))
+        if key_mask is not None:
+            padded = ~key_mask.repeat_interleave(H, 0)[..., None]
+            keys = keys.masked_fill(padded, _hidden(dtype))
+        if self.causal:
+            out = self._causal(queries, keys, values)
+        else:
+            out = torch.bmm(queries.softmax(-1), torch.bmm(keys.softmax(1).mT, values))
+        out = out.to(q.dtype).view(B, H, N, -1)
+        if key_mask is None:
+            return out
+        seen = key_mask.cumsum(1) > 0 if self.causal else key_mask.any(1, keepdim=True)
+        return out.masked_fill(~seen[:, None, :, None], 0.0)
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        state = _empty(q.shape[0], q.shape[2], v)
+        parts = []
+        for queries, keys, values in zip(*(torch.split(x, self.chunk, 1) for x in (q, k, v)), strict=True):
+            log_total = torch.logaddexp(state.log_total, keys.logcumsumexp(1))
+            # Both shares of a total are at most 1; a row reads from the past and from its own chunk.
+            log_q = queries.log_softmax(-1) - log_total
+            past = torch.bmm((log_q + state.log_total).exp(), state.context)
+            parts.append(past + _triangle(log_q, keys, values, log_total))
+            state = state.then(keys, values, log_total[:, -1:])
+        return torch.cat(parts, 1)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """A softmax over keys for every query and channel, ``(B, H, N, M, D)``, then the mixture over channels."""
+        allowed = torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+        if self.causal:
+            allowed = allowed.tril()
+        if key_mask is not None:
+            allowed = allowed & key_mask[:, None, None]
+        logits = k[:, :, None].masked_fill(~allowed[..., None], float("-inf"))
+        shares = logits.softmax(3).nan_to_num(0.0)
+        return torch.einsum("bhnc,bhnmc,bhme->bhne", q.softmax(-1), shares, v)
+
+    @torch.no_grad()
+    def begin(self, k: Tensor, v: Tensor) -> Averages:
+        """k, v ``(B, H, n, D)``, n >= 0."""
+        keys, values = (x.flatten(0, 1).to(accumulator(x.dtype)) for x in (k, v))
+        state = _empty(keys.shape[0], keys.shape[2], values)
+        return state.then(keys, values, keys.logsumexp(1, keepdim=True)) if k.shape[2] else state
+
+    @torch.no_grad()
+    def step(self, state: Averages, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Averages]:
+        """q, k, v ``(B, H, 1, D)``."""
+        query, key, value = (x.flatten(0, 1).to(state.context.dtype) for x in (q, k, v))
+        state = state.then(key, value, torch.logaddexp(state.log_total, key))
+        return torch.bmm(query.softmax(-1), state.context).to(q.dtype).view_as(q), state
+
+
+def _empty(pairs: int, channels: int, v: Tensor) -> Averages:
+    log_total = v.new_full((pairs, 1, channels), _hidden(v.dtype))
+    return Averages(v.new_zeros(pairs, channels, v.shape[2]), log_total)
+
+
+def _triangle(log_q: Tensor, k: Tensor, v: Tensor, log_total: Tensor) -> Tensor:
+    """Σ_{j<=i} Σ_c exp(log_q_ic + k_jc) v_j inside a chunk ``(G, c, ·)``, where log_q has log_total taken off."""
+    G, tokens, _ = k.shape
+    out = (log_q + k).exp().sum(-1, keepdim=True) * v  # j = i
+    # Up to a power of two with the last token again, which no earlier one reads: nothing else is sure to stay finite.
+    more = (1 << (tokens - 1).bit_length()) - tokens
+    if more:
+        log_q, k, v, log_total = (torch.cat([x, x[:, -1:].expand(-1, more, -1)], 1) for x in (log_q, k, v, log_total))
+    half = 1
+    while half < tokens:
+        # Blocks of 2·half tokens; the later half of each reads from the earlier one.
+        blocks = (torch.split(x.reshape(-1, 2 * half, x.shape[2]), half, 1) for x in (log_q, k, v, log_total))
+        (_, late_q), (early_k, _), (early_v, _), (early_total, _) = blocks
+        border = early_total[:, -1:]
+        scores = torch.bmm((late_q + border).exp(), (early_k - border).exp().mT)
+        read = pad(torch.bmm(scores, early_v), (0, 0, half, 0))
+        out = out + read.view(G, tokens + more, -1)[:, :tokens]
+        half *= 2
+    return out
