@@ -120,7 +120,7 @@ class AFT(nn.Module):
             self.back, self.ahead = (kernel - 1, 0) if shape.causal else (kernel // 2, kernel // 2)
             self.w = nn.Parameter(torch.randn(shape.H, kernel))
         elif mode != "simple":
-            self.back = N if mode == "full" else 31 if window is None else window
+            self.back = min(N, N if mode == "full" else 31 if window is None else window)
             self.ahead = 0 if shape.causal else self.back
             if self.factored:
                 self.rows = nn.Parameter(torch.randn(N, factors) * factors**-0.25)

@@ -1,0 +1,82 @@
+"""FNet: tokens are mixed by a discrete Fourier transform that has nothing to learn."""
+
+from __future__ import annotations
+
+from math import tau
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+
+@register(
+    "fnet",
+    kind="mixer",
+    family="mixing",
+    source="Lee-Thorp et al. 2021, arXiv:2105.03824",
+    formula="Re(F_seq(F_hidden(X)))",
+    cost="O(n·d·log(n·d))",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        causal=No("each frequency is a sum over all tokens with weights of modulus 1, later ones included"),
+        cross=No("the transform maps n tokens to n frequencies; there is no second sequence in it"),
+        key_padding=No("the frequencies depend on the length, so that padding changes every output"),
+        rows_sum_to_one=False,
+    ),
+)
+class FNet(nn.Module):
+    """Real part of a Fourier transform over tokens and channels.
+
+    Lee-Thorp et al. 2021, "FNet: Mixing Tokens with Fourier Transforms": the unnormalised discrete Fourier transform of
+    x along the channels and along the tokens, of which the real part is kept, once, at the end. x is ``(B, N, C)``, all
+    C channels of all heads together, and so is the output. There are no parameters and no projections; entries grow as
+    √(N·C/2). float16 and bfloat16 are transformed in float32.
+
+    Differs from the authors' code: since x is real only half of the channels' frequencies are computed, the others
+    follow by symmetry; and as the operator is a symmetric matrix it is its own backward pass.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """x ``(B, N, C)`` of any length; a ``key_mask`` is refused before it comes here."""
+        mix = _Mix.apply
+        out: Tensor = mix(x)  # type: ignore[no-untyped-call]  # untyped in torch
+        return out
+
+    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The product with the cosines and sines of both transforms: C_n X C_c - S_n X S_c."""
+        cos_n, sin_n = _waves(x.shape[1], x)
+        cos_c, sin_c = _waves(x.shape[2], x)
+        return cos_n @ x @ cos_c - sin_n @ x @ sin_c
+
+
+class _Mix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        half = torch.fft.rfft2(x.to(torch.promote_types(x.dtype, torch.float32)), dim=(1, 2)).real
+        given = half.shape[2]
+        rest = half[:, :, 1 : x.shape[2] - given + 1]
+        out = x.new_empty(x.shape)
+        # Frequencies (i, c) and (-i mod N, -c mod C) of a real input have the same real part.
+        out[:, :, :given] = half
+        out[:, 0, given:] = rest[:, 0].flip(-1)
+        out[:, 1:, given:] = rest[:, 1:].flip(1, 2)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        grad: Tensor = _Mix.apply(grads[0])  # type: ignore[no-untyped-call]  # untyped in torch
+        return grad
+
+
+def _waves(n: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    position = torch.arange(n, device=x.device)
+    angle = (position[:, None] * position % n).to(x.dtype) * (tau / n)
+    return angle.cos(), angle.sin()
