@@ -1,0 +1,177 @@
+"""Different variants on different heads of one layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.attention.head_groups import HeadGroups
+from attnbench.errors import Unsupported, UsageError
+from attnbench.reference import exact_attention
+from attnbench.shape import Shape
+from attnbench.spec import Spec, parse_spec
+from attnbench.variant import VARIANTS, Traits, Variant, register
+
+_PART = re.compile(r"(?:([1-9][0-9]*)\*)?([^\[\]*]+)(?:\[([^\[\]]*)\])?")
+
+
+class Part(NamedTuple):
+    """One summand of ``parts``."""
+
+    spec: Spec
+    heads: int | None
+    """None: a share of those that no other part names."""
+
+
+def parse_parts(text: str) -> list[Part]:
+    """``2*local[window=64]+performer`` is two heads of local:window=64, and the others of performer.
+
+    Raises:
+        UsageError: not variants with options in brackets, joined by +.
+    """
+    parts = []
+    for one in re.split(r"\+(?![^\[]*\])", text):  # a + inside brackets belongs to a number
+        match = _PART.fullmatch(one.strip())
+        if match is None:
+            raise UsageError(
+                f"per-head: {one!r} is not a variant such as local, 2*local or local[window=64,dilation=2]"
+            )
+        heads, name, options = match.groups()
+        spec = parse_spec(f"{name}:{options}" if options else name)
+        parts.append(Part(spec, int(heads) if heads else None))
+    return parts
+
+
+def heads_of(parts: list[Part], total: int) -> list[int]:
+    """How many of ``total`` heads each part has: those named, and equal shares of the rest, the larger ones first.
+
+    Raises:
+        Unsupported: there are not as many heads as the parts name.
+    """
+    left = total - sum(part.heads or 0 for part in parts)
+    sharing = sum(part.heads is None for part in parts)
+    if left < 0 or (left and not sharing):
+        raise Unsupported(f"the parts name {total - left} heads, of {total}")
+    sizes = []
+    for part in parts:
+        size = -(-left // sharing) if part.heads is None else part.heads
+        if part.heads is None:
+            left, sharing = left - size, sharing - 1
+        sizes.append(size)
+    return sizes
+
+
+@register(
+    "per-head",
+    family="fixed pattern",
+    source="Child et al. 2019, arXiv:1904.10509, section 5.1; Roy et al. 2021, arXiv:2003.05997",
+    formula="o = concat over heads h of f_h(q_h, k_h, v_h), each f_h a variant of its own",
+    cost="the parts', added up",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        # Any part may be another operator, so that only a distance can be promised.
+        target="other",
+        causal=True,
+        cross=True,
+        key_padding=True,
+        stochastic=True,
+        rows_sum_to_one=None,
+        decode=True,
+        permutable=None,
+        exact_with=("parts=softmax", "parts=local[window={n}]+softmax", "parts=1*softmax+sparse[length={n}]"),
+    ),
+    settings=(
+        "parts=softmax+performer[features=16,chunk=5]",
+        "parts=local[window=3]+sparse[length=4]",
+    ),
+)
+class PerHead(nn.Module):
+    """A variant for each group of heads: ``parts=2*local+performer``.
+
+    ``parts`` joins variants by ``+``, each with its options in brackets: ``local[window=64]+performer[features=64]``.
+    ``2*local`` has two heads; the parts without a number share the other heads equally, the first ones taking what
+    does not divide; with fewer heads than such parts the last ones have none. The groups run one after another on
+    views of their heads, so that times add up. Random parts draw one after another: a group alone is, with the same
+    seed, bit for bit the variant that it names.
+
+    It can do what all of its parts can: causality, cross-attention, key padding and decoding are refused with the
+    reason of the first part that cannot. An error against softmax attention is reported as a distance, because a part
+    may be another operator. Outputs of parts that do not average the values are on another scale than those that do.
+    Differs from the papers: those that mix local and other heads name the numbers of heads in their models; here any
+    variants of q, k and v can be mixed.
+
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``.
+
+    Raises:
+        UsageError: ``parts`` is not of this form, or names a variant without q, k and v.
+        Unsupported: more or fewer heads than the parts name, or a part does not allow the shape; with ``key_mask``, in
+            forward, and in ``begin``, where a part does not allow that.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        parts: Annotated[
+            str, Field(description="variants joined by +, options in [ ], heads before *: 2*local[window=64]+performer")
+        ] = "local+performer",
+    ) -> None:
+        super().__init__()
+        named = parse_parts(parts)
+        self.entries: list[Variant] = []
+        modules: list[nn.Module] = []
+        sizes = []
+        for part, heads in zip(named, heads_of(named, shape.H), strict=True):
+            entry = VARIANTS.get(part.spec.name)
+            if entry.kind == "mixer":
+                raise UsageError(f"per-head: {entry.name} replaces the whole layer, it has no heads to give")
+            options = entry.check(dict(part.spec.options))
+            own = replace(shape, heads=max(1, heads))
+            if reason := entry.unsupported_reason(own):
+                raise Unsupported(f"{entry.name}: {reason}")
+            if heads:
+                # Not by build(): its seed would be the same for every part.
+                modules.append(entry.make(own, **options))
+                self.entries.append(entry)
+                sizes.append(heads)
+        self.shape = shape
+        self.groups = HeadGroups(modules, sizes)
+
+    def _require(self, **what: bool) -> None:
+        for entry in self.entries:
+            if reason := entry.unsupported_reason(self.shape, **what):
+                raise Unsupported(f"{entry.name}: {reason}")
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if key_mask is not None:
+            self._require(key_mask=True)
+        out: Tensor = self.groups(q, k, v, key_mask=key_mask)
+        return out
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """:meth:`forward` by the formula of each part."""
+        return self.groups.joined(lambda part, *x: _formula(part, self.shape.causal)(*x, key_mask=key_mask), q, k, v)
+
+    def begin(self, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+        """k, v ``(B, H, n, D)``, n >= 0. The state holds that of each part."""
+        self._require(decode=True)
+        return self.groups.begin(k, v)
+
+    def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+        """q, k, v ``(B, H, 1, D)``."""
+        return self.groups.step(state, q, k, v)
+
+
+def _formula(part: Any, causal: bool) -> Callable[..., Tensor]:
+    """The documented formula of a part; softmax attention where it has none, which only exact variants lack."""
+
+    def softmax(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return exact_attention(q, k, v, causal=causal, key_mask=key_mask).to(q.dtype)
+
+    return getattr(part, "dense", softmax)

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnbench.attention.per_head import PerHead, heads_of, parse_parts
+from attnbench.errors import Unsupported, UsageError
+from attnbench.reference import exact_attention
+from attnbench.shape import Shape
+from attnbench.spec import parse_spec
+from attnbench.variant import VARIANTS, No, build
+
+SHAPE = Shape(2, 4, 23, 4)
+CAUSAL = Shape(2, 4, 23, 4, causal=True)
+
+
+def draw(n: int = 23, H: int = 4, D: int = 4) -> list[Tensor]:
+    return [torch.randn(2, H, n, D, dtype=torch.float64) for _ in "qkv"]
+
+
+def made(parts: str, shape: Shape = SHAPE, seed: int = 0) -> PerHead:
+    f = build("per-head", shape, seed=seed, parts=parts).double()
+    assert isinstance(f, PerHead)
+    return f
+
+
+def alone(spec: str, shape: Shape = SHAPE, seed: int = 0) -> nn.Module:
+    return build(spec, shape, seed=seed).double()
+
+
+@pytest.mark.parametrize(
+    "spec", ["local:window=3", "performer:features=16", "bigbird:block=3,random_blocks=1", "softmax"]
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_variant_on_all_heads_is_that_variant_bit_for_bit(spec: str, masked: bool) -> None:
+    q, k, v = draw()
+    mask = torch.rand(2, 23) < 0.6 if masked else None
+    name, _, options = spec.partition(":")
+    f = made(f"{name}[{options}]" if options else name, seed=3)
+    assert torch.equal(f(q, k, v, key_mask=mask), alone(spec, seed=3)(q, k, v, key_mask=mask))
+
+
+def test_each_group_of_heads_is_its_variant() -> None:
+    q, k, v = draw()
+    out = made("1*local[window=3,dilation=2]+softmax")(q, k, v)
+    local = alone("local:window=3,dilation=2")(q, k, v)
+    torch.testing.assert_close(out[:, :1], local[:, :1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(out[:, 1:], exact_attention(q, k, v)[:, 1:], rtol=0, atol=1e-12)
+
+
+def test_permuting_heads_and_parts_permutes_the_outputs() -> None:
+    q, k, v = draw()
+    out = made("local[window=3]+linear")(q, k, v)
+    order = [3, 2, 1, 0]
+    swapped = made("linear+local[window=3]")(*(x[:, order] for x in (q, k, v)))
+    torch.testing.assert_close(swapped, out[:, order], rtol=0, atol=1e-12)
+
+
+def test_random_parts_draw_apart() -> None:
+    q, k, v = (x[:, :1].expand(-1, 4, -1, -1) for x in draw())
+    out = made("performer[features=8]+performer[features=8]")(q, k, v)
+    assert torch.equal(out[:, 0], out[:, 1])
+    assert not torch.allclose(out[:, 1], out[:, 2], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "total", "expected"),
+    [
+        ("local", 4, [4]),
+        ("local+linear", 4, [2, 2]),
+        ("local+linear", 5, [3, 2]),
+        ("local+linear+softmax", 8, [3, 3, 2]),
+        ("local+linear", 1, [1, 0]),
+        ("1*local+linear", 8, [1, 7]),
+        ("local+3*linear+softmax", 8, [3, 3, 2]),
+        ("2*local+6*linear", 8, [2, 6]),
+        ("8*local+linear", 8, [8, 0]),
+    ],
+)
+def test_heads_are_those_named_and_equal_shares_of_the_rest(text: str, total: int, expected: list[int]) -> None:
+    assert heads_of(parse_parts(text), total) == expected
+
+
+@pytest.mark.parametrize(("text", "total"), [("2*local+1*linear", 4), ("5*local", 4), ("3*local+2*linear+softmax", 4)])
+def test_parts_that_name_more_or_fewer_heads_are_refused(text: str, total: int) -> None:
+    with pytest.raises(Unsupported, match=f"heads, of {total}"):
+        made(text, Shape(1, total, 8, 4))
+
+
+def test_parts_have_options_in_brackets_and_numbers_with_a_plus() -> None:
+    first, second = parse_parts("2*local[window=64,dilation=2] + performer[features=64,eps=1e+3]")
+    assert first == (parse_spec("local:window=64,dilation=2"), 2)
+    assert second == (parse_spec("performer:features=64,eps=1000.0"), None)
+
+
+def test_the_text_of_a_variant_reads_back_as_the_same_variant() -> None:
+    spec = parse_spec("per-head:parts=2*local[window=3,dilation=2]+performer[features=16,chunk=5]")
+    assert parse_spec(str(spec)) == spec
+    assert VARIANTS.get("per-head").check(dict(spec.options)) == dict(spec.options)
+    assert isinstance(build(spec, SHAPE), PerHead)
+    assert isinstance(build("per-head:local+softmax", SHAPE), PerHead)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not a variant such as"),
+        ("local+", "not a variant such as"),
+        ("0*local", "not a variant such as"),
+        ("local[window=3", "not a variant such as"),
+        ("local[window=[3,4]]", "not a variant such as"),
+        ("locl", "unknown variant 'locl'.*local"),
+        ("local[windw=3]", "unknown option 'windw'"),
+        ("local[window=-1]", "window=-1"),
+        ("local[block=3,dilation=2]", "dilation belongs"),
+        ("synthesizer+local", "replaces the whole layer"),
+    ],
+)
+def test_parts_that_make_no_sense_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        made(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "message"),
+    [
+        ("softmax+longformer", CAUSAL, "longformer: causal: global tokens"),
+        ("softmax+local", Shape(2, 4, 9, 4, kv_len=12), "local: cross-attention: the window needs"),
+        ("softmax+linformer[rank=50]", SHAPE, "rank 50 is above"),
+    ],
+)
+def test_what_one_part_cannot_do_is_refused_with_its_reason(text: str, shape: Shape, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        made(text, shape)
+
+
+def test_key_padding_and_decoding_are_refused_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = VARIANTS.get("linear")
+    traits = replace(entry.traits, key_padding=No("it has no mask"), decode=No("it has no state"))
+    monkeypatch.setitem(VARIANTS._entries, "linear", replace(entry, traits=traits))
+    f = made("local+linear", CAUSAL)
+    q, k, v = draw()
+    f(q, k, v)
+    with pytest.raises(Unsupported, match="linear: key padding: it has no mask"):
+        f(q, k, v, key_mask=torch.ones(2, 23, dtype=torch.bool))
+    with pytest.raises(Unsupported, match="linear: decode: it has no state"):
+        f.begin(k, v)
+
+
+@pytest.mark.parametrize("parts", ["local[window=3]+softmax", "1*sparse[length=4]+local[block=5]", "local[window=2]"])
+@pytest.mark.parametrize("prompt", [0, 9])
+def test_decoding_gives_what_forward_gives(parts: str, prompt: int) -> None:
+    f = made(parts, CAUSAL)
+    q, k, v = draw()
+    expected = f(q, k, v)
+    state = f.begin(k[:, :, :prompt], v[:, :, :prompt])
+    for t in range(prompt, 23):
+        token = [x[:, :, t : t + 1] for x in (q, k, v)]
+        f.step(state, *token)
+        out, state = f.step(state, *token)
+        torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, CAUSAL])
+@pytest.mark.parametrize("parts", ["local[window=3]+softmax", "1*sparse[length=4]+local[block=5]"])
+def test_the_dense_formula_is_forward(parts: str, shape: Shape) -> None:
+    f = made(parts, shape)
+    q, k, v = draw()
+    for mask in (None, torch.rand(2, 23) < 0.6):
+        torch.testing.assert_close(f.dense(q, k, v, key_mask=mask), f(q, k, v, key_mask=mask), rtol=0, atol=1e-12)
+
+
+def test_parts_without_causality_work_where_none_is_asked_for() -> None:
+    f = made("bigbird[block=3,random_blocks=1]+longformer[window=2,global_tokens=2]")
+    q, k, v = draw()
+    torch.testing.assert_close(f.dense(q, k, v), f(q, k, v), rtol=0, atol=1e-12)
+
+
+def test_parameters_of_all_parts_are_found_and_learn() -> None:
+    f = made("longformer[window=2,projections=own]+linformer[rank=4]")
+    assert len(list(f.parameters())) == 4
+    f(*draw()).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in f.parameters())
