@@ -1,0 +1,78 @@
+"""Cross-covariance attention: channels attend to channels, tokens only say how alike two channels are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+
+@register(
+    "xca",
+    family="mixing",
+    source="El-Nouby et al. 2021, arXiv:2106.09681",
+    formula="O = V·softmax(τ·Q̂ᵀ·K̂)ᵀ,  Q̂, K̂: every channel of unit norm over the tokens",
+    cost="O(n·d²)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        causal=No("the likeness of two channels is a sum over all tokens, later ones included"),
+        cross=No("two channels are compared token by token, so that queries and keys must be the same tokens"),
+        key_padding=True,
+        rows_sum_to_one=False,
+        permutable=True,
+    ),
+)
+class XCA(nn.Module):
+    """Attention among the D channels of a head instead of the tokens.
+
+    El-Nouby et al. 2021, "XCiT: Cross-Covariance Image Transformers", cross-covariance attention: the columns of q and
+    k, a channel over all tokens each, are divided by their norms; channel c of the output is the average of the
+    channels of v with the weights ``softmax_c'(τ · q̂_c · k̂_c')``. The matrix is D × D for each head, τ is learned, one
+    number for each head, 1 at first. q, k and v are ``(B, H, N, D)``.
+
+    Padded tokens are 0 in q, k and v, which is exactly what the shorter sequence gives; their own output is 0. No
+    matrix of tokens exists, so that the weights of a row of tokens have no sum; those of a channel sum to 1. A
+    difference from softmax attention is a distance, not an error.
+
+    Differs from the paper: τ multiplies, as in the authors' code, where the paper divides by it. The local patch
+    interaction, a block of its own between XCA and the feed-forward layer, is not here.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(shape.H, 1, 1))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        hidden = None if key_mask is None else ~key_mask[:, None, :, None]
+        if hidden is not None:
+            q, k = q.masked_fill(hidden, 0.0), k.masked_fill(hidden, 0.0)
+        q_norm, k_norm = _norms(q), _norms(k)
+        # One side is scaled before the product, which might overflow in float16, the other one in D x D.
+        likeness = torch.matmul((q / q_norm.to(q.dtype)).mT, k).to(k_norm.dtype) / k_norm
+        weights = (self.temperature * likeness).softmax(-1).to(v.dtype)
+        output = torch.matmul(v, weights.mT)
+        return output if hidden is None else output.masked_fill(hidden, 0.0)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Channel by channel, from the real tokens alone."""
+        output = torch.zeros_like(v)
+        for b in range(q.shape[0]):
+            real = slice(None) if key_mask is None else key_mask[b]
+            for h in range(q.shape[1]):
+                rows, columns, values = (x[b, h, real].T for x in (q, k, v))
+                for c in range(q.shape[3]):
+                    cosines = [torch.cosine_similarity(rows[c], column, dim=0) for column in columns]
+                    weights = (self.temperature[h, 0, 0] * torch.stack(cosines)).softmax(0)
+                    output[b, h, real, c] = weights @ values
+        return output
+
+
+def _norms(x: Tensor) -> Tensor:
+    """Of every channel over the tokens, ``(B, H, 1, D)``, in float32 at least; never 0."""
+    accumulate = torch.promote_types(x.dtype, torch.float32)
+    norms: Tensor = torch.linalg.vector_norm(x, dim=2, keepdim=True, dtype=accumulate)
+    return norms.clamp(min=1e-12)
