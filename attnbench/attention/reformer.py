@@ -27,7 +27,7 @@ class State(NamedTuple):
     cache: Cache
     latest: Tensor
     """``(B, H, rounds, buckets · (chunk + 1))``: a ring of positions for each bucket."""
-    count: Tensor
+    fill: Tensor
     """``(B, H, rounds, buckets)``: tokens that went into each ring."""
 
 
@@ -171,7 +171,7 @@ class Reformer(nn.Module):
         cache, ring, dtype = state.cache.append(k, v), self.chunk + 1, torch.promote_types(k.dtype, torch.float32)
         now = state.cache.length
         code = self.hashes(k, length=self.length).permute(1, 2, 0, 3)
-        before = state.count.gather(3, code)
+        before = state.fill.gather(3, code)
         latest = state.latest.scatter_(3, code * ring + before % ring, now)
         slots = torch.arange(ring, device=k.device)
         found = latest.gather(3, code * ring + slots)
@@ -186,7 +186,7 @@ class Reformer(nn.Module):
             again = found[..., 1:] == found[..., :-1]
             logits[..., 1:].masked_fill_(again, -FAR)
         out = torch.matmul(logits.softmax(-1).unsqueeze(2), values)
-        count = state.count.scatter_add(3, code, torch.ones_like(code))
+        count = state.fill.scatter_add(3, code, torch.ones_like(code))
         return out.to(v.dtype), State(cache, latest, count)
 
     def _sizes(self, N: int) -> tuple[int, int]:

@@ -173,7 +173,8 @@ class Sinkhorn(nn.Module):
         mass = torch.cat([mass.expand(*logits.shape[:3], -1), own.expand_as(logits[..., -N:])], -1)
         weights = (logits - logits.amax(-1, keepdim=True)).exp() * mass
         weights = weights / weights.sum(-1, keepdim=True).masked_fill(~(mass > 0).any(-1, keepdim=True), 1)
-        return (weights[..., :-N, None] * values).sum(-2) + weights[..., -N:] @ v
+        out: Tensor = (weights[..., :-N, None] * values).sum(-2) + weights[..., -N:] @ v
+        return out
 
     def sort_matrix(self, q: Tensor, k: Tensor, H: int, real: Tensor | None = None) -> Tensor:
         """S ``(B·H, n, n)`` of q, k ``(B·H, n, b, D)``; ``real`` ``(B·H, n, b)``; k is 0 where not real."""

@@ -1,0 +1,185 @@
+"""Top-k attention: every query keeps its largest logits and drops the other keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
+
+from attnbench.attention.kv_cache import Cache
+from attnbench.shape import Shape
+from attnbench.variant import Traits, register
+
+_STRIDE = 8
+"""Keys in a group of which only the maximum is ranked first."""
+
+
+class _Attend(torch.autograd.Function):
+    """q ``(G, N, D)``, k and v ``(G, M, D)``, G = B·H; mask ``(G, M)``. Keeps N·keys indices and weights, no matrix."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, keys: int, causal: bool, rows: int | None
+    ) -> Tensor:
+        (G, N, D), M = q.shape, k.shape[1]
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        keep = any(ctx.needs_input_grad)
+        indices = torch.empty((G, N, keys) if keep else 0, dtype=torch.int32, device=q.device)
+        weights = torch.empty((G, N, keys) if keep else 0, dtype=dtype, device=q.device)
+        out, table = torch.empty_like(q), v.reshape(G * M, -1).to(dtype)
+        for heads, a, b in _tiles(q, M, rows):
+            logits = torch.bmm(q[heads, a:b].to(dtype) * D**-0.5, k[heads, : b if causal else M].mT.to(dtype))
+            if causal:
+                logits[:, :, a:] += torch.full_like(logits[0, :, a:], -torch.inf).triu(1)
+            if mask is not None:
+                logits.masked_fill_(~mask[heads, None, : logits.shape[2]], -torch.inf)
+            kept, chosen = _largest(logits.flatten(0, 1), min(keys, logits.shape[2]))
+            # Where nothing is seen every logit is -inf, and every weight 0.
+            part = kept.sub_(kept.amax(-1, keepdim=True).clamp(min=torch.finfo(dtype).min)).exp_()
+            part /= part.sum(-1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
+            first = torch.arange(heads.start, min(heads.stop, G), device=q.device) * M
+            chosen += first.repeat_interleave(b - a).unsqueeze(1)
+            out[heads, a:b] = embedding_bag(chosen, table, per_sample_weights=part, mode="sum").view(-1, b - a, D)
+            if keep:
+                for saved, new in ((indices, chosen), (weights, part)):
+                    saved[heads, a:b] = 0  # rows may see fewer keys than there is room for
+                    saved[heads, a:b, : new.shape[1]] = new.view(-1, b - a, new.shape[1]).to(saved.dtype)
+        ctx.save_for_backward(q, k, v, indices, weights)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, indices, weights = ctx.saved_tensors
+        (G, N, D), M = q.shape, k.shape[1]
+        dtype = weights.dtype
+        k_table, v_table = (x.reshape(G * M, D).to(dtype) for x in (k, v))
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k_table), torch.zeros_like(v_table)
+        rows = max(1, (1 << (18 if q.device.type == "cpu" else 26)) // (indices.shape[2] * D))
+        flat = [x.reshape(G * N, -1) for x in (q, grad, indices, weights)]
+        for a in range(0, G * N, rows):
+            queries, dout, chosen, part = (x[a : a + rows] for x in flat)
+            queries, dout, where = queries.to(dtype) * D**-0.5, dout.to(dtype), chosen.reshape(-1)
+            gathered = v_table.index_select(0, where).view(*chosen.shape, D)
+            dlogits = torch.linalg.vecdot(gathered, dout.unsqueeze(1))
+            dlogits = (dlogits - torch.linalg.vecdot(dlogits, part).unsqueeze(1)) * part
+            dv.index_add_(0, where, torch.mul(part.unsqueeze(2), dout.unsqueeze(1), out=gathered).view(-1, D))
+            dk.index_add_(0, where, torch.mul(dlogits.unsqueeze(2), queries.unsqueeze(1), out=gathered).view(-1, D))
+            dqueries = embedding_bag(chosen, k_table, per_sample_weights=dlogits, mode="sum")
+            dq.view(G * N, D)[a : a + rows] = dqueries.mul_(D**-0.5)
+        return dq, dk.view_as(k).to(k.dtype), dv.view_as(v).to(v.dtype), None, None, None, None
+
+
+def _tiles(q: Tensor, M: int, rows: int | None) -> Iterator[tuple[slice, int, int]]:
+    """Heads and rows whose logits stay in cache: several whole heads, or a part of one."""
+    G, N, _ = q.shape
+    most = 1 << (19 if q.device.type == "cpu" else 26)
+    rows = min(N, rows or max(1, most // M))
+    heads = max(1, most // (rows * M)) if rows == N else 1
+    for head in range(0, G, heads):
+        for a in range(0, N, rows):
+            yield slice(head, head + heads), a, min(a + rows, N)
+
+
+def _largest(x: Tensor, keys: int) -> tuple[Tensor, Tensor]:
+    """The ``keys`` largest entries of each row of x ``(rows, M)``, in no order, and where they are."""
+    rows, M = x.shape
+    groups = M // _STRIDE
+    if groups < 2 * keys:
+        kept, chosen = x.topk(keys, sorted=False)
+        return kept, chosen
+    # The largest entries are in the groups with the largest maxima, so that two short searches replace a long one.
+    best = x[:, : groups * _STRIDE].view(rows, _STRIDE, groups).amax(1).topk(keys, sorted=False).indices
+    inside = torch.arange(_STRIDE, device=x.device).unsqueeze(1) * groups
+    left_over = torch.arange(groups * _STRIDE, M, device=x.device).expand(rows, -1)
+    candidates = torch.cat([(best.unsqueeze(1) + inside).flatten(1), left_over], 1)
+    kept, chosen = x.gather(1, candidates).topk(keys, sorted=False)
+    return kept, candidates.gather(1, chosen)
+
+
+@register(
+    "topk",
+    family="learned pattern",
+    source="Gupta et al. 2021, arXiv:2106.06899",
+    formula="oᵢ = Σ_{j∈Tᵢ} softmax_{j∈Tᵢ}(qᵢ·kⱼ/√D) vⱼ, Tᵢ the keys of the largest qᵢ·kⱼ",
+    cost="O(n²·d)",
+    time_exponent=2.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="softmax",
+        causal=True,
+        cross=True,
+        key_padding=True,
+        decode=True,
+        permutable=True,
+        exact_with=("keys={n}",),
+    ),
+    settings=("keys=3,chunk=5", "keys=1"),
+)
+class TopK(nn.Module):
+    """Softmax over each query's k largest logits, in chunks of queries.
+
+    Gupta et al. 2021, "Memory-efficient Transformers via Top-k Attention". q ``(B, H, N, D)``, k and v
+    ``(B, H, M, D)`` -> ``(B, H, N, D)``. All logits of a chunk of queries are computed, the ``keys`` largest of each
+    row are kept, and the values of just these are read. Time stays O(n²·d) forward; memory is O(chunk·M + n·keys), as
+    only indices and weights of the kept keys are saved, and the backward pass costs O(n·keys·d).
+
+    ``keys`` >= M gives exact attention. Of keys with equal logits ``torch.topk`` says which are kept. Gradients flow
+    through the kept logits only; the choice has none. Where fewer than ``keys`` are visible all of them are kept.
+
+    The operator is that of ``oracle-topk`` with ``renormalise=true``, which is written to be plain and stands for the
+    best that a sparse method can select; this is the method, at what it costs.
+
+    Differs from the authors' code: the values of the kept keys are summed as a sparse product, not a dense one; no
+    top-k in the feed-forward layer.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        keys: Annotated[int, Field(ge=1, description="keys kept for each query")] = 64,
+        chunk: Annotated[
+            int | None,
+            Field(ge=1, description="queries taken at a time; none: what is fast. Moves time and memory only"),
+        ] = None,
+    ) -> None:
+        super().__init__()
+        self.causal, self.keys, self.chunk, self.capacity = shape.causal, keys, chunk, shape.M
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        H = q.shape[1]
+        flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+        mask = None if key_mask is None else key_mask.repeat_interleave(H, 0)
+        keys = min(self.keys, k.shape[2])
+        out: Tensor = _Attend.apply(*flat, mask, keys, self.causal, self.chunk)  # type: ignore[no-untyped-call] # torch
+        return out.view_as(q)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The weights as an N × M matrix: a softmax over the entries whose rank in their row is below ``keys``."""
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        if self.causal:
+            logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), -torch.inf)
+        if key_mask is not None:
+            logits = logits.masked_fill(~key_mask[:, None, None], -torch.inf)
+        rank = logits.argsort(-1, descending=True).argsort(-1)
+        weights = logits.masked_fill(rank >= self.keys, -torch.inf).softmax(-1)
+        return torch.matmul(weights.nan_to_num(0), v)
+
+    def begin(self, k: Tensor, v: Tensor) -> Cache:
+        """k, v ``(B, H, n, D)``, n >= 0."""
+        return Cache.of(k, v, self.capacity)
+
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+        """q, k, v ``(B, H, 1, D)``."""
+        state = state.append(k, v)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        logits = torch.matmul(q * q.shape[-1] ** -0.5, state.keys.mT).to(dtype)
+        kept, chosen = _largest(logits.flatten(0, 2), min(self.keys, state.length))
+        weights = kept.softmax(-1).view(*q.shape[:3], -1)
+        values = state.values.gather(2, chosen.view(*q.shape[:2], -1, 1).expand(-1, -1, -1, v.shape[3]))
+        return torch.matmul(weights.to(v.dtype), values), state
