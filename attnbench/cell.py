@@ -80,5 +80,8 @@ class Cell:
 
 @lru_cache(maxsize=200_000)
 def _identify(cell: Cell) -> str:
-    canonical = json.dumps([METHOD_VERSION, cell.to_json()], sort_keys=True)
+    data = cell.to_json()
+    if data["shape"]["bias"] == "none":  # cells from before there were biases keep their names
+        del data["shape"]["bias"]
+    canonical = json.dumps([METHOD_VERSION, data], sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]

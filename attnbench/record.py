@@ -40,6 +40,8 @@ class Record:
     seq_len: int
     kv_len: int
     causal: bool
+    bias: str
+    """Added to the logits: ``none``, ``alibi`` or ``relative``."""
     dtype: str
     device: str
     inputs: str
@@ -136,6 +138,7 @@ class Record:
             "seq_len": shape.N,
             "kv_len": shape.M,
             "causal": shape.causal,
+            "bias": shape.bias,
             "dtype": cell.dtype,
             "device": cell.device,
             "inputs": "bytes"

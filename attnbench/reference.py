@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+Tile = Callable[[slice, slice, torch.dtype], Tensor]
+"""A bias of the logits: ranges of n queries and m keys to ``(H, n, m)``."""
+
 
 def exact_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, key_mask: Tensor | None = None, block: int = 512
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    bias: Tile | None = None,
+    block: int = 512,
 ) -> Tensor:
-    """softmax(q kᵀ / √D) v in float64, ``block`` query rows at a time so that memory stays O(block · M).
+    """softmax(q kᵀ / √D + bias) v in float64, ``block`` query rows at a time so that memory stays O(block · M).
 
     Args:
         q: ``(B, H, N, D)``; any floating dtype, converted to float64.
@@ -17,6 +29,7 @@ def exact_attention(
         v: ``(B, H, M, D)``.
         causal: query i sees keys j <= i (needs N = M).
         key_mask: ``(B, M)`` bool, True where the key may be attended to.
+        bias: what to add to the logits, such as a variant's ``position_bias``.
 
     Returns:
         ``(B, H, N, D)`` float64. A query without any visible key gives 0.
@@ -31,21 +44,25 @@ def exact_attention(
             allowed = allowed.tril(start)
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :]
-        rows.append(masked_attention(part, k, v, allowed))
+        added = None if bias is None else bias(slice(start, start + part.shape[2]), slice(0, M), torch.float64)
+        rows.append(masked_attention(part, k, v, allowed, added))
     return torch.cat(rows, dim=2)
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None = None) -> Tensor:
     """Dense softmax attention over the pairs where ``allowed`` is True.
 
     Args:
         q: ``(B, H, N, D)``; k, v: ``(B, H, M, D)``.
         allowed: bool, broadcastable to ``(B, H, N, M)``.
+        bias: added to the logits, broadcastable to ``(B, H, N, M)``.
 
     Returns:
         ``(B, H, N, D)``. A row with nothing allowed gives 0.
     """
     logits = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    if bias is not None:
+        logits = logits + bias
     # Finite, because a row of -inf gives NaN; this project's choice for a query that sees nothing is 0.
     weights = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1)
     weights = weights.masked_fill(~allowed, 0.0)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from attnbench.errors import UsageError
+
+Bias = Literal["none", "alibi", "relative"]
+BIASES: tuple[str, ...] = get_args(Bias)
+
+_SIZES = ("batch", "heads", "seq_len", "head_dim", "kv_len")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of q ``(B, H, N, D)``, k and v ``(B, H, M, D)``, and whether attention is causal.
+    """Sizes of q ``(B, H, N, D)``, k and v ``(B, H, M, D)``, whether attention is causal, and the bias of its logits.
 
     Raises:
-        UsageError: a size below 1, or causal attention with ``kv_len != seq_len``.
+        UsageError: a size below 1, an unknown bias, or causality or a bias with ``kv_len != seq_len``.
     """
 
     batch: int = 1
@@ -22,16 +28,23 @@ class Shape:
     kv_len: int | None = None
     """M; None means self-attention, M = N."""
     causal: bool = False
+    bias: Bias = "none"
+    """Added to the logits of query i and key j: ``alibi`` (a slope of each head times -|i - j|) or ``relative`` (a
+    learned number of each head and bucket of j - i); see :mod:`attnbench.attention.position_bias`."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "causal" or value is None:
+        for size in _SIZES:
+            value = getattr(self, size)
+            if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(f"{field.name} must be a whole number of at least 1, got {value!r}")
+                raise UsageError(f"{size} must be a whole number of at least 1, got {value!r}")
+        if self.bias not in BIASES:
+            raise UsageError(f"bias must be one of {', '.join(BIASES)}, got {self.bias!r}")
         if self.causal and self.seq_len != self.M:
             raise UsageError(f"causal attention needs kv_len = seq_len, got {self.M} and {self.seq_len}")
+        if self.bias != "none" and self.seq_len != self.M:
+            raise UsageError(f"bias {self.bias} needs kv_len = seq_len, got {self.M} and {self.seq_len}")
 
     @property
     def B(self) -> int:

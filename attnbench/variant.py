@@ -13,6 +13,8 @@ A module may have more methods, which other passes and ``attnbench check`` use w
   holds any number of tokens, none included (k and v, or x for a mixer); a token is q, k, v ``(B, H, 1, D)`` or x
   ``(B, 1, C)``. A state is a tuple of tensors, numbers and such tuples. ``step`` leaves the state that it was given
   usable: the same step twice gives the same output.
+- ``position_bias``: the :class:`~attnbench.attention.position_bias.PositionBias` that it adds to the logits, made from
+  ``shape.bias``, or None (``Traits.bias``).
 - ``kernel(q, k)``: ``(B, H, N, M)``, the random estimates of a kernel of each pair, before any normalisation and with
   every stabiliser undone; ``kernel_mean(q, k)``: what they are on average, exp(q·k/√D) where there is no such method;
   ``kernel_variance(q, k)``: their variance in closed form.
@@ -76,8 +78,8 @@ class Traits:
     key_padding: bool | No = True
     stochastic: bool = False
     """Draws random numbers in the constructor, so that errors need several draws."""
-    rows_sum_to_one: bool = True
-    """V = 1 gives 1: the output is an average of the values."""
+    rows_sum_to_one: bool | None = True
+    """V = 1 gives 1: the output is an average of the values. None: with the default options only."""
     decode: bool | No = False
     """One token at a time against a state or cache gives what ``forward`` gives; where causal is true only."""
     bias: bool | No = No("a bias belongs to a pair of tokens, and the weight of a pair is never formed")
@@ -124,6 +126,7 @@ class Variant(Entry):
             (shape.cross, traits.cross, "cross-attention"),
             (key_mask, traits.key_padding, "key padding"),
             (decode, traits.decode, "decode"),
+            (shape.bias != "none", traits.bias, "bias"),
         ):
             if wanted and not trait:
                 return f"{what}: {trait if isinstance(trait, No) else 'not defined for this variant'}"

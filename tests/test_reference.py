@@ -16,7 +16,9 @@ def draw(M: int = N) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(B, H, N, D, dtype=torch.float64), *torch.randn(2, B, H, M, D, dtype=torch.float64)
 
 
-def by_hand(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None) -> Tensor:
+def by_hand(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None, added: Tensor | None = None
+) -> Tensor:
     """One number at a time, in Python."""
     B, H, N, D = q.shape
     output = torch.zeros_like(q)
@@ -29,7 +31,10 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | No
                     if (not causal or j <= i) and (key_mask is None or bool(key_mask[b, j]))
                 ]
                 weights = [
-                    math.exp(sum(float(q[b, h, i, d]) * float(k[b, h, j, d]) for d in range(D)) / math.sqrt(D))
+                    math.exp(
+                        sum(float(q[b, h, i, d]) * float(k[b, h, j, d]) for d in range(D)) / math.sqrt(D)
+                        + (0 if added is None else float(added[h, i, j]))
+                    )
                     for j in seen
                 ]
                 for weight, j in zip(weights, seen, strict=True):
@@ -52,6 +57,22 @@ def test_equals_a_literal_loop_whatever_the_block(block: int, causal: bool, M: i
     key_mask = some_keys(M) if masked else None
     exact = exact_attention(q, k, v, causal=causal, key_mask=key_mask, block=block)
     torch.testing.assert_close(exact, by_hand(q, k, v, causal, key_mask), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("block", [1, 3, 512])
+def test_a_bias_is_added_to_the_logits(block: int, causal: bool, masked: bool) -> None:
+    inputs, added = draw(), torch.randn(H, N, N, dtype=torch.float64)
+    key_mask = some_keys(N) if masked else None
+    exact = exact_attention(
+        *inputs,
+        causal=causal,
+        key_mask=key_mask,
+        bias=lambda queries, keys, dtype: added[:, queries, keys].to(dtype),
+        block=block,
+    )
+    torch.testing.assert_close(exact, by_hand(*inputs, causal, key_mask, added), rtol=0, atol=1e-14)
 
 
 def test_queries_that_see_no_key_give_zero_and_finite_gradients() -> None:

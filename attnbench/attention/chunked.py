@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from attnbench.attention.kv_cache import Cache, CachedDecoding
+from attnbench.attention.position_bias import PositionBias, position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -28,7 +29,14 @@ _GPU_TILE = 2**24
     time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
-        target="softmax", exact=True, causal=True, cross=True, key_padding=True, decode=True, permutable=True
+        target="softmax",
+        exact=True,
+        causal=True,
+        cross=True,
+        key_padding=True,
+        decode=True,
+        bias=True,
+        permutable=True,
     ),
     settings=("query_chunk=5,key_chunk=7",),
 )
@@ -39,6 +47,8 @@ class Chunked(CachedDecoding, nn.Module):
     logits gives a softmax of its own and the logarithm L_c of its sum, and the tiles of a row are merged by those.
     Causal: keys after the last query of a chunk are never touched. Statistics and sums are float32 (float64 for
     float64). A query that sees no key gives 0.
+
+    A bias of the positions is made tile by tile as well.
 
     Differs from the paper: the backward pass is FlashAttention's (q, k, v, the output and one L per query are kept,
     tiles are computed again) instead of checkpointing; a few heads at a time, so that tiles stay in the cache.
@@ -53,27 +63,31 @@ class Chunked(CachedDecoding, nn.Module):
     ) -> None:
         super().__init__()
         self.causal, self.capacity = shape.causal, shape.M
+        self.position_bias = position_bias(shape)
         self.query_chunk = query_chunk
         self.key_chunk = key_chunk
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        chunks = (self.query_chunk, self.key_chunk)
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        how = (key_mask, self.causal, (self.query_chunk, self.key_chunk), self.position_bias)
+        learned = (q, k, v, *self.parameters())
+        if torch.is_grad_enabled() and any(x.requires_grad for x in learned):
             # Function.apply has no annotations in torch.
-            attended: Tensor = _Attend.apply(q, k, v, key_mask, self.causal, chunks)  # type: ignore[no-untyped-call]
+            attended: Tensor = _Attend.apply(how, *learned)  # type: ignore[no-untyped-call]
             return attended
-        return _Tiles(q, k, v, key_mask, self.causal, chunks).attend(keep_log_sums=False)[0]
+        return _Tiles(q, k, v, *how).attend(keep_log_sums=False)[0]
 
+    @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         """q, k, v ``(B, H, 1, D)``; the new key is the last that the query sees, so that nothing is hidden from it."""
         state = state.append(k, v)
-        tiles = _Tiles(q, state.keys, state.values, None, False, (self.query_chunk, self.key_chunk))
+        chunks = (self.query_chunk, self.key_chunk)
+        tiles = _Tiles(q, state.keys, state.values, None, False, chunks, self.position_bias, state.length - 1)
         return tiles.attend(keep_log_sums=False)[0], state
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
+    def forward(ctx: Any, how: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, *weights: Tensor) -> Tensor:
         output, log_sums = _Tiles(q, k, v, *how).attend(keep_log_sums=True)
         ctx.save_for_backward(q, k, v, output, log_sums)
         ctx.how = how
@@ -83,29 +97,37 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, output, log_sums = ctx.saved_tensors
-        return (*_Tiles(q, k, v, *ctx.how).gradients(grad, output, log_sums), None, None, None)
+        return None, *_Tiles(q, k, v, *ctx.how).gradients(grad, output, log_sums)
 
 
 class _Tiles:
     """The logits of one call, cut up; heads are flattened: Q ``(B·H, N, D)``, K and V ``(B·H, M, D)``."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, causal: bool, chunks: tuple[int, int]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        causal: bool,
+        chunks: tuple[int, int],
+        bias: PositionBias | None,
+        position: int = 0,
     ) -> None:
         self.q, self.k, self.v = q, k, v
         self.Q, self.K, self.V = _flat(q), _flat(k), _flat(v)
-        self.causal = causal
+        self.causal, self.bias, self.position = causal, bias, position
         self.query_chunk, self.key_chunk = chunks
         self.scale: float = q.shape[-1] ** -0.5
         self.sums = torch.float64 if q.dtype == torch.float64 else torch.float32
         # Finite, also twice plus a logit, so that a tile in which a query sees nothing makes no NaN.
         self.hidden = torch.finfo(self.sums).min / 4
-        self.bias = self.unseen = None
+        self.padding = self.unseen = None
         if key_mask is not None:
             H = q.shape[1]
-            bias = torch.zeros_like(key_mask, dtype=self.sums).masked_fill_(~key_mask, self.hidden)
+            padding = torch.zeros_like(key_mask, dtype=self.sums).masked_fill_(~key_mask, self.hidden)
             seen = key_mask.cumsum(1) > 0 if causal else key_mask.any(1, keepdim=True)
-            self.bias = bias.repeat_interleave(H, 0)[:, None]
+            self.padding = padding.repeat_interleave(H, 0)[:, None]
             self.unseen = ~seen.repeat_interleave(H, 0)[..., None]
 
     def rows(self) -> Iterator[tuple[slice, slice]]:
@@ -136,9 +158,18 @@ class _Tiles:
             corner = S[:, :, first - keys.start :]
             future = torch.full(corner.shape[1:], self.hidden, dtype=S.dtype, device=S.device)
             corner += future.triu_(queries.start + 1 - first)
+        if self.padding is not None:
+            S += self.padding[heads, :, keys]
         if self.bias is not None:
-            S += self.bias[heads, :, keys]
+            S += self.added(self.bias, heads, queries, keys)
         return S
+
+    def added(self, bias: PositionBias, heads: slice, queries: slice, keys: slice) -> Tensor:
+        """The tile of the bias for some of the B·H heads; ``position`` is that of the first query."""
+        numbers = torch.arange(heads.start, heads.stop, device=self.Q.device) % self.q.shape[1]
+        rows = slice(queries.start + self.position, queries.stop + self.position)
+        tile: Tensor = bias(rows, keys, self.sums, numbers)
+        return tile
 
     def attend(self, *, keep_log_sums: bool) -> tuple[Tensor, Tensor | None]:
         """The output ``(B, H, N, D)`` and, on request, the L of every query ``(B·H, N, 1)``."""
@@ -171,14 +202,17 @@ class _Tiles:
             log_sums.masked_fill_(self.unseen, 0)  # so that their probabilities come out as 0 again
         return output.view_as(self.q), log_sums if keep_log_sums else None
 
-    def gradients(self, grad: Tensor, output: Tensor, log_sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v from that of the output."""
+    def gradients(self, grad: Tensor, output: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of q, k, v and the numbers of the bias from that of the output."""
         G, output = _flat(grad), _flat(output)
         B, H, M, D = self.k.shape
         dQ = torch.empty(self.Q.shape, dtype=self.q.dtype, device=self.q.device)
         # Transposed: MKL multiplies by a transposed tile a third slower than by a transposed narrow matrix.
         dKt, dVt = torch.zeros(2, B * H, D, M, dtype=self.sums, device=self.q.device)
         space, space_dS = self.space(), self.space()
+        weights = [] if self.bias is None else list(self.bias.parameters())
+        wanted = [x for x in weights if x.requires_grad]
+        of_weights = [torch.zeros_like(x) for x in wanted]
         for heads, queries in self.rows():
             Q, g = self.Q[heads, queries] * self.scale, G[heads, queries]
             mean = (g * output[heads, queries]).sum(-1, keepdim=True, dtype=self.sums)  # of dP under P
@@ -189,9 +223,15 @@ class _Tiles:
                 dS = _product(g, self.V[heads, keys].mT, space_dS).sub_(mean).mul_(P)
                 dKt[heads, :, keys] += _product(Q.mT, dS)
                 dq += _product(dS, self.K[heads, keys])
+                if wanted and self.bias is not None:
+                    with torch.enable_grad():
+                        tile = self.added(self.bias, heads, queries, keys)
+                    for total, part in zip(of_weights, torch.autograd.grad(tile, wanted, dS), strict=True):
+                        total += part
             dQ[heads, queries] = dq.mul_(self.scale)
         dk, dv = (x.mT.reshape(B, H, M, D).to(self.k.dtype) for x in (dKt, dVt))
-        return dQ.view_as(self.q), dk, dv
+        found = iter(of_weights)
+        return dQ.view_as(self.q), dk, dv, *(next(found) if x.requires_grad else None for x in weights)
 
 
 def _flat(x: Tensor) -> Tensor:

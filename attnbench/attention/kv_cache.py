@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnbench.attention.position_bias import PositionBias
+
 
 class Cache(NamedTuple):
     """Room for ``capacity`` keys and values, the first ``length`` of them filled."""
@@ -41,15 +43,30 @@ class Cache(NamedTuple):
         return self.v[:, :, : self.length]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention of one query ``(B, H, 1, D)`` to k and v ``(B, H, n, D)``, statistics in float32 at least."""
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: PositionBias | None = None) -> Tensor:
+    """Softmax attention of the last query ``(B, H, 1, D)`` to k and v ``(B, H, n, D)``; statistics in float32 at least.
+
+    Args:
+        bias: added to the logits; the query stands where the last key does.
+    """
     accumulate = torch.promote_types(q.dtype, torch.float32)
-    weights = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(2, 3)).to(accumulate).softmax(-1)
-    return torch.matmul(weights.to(v.dtype), v)
+    logits = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(2, 3)).to(accumulate)
+    if bias is not None:
+        logits = logits + last_row(bias, k.shape[2], accumulate)
+    return torch.matmul(logits.softmax(-1).to(v.dtype), v)
+
+
+def last_row(bias: PositionBias, n: int, dtype: torch.dtype) -> Tensor:
+    """The bias ``(H, 1, n)`` of the last of n queries."""
+    row: Tensor = bias(slice(n - 1, n), slice(0, n), dtype)
+    return row
 
 
 class CachedDecoding:
-    """Decoding of a variant whose every query sees all earlier keys: the state is the :class:`Cache`."""
+    """Decoding of a variant whose every query sees all earlier keys, with its ``position_bias`` if it has one.
+
+    The state is the :class:`Cache`.
+    """
 
     capacity: int
     """Tokens for which room is made at once."""
@@ -61,4 +78,4 @@ class CachedDecoding:
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         """q, k, v ``(B, H, 1, D)``."""
         state = state.append(k, v)
-        return attend(q, state.keys, state.values), state
+        return attend(q, state.keys, state.values, getattr(self, "position_bias", None)), state

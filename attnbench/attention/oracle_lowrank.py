@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from attnbench.attention.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -28,6 +29,7 @@ from attnbench.variant import No, Traits, register
         cross=True,
         key_padding=True,
         rows_sum_to_one=False,
+        bias=True,
         permutable=True,
         exact_with=("rank={n}",),
     ),
@@ -48,11 +50,14 @@ class OracleLowRank(nn.Module):
         self, shape: Shape, *, rank: Annotated[int, Field(ge=1, description="rank R of the approximation")] = 64
     ) -> None:
         super().__init__()
+        self.position_bias = position_bias(shape)
         self.rank = rank
         self.cross = shape.cross
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         logits = (q.double() * q.shape[-1] ** -0.5) @ k.double().mT
+        if self.position_bias is not None:
+            logits = logits + self.position_bias(slice(0, q.shape[2]), slice(0, k.shape[2]), torch.float64)
         if key_mask is not None:
             logits = logits.masked_fill(~key_mask[:, None, None], torch.finfo(torch.float64).min)
         matrix = logits.softmax(-1)
@@ -74,7 +79,10 @@ class OracleLowRank(nn.Module):
         for b, h in torch.cartesian_prod(torch.arange(q.shape[0]), torch.arange(q.shape[1])):
             keys = torch.ones(k.shape[2], dtype=torch.bool, device=q.device) if key_mask is None else key_mask[b]
             rows = torch.ones(q.shape[2], dtype=torch.bool, device=q.device) if self.cross else keys
-            logits = q[b, h, rows].double() @ k[b, h, keys].double().mT / math.sqrt(q.shape[-1])
+            logits = q[b, h].double() @ k[b, h].double().mT / math.sqrt(q.shape[-1])
+            if self.position_bias is not None:
+                logits = logits + self.position_bias(slice(0, q.shape[2]), slice(0, k.shape[2]), torch.float64)[h]
+            logits = logits[rows][:, keys]
             if logits.numel():
                 U, s, Wt = torch.linalg.svd(logits.softmax(-1), full_matrices=False)
                 terms = zip(U.mT[: self.rank], s[: self.rank], Wt[: self.rank], strict=True)

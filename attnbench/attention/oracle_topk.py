@@ -9,7 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.kv_cache import Cache, CachedDecoding
+from attnbench.attention.kv_cache import Cache, CachedDecoding, last_row
+from attnbench.attention.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -31,6 +32,7 @@ _BLOCK = 256
         cross=True,
         key_padding=True,
         decode=True,
+        bias=True,
         permutable=True,
         exact_with=("keys={n}",),
     ),
@@ -60,6 +62,7 @@ class OracleTopK(CachedDecoding, nn.Module):
     ) -> None:
         super().__init__()
         self.causal, self.capacity = shape.causal, shape.M
+        self.position_bias = position_bias(shape)
         self.keys = keys
         self.renormalise = renormalise
 
@@ -68,18 +71,20 @@ class OracleTopK(CachedDecoding, nn.Module):
         N, M = q.shape[2], k.shape[2]
         k, values = k.to(dtype), v.to(dtype)
         hidden = torch.finfo(dtype).min / 4
-        bias = None
+        padding = None
         if key_mask is not None:
-            bias = torch.zeros_like(key_mask, dtype=dtype).masked_fill_(~key_mask, hidden)[:, None, None]
+            padding = torch.zeros_like(key_mask, dtype=dtype).masked_fill_(~key_mask, hidden)[:, None, None]
         blocks = []
         for start in range(0, N, _BLOCK):
             rows = q[:, :, start : start + _BLOCK].to(dtype) * q.shape[-1] ** -0.5
             logits = rows @ k.mT
+            if self.position_bias is not None:
+                logits = logits + self.position_bias(slice(start, start + rows.shape[2]), slice(0, M), dtype)
             if self.causal:
                 future = torch.full((rows.shape[2], M), hidden, dtype=dtype, device=q.device).triu(start + 1)
                 logits = logits + future
-            if bias is not None:
-                logits = logits + bias
+            if padding is not None:
+                logits = logits + padding
             blocks.append(self._of_the_largest(logits, values))
         output = torch.cat(blocks, 2).to(v.dtype)
         if key_mask is None:
@@ -98,6 +103,8 @@ class OracleTopK(CachedDecoding, nn.Module):
         state = state.append(k, v)
         dtype = torch.promote_types(q.dtype, torch.float32)
         logits = (q.to(dtype) * q.shape[-1] ** -0.5) @ state.keys.to(dtype).mT
+        if self.position_bias is not None:
+            logits = logits + last_row(self.position_bias, state.length, dtype)
         return self._of_the_largest(logits, state.values.to(dtype)).to(v.dtype), state
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -107,10 +114,13 @@ class OracleTopK(CachedDecoding, nn.Module):
             seen = seen.tril()
         if key_mask is not None:
             seen = seen & key_mask[:, None, None]
-        weights = torch.exp((q.double() @ k.double().mT) / math.sqrt(q.shape[-1])) * seen
+        logits = (q.double() @ k.double().mT) / math.sqrt(q.shape[-1])
+        if self.position_bias is not None:
+            logits = logits + self.position_bias(slice(0, q.shape[2]), slice(0, k.shape[2]), torch.float64)
+        weights = logits.exp() * seen
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        rows = []
         for row in weights.flatten(0, 2):
-            row[row.argsort(descending=True)[self.keys :]] = 0
-            if self.renormalise and row.any():
-                row /= row.sum()
-        return (weights @ v.double()).to(v.dtype)
+            kept = row * torch.zeros_like(row).index_fill(0, row.argsort(descending=True)[: self.keys], 1)
+            rows.append(kept / kept.sum() if self.renormalise and row.any() else kept)
+        return (torch.stack(rows).view_as(weights) @ v.double()).to(v.dtype)

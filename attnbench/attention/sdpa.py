@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attnbench.attention.kv_cache import Cache, CachedDecoding
+from attnbench.attention.kv_cache import Cache, CachedDecoding, last_row
+from attnbench.attention.position_bias import PositionBias, position_bias
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -36,7 +37,14 @@ _EXTRA = 8
     time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
-        target="softmax", exact=True, causal=True, cross=True, key_padding=True, decode=True, permutable=True
+        target="softmax",
+        exact=True,
+        causal=True,
+        cross=True,
+        key_padding=True,
+        decode=True,
+        bias=True,
+        permutable=True,
     ),
     settings=("", "backend=math"),
 )
@@ -48,7 +56,8 @@ class Sdpa(CachedDecoding, nn.Module):
 
     PyTorch refuses a mask together with ``is_causal`` and would want the N x M mask spelt out, which costs O(n²)
     memory, and flash on a GPU takes no mask at all. There the key mask becomes extra columns instead: 1 in every query,
-    a large negative number in every hidden key. That keeps both, for D + 8 instead of D columns.
+    a large negative number in every hidden key. That keeps both, for D + 8 instead of D columns. A bias of the
+    positions has no such form: with one, memory is O(n²), and a CPU trains a learned one in ``math`` alone.
 
     Raises:
         Unsupported: the chosen backend cannot run on this device, dtype or shape; nothing else runs in its place.
@@ -64,10 +73,13 @@ class Sdpa(CachedDecoding, nn.Module):
     ) -> None:
         super().__init__()
         self.causal, self.capacity = shape.causal, shape.M
+        self.position_bias = position_bias(shape)
         self.backend = backend
         self.columns = self.causal or backend == "flash"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if self.position_bias is not None:
+            return self._with_bias(self.position_bias, q, k, v, key_mask)
         if key_mask is None:
             return self._attend(q, k, v, causal=self.causal)
         seen = key_mask.cumsum(1) > 0 if self.causal else key_mask.any(1, keepdim=True)
@@ -83,7 +95,25 @@ class Sdpa(CachedDecoding, nn.Module):
         """q, k, v ``(B, H, 1, D)``."""
         state = state.append(k, v)
         # PyTorch's is_causal is aligned at the first key, which would be the only one that a lone query sees.
-        return self._attend(q, state.keys, state.values, causal=False), state
+        row = None if self.position_bias is None else last_row(self.position_bias, state.length, q.dtype)[None]
+        return self._attend(q, state.keys, state.values, row, causal=False), state
+
+    def _with_bias(self, bias: PositionBias, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """The way that PyTorch offers: bias and every mask in one tensor of H x N x M numbers."""
+        N, M = q.shape[2], k.shape[2]
+        added = bias(slice(0, N), slice(0, M), q.dtype)[None]
+        hidden = torch.ones(N, M, dtype=torch.bool, device=q.device).triu(1) if self.causal else None
+        seen = None
+        if key_mask is not None:
+            seen = (key_mask.cumsum(1) > 0 if self.causal else key_mask.any(1, keepdim=True))[:, None, :, None]
+            padded = ~key_mask[:, None, None]
+            # Queries without a key see all of them instead, so that no kernel meets an empty row and makes NaN of it.
+            hidden = (padded if hidden is None else padded | hidden) & seen
+        if hidden is not None:
+            below = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
+            added = added.add_(below) if seen is None else added + below
+        output = self._attend(q, k, v, added, causal=False)
+        return output if seen is None else output.masked_fill(~seen, 0)
 
     def _attend(
         self,

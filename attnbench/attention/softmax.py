@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.attention.kv_cache import CachedDecoding
+from attnbench.attention.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -19,7 +20,14 @@ from attnbench.variant import Traits, register
     time_exponent=2.0,
     memory_exponent=2.0,
     traits=Traits(
-        target="softmax", exact=True, causal=True, cross=True, key_padding=True, decode=True, permutable=True
+        target="softmax",
+        exact=True,
+        causal=True,
+        cross=True,
+        key_padding=True,
+        decode=True,
+        bias=True,
+        permutable=True,
     ),
 )
 class Softmax(CachedDecoding, nn.Module):
@@ -27,17 +35,21 @@ class Softmax(CachedDecoding, nn.Module):
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Two batched products and a softmax, differentiated
     by plain autograd; where no gradient is wanted the softmax overwrites the logits, so that one matrix is held, not
-    two. Masks are added to the logits, as large negative finite numbers. A query that sees no key gives 0.
+    two. A bias of the positions is another H x N x M numbers. Masks are added to the logits, as large negative finite
+    numbers. A query that sees no key gives 0.
     """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.causal, self.capacity = shape.causal, shape.M
+        self.position_bias = position_bias(shape)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         B, H, N, D = q.shape
         M = k.shape[2]
         logits = torch.bmm((q * D**-0.5).reshape(B * H, N, D), k.reshape(B * H, M, D).mT)
+        if self.position_bias is not None:
+            logits.view(B, H, N, M).add_(self.position_bias(slice(0, N), slice(0, M), logits.dtype))
         # A quarter of the range: two of them plus a logit stay finite, so no row becomes NaN. Adding is five times
         # faster on a CPU than masked_fill_.
         hidden = torch.finfo(q.dtype).min / 4

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attnbench.attention.position_bias import position_bias
 from attnbench.errors import Unsupported
 from attnbench.qkv import draw_qkv
 from attnbench.reference import exact_attention, relative_error
@@ -29,7 +30,10 @@ _KEPT_ELEMENTS = 2**22
 
 @dataclass(frozen=True, slots=True)
 class ErrorResult:
-    """Against exact attention in float64 of the same inputs, already rounded to the dtype that the variant got."""
+    """Against exact attention in float64 of the same inputs, already rounded to the dtype that the variant got.
+
+    A bias that the shape asks for is the same in both.
+    """
 
     kind: ErrorKind
     """``exact`` (rounding only), ``approximation`` of softmax attention, ``distance`` (another operator), ``learned``
@@ -151,7 +155,10 @@ def _new_problem(inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, devi
     # MPS has no float64.
     there = (tensor.to("cpu" if device == "mps" else device) for tensor in (q, k, v))
     block = max(1, min(512, _ORACLE_LOGITS // (shape.B * shape.H * shape.M)))
-    exact = exact_attention(*there, causal=shape.causal, block=block)
+    bias = position_bias(shape)
+    if bias is not None:
+        bias = bias.to("cpu" if device == "mps" else device, dtype).requires_grad_(False)
+    exact = exact_attention(*there, causal=shape.causal, bias=bias, block=block)
     trivial = relative_error(mean_of_visible(v, shape.N, causal=shape.causal).to(exact.device), exact)
     return _Problem((q, k, v), exact, trivial, _digest(q, k, v))
 

@@ -23,6 +23,7 @@ SAME = (
     "heads",
     "head_dim",
     "causal",
+    "bias",
     "dtype",
     "device",
     "seed",
@@ -169,6 +170,7 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
         f"{row['heads']} heads × {row['head_dim']}",
         row["dtype"],
         "causal" if row["causal"] else "",
+        f"bias {row['bias']}" if row["bias"] != "none" else "",
         LEVELS.get(row["level"], row["level"]),
         _PASSES.get(row["pass"], row["pass"]),
     ]

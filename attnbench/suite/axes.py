@@ -16,6 +16,7 @@ from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 from attnbench.errors import UsageError
 from attnbench.qkv import INPUTS
 from attnbench.registry import Entry, Registry
+from attnbench.shape import BIASES, Bias
 from attnbench.spec import Spec, parse_specs
 from attnbench.suite.messages import pick, shown, wrong
 from attnbench.suite.ranges import FORMS, MAX_VALUES, parse_range
@@ -208,11 +209,13 @@ KeyLengths = Annotated[
 Sizes = Annotated[list[int], PlainValidator(_whole(1, _SIZES)), _schema(_WHOLE)]
 Seeds = Annotated[list[int], PlainValidator(_whole(0, 2**63 - 1)), _schema(_WHOLE)]
 Dtypes = Annotated[list[Dtype], PlainValidator(_words(get_args(Dtype))), _schema({"enum": list(get_args(Dtype))})]
+Biases = Annotated[list[Bias], PlainValidator(_words(BIASES)), _schema({"enum": list(BIASES)})]
 Flags = Annotated[list[bool], PlainValidator(_flags), _schema({"type": "boolean"})]
 
 VariantTests = Annotated[list[Test], PlainValidator(_spec_tests(VARIANTS)), _schema(_CONDITION)]
 InputTests = Annotated[list[Test], PlainValidator(_spec_tests(INPUTS)), _schema(_CONDITION)]
 NumberTests = Annotated[list[Test], PlainValidator(_number_tests), _schema(_CONDITION)]
 DtypeTests = Annotated[list[Test], PlainValidator(_word_tests(get_args(Dtype))), _schema(_CONDITION)]
+BiasTests = Annotated[list[Test], PlainValidator(_word_tests(BIASES)), _schema(_CONDITION)]
 DeviceTests = Annotated[list[Test], PlainValidator(_word_tests(DEVICES)), _schema(_CONDITION)]
 FlagTests = Annotated[list[Test], PlainValidator(_flag_tests), _schema(_CONDITION)]

@@ -31,6 +31,7 @@ _DEFAULTS: dict[str, list[Any]] = {
     "batch": [Shape().batch],
     "dtype": ["float32"],
     "causal": [False],
+    "bias": ["none"],
     "inputs": [Spec("gaussian")],
     "seed": [0],
 }
@@ -141,6 +142,8 @@ def _split(axis: str, value: object) -> list[Any]:
         return [value]
     if axis in ("variant", "inputs"):
         return _split_specs(value)
+    if axis == "bias":  # whose "none" is a word, not the absence of a value
+        return [part.strip() for part in value.split(",")]
     return [word if ".." in word else parse_scalar(word) for word in (part.strip() for part in value.split(","))]
 
 
@@ -196,7 +199,15 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
         M = value["kv_len"] or N
         if reduce(operator.and_, (bits for _, bits in chosen), met_by_kv_len[M]):
             continue
-        sizes = (value["batch"], value["heads"], N, value["head_dim"], None if M == N else M, value["causal"])
+        sizes = (
+            value["batch"],
+            value["heads"],
+            N,
+            value["head_dim"],
+            None if M == N else M,
+            value["causal"],
+            value["bias"],
+        )
         shape = shapes.get(sizes)
         if shape is None:
             try:

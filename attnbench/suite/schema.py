@@ -62,6 +62,7 @@ class Axes(_Strict):
     batch: axes.Sizes = Field(default=[], description="B")
     dtype: axes.Dtypes = Field(default=[], description="element type of q, k and v")
     causal: axes.Flags = Field(default=[], description="query i sees keys j <= i only")
+    bias: axes.Biases = Field(default=[], description="added to the logits by distance: none, alibi or relative")
     inputs: axes.Inputs = Field(default=[], description="where q, k and v come from (operator level only)")
     seed: axes.Seeds = Field(default=[], description="seed of inputs, random projections and initial weights")
 
@@ -158,6 +159,7 @@ class Exclude(_Strict):
     batch: axes.NumberTests = Field(default=[])
     dtype: axes.DtypeTests = Field(default=[])
     causal: axes.FlagTests = Field(default=[])
+    bias: axes.BiasTests = Field(default=[])
     inputs: axes.InputTests = Field(default=[])
     seed: axes.NumberTests = Field(default=[])
 

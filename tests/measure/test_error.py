@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
@@ -10,11 +11,12 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 import attnbench.inputs  # noqa: F401  # fills the table
+from attnbench.attention.position_bias import position_bias
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.error import ErrorResult, mean_of_visible, measure_error
 from attnbench.qkv import INPUTS, register_input
 from attnbench.reference import exact_attention, masked_attention
-from attnbench.shape import Shape
+from attnbench.shape import Bias, Shape
 from attnbench.spec import Spec, parse_spec
 from attnbench.variant import VARIANTS, No, Traits, register
 
@@ -31,6 +33,17 @@ class Exact(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         return exact_attention(q, k, v, causal=self.causal).to(q.dtype)
+
+
+class Biased(Exact):
+    """Softmax with the bias of the shape."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.position_bias = position_bias(shape)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return exact_attention(q, k, v, causal=self.causal, bias=self.position_bias).to(q.dtype)
 
 
 class Scaled(Exact):
@@ -89,6 +102,8 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(INPUTS, "_entries", dict(INPUTS._entries))
     for name, cls, traits in (
         ("exact", Exact, Traits(exact=True)),
+        ("biased", Biased, Traits(exact=True, bias=True)),
+        ("deaf", Exact, Traits(exact=True, bias=True)),
         ("scaled", Scaled, SOFTMAX),
         ("noisy", Noisy, Traits(target="softmax", stochastic=True)),
         ("mean", Mean, SOFTMAX),
@@ -127,6 +142,18 @@ def test_an_exact_variant_has_rounding_error_only() -> None:
 def test_rounding_the_inputs_is_not_the_variants_error() -> None:
     # The oracle sees the same bfloat16 inputs; what is left is the rounding of the output, 2^-9 at most per number.
     assert 2**-12 < measured("exact", dtype=torch.bfloat16).rel_error < 2**-8
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("bias", ["alibi", "relative"])
+def test_the_oracle_has_the_bias_of_the_shape(bias: Bias, causal: bool) -> None:
+    shape = replace(SHAPE, bias=bias, causal=causal)
+    for dtype, bound in ((torch.float64, 1e-15), (torch.float32, 1e-7), (torch.bfloat16, 2**-8)):
+        assert measured("biased", shape, dtype=dtype).rel_error <= bound
+        assert measured("deaf", shape, dtype=dtype).rel_error > 0.04
+    assert measured("biased", shape).draws == 3
+    with pytest.raises(Unsupported, match="bias: a bias belongs to a pair of tokens"):
+        measured("scaled", shape)
 
 
 def test_relative_error_and_cosine_are_those_of_the_definition() -> None:

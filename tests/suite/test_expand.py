@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from typing import Any
 
 import pytest
 
-from attnbench.cell import Cell, ModelSize
+from attnbench.cell import METHOD_VERSION, Cell, ModelSize
 from attnbench.errors import SuiteError, UsageError
 from attnbench.shape import Shape
 from attnbench.spec import Spec
@@ -35,14 +37,15 @@ def test_a_cell_holds_everything_that_the_suite_says() -> None:
         "pass": "training",
         "measure": ["memory", "time"],
         "model": {"layers": 2, "ffn": 8},
-        **matrix(variant="performer:features=64", heads=2, head_dim=16, batch=3, dtype="bfloat16", causal=True, seed=7),
+        **matrix(variant="performer:features=64", heads=2, head_dim=16, batch=3, dtype="bfloat16", causal=True),
     }
+    sweep["matrix"] |= {"bias": "alibi", "seed": 7}
     assert expand(suite_of(sweep), device="cuda:1") == [
         Cell(
             suite="x",
             sweep="s0",
             variant=Spec("performer", (("features", 64),)),
-            shape=Shape(batch=3, heads=2, seq_len=64, head_dim=16, causal=True),
+            shape=Shape(batch=3, heads=2, seq_len=64, head_dim=16, causal=True, bias="alibi"),
             level="model",
             pass_="training",
             dtype="bfloat16",
@@ -134,6 +137,7 @@ def test_a_cell_that_meets_every_condition_of_a_row_is_left_out(row: dict[str, A
         {"device": "cuda"},
         {"heads": "<8"},
         {"causal": True},
+        {"bias": ["alibi", "relative"]},
         {"inputs": "gaussian:logit_std=2"},
     ],
 )
@@ -195,6 +199,34 @@ def test_causal_attention_to_another_sequence_is_refused_unless_excluded() -> No
     assert [(cell.shape.M, cell.shape.causal) for cell in cells] == [(64, False), (64, True), (32, False)]
 
 
+def test_a_bias_is_an_axis_like_any_other() -> None:
+    axes = matrix(bias=["none", "alibi", "relative"], variant=["softmax", "sdpa"])
+    profiles = {"cuda": {"bias": "alibi"}}
+    suite = suite_of(axes, profiles=profiles, exclude=[{"bias": "relative", "variant": "sdpa"}])
+    biases = [(cell.shape.bias, cell.variant.name) for cell in expand(suite)]
+    assert biases == [(b, v) for v in ("softmax", "sdpa") for b in ("none", "alibi", "relative")][:-1]
+    assert {cell.shape.bias for cell in expand(suite, device="cuda")} == {"alibi"}
+    added = suite_of(matrix(), include=[{"bias": "relative", "seq_len": 8}])
+    assert [(cell.shape.N, cell.shape.bias) for cell in expand(added)] == [(64, "none"), (8, "relative")]
+
+
+def test_a_bias_between_two_sequences_is_refused_unless_excluded() -> None:
+    axes = matrix(kv_len=[None, 32], bias=["none", "alibi"])
+    with pytest.raises(SuiteError, match="bias alibi needs kv_len = seq_len, got 32 and 64; exclude these cells"):
+        expand(suite_of(axes))
+    assert len(expand(suite_of(axes, exclude=[{"bias": "alibi", "kv_len": 32}]))) == 3
+
+
+def test_cells_without_a_bias_are_called_what_they_were_before_there_were_biases() -> None:
+    plain, *others = expand(suite_of(matrix(bias=["none", "alibi", "relative"])))
+    data = plain.to_json()
+    assert data["shape"].pop("bias") == "none"
+    canonical = json.dumps([METHOD_VERSION, data], sort_keys=True)
+    assert plain.cell_id == hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    assert len({cell.cell_id for cell in (plain, *others)}) == 3
+    assert [Cell.from_json(json.loads(json.dumps(cell.to_json()))) for cell in others] == others
+
+
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
         expand(suite_of(matrix()), device="cdua")
@@ -211,6 +243,8 @@ def test_an_unknown_device_is_refused() -> None:
         ("seq_len", [16, "32..64"], [16, 32, 64]),
         ("kv_len", "null,32", [None, 32]),
         ("causal", "true,false", [True, False]),
+        ("bias", "none,alibi", ["none", "alibi"]),
+        ("bias", ["none"], ["none"]),
         ("dtype", "float64, bfloat16", ["float64", "bfloat16"]),
         ("variant", "sdpa", [Spec("sdpa")]),
         ("variant", "softmax,sdpa", [Spec("softmax"), Spec("sdpa")]),
@@ -272,7 +306,8 @@ def test_the_seed_can_be_set() -> None:
         (
             "zzz",
             "1",
-            "unknown axis 'zzz'; write variant, seq_len, kv_len, heads, head_dim, batch, dtype, causal, inputs or seed",
+            "unknown axis 'zzz'; write variant, seq_len, kv_len, heads, head_dim, batch, dtype, causal, bias, "
+            "inputs or seed",
         ),
         ("variant", "perfomer", "--set variant: unknown variant 'perfomer'; did you mean 'performer'?"),
         ("variant", "", "--set variant: '' is not a name: letters, digits, '.', '_' and '-', at most 64; "
@@ -281,6 +316,8 @@ def test_the_seed_can_be_set() -> None:
         ("seq_len", [], "--set seq_len: 'seq_len' is an empty list; give at least one value"),
         ("dtype", "float23", "--set dtype: 'dtype' must be one of float64, float32, bfloat16, float16, got 'float23'; "
          "did you mean 'float32'?"),
+        ("bias", "yes", "--set bias: 'bias' must be one of none, alibi, relative, got 'yes'; "
+         "write none, alibi or relative"),
         ("causal", "yes", "--set causal: 'causal' must be true or false, got 'yes'; write true or false"),
     ],
 )  # fmt: skip
