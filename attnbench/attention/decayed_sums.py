@@ -49,7 +49,8 @@ class _ByHeads(torch.autograd.Function):
     def forward(ctx: Any, compute: Compute, *inputs: Tensor) -> Tensor:
         first, values = inputs[0], inputs[2]
         out = first.new_empty(*first.shape[:3], values.shape[-1])
-        groups = head_groups(first, first.shape[2] * max(first.shape[3], values.shape[3]))
+        # Some ten tensors of this size are in use at a time.
+        groups = head_groups(first, 2 * first.shape[2] * max(first.shape[3], values.shape[3]))
         for group in groups:
             target = out[group]
             target.copy_(compute(*(_cut(x, group) for x in inputs)).view_as(target))
@@ -116,7 +117,7 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
     between = since[..., :, None] - since[..., None, :]
     if causal:
         future = torch.full((chunk, chunk), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
-        weights = (between.clamp(max=0.0) + future).exp2()
+        weights = (between + future).exp2()
     else:
         weights = between.abs().neg().exp2()
     out = (q @ k.mT * weights) @ v
@@ -129,3 +130,14 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
             coming = states_before(added.flip(1), kept.flip(1)).flip(1)
             out = out + (q * until[..., None].exp2()) @ coming
     return out.flatten(1, 2)[:, :N]
+
+
+def last_state(k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
+    """Σ_j 2^(L_n - L_j) k_j v_jᵀ after the last of n >= 0 tokens, ``(B, H, D, E)``.
+
+    Args:
+        k: ``(B, H, n, D)``; v: ``(B, H, n, E)``.
+        log_decay: log2(a_t), ``(B, H, n, 1)`` or ``(B, H, n, D)``.
+    """
+    until = log_decay.flip(2).cumsum(2).flip(2) - log_decay
+    return (k * until.exp2()).mT @ v
