@@ -1,0 +1,125 @@
+"""State space duality: linear attention whose decay is a number that each token chooses for each head."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import log
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from attnbench.attention.decayed_sums import by_heads, decayed_attention, last_state
+from attnbench.attention.feature_tiles import LOG2E, accumulator
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+
+@register(
+    "ssd",
+    kind="mixer",
+    family="recurrence",
+    source="Dao & Gu 2024, arXiv:2405.21060",
+    formula="y_i = Σ_{j<=i} (C_i·B_j) a_{j+1}···a_i Δ_j x_j,  a_t = exp(-Δ_t·A),  Δ = softplus(W u + b)",
+    cost="O(n·d²)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        causal=True,
+        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
+        key_padding=True,
+        decode=True,
+        stochastic=True,
+        rows_sum_to_one=False,
+    ),
+    settings=("state=3,chunk=5", "chunk=64"),
+)
+class SSD(nn.Module):
+    """Linear attention with a chosen decay per token and head, Mamba-2.
+
+    Dao & Gu 2024, "Transformers are SSMs", the state space dual layer: h_t = a_t h_{t-1} + B_t (Δ_t x_t)ᵀ and
+    y_t = C_tᵀ h_t, with one number a_t = exp(-Δ_t A) per token and head, which is a product with the semiseparable
+    matrix (C_i·B_j) a_{j+1}···a_i Δ_j. u ``(B, N, C)`` gives x (C × C), Δ (one per head), and B and C of width
+    ``state`` that all heads share; the output projection is C × C. Computed chunk by chunk; the state of a head is
+    ``state`` × D.
+
+    A is drawn from U[1, 16] for each head, and the bias of Δ so that softplus of it is log-uniform in [0.001, 0.1].
+    A padded token has Δ = 0: it neither writes nor lets the state fade.
+
+    Not causal: the decay between two tokens is the same in both directions, exp(-|L_i - L_j|) with L the running sum
+    of -Δ·A, as if the semiseparable matrix were mirrored; the paper's layer is causal.
+
+    Differs from the authors' code: the block around the layer is not here, which is the short convolution of x, B and
+    C, the gate with its norm, and the skip connection D·x.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        state: Annotated[int, Field(ge=1, description="width of B and C, rows of the state")] = 64,
+        chunk: Annotated[
+            int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")
+        ] = 64,
+    ) -> None:
+        super().__init__()
+        H, C = shape.H, shape.C
+        self.heads, self.causal, self.chunk = H, shape.causal, chunk
+        self.value = nn.Linear(C, C, bias=False)
+        self.key_query = nn.Linear(C, 2 * state, bias=False)
+        self.step_size = nn.Linear(C, H)
+        self.out = nn.Linear(C, C, bias=False)
+        self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
+        with torch.no_grad():
+            size = torch.empty(H).uniform_(log(0.001), log(0.1)).exp()
+            self.step_size.bias.copy_(size + torch.log(-torch.expm1(-size)))  # the inverse of softplus
+
+    def _parts(self, u: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """C and B ``(B, H, N, state)``, Δx ``(B, H, N, D)``, and log2(a) ``(B, H, N)``."""
+        B, N, C = u.shape
+        key, query = (x[:, None].expand(-1, self.heads, -1, -1) for x in self.key_query(u).chunk(2, -1))
+        dtype = accumulator(u.dtype)
+        size = softplus(self.step_size(u).to(dtype))
+        if key_mask is not None:
+            size = size.masked_fill(~key_mask[..., None], 0.0)
+        values = self.value(u).view(B, N, self.heads, C // self.heads) * size[..., None]
+        log_decay = size * (self.log_A.to(dtype).exp() * -LOG2E)
+        return query, key, values.transpose(1, 2), log_decay.mT
+
+    def forward(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """u ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        compute = partial(decayed_attention, causal=self.causal, chunk=self.chunk)
+        return self._join(by_heads(compute, *self._parts(u, key_mask)))
+
+    def dense(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The semiseparable matrix of each head, written out."""
+        B, N, C = u.shape
+        key, query = self.key_query(u).chunk(2, -1)
+        size = softplus(self.step_size(u))
+        if key_mask is not None:
+            size = size * key_mask[..., None]
+        total = (-size * self.log_A.exp()).cumsum(1).mT  # (B, H, N)
+        matrix = (query @ key.mT)[:, None] * torch.exp(-(total[..., :, None] - total[..., None, :]).abs())
+        if self.causal:
+            matrix = matrix.tril()
+        y = torch.einsum("bhij,bjh,bjhd->bihd", matrix, size, self.value(u).view(B, N, self.heads, C // self.heads))
+        out: Tensor = self.out(y.reshape(B, N, C))
+        return out
+
+    def begin(self, u: Tensor) -> Tensor:
+        """The state ``(B, H, state, D)`` after u ``(B, n, C)``, n >= 0, float32 at least."""
+        _, key, values, log_decay = self._parts(u)
+        return last_state(key.to(values.dtype), values, log_decay[..., None])
+
+    def step(self, state: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """u ``(B, 1, C)``."""
+        query, key, values, log_decay = self._parts(u)
+        state = state * log_decay[..., None].exp2() + key.mT * values
+        return self._join((query.to(state.dtype) @ state).to(u.dtype)), state
+
+    def _join(self, y: Tensor) -> Tensor:
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.attention import feature_tiles
+from attnbench.attention.decayed_sums import by_heads, decayed_attention, last_state
+from attnbench.attention.ssd import SSD
+from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.shape import Shape
+
+SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
+CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
+
+
+def make(shape: Shape, *, state: int = 5, chunk: int = 7) -> SSD:
+    module = SSD(shape, state=state, chunk=chunk).double()
+    with torch.no_grad():
+        module.step_size.bias.add_(3)  # decays that matter over some tokens
+    return module
+
+
+def tokens(shape: Shape) -> Tensor:
+    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
+
+
+@both
+@pytest.mark.parametrize("chunk", [1, 2, 7, 22, 23, 64])
+def test_equals_the_dense_semiseparable_matrix_for_every_chunk(shape: Shape, chunk: int) -> None:
+    module, u = make(shape, chunk=chunk), tokens(shape)
+    for key_mask in (None, HOLES):
+        torch.testing.assert_close(module(u, key_mask=key_mask), module.dense(u, key_mask=key_mask))
+
+
+def test_equals_the_recurrence_of_the_paper() -> None:
+    module, u = make(CAUSAL), tokens(CAUSAL)
+    weight = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    key, query = torch.split(u @ weight["key_query.weight"].T, 5, dim=2)
+    size = torch.log1p(torch.exp(u @ weight["step_size.weight"].T + weight["step_size.bias"]))
+    values = (u @ weight["value.weight"].T).view(2, 23, 3, 4)
+    state, rows = torch.zeros(2, 3, 5, 4, dtype=torch.float64), []
+    for t in range(23):
+        for h in range(3):
+            decay = torch.exp(-size[:, t, h] * weight["log_A"][h].exp())[:, None, None]
+            write = key[:, t, :, None] * size[:, t, h, None, None] * values[:, t, None, h]
+            state[:, h] = decay * state[:, h] + write
+        rows.append(torch.einsum("bs,bhsd->bhd", query[:, t], state).flatten(1))
+    torch.testing.assert_close(module(u), torch.stack(rows, 1) @ weight["out.weight"].T)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("limit", [1, 2**19])
+def test_gradients_through_decays_equal_those_of_the_matrix(
+    causal: bool, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
+    shape = CAUSAL if causal else SHAPE
+    module, u = make(shape), tokens(shape).requires_grad_()
+    wanted, grad = [u, *module.parameters()], tokens(shape)
+    mine = torch.autograd.grad(module(u, key_mask=HOLES), wanted, grad)
+    theirs = torch.autograd.grad(module.dense(u, key_mask=HOLES), wanted, grad)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_no_decay_is_linear_attention_without_a_denominator() -> None:
+    q, k, v = (torch.randn(2, 23, 4, dtype=torch.float64) for _ in range(3))
+    none = torch.zeros(2, 23, dtype=torch.float64)
+    scores = q @ k.mT
+    for causal in (False, True):
+        out = decayed_attention(q, k, v, none, causal=causal, chunk=6)
+        torch.testing.assert_close(out, (scores.tril() if causal else scores) @ v)
+
+
+def test_both_directions_decay_by_what_lies_between() -> None:
+    q, k, v = (torch.randn(1, 5, 3, dtype=torch.float64) for _ in range(3))
+    decay = torch.tensor([[0.9, 0.5, 0.25, 0.125, 0.7]], dtype=torch.float64)
+    out = decayed_attention(q, k, v, decay.log2(), causal=False, chunk=2)
+    # Between tokens 1 and 3 lie the decays of 2 and 3, whoever asks.
+    weights = (q @ k.mT)[0]
+    for i in range(5):
+        for j in range(5):
+            weights[i, j] *= decay[0, min(i, j) + 1 : max(i, j) + 1].prod()
+    torch.testing.assert_close(out[0], weights @ v[0])
+
+
+def test_a_padded_token_lets_nothing_fade() -> None:
+    module, u = make(CAUSAL), tokens(CAUSAL)
+    real = torch.ones(2, 23, dtype=torch.bool)
+    real[:, 9:14] = False
+    out = module(u, key_mask=real)
+    torch.testing.assert_close(out[:, real[0]], module(u[:, real[0]]))
+
+
+def test_rates_start_in_the_range_of_the_paper() -> None:
+    torch.manual_seed(1)
+    module = SSD(Shape(heads=64, head_dim=2, seq_len=4))
+    A, size = module.log_A.exp(), torch.nn.functional.softplus(module.step_size.bias)
+    assert 1 <= A.min() < 2
+    assert 15 < A.max() <= 16
+    assert 0.00099 < size.min() < 0.002
+    assert 0.05 < size.max() < 0.101
+
+
+def test_the_state_is_one_matrix_per_head() -> None:
+    module, u = make(CAUSAL), tokens(CAUSAL)
+    state = module.begin(u[:, :9])
+    assert state.shape == (2, 3, 5, 4)
+    other = module.begin(u[:, :8])
+    _, stepped = module.step(other, u[:, 8:9])
+    torch.testing.assert_close(stepped, state)
+
+
+def test_the_last_state_of_a_long_prompt_keeps_its_digits() -> None:
+    k, v = torch.randn(1, 1, 4000, 2), torch.randn(1, 1, 4000, 2)
+    decay = torch.full((1, 1, 4000, 1), -0.37)
+    state = last_state(k, v, decay)
+    exact = last_state(k.double(), v.double(), decay.double())
+    torch.testing.assert_close(state.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_training_holds_the_intermediate_results_of_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = [torch.randn(1, 8, 1024, 16, requires_grad=True) for _ in range(3)]
+    log_decay = -torch.rand(1, 8, 1024)
+
+    def peak(limit: int) -> int:
+        monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
+        compute = partial(decayed_attention, causal=True, chunk=64)
+        bytes_ = peak_tensor_bytes(lambda: torch.autograd.grad(by_heads(compute, *inputs, log_decay).sum(), inputs))
+        assert bytes_ is not None
+        return bytes_
+
+    one_at_a_time = peak(2**14)
+    assert one_at_a_time < 0.4 * peak(2**24)
+    assert one_at_a_time < 12 * inputs[0].nbytes
