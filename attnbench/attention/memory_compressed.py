@@ -1,0 +1,175 @@
+"""Memory-compressed attention: keys and values are shortened by a convolution with stride."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from attnbench.attention import block_sparse
+from attnbench.attention.block_sparse import Blocks, Tile, Window, batches, minus_infinity, tile_scores
+from attnbench.attention.kv_cache import Cache, attend
+from attnbench.attention.segments import any_real, strided_convolution
+from attnbench.reference import masked_attention
+from attnbench.shape import Shape
+from attnbench.variant import Traits, register
+
+
+class Compressed(NamedTuple):
+    """State of decoding: the complete blocks, and the fewer than c tokens since the last of them."""
+
+    blocks: Cache
+    k: Tensor
+    v: Tensor
+
+
+@register(
+    "memory-compressed",
+    family="memory",
+    source="Liu et al. 2018, arXiv:1801.10198, section 4.2.4",
+    formula="softmax(Q·conv(K)ᵀ/√D)·conv(V),  kernel = stride = c",
+    cost="O(n²·d/c)",
+    time_exponent=2.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="learned",
+        target_with=(("kernel", "mean", "softmax"),),
+        stochastic=True,
+        rows_sum_to_one=False,
+        decode=True,
+        exact_with=("compression=1,kernel=mean",),
+    ),
+    settings=("", "kernel=mean", "compression=5"),
+)
+class MemoryCompressed(nn.Module):
+    """Attention to blocks of c keys, each convolved into one.
+
+    Liu et al. 2018, "Generating Wikipedia by summarizing long sequences". q ``(B, H, N, D)``, k and v ``(B, H, M, D)``
+    -> ``(B, H, N, D)``. Block b holds the keys b·c .. b·c + c - 1, the last one with zeros after its last key. A
+    convolution for k and another for v, each with a kernel of D × D for every head and place in the block, without
+    bias, drawn from N(0, 1 / (c·D)); time stays quadratic.
+
+    Causal: query i sees the blocks that end at or before i. Where there is none, as for i < c - 1, it attends to its
+    own key alone, uncompressed: its output is v_i.
+
+    ``kernel=mean`` is the average of the real keys of a block; it has no parameters, and with ``compression=1`` is
+    softmax attention. Padded keys and values are set to zero and stay where they are; a block without a real key is
+    hidden.
+
+    Differs from the paper: it convolves the whole width of the model and does not say what the first queries of causal
+    attention see; it alternates this attention with local attention in the layers of a model.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        compression: Annotated[int, Field(ge=1, description="tokens c of a block: kernel and stride")] = 3,
+        kernel: Annotated[
+            Literal["learned", "mean"], Field(description="learned convolutions, or averages of blocks")
+        ] = "learned",
+    ) -> None:
+        super().__init__()
+        self.causal, self.compression = shape.causal, compression
+        self.capacity = shape.M // compression
+        self.of_keys: nn.Parameter | None = None
+        self.of_values: nn.Parameter | None = None
+        if kernel == "learned":
+            drawn = torch.randn(2, shape.H, compression, shape.D, shape.D) * (compression * shape.D) ** -0.5
+            self.of_keys, self.of_values = nn.Parameter(drawn[0].clone()), nn.Parameter(drawn[1].clone())
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        filled = None
+        if key_mask is not None:
+            padded = ~key_mask[:, None, :, None]
+            k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
+            filled = any_real(key_mask, self.compression)
+        if self.causal:
+            return self._causally(q, k, v, key_mask, filled)
+        keys, values = self._compress(k, self.of_keys, key_mask), self._compress(v, self.of_values, key_mask)
+        if filled is None:
+            return scaled_dot_product_attention(q, keys, values)
+        # With no real key every row is zero: attending to all of them gives 0, to none gives NaN on some devices.
+        seen = filled | ~filled.any(1, keepdim=True)
+        return scaled_dot_product_attention(q, keys, values, attn_mask=seen[:, None, None])
+
+    def _compress(self, x: Tensor, kernel: Tensor | None, key_mask: Tensor | None = None) -> Tensor:
+        """``(B, H, ceil(n / c), D)`` from x ``(B, H, n, D)``, which is zero where it is padding."""
+        if kernel is not None:
+            return strided_convolution(x, kernel)
+        c, n = self.compression, x.shape[2]
+        real = torch.ones_like(x[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
+        count = torch.unflatten(pad(real, (0, -n % c)), 1, (-1, c)).sum(2).clamp(min=1)[:, None, :, None]
+        total = torch.unflatten(pad(x, (0, 0, 0, -n % c)), 2, (-1, c)).sum(3, dtype=_accumulator(x))
+        return (total / count).to(x.dtype)
+
+    def _causally(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, filled: Tensor | None) -> Tensor:
+        N, c = q.shape[2], self.compression
+        T = N // c  # complete blocks
+        if T == 0:
+            return v
+        mask = None if key_mask is None else key_mask[:, : T * c]
+        keys = self._compress(k[:, :, : T * c], self.of_keys, mask)
+        values = self._compress(v[:, :, : T * c], self.of_values, mask)
+        # Not in the fused kernel, which takes no mask beside the causal one and knows no staircase.
+        blocks = None if filled is None else filled[:, :T]
+        out = block_sparse.attend(q[:, :, c - 1 :], keys, values, self._staircase(q, T), key_mask=blocks)
+        if blocks is not None:
+            some = (blocks.cumsum(1) > 0).repeat_interleave(c, 1)[:, None, : N - c + 1, None]
+            out = torch.where(some, out, v[:, :, c - 1 :])
+        return torch.cat([v[:, :, : c - 1], out], 2)
+
+    def _staircase(self, q: Tensor, blocks: int) -> Iterator[Tile]:
+        """Query i + c - 1 sees the blocks 0 .. i // c."""
+        c, N = self.compression, q.shape[2] - self.compression + 1
+        for start, size in batches(0, N, max(8, tile_scores(q) // blocks)):
+            first, stop = start // c + 1, (start + size - 1) // c + 1
+            last = torch.arange(start, start + size, device=q.device)[:, None] // c
+            hidden = torch.arange(first, stop, device=q.device) > last
+            masks = ((first, minus_infinity(hidden, q)),) if stop > first else ()
+            yield Tile(Blocks(start, size), (Window(Blocks(0, stop), masks),))
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The same, block by block, with the matrix of queries and blocks."""
+        c, M = self.compression, k.shape[2]
+        real = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
+        rows: list[list[Tensor]] = [[], []]
+        for start in range(0, M, c):
+            inside = real[:, start : start + c]
+            for row, x, kernel in ((rows[0], k, self.of_keys), (rows[1], v, self.of_values)):
+                block = x[:, :, start : start + c] * inside[:, None, :, None]
+                if kernel is None:
+                    row.append(block.sum(2) / inside.sum(1).clamp(min=1)[:, None, None])
+                else:
+                    row.append(torch.einsum("bhti,htio->bho", block, kernel[:, : block.shape[2]]))
+        allowed = torch.stack([x.any(1) for x in torch.split(real, c, 1)], 1)[:, None, None]
+        if self.causal:
+            ends = torch.arange(1, allowed.shape[-1] + 1, device=q.device) * c - 1
+            allowed = allowed & (ends <= torch.arange(q.shape[2], device=q.device)[:, None])
+        out = masked_attention(q, torch.stack(rows[0], 2), torch.stack(rows[1], 2), allowed)
+        if not self.causal:
+            return out
+        return torch.where(allowed.any(-1, keepdim=True), out, v * real[:, None, :, None])
+
+    def begin(self, k: Tensor, v: Tensor) -> Compressed:
+        """k, v ``(B, H, n, D)``, n >= 0."""
+        whole = k.shape[2] - k.shape[2] % self.compression
+        keys, values = self._compress(k[:, :, :whole], self.of_keys), self._compress(v[:, :, :whole], self.of_values)
+        return Compressed(Cache.of(keys, values, self.capacity), k[:, :, whole:], v[:, :, whole:])
+
+    def step(self, state: Compressed, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Compressed]:
+        """q, k, v ``(B, H, 1, D)``."""
+        blocks, open_k, open_v = state.blocks, torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
+        if open_k.shape[2] == self.compression:
+            blocks = blocks.append(self._compress(open_k, self.of_keys), self._compress(open_v, self.of_values))
+            open_k, open_v = open_k[:, :, :0], open_v[:, :, :0]
+        out = attend(q, blocks.keys, blocks.values) if blocks.length else v
+        return out, Compressed(blocks, open_k, open_v)
+
+
+def _accumulator(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
