@@ -12,7 +12,7 @@ from typing import Annotated, cast
 import typer
 
 from attnbench import __version__
-from attnbench.cli import compare, console, list_, plot, run, show
+from attnbench.cli import check, compare, console, list_, plot, run, show
 from attnbench.errors import AttnbenchError, Exit
 
 UsageProblem = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("plot")(plot.plot)
 app.command("compare")(compare.compare)
+app.command("check")(check.check)
 app.command("list")(list_.list_)
 app.command("show")(show.show)
 

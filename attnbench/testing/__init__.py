@@ -1,0 +1,84 @@
+"""The laws that an attention variant is held to, for anybody's variant: what ``attnbench check`` runs.
+
+from attnbench.testing import check_variant
+
+report = check_variant("performer")            # or your own, once @register has run
+assert report.held, report.faults
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import attnbench.attention  # noqa: F401  # fills the registry
+from attnbench.errors import UsageError, did_you_mean
+from attnbench.spec import parse_spec
+from attnbench.testing.laws import LAWS, Finding, Law, cases
+from attnbench.variant import VARIANTS, Variant
+
+from attnbench.testing import form, influence, values, chance, gradients, growth  # isort: skip  # noqa: F401
+# ^ each fills the table of laws, in the order shown
+
+__all__ = ["LAWS", "Finding", "Law", "Report", "check_variant", "examine"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was found about one variant."""
+
+    variant: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def held(self) -> bool:
+        """Every law that applies holds in every case."""
+        return all(finding.held for finding in self.findings)
+
+    @property
+    def faults(self) -> list[Finding]:
+        return [finding for finding in self.findings if not finding.held]
+
+    def of(self, law: str) -> list[Finding]:
+        """Findings of one law; empty where it does not apply."""
+        return [finding for finding in self.findings if finding.law == law]
+
+
+def check_variant(variant: str | Variant, *, laws: Collection[str] | None = None, time: bool = True) -> Report:
+    """Hold a variant to the laws that its traits claim, in each of its settings, causal and not.
+
+    Args:
+        variant: a registered name; with options, only that setting is checked: ``local:window=3``.
+        laws: names from :data:`LAWS`; all where None.
+        time: also measure the power of n in the time, which takes seconds and a quiet machine.
+
+    Raises:
+        UsageError: an unknown variant, option or law.
+    """
+    if isinstance(variant, str):
+        spec = parse_spec(variant)
+        entry = VARIANTS.get(spec.name)
+        entry.check(dict(spec.options))
+        setting = spec.label.partition(":")[2]
+        variant = replace(entry, settings=(setting,)) if setting else entry
+    wanted = [name for name in LAWS if time or not LAWS[name].needs_time] if laws is None else list(laws)
+    return Report(variant.name, tuple(finding for name in wanted for finding in examine(name, variant)))
+
+
+def examine(law: str, variant: Variant) -> Iterator[Finding]:
+    """What one law finds in each case of a variant.
+
+    Raises:
+        UsageError: an unknown law.
+    """
+    if law not in LAWS:
+        raise UsageError(f"unknown law {law!r}{did_you_mean(law, LAWS)}; laws are {', '.join(LAWS)}")
+    one, applied, seen = LAWS[law], False, False
+    for case in cases(variant):
+        if one.applies(case):
+            applied = True
+            for finding in one.examine(case):
+                seen = True
+                yield finding
+    if applied and not seen and one.claim(variant.traits):
+        yield Finding(law, "every setting", False, fault=f"claimed, and refused in every setting: {one.sentence}")

@@ -1,0 +1,113 @@
+"""Laws about how a variant is called: shapes, types, lengths, strides, and leaving things as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+
+from attnbench.testing.laws import Case, Measured, gap, law
+from attnbench.variant import build
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+LENGTHS = (1, 2, 7, 12, 29)
+
+
+@law("shape and type")
+def shape_and_type(case: Case) -> Iterator[Measured]:
+    """Shape, dtype and device are kept, finite in every dtype."""
+    for dtype in DTYPES:
+        inputs = case.draw(dtype=dtype)
+        out = case.module(dtype=dtype)(*inputs)
+        like = inputs[0]
+        if (out.shape, out.dtype, out.device) != (like.shape, like.dtype, like.device):
+            got = f"{tuple(out.shape)} {out.dtype} on {out.device}"
+            yield Measured(1, 0, f"{tuple(like.shape)} {dtype} on {like.device} came back as {got}")
+        wrong = int((~out.isfinite()).sum())
+        yield Measured(wrong, 0, f"{wrong} of {out.numel()} outputs are NaN or infinite in {dtype}")
+
+
+@law("any length")
+def any_length(case: Case) -> Iterator[Measured]:
+    """Any length will do: one token, fewer than a block, no multiple."""
+    for length in LENGTHS:
+        shape = replace(case.shape, seq_len=length)
+        inputs = case.draw(shape)
+        out = case.module(shape)(*inputs)
+        good = out.shape == inputs[0].shape and bool(out.isfinite().all())
+        yield Measured(int(not good), 0, f"{length} tokens give shape {tuple(out.shape)}, or NaN")
+
+
+@law(
+    "cross-attention",
+    applies=lambda case: case.operator and bool(case.traits.cross) and not case.causal,
+    claim=lambda traits: bool(traits.cross),
+)
+def cross_attention(case: Case) -> Iterator[Measured]:
+    """Keys may come from a sequence of another length."""
+    for length in (9, 31):
+        shape = replace(case.shape, kv_len=length)
+        module, inputs = case.module(shape), case.draw(shape)
+        out = module(*inputs)
+        good = out.shape == inputs[0].shape and bool(out.isfinite().all())
+        yield Measured(
+            int(not good), 0, f"{case.shape.N} queries and {length} keys give shape {tuple(out.shape)}, or NaN"
+        )
+        oracle = case.oracle(module)
+        if oracle is not None:
+            yield Measured(gap(out, oracle(*inputs)), 1e-9, f"not the formula with {length} keys")
+
+
+@law("strides")
+def strides(case: Case) -> Iterator[Measured]:
+    """Inputs may be views of any strides."""
+    module, inputs = case.module(), case.draw()
+    expected = module(*inputs)
+    of_one_product = torch.stack(inputs, dim=-3).transpose(1, -2).contiguous().transpose(1, -2).unbind(-3)
+    for views in (of_one_product, [x.mT.contiguous().mT for x in inputs]):
+        yield Measured(gap(module(*views), expected), 1e-9, f"another output for the strides {views[0].stride()}")
+
+
+@law("inputs untouched")
+def inputs_untouched(case: Case) -> Iterator[Measured]:
+    """Q, k and v are left as they were, with and without gradients."""
+    module, inputs = case.module(), case.draw()
+    copies = [x.clone() for x in inputs]
+    with torch.inference_mode():
+        module(*inputs)
+    module(*inputs)
+    changed = sum(not torch.equal(x, copy) for x, copy in zip(inputs, copies, strict=True))
+    yield Measured(changed, 0, f"{changed} of the inputs were changed in place")
+
+
+@law("gradient modes")
+def gradient_modes(case: Case) -> Iterator[Measured]:
+    """Without gradients, in no_grad and in inference_mode, the output is the same."""
+    module, inputs = case.module(), case.draw(grad=True)
+    masks = [None]
+    if case.traits.key_padding:
+        masks.append((torch.arange(case.shape.N) < 19).expand(2, -1))  # type: ignore[arg-type]  # a list of both
+    for mask in masks:
+        expected = module(*inputs, key_mask=mask)
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                far = gap(module(*inputs, key_mask=mask), expected)
+            yield Measured(far, 1e-9, f"in {mode.__name__} the output differs by {far:.2g}")
+
+
+@law("tracing")
+def tracing(case: Case) -> Iterator[Measured]:
+    """Shapes can be traced without computing, unless they depend on the data."""
+    with FakeTensorMode():
+        inputs = case.draw(dtype=torch.float32)
+        try:
+            out = build(case.spec, case.shape)(*inputs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return
+    yield Measured(int(out.shape != inputs[0].shape), 0, f"traced to shape {tuple(out.shape)}")

@@ -1,0 +1,98 @@
+"""Laws about cost: memory and time against length, as powers of n beside those claimed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+
+from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+from attnbench.testing.laws import Case, Measured, law
+
+SPARE = 0.05
+"""Above the claimed power: what the parts of lower order may add."""
+
+SPARE_TIME = 0.35
+"""The same for time, which caches and tiles bend."""
+
+
+def _with_defaults(case: Case) -> Case:
+    # Tiles of the small settings would make thousands of steps; the defaults are what people run.
+    return replace(case, spec=Spec(case.variant.name))
+
+
+@law("memory", applies=lambda case: case.first)
+def memory(case: Case) -> Iterator[Measured]:
+    """Memory grows with the power of n that is claimed."""
+    case = _with_defaults(case)
+    claimed = max(1.0, case.variant.memory_exponent)  # the output alone grows linearly
+    short = 256 if claimed > 1.5 else 1024
+    for training in (False, True):
+        few, many = (_peak(case, n, training) for n in (short, 4 * short))
+        power = math.log(max(1, many) / max(1, few), 4)  # an alias takes no memory
+        what = "training" if training else "a forward pass"
+        yield Measured(
+            power,
+            claimed + SPARE,
+            f"the memory of {what} grows as n^{power:.2f} from {short} on; n^{claimed:g} is claimed",
+        )
+
+
+def _peak(case: Case, n: int, training: bool) -> int:
+    shape = Shape(1, 1, n, 8, causal=case.causal)
+    module, inputs = case.module(shape, dtype=torch.float32), case.draw(shape, dtype=torch.float32, grad=training)
+
+    def call() -> None:
+        out = module(*inputs)
+        if training:
+            out.sum().backward()
+
+    with nullcontext() if training else torch.inference_mode():
+        peak = peak_tensor_bytes(call)
+    assert peak is not None  # the CPU's profiler always answers
+    return peak
+
+
+@law(
+    "time",
+    applies=lambda case: case.first and not case.causal,
+    needs_time=True,
+)
+def time_(case: Case) -> Iterator[Measured]:
+    """Time grows with the power of n that is claimed, or less."""
+    case = _with_defaults(case)
+    claimed = case.variant.time_exponent
+    short = 128 if claimed > 2 else 1024 if claimed > 1.2 else 4096
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        few, many = (_least_seconds(case, n) for n in (short, 4 * short))
+    finally:
+        torch.set_num_threads(threads)
+    power = math.log(many / few, 4)
+    yield Measured(
+        power,
+        claimed + SPARE_TIME,
+        f"time grows as n^{power:.2f} from {short} to {4 * short}; n^{claimed:g} is claimed",
+    )
+
+
+def _least_seconds(case: Case, n: int) -> float:
+    """CPU time of the calling thread, so that other processes do not count; least of several calls."""
+    shape = Shape(1, 1, n, 32)
+    module, inputs = case.module(shape, dtype=torch.float32), case.draw(shape, dtype=torch.float32)
+    with torch.inference_mode():
+        module(*inputs)
+        least, spent, calls = math.inf, 0.0, 0
+        while calls < 3 or (spent < 0.1 and calls < 20):
+            start = time.thread_time()
+            module(*inputs)
+            taken = time.thread_time() - start
+            least, spent, calls = min(least, taken), spent + taken, calls + 1
+    return max(least, 1e-9)

@@ -1,0 +1,180 @@
+"""What a law is, the case that it is held against, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.errors import Unsupported
+from attnbench.reference import exact_attention
+from attnbench.shape import Shape
+from attnbench.spec import Scalar, Spec, parse_spec
+from attnbench.variant import Traits, Variant, build
+
+SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=4)
+"""Two examples, so that they can mix; a prime length, so that no block divides it."""
+
+F64 = torch.float64
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One number held against its bound: the law holds where ``number <= bound``."""
+
+    number: float
+    bound: float
+    fault: str = ""
+    """What is wrong where it does not hold, in words."""
+
+    @property
+    def holds(self) -> bool:
+        return self.number <= self.bound  # NaN does not
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a law found in one case."""
+
+    law: str
+    case: str
+    """Options and causality: ``window=3, causal``."""
+    held: bool
+    number: float | None = None
+    bound: float | None = None
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant with one setting of its options, causal or not."""
+
+    variant: Variant
+    spec: Spec
+    causal: bool = False
+    first: bool = True
+    """Of the variant's settings."""
+
+    def __str__(self) -> str:
+        options = self.spec.label.partition(":")[2]
+        return ", ".join(part for part in (options, "causal" * self.causal) if part) or "defaults"
+
+    @property
+    def traits(self) -> Traits:
+        return self.variant.traits
+
+    @property
+    def operator(self) -> bool:
+        return self.variant.kind == "operator"
+
+    @cached_property
+    def shape(self) -> Shape:
+        return replace(SHAPE, causal=self.causal)
+
+    def module(
+        self,
+        shape: Shape | None = None,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = F64,
+        options: Mapping[str, Scalar] | None = None,
+    ) -> nn.Module:
+        """The variant with these options; raises Unsupported where its mathematics does not allow the shape."""
+        return build(self.spec, shape or self.shape, seed=seed, **(options or {})).to(dtype)
+
+    def draw(
+        self, shape: Shape | None = None, *, dtype: torch.dtype = F64, grad: bool = False, seed: int = 0
+    ) -> list[Tensor]:
+        """q, k, v of an operator or x of a mixer from N(0, 1); tokens along axis -2."""
+        shape = shape or self.shape
+        keys = (shape.B, shape.H, shape.M, shape.D)
+        sizes = [(*keys[:2], shape.N, shape.D), keys, keys] if self.operator else [(shape.B, shape.N, shape.C)]
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [torch.randn(size, dtype=F64, generator=generator) for size in sizes]
+        return [x.to(dtype).requires_grad_(grad) for x in drawn]
+
+    def oracle(self, module: nn.Module) -> Callable[..., Tensor] | None:
+        """The documented formula, dense: the module's own, softmax attention where it claims to be exact, or None."""
+        if self.traits.exact:
+            causal = self.causal
+            return lambda q, k, v, key_mask=None: exact_attention(q, k, v, causal=causal, key_mask=key_mask)
+        dense: Callable[..., Tensor] | None = getattr(module, "dense", None)
+        return dense
+
+
+Holds = Callable[[Case], Iterable[Measured]]
+
+
+@dataclass(frozen=True)
+class Law:
+    """Something that is true of every variant that claims it."""
+
+    name: str
+    sentence: str
+    holds: Holds
+    applies: Callable[[Case], bool]
+    needs_time: bool = False
+    """Measures time, which takes seconds and a quiet machine."""
+    claim: Callable[[Traits], bool] = field(default=lambda traits: False)
+    """Traits that this law is the proof of: a variant that claims it must offer a case in which it can be seen."""
+
+    def examine(self, case: Case) -> list[Finding]:
+        """Every number that the law measures in this case; none where the mathematics does not allow the case."""
+        found: list[Finding] = []
+        try:
+            for one in self.holds(case):
+                fault = "" if one.holds else one.fault or f"not so: {self.sentence}"
+                found.append(Finding(self.name, str(case), one.holds, one.number, one.bound, fault))
+        except Unsupported:
+            pass
+        except Exception as error:
+            # A variant under test may raise anything; that is a finding, not a failure of the examination.
+            text = str(error).strip().partition("\n")[0]
+            found.append(Finding(self.name, str(case), False, fault=f"{type(error).__name__}: {text}"))
+        return found
+
+
+LAWS: dict[str, Law] = {}
+
+
+def law(
+    name: str,
+    *,
+    applies: Callable[[Case], bool] = lambda case: True,
+    needs_time: bool = False,
+    claim: Callable[[Traits], bool] = lambda traits: False,
+) -> Callable[[Holds], Holds]:
+    """Decorator: put a law into the table, in the order in which laws are shown; its docstring is the sentence."""
+
+    def add(holds: Holds) -> Holds:
+        LAWS[name] = Law(name, (holds.__doc__ or "").strip(), holds, applies, needs_time, claim)
+        return holds
+
+    return add
+
+
+def cases(variant: Variant) -> Iterator[Case]:
+    """Each setting of the variant, without and, where it can, with causality."""
+    for index, setting in enumerate(variant.settings or ("",)):
+        spec = parse_spec(f"{variant.name}:{setting}".rstrip(":"))
+        for causal in (False, True):
+            if variant.traits.causal or not causal:
+                yield Case(variant, spec, causal, first=index == 0)
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """Largest difference of two tensors, in units of the larger of 1 and the largest entry of b."""
+    if a.shape != b.shape:
+        raise ValueError(f"shapes {tuple(a.shape)} and {tuple(b.shape)} differ")
+    if not a.numel():
+        return 0.0
+    return float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1.0))
+
+
+def worst_place(a: Tensor, b: Tensor) -> list[int]:
+    """Index of the largest difference."""
+    flat = int((a.double() - b.double()).abs().nan_to_num(torch.inf).argmax())
+    return [int(i) for i in torch.unravel_index(torch.tensor(flat), a.shape)]

@@ -1,0 +1,122 @@
+"""Laws about the numbers: the documented formula, its matrix, its limits, and decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from attnbench.reference import exact_attention
+from attnbench.spec import parse_spec
+from attnbench.testing.laws import F64, Case, Measured, gap, law, worst_place
+
+CLOSE = 1e-9
+
+
+@law("formula")
+def formula(case: Case) -> Iterator[Measured]:
+    """The output is that of the documented formula, dense, in float64."""
+    for length, scale in ((case.shape.N, 1.0), (9, 1.0), (case.shape.N, 3.0)):
+        shape = replace(case.shape, seq_len=length)
+        module, inputs = case.module(shape), case.draw(shape, seed=length)
+        inputs = [x * scale for x in inputs]
+        oracle = case.oracle(module)
+        if oracle is None:
+            return
+        out, expected = module(*inputs), oracle(*inputs)
+        far = gap(out, expected)
+        place = worst_place(out, expected)
+        where = f"output {place[-2]}" + (f" of head {place[1]}" if case.operator else "")
+        yield Measured(far, CLOSE, f"{where} of {length} differs from the formula by {far:.2g}")
+
+
+@law(
+    "implied matrix",
+    applies=lambda case: case.operator,
+)
+def implied_matrix(case: Case) -> Iterator[Measured]:
+    """V = I gives the matrix of the formula, weight by weight."""
+    n = 11
+    shape = replace(case.shape, batch=1, seq_len=n, head_dim=n)
+    module, (q, k, _) = case.module(shape), case.draw(shape)
+    oracle = case.oracle(module)
+    if oracle is None:
+        return
+    v = torch.eye(n, dtype=F64).expand(1, shape.H, n, n)
+    weights, expected = module(q, k, v), oracle(q, k, v)
+    _, head, i, j = worst_place(weights, expected)
+    got, wanted = float(weights[0, head, i, j]), float(expected[0, head, i, j])
+    yield Measured(
+        gap(weights, expected), CLOSE, f"query {i} gives key {j} the weight {got:.3g}, the formula {wanted:.3g}"
+    )
+
+
+def _averages(case: Case) -> bool:
+    claim = case.traits.rows_sum_to_one
+    return case.first if claim is None else claim
+
+
+@law(
+    "average",
+    applies=lambda case: case.operator and _averages(case),
+    claim=lambda traits: bool(traits.rows_sum_to_one),
+)
+def average(case: Case) -> Iterator[Measured]:
+    """The weights of a row sum to one: V = 1 gives 1."""
+    q, k, v = case.draw()
+    out = case.module()(q, k, torch.ones_like(v))
+    _, _, i, _ = worst_place(out, torch.ones_like(out))
+    yield Measured(
+        gap(out, torch.ones_like(out)), CLOSE, f"the weights of query {i} sum to {float(out[0, 0, i, 0]):.4g}"
+    )
+
+
+@law("exact", applies=lambda case: case.traits.exact)
+def exact(case: Case) -> Iterator[Measured]:
+    """It equals softmax attention."""
+    module, inputs = case.module(), case.draw()
+    mask = torch.rand(2, case.shape.N, generator=torch.Generator().manual_seed(2)) < 0.6
+    for key_mask in (None, mask):
+        expected = exact_attention(*inputs, causal=case.causal, key_mask=key_mask)
+        yield Measured(gap(module(*inputs, key_mask=key_mask), expected), 1e-12, "it is not softmax attention")
+
+
+@law(
+    "limit to exact",
+    applies=lambda case: case.first and bool(case.traits.exact_with),
+    claim=lambda traits: bool(traits.exact_with),
+)
+def limit_to_exact(case: Case) -> Iterator[Measured]:
+    """Options that leave nothing out give softmax attention."""
+    for template in case.traits.exact_with:
+        for n in (7, 16, 23):
+            text = template.format(n=n)
+            limit = replace(case, spec=parse_spec(f"{case.variant.name}:{text}"))
+            shape = replace(case.shape, seq_len=n)
+            inputs = case.draw(shape)
+            far = gap(limit.module(shape)(*inputs), exact_attention(*inputs, causal=case.causal))
+            yield Measured(far, CLOSE, f"with {text} at n = {n} it differs from softmax attention by {far:.2g}")
+
+
+@law(
+    "decoding",
+    applies=lambda case: case.causal and bool(case.traits.decode),
+    claim=lambda traits: bool(traits.decode),
+)
+def decoding(case: Case) -> Iterator[Measured]:
+    """Token by token it gives what the whole sequence gives."""
+    module, inputs = case.module(), case.draw()
+    expected = module(*inputs)
+    prompt_inputs = inputs[1:] if case.operator else inputs
+    for prompt in (0, 9, case.shape.N - 1):
+        state = module.begin(*(x[..., :prompt, :] for x in prompt_inputs))  # type: ignore[operator]  # any attribute
+        for t in range(prompt, case.shape.N):
+            token = [x[..., t : t + 1, :] for x in inputs]
+            module.step(state, *token)  # type: ignore[operator]  # the next line must not see that
+            out, state = module.step(state, *token)  # type: ignore[operator]
+            far = gap(out, expected[..., t : t + 1, :])
+            if not far <= CLOSE:
+                yield Measured(far, CLOSE, f"after a prompt of {prompt}, token {t} differs by {far:.2g}")
+                return
+        yield Measured(far, CLOSE)

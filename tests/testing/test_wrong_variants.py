@@ -1,0 +1,98 @@
+"""Each law can fail: variants that are wrong on purpose are found out, by the law that names their fault."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnbench.testing import LAWS, check_variant
+from attnbench.variant import VARIANTS, Variant
+
+_spec = importlib.util.spec_from_file_location("wrong_variants", Path(__file__).with_name("wrong_variants.py"))
+assert _spec is not None
+assert _spec.loader is not None
+wrong = importlib.util.module_from_spec(_spec)
+sys.modules["wrong_variants"] = wrong
+_spec.loader.exec_module(wrong)
+
+# The class, the variant that it says it is, the law that names the fault, and words of what the law says.
+FAULTS = [
+    (
+        "StridedLocal",
+        "local:block=5",
+        "receptive field",
+        "output 0 sees the tokens 0, 5, 10, 15, 20; the formula 0, 1, 2, 3, 4",
+    ),
+    ("TruncatedLocal", "local:window=3", "implied matrix", "the weight"),
+    ("HalfLocal", "local", "limit to exact", "window="),
+    ("EmulatedLocal", "local", "memory", "a forward pass grows as n^"),
+    ("HiddenSquare", "local", "time", "time grows as n^"),
+    ("DoubleCountingBigBird", "bigbird:block=3,random_blocks=1", "implied matrix", "the weight"),
+    ("UselessSorting", "sinkhorn:block=4,sort=learned", "gradients reach", "has no effect"),
+    ("SortedKeysAsValues", "sinkhorn:block=4", "formula", "differs from the formula"),
+    ("UnsignedQR", "performer:features=16", "unbiased", "standard errors off"),
+    ("MisscaledFeatures", "performer:features=16", "unbiased", "standard errors off"),
+    ("RepeatedFeatures", "performer:features=16,projection=iid", "unbiased", "from its closed form"),
+    ("FewFeatures", "performer:features=16", "rate", "not ^-1"),
+    ("ScaledTwice", "performer:features=16", "formula", "differs from the formula"),
+    ("LeakingStabiliser", "performer:features=16", "causality", "moved the outputs"),
+    ("StabilisedByKey", "performer:features=16", "formula", "differs from the formula"),
+    ("BlindToThePast", "linear", "receptive field", "output 1 sees the tokens 1; the formula 0, 1"),
+    ("MaskBeforeFeatures", "linear", "padding", "than without the padding"),
+    ("ClampedNormaliser", "linear", "average", "sum to"),
+    ("StaleState", "linear", "decoding", "after a prompt of 0"),
+    ("GlobalScale", "nystrom:landmarks=4", "batch", "alone"),
+    ("ScrambledHeads", "softmax", "heads", "head 1 moved head 0"),
+    ("ValuesAreKeys", "softmax", "implied matrix", "the weight"),
+    ("IgnoredMask", "softmax", "hidden keys", "moved the output"),
+    ("NaNForTheBlind", "softmax", "blind query", "does not give 0"),
+    ("SelfOnly", "softmax", "cross-attention", "RuntimeError"),
+    ("EvenLengthsOnly", "softmax", "any length", "RuntimeError"),
+    ("Positional", "softmax", "permutation", "permuted tokens"),
+    ("SinglePrecision", "softmax", "shape and type", "came back as"),
+    ("RandomInForward", "softmax", "seed", "forward draws"),
+    ("InPlace", "softmax", "inputs untouched", "changed in place"),
+    ("ContiguousOnly", "softmax", "strides", "strides"),
+    ("OtherWithoutGradients", "softmax", "gradient modes", "no_grad"),
+    ("DetachedKeys", "softmax", "formula's gradients", "the gradient of k"),
+    ("DetachedKeys", "softmax", "finite differences", "Jacobian"),
+    ("DeadParameter", "softmax", "gradients reach", "temperature has no effect"),
+    ("Untraceable", "softmax", "tracing", "Error"),
+    ("AlmostExact", "softmax", "exact", "not softmax attention"),
+]
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, name: str, label: str) -> Variant:
+    """Register the wrong class under the claims of the variant that it says it is."""
+    base, _, setting = label.partition(":")
+    claims = VARIANTS.get(base)
+    entry = replace(
+        claims, name="wrong", make=getattr(wrong, name), settings=(setting,) if setting else claims.settings
+    )
+    entry.__dict__.pop("options_model", None)
+    monkeypatch.setitem(VARIANTS._entries, "wrong", entry)
+    return entry
+
+
+@pytest.mark.parametrize(("name", "label", "law", "words"), FAULTS, ids=[f"{f[0]}-{f[2]}" for f in FAULTS])
+def test_the_fault_is_found_and_named(
+    name: str, label: str, law: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = check_variant(pretend(monkeypatch, name, label), laws=[law])
+    assert not report.held
+    assert any(words in finding.fault for finding in report.faults), [f.fault for f in report.faults]
+
+
+@pytest.mark.parametrize("label", sorted({f[1] for f in FAULTS}))
+def test_the_same_laws_hold_for_the_true_variant(label: str) -> None:
+    laws = [law for _, other, law, _ in FAULTS if other == label]
+    report = check_variant(label, laws=laws)
+    assert report.held, [f"{f.law}: {f.fault}" for f in report.faults]
+
+
+def test_every_law_has_been_seen_to_fail() -> None:
+    assert {law for *_, law, _ in FAULTS} == set(LAWS)

@@ -1,0 +1,321 @@
+"""Variants that are not what they say: each breaks one thing, most of them as published code has broken it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.attention.bigbird import BigBird
+from attnbench.attention.linear import Linear
+from attnbench.attention.local import Local
+from attnbench.attention.nystrom import Nystrom
+from attnbench.attention.performer import Performer
+from attnbench.attention.sinkhorn import Sinkhorn
+from attnbench.attention.softmax import Softmax
+from attnbench.reference import exact_attention, masked_attention
+from attnbench.shape import Shape
+
+Mask = Tensor | None
+
+
+def allowed_keys(q: Tensor, k: Tensor, causal: bool, key_mask: Mask) -> Tensor:
+    allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    allowed = allowed.tril() if causal else allowed
+    return allowed if key_mask is None else allowed & key_mask[:, None, None, :]
+
+
+# Patterns
+
+
+class StridedLocal(Local):
+    """Blocks cut across the wrong axis: token i attends to every (n / block)-th token."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        i = torch.arange(q.shape[2])
+        blocks = -(-q.shape[2] // 5)
+        same = i[:, None] % blocks == i % blocks
+        return masked_attention(q, k, v, same & allowed_keys(q, k, self.causal, key_mask))
+
+
+class TruncatedLocal(Local):
+    """A window one key short."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        i = torch.arange(q.shape[2])
+        near = (i[:, None] - i).abs() <= (self.window or 0) - 1
+        return masked_attention(q, k, v, near & allowed_keys(q, k, self.causal, key_mask))
+
+
+class HalfLocal(Local):
+    """However wide the window, never more than half of the sequence."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        i = torch.arange(q.shape[2])
+        near = (i[:, None] - i).abs() <= min(self.window or 0, q.shape[2] // 2)
+        return masked_attention(q, k, v, near & allowed_keys(q, k, self.causal, key_mask))
+
+
+class EmulatedLocal(Local):
+    """The right numbers at the wrong price: a mask over the whole matrix."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        i = torch.arange(q.shape[2])
+        near = (i[:, None] - i).abs() <= (self.window or 0)
+        return masked_attention(q, k, v, near & allowed_keys(q, k, self.causal, key_mask))
+
+
+class DoubleCountingBigBird(BigBird):
+    """Random blocks that coincide with window and global blocks are counted twice."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        weights = self.dense(q, k, torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:2], -1, -1))
+        weights[..., :3] *= 2  # the global block again
+        return torch.matmul(weights / weights.sum(-1, keepdim=True), v)
+
+
+class UselessSorting(Sinkhorn):
+    """Contracts the sorting matrix and the blocks separately: every block gets the sum of all blocks."""
+
+    def sort_matrix(self, *arguments: Any, **more: Any) -> Tensor:
+        return torch.ones_like(super().sort_matrix(*arguments, **more)).detach()
+
+
+class SortedKeysAsValues(Sinkhorn):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return (super().forward(q, k, v, key_mask=key_mask) + super().forward(q, k, k, key_mask=key_mask)) / 2
+
+
+# Random features
+
+
+class Redrawn(Performer):
+    def __init__(
+        self, shape: Shape, *, features: int = 16, projection: Literal["orthogonal", "iid"] = "orthogonal"
+    ) -> None:
+        super().__init__(shape, features=features, projection=projection)
+        self.projection = self.redrawn(self.projection)
+
+    def redrawn(self, rows: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class UnsignedQR(Redrawn):
+    """Q straight from LAPACK, whose diagonal is biased."""
+
+    def redrawn(self, rows: Tensor) -> Tensor:
+        R, D = rows.shape
+        blocks = [torch.linalg.qr(torch.randn(D, D)).Q.T for _ in range(0, R, D)]
+        return torch.cat(blocks)[:R] * rows.norm(dim=1, keepdim=True)
+
+
+class MisscaledFeatures(Redrawn):
+    """Rows of length √R instead of √D."""
+
+    def redrawn(self, rows: Tensor) -> Tensor:
+        return rows * (rows.shape[1] / rows.shape[0]) ** 0.5
+
+
+class RepeatedFeatures(Redrawn):
+    """Each projection twice: unbiased, with twice the variance."""
+
+    def redrawn(self, rows: Tensor) -> Tensor:
+        half = rows[: len(rows) // 2]
+        return torch.cat((half, half))
+
+
+class FewFeatures(Redrawn):
+    """Ignores how many features it was asked for."""
+
+    def redrawn(self, rows: Tensor) -> Tensor:
+        return rows[:16]
+
+
+class ScaledTwice(Performer):
+    """The temperature taken twice."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        scale = q.shape[-1] ** -0.25
+        return super().forward(q * scale, k * scale, v, key_mask=key_mask)
+
+
+class LeakingStabiliser(Performer):
+    """A stabiliser added after the largest exponent of the whole sequence, its future included, was subtracted."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        features = []
+        for x, over in ((q, (-1,)), (k, (-1, -2))):
+            x = x * x.shape[-1] ** -0.25
+            exponent = x @ self.projection.T - x.square().sum(-1, keepdim=True) / 2
+            features.append((exponent - exponent.amax(over, keepdim=True)).exp() + 1e-4)
+        weights = (features[0] @ features[1].mT) * allowed_keys(q, k, self.causal, key_mask)
+        return torch.matmul(weights / weights.sum(-1, keepdim=True), v)
+
+
+class StabilisedByKey(Performer):
+    """Each key's own largest exponent subtracted, which does not cancel."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        features = []
+        for x in (q, k):
+            x = x * x.shape[-1] ** -0.25
+            exponent = x @ self.projection.T - x.square().sum(-1, keepdim=True) / 2
+            features.append((exponent - exponent.amax(-1, keepdim=True)).exp())
+        weights = (features[0] @ features[1].mT) * allowed_keys(q, k, self.causal, key_mask)
+        return torch.matmul(weights / weights.sum(-1, keepdim=True), v)
+
+
+class BlindToThePast(Linear):
+    """Contracts query and key of one token before the sum over tokens: earlier tokens never matter."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return v * 1 if self.causal else super().forward(q, k, v, key_mask=key_mask)
+
+
+class MaskBeforeFeatures(Linear):
+    """Padding keys set to 0 before the feature map, where φ(0) = 1."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        if key_mask is not None:
+            real = key_mask[:, None, :, None]
+            k, v = k * real, v * real
+        return super().forward(q, k, v)
+
+
+class ClampedNormaliser(Linear):
+    """The sum of weights never below a constant: short prefixes are shrunk."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        weights = (nn.functional.elu(q) + 1) @ (nn.functional.elu(k) + 1).mT
+        weights = weights * allowed_keys(q, k, self.causal, key_mask)
+        return torch.matmul(weights / weights.sum(-1, keepdim=True).clamp(min=8.0), v)
+
+
+class StaleState(Linear):
+    """Decoding that reads the state before it holds the token's own key."""
+
+    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
+        _, after = super().step(state, q, k, v)
+        return super().step(state, q, k, torch.zeros_like(v))[0], after
+
+
+# Softmax attention, spoilt
+
+
+class GlobalScale(Nystrom):
+    """Starts from a maximum over the whole batch."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        out = super().forward(q, k, v, key_mask=key_mask)
+        return out + 1e-3 * q.abs().max()
+
+
+class ScrambledHeads(Softmax):
+    """(B, H, N, D) to (B, N, H·D) by a reshape without the transpose."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        out = super().forward(q, k, v, key_mask=key_mask)
+        B, H, N, D = out.shape
+        return out.reshape(B, N, H, D).transpose(1, 2)
+
+
+class ValuesAreKeys(Softmax):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q, k, k, key_mask=key_mask) + 0 * v
+
+
+class IgnoredMask(Softmax):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q, k, v)
+
+
+class NaNForTheBlind(Softmax):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        out = super().forward(q, k, v, key_mask=key_mask)
+        seen = torch.ones(()) if key_mask is None else key_mask.any(1).double().view(-1, 1, 1, 1)
+        return out / seen
+
+
+class SelfOnly(Softmax):
+    """Refuses keys of another length although it says that it takes them."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q, k, v, key_mask=key_mask) + 0 * k
+
+
+class EvenLengthsOnly(Softmax):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        q.unflatten(2, (-1, 2)) if q.shape[2] > 1 else None
+        return super().forward(q, k, v, key_mask=key_mask)
+
+
+class Positional(Softmax):
+    """Depends on positions, which it denies."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        k = k + torch.linspace(0, 1, k.shape[2], dtype=k.dtype)[:, None]
+        return super().forward(q, k, v, key_mask=key_mask)
+
+
+class SinglePrecision(Softmax):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q, k, v, key_mask=key_mask).float()
+
+
+class RandomInForward(Softmax):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q + 0.1 * torch.randn_like(q), k, v, key_mask=key_mask)
+
+
+class InPlace(Softmax):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        with torch.no_grad():
+            v.data.mul_(1.5)
+        return super().forward(q, k, v, key_mask=key_mask)
+
+
+class ContiguousOnly(Softmax):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        storage = q.as_strided(q.shape, torch.empty(q.shape, device="meta").stride())
+        return super().forward(storage, k, v, key_mask=key_mask)
+
+
+class OtherWithoutGradients(Softmax):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q if torch.is_grad_enabled() else 2 * q, k, v, key_mask=key_mask)
+
+
+class DetachedKeys(Softmax):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q, k.detach(), v, key_mask=key_mask)
+
+
+class DeadParameter(Softmax):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.temperature = nn.Parameter(torch.zeros(()))
+
+
+class Untraceable(Softmax):
+    """Asks for a number in the middle of forward, and for no good reason."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        if q.detach().numpy().sum() > 1e30:
+            raise ValueError("large")
+        return super().forward(q, k, v, key_mask=key_mask)
+
+
+class HiddenSquare(Softmax):
+    """The matrix is never in memory, and every pair is still computed."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        rows = [super(HiddenSquare, self).forward(part, k, v) for part in q.split(256, 2)]
+        return torch.cat(rows, 2)
+
+
+class AlmostExact(Softmax):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return exact_attention(q.float(), k.float(), v.float(), causal=self.causal, key_mask=key_mask).to(q.dtype) * (
+            1 + 1e-11
+        )
