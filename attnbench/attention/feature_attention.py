@@ -30,11 +30,11 @@ class FeatureAttention(nn.Module):
         raise NotImplementedError
 
     def prepare(self, x: Tensor) -> Tensor:
-        """What φ is given of queries or keys ``(B, H, N, D)``, differentiated by autograd."""
+        """What φ is given of queries or keys ``(B, H, N, D)``, differentiated by autograd; of x's dtype or a wider."""
         return x
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        return self.attend(self.prepare(q), self.prepare(k), v, key_mask)
+        return self.attend(self.prepare(q), self.prepare(k), v, key_mask).to(q.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """:meth:`forward` for queries and keys that have been prepared."""
@@ -57,8 +57,7 @@ class FeatureAttention(nn.Module):
     @torch.no_grad()
     def begin(self, k: Tensor, v: Tensor) -> KeySums:
         """The sums over a prompt ``(B, H, n, D)``, n >= 0: E + 1 numbers per feature, whatever the length."""
-        features = self.feature_map(k.dtype)
-        k = self.prepare(k)
+        k, features = self.prepare(k), self.feature_map(k.dtype)
         rows = min(256, max(1, k.shape[2]))
         state = KeySums.empty(k, v.shape[-1], features, *k.shape[:2])
         for group in head_groups(k, rows * features.width):

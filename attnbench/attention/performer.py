@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, lgamma, pi, sqrt
+from math import exp, lgamma, sqrt
 from typing import Annotated, Literal
 
 import torch
@@ -45,11 +45,9 @@ from attnbench.variant import Traits, register
     ),
     settings=(
         "features=16,chunk=5",
-        "features=16,kernel=hyperbolic,chunk=5",
-        "features=16,kernel=trig,chunk=5",
+        "features=16,kernel=hyperbolic,projection=iid,chunk=5",
+        "features=16,kernel=trig,norms=quantile,chunk=5",
         "features=16,kernel=relu,chunk=5",
-        "features=16,eps=0.01,chunk=5",
-        "features=16,projection=iid,norms=quantile,chunk=5",
     ),
 )
 class Performer(FeatureAttention):
@@ -168,9 +166,7 @@ class Performer(FeatureAttention):
             lengths = self.projection.double().norm(dim=1)
             first = float(lengths.mean()) / (sqrt(2) * exp(lgamma((D + 1) / 2) - lgamma(D / 2)))
             second = float(lengths.square().mean()) / D
-        floor, lengths_sum = ReluFeatures.floor, random_kernels.squares(x).sqrt() + random_kernels.squares(y).sqrt().mT
-        linear = first / sqrt(2 * pi) * lengths_sum  # E max(ω·x, 0) = ‖x‖/√(2π)
-        return second * random_kernels.arc_cosine(x, y) + floor * linear + floor**2
+        return random_kernels.rectified(x, y, ReluFeatures.floor, first, second)
 
     def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
         """None where there is no closed form: dependent rows of ω, lengths that are not chi, relu."""

@@ -1,4 +1,4 @@
-"""The Performer's feature maps: exponentials, sines and cosines, or rectified values of random projections."""
+"""Feature maps of random projections: exponentials, sines and cosines, or rectified values."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class HyperbolicFeatures(PositiveFeatures):
         return self.pull_back(plus - minus)
 
 
-class TrigFeatures(Projected):
-    """φ(x) = exp(‖x‖²/2)·[cos(ω·x), sin(ω·x)]: unbiased for exp(x·y), of either sign."""
+class CosineSineFeatures(Projected):
+    """φ(x) = [cos(ω·x), sin(ω·x)]: φ(x)·φ(y) is the mean of cos(ω·(x - y)), for ω ~ N(0, I) about exp(-‖x - y‖²/2)."""
 
     sides = 2
 
@@ -113,14 +113,25 @@ class TrigFeatures(Projected):
         torch.cos(u, out=cos)
         torch.sin(u, out=sin)
 
-    def keys(self, x: Tensor, out: Tensor) -> Tensor:
+    def keys(self, x: Tensor, out: Tensor) -> Tensor | None:
         self.queries(x, out)
-        return self.half_square(x)
+        return None
 
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         cos, sin = features.chunk(2, -1)
         d_cos, d_sin = grad.chunk(2, -1)
         return self.pull_back((cos * d_sin).sub_(d_cos.mul_(sin)))
+
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
+        return self.queries_grad(x, features, grad)
+
+
+class TrigFeatures(CosineSineFeatures):
+    """φ(x) = exp(‖x‖²/2)·[cos(ω·x), sin(ω·x)]: unbiased for exp(x·y), of either sign."""
+
+    def keys(self, x: Tensor, out: Tensor) -> Tensor:
+        self.queries(x, out)
+        return self.half_square(x)
 
     def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
         norm = torch.linalg.vecdot(features, grad)[..., None]

@@ -5,7 +5,7 @@ x ``(..., N, D)`` and y ``(..., M, D)`` give ``(..., N, M)``. z = x + y and Δ =
 
 from __future__ import annotations
 
-from math import pi
+from math import pi, sqrt
 
 import torch
 from torch import Tensor
@@ -52,23 +52,23 @@ def radial_mean(square: Tensor, radii: Tensor) -> Tensor:
     return (values / radii.shape[0]).to(square.dtype)
 
 
-def angles(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """‖x‖‖y‖ and the angle of every pair."""
-    lengths = squares(x).sqrt() * squares(y).sqrt().mT
-    return lengths, (x @ y.mT / lengths.clamp(min=torch.finfo(x.dtype).tiny)).clamp(-1, 1).acos()
+def rectified(x: Tensor, y: Tensor, floor: float, first: float = 1.0, second: float = 1.0) -> Tensor:
+    """Mean of (max(ω·x, 0) + floor)·(max(ω·y, 0) + floor), for rows ω with directions that are uniform.
 
+    For ω ~ N(0, I) and no floor: ‖x‖‖y‖ (sin θ + (π - θ) cos θ) / 2π, half of the arc-cosine kernel of order 1 of Cho
+    and Saul 2009.
 
-def arc_cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Mean of max(ω·x, 0)·max(ω·y, 0) for ω ~ N(0, I): ‖x‖‖y‖ (sin θ + (π - θ) cos θ) / 2π.
-
-    Half of the arc-cosine kernel of order 1 of Cho and Saul 2009.
+    Args:
+        x: ``(..., N, D)``.
+        y: ``(..., M, D)``.
+        floor: the constant.
+        first: mean length of ω over that of N(0, I).
+        second: mean square length over that of N(0, I).
     """
-    lengths, theta = angles(x, y)
-    return lengths * (theta.sin() + (pi - theta) * theta.cos()) / (2 * pi)
-
-
-def arc_cosine_variance(x: Tensor, y: Tensor, features: int) -> Tensor:
-    """Its second moment is half of the kernel of order 2: ‖x‖²‖y‖² (3 sin θ cos θ + (π - θ)(1 + 2 cos²θ)) / 2π."""
-    lengths, theta = angles(x, y)
-    order_2 = 3 * theta.sin() * theta.cos() + (pi - theta) * (1 + 2 * theta.cos().square())
-    return (lengths.square() * order_2 / (2 * pi) - arc_cosine(x, y).square()) / features
+    long_x, long_y = squares(x).sqrt(), squares(y).sqrt().mT
+    lengths = long_x * long_y
+    cosine = (x @ y.mT / lengths.clamp(min=torch.finfo(x.dtype).tiny)).clamp(-1, 1)
+    theta = cosine.acos()
+    arc_cosine = lengths * (theta.sin() + (pi - theta) * cosine) / (2 * pi)
+    linear = (long_x + long_y) / sqrt(2 * pi)  # E max(ω·x, 0) = ‖x‖/√(2π)
+    return second * arc_cosine + floor * first * linear + floor**2

@@ -1,0 +1,125 @@
+"""Random feature attention: a Gaussian or arc-cosine kernel of queries and keys of length one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.attention import random_kernels
+from attnbench.attention.feature_attention import FeatureAttention
+from attnbench.attention.feature_tiles import FeatureMap, accumulator
+from attnbench.attention.performer_features import CosineSineFeatures, ReluFeatures
+from attnbench.attention.random_features import Projection, draw_projection
+from attnbench.shape import Shape
+from attnbench.variant import Traits, register
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / ‖x‖ in float32 at least; 0 stays 0."""
+    return nn.functional.normalize(x.to(accumulator(x.dtype)), dim=-1)
+
+
+@register(
+    "rfa",
+    family="kernel",
+    source="Peng et al. 2021, arXiv:2103.02143",
+    formula="φ(q̂)ᵀ Σ φ(k̂)vᵀ / φ(q̂)ᵀ Σ φ(k̂),  φ(x) = [sin(ωx), cos(ωx)],  x̂ = σ∘x/(‖x‖τ),  ω ~ N(0, I)",
+    cost="O(n·R·d)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        causal=True,
+        cross=True,
+        key_padding=True,
+        stochastic=True,
+        decode=True,
+        permutable=True,
+        converges_with="features",
+    ),
+    settings=("features=16,chunk=5", "features=16,kernel=arccos,chunk=5,projection=orthogonal,temperature=0.5"),
+)
+class RandomFeatureAttention(FeatureAttention):
+    """Random features of queries and keys scaled to length one, RFA.
+
+    Peng et al. 2021, "Random Feature Attention", section 3.1. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``;
+    x̂ = σ∘x/(‖x‖τ) with a learned σ ``(H, 1, D)``, 1 at first, and the temperature τ; one ω ``(R, D)`` for all heads.
+
+    - ``kernel=gaussian``: φ(x) = [sin(ω·x̂), cos(ω·x̂)], 2R features, whose products are exp(-‖q̂ - k̂‖²/2) on average.
+    - ``kernel=arccos``: φ(x) = max(ω·x̂, 0) + 0.001, which estimates the arc-cosine kernel of order 1.
+
+    What it approximates: as long as σ is 1, exp(-‖q̂ - k̂‖²/2) is exp(q̂·k̂) up to a factor that cancels, so that the
+    Gaussian kernel estimates softmax attention with the logits cos(q, k)/τ². Those are the logits q·k/√D only where
+    ‖q‖‖k‖ is √D/τ² for every pair; hence a difference from softmax attention is a distance, not an error.
+
+    Gaussian denominators can be near 0 or negative at small τ and are left so: read medians.
+
+    Differs from the authors' code: the denominator is neither clamped nor made positive (they do not let it fall below
+    a constant, which shrinks the first tokens of a causal sequence); ω is drawn once and is the same for all heads;
+    nothing is added to ‖x‖; arccos has a floor of 0.001, without which a denominator can be 0. The gate is in
+    rfa-gated.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        features: Annotated[
+            int, Field(ge=1, description="random projections R; gaussian makes two features of each")
+        ] = 64,
+        kernel: Annotated[
+            Literal["gaussian", "arccos"], Field(description="which kernel of q̂ and k̂ the features estimate")
+        ] = "gaussian",
+        temperature: Annotated[
+            float, Field(gt=0, description="τ: queries and keys have length 1/τ, the largest logit is 1/τ²")
+        ] = 1.0,
+        projection: Annotated[
+            Projection, Field(description="rows of ω orthogonal in blocks of D, or independent")
+        ] = "iid",
+        chunk: Annotated[
+            int | None,
+            Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only"),
+        ] = None,
+    ) -> None:
+        super().__init__()
+        self.causal, self.chunk = shape.causal, chunk
+        self.gaussian, self.temperature, self.independent = kernel == "gaussian", temperature, projection == "iid"
+        self.sigma = nn.Parameter(torch.ones(shape.H, 1, shape.D))
+        self.projection: Tensor
+        self.register_buffer("projection", draw_projection(features, shape.D, projection))
+
+    def feature_map(self, dtype: torch.dtype) -> FeatureMap:
+        weight = self.projection.to(accumulator(dtype)).t()
+        return CosineSineFeatures(weight) if self.gaussian else ReluFeatures(weight)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return unit(x) * (self.sigma / self.temperature)
+
+    def kernel(self, q: Tensor, k: Tensor) -> Tensor:
+        """φ(q)·φ(k) / R."""
+        omega = self.projection.to(q.dtype)
+        u, w = (x / x.norm(dim=-1, keepdim=True) * self.sigma / self.temperature @ omega.mT for x in (q, k))
+        if self.gaussian:
+            phi_q, phi_k = (torch.cat([x.sin(), x.cos()], -1) for x in (u, w))
+        else:
+            phi_q, phi_k = (x.clamp(min=0.0) + ReluFeatures.floor for x in (u, w))
+        return phi_q @ phi_k.mT / omega.shape[-2]
+
+    def kernel_mean(self, q: Tensor, k: Tensor) -> Tensor:
+        """exp(-‖q̂ - k̂‖²/2), or the arc-cosine kernel of q̂ and k̂ with the floor."""
+        x, y = self.prepare(q), self.prepare(k)
+        if self.gaussian:
+            return (-random_kernels.squared_sums(x, -y) / 2).exp()
+        return random_kernels.rectified(x, y, ReluFeatures.floor)
+
+    def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """None where there is no closed form: dependent rows of ω, arccos."""
+        if not (self.gaussian and self.independent):
+            return None
+        return random_kernels.cosine_variance(self.prepare(q), self.prepare(k), self.projection.shape[-2])
+
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        return self.kernel(q, k)
