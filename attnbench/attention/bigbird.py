@@ -29,6 +29,7 @@ from attnbench.variant import No, Traits, register
     traits=Traits(
         causal=No("the last block is global: every token sees it"),
         cross=No("the blocks need queries and keys at the same positions"),
+        bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
         stochastic=True,
         permutable=False,
         exact_with=("block={n}", "block=1,random_blocks={n}"),

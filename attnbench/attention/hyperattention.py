@@ -96,6 +96,7 @@ def _tile(tensors: tuple[Tensor, ...], tile: tuple[slice, slice]) -> tuple[Tenso
         causal=No("queries are sorted together with later ones, which moves the borders of earlier queries' blocks"),
         cross=True,
         key_padding=True,
+        bias=No("large entries are found by hashing q and k, which knows nothing of a bias"),
         stochastic=True,
         exact_with=("block={n},samples=0", "block=3,samples={n}"),
     ),

@@ -32,6 +32,7 @@ _WINDOW = 128
     traits=Traits(
         cross=No("the window needs queries and keys at the same positions"),
         decode=True,
+        bias=No("the window is all that this operator takes from positions; the papers add no bias to it"),
         permutable=False,
         exact_with=("window={n}", "block={n}", "block=3,look_around={n}"),
     ),

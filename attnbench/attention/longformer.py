@@ -27,6 +27,7 @@ from attnbench.variant import No, Traits, register
     traits=Traits(
         causal=No("global tokens see the whole sequence, and every token sees them"),
         cross=No("the window needs queries and keys at the same positions"),
+        bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
         permutable=False,
         exact_with=("window={n}", "window={n},global_tokens=0", "window=0,global_tokens={n}"),
     ),

@@ -46,6 +46,7 @@ class State(NamedTuple):
         key_padding=True,
         stochastic=True,
         decode=True,
+        bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
     ),
     settings=("chunk=4,rounds=2", "chunk=4,rounds=2,correction=false", "chunk=4,buckets=4,members=bucket"),
 )

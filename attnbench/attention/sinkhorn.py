@@ -29,6 +29,7 @@ from attnbench.variant import No, Traits, register
         cross=No("a block of queries attends to the block of keys at its own place"),
         key_padding=True,
         decode=No("blocks are sorted by the mean of earlier queries too, which a cache of keys and values lacks"),
+        bias=No("a sorted block mixes keys of several positions, so that a pair has no one distance"),
     ),
     settings=("block=4", "block=4,sort=learned", "block=4,sort_cut=2"),
 )

@@ -45,6 +45,7 @@ class Summaries(NamedTuple):
     traits=Traits(
         cross=No("both patterns need queries and keys at the same positions"),
         decode=True,
+        bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
         permutable=False,
         exact_with=("length={n}", "pattern=fixed,length={n},summary=1", "pattern=stride,length=1"),
     ),

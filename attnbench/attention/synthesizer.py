@@ -30,6 +30,7 @@ _TILE = {"cpu": 1 << 21, "cuda": 1 << 26}
         causal=True,
         cross=No("the weights belong to positions of one sequence, there are no keys to compare with"),
         key_padding=True,
+        bias=No("each logit is learned for its pair of positions already; there is none of q and k to add to"),
         stochastic=True,
     ),
     settings=("", "mode=random", "mode=factorized-random,factors=3"),

@@ -12,7 +12,7 @@ from torch.nn.functional import embedding_bag
 
 from attnbench.attention.kv_cache import Cache
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import No, Traits, register
 
 _STRIDE = 8
 """Keys in a group of which only the maximum is ranked first."""
@@ -115,6 +115,7 @@ def _largest(x: Tensor, keys: int) -> tuple[Tensor, Tensor]:
         cross=True,
         key_padding=True,
         decode=True,
+        bias=No("the keys are chosen by the logits of q and k alone; a bias would choose by distance as well"),
         permutable=True,
         exact_with=("keys={n}",),
     ),
