@@ -68,9 +68,11 @@ def _variants(as_json: bool) -> None:
     family = ""
     for entry in entries:
         traits = entry.traits
+        if entry.family != family:
+            family = entry.family
+            rows.append([family.upper(), *[""] * 6])
         target = "exact" if traits.exact else traits.target
-        marks = ["yes" if yes else "-" for yes in (traits.causal, traits.cross, traits.key_padding)]
-        rows.append([entry.family if entry.family != family else "", entry.name, entry.cost, target, *marks])
-        family = entry.family
-    console.table(["family", "variant", "cost", "target", "causal", "cross", "padding"], rows)
-    console.note("attnbench show NAME says what each one is")
+        marks = ["yes" if yes else "-" for yes in (traits.causal, traits.cross, traits.key_padding, traits.decode)]
+        rows.append([f"  {entry.name}", entry.cost, target, *marks])
+    console.table(["variant", "cost", "target", "causal", "cross", "padding", "decode"], rows)
+    console.note(f"{len(entries)} variants; attnbench show NAME says what each one is")

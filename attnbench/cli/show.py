@@ -77,7 +77,13 @@ def as_data(entry: Variant) -> dict[str, Any]:
     traits = entry.traits
     abilities = {
         key: True if value is True else str(value) or False
-        for key, value in (("causal", traits.causal), ("cross", traits.cross), ("key_padding", traits.key_padding))
+        for key, value in (
+            ("causal", traits.causal),
+            ("cross", traits.cross),
+            ("key_padding", traits.key_padding),
+            ("decode", traits.decode),
+            ("bias", traits.bias),
+        )
     }
     return {
         "name": entry.name,
@@ -94,6 +100,10 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "exact": traits.exact,
         "stochastic": traits.stochastic,
         "rows_sum_to_one": traits.rows_sum_to_one,
+        "permutable": traits.permutable,
+        "exact_with": list(traits.exact_with),
+        "converges_with": traits.converges_with or None,
+        "settings_checked": [setting or "defaults" for setting in entry.settings],
         **abilities,
         "options": options_of(entry),
         "description": _description(entry),
@@ -126,9 +136,11 @@ def _print(data: dict[str, Any]) -> None:
             ("target", target),
         ]
         facts += [("", f"with {option}: {_TARGETS[target]}") for option, target in data["target_with"].items()]
-        words = (("causal", "causal"), ("cross", "cross"), ("key_padding", "padding"))
-        facts += [(word, "yes" if data[key] is True else f"no: {data[key]}") for key, word in words]
+        for key in ("causal", "cross", "key_padding", "decode", "bias"):
+            facts.append((key.partition("_")[2] or key, _ability(data, key)))
         facts.append(("random", "yes, drawn once from the seed" if data["stochastic"] else "no"))
+        facts += [("exact with", limit.replace("{n}", "n")) for limit in data["exact_with"]]
+        facts.append(("checked at", "; ".join(data["settings_checked"])))
         console.table(["", ""], facts)
     if data["options"]:
         rows = [
@@ -139,6 +151,14 @@ def _print(data: dict[str, Any]) -> None:
     if data.get("description"):
         console.line()
         console.line(data["description"])
+
+
+def _ability(data: dict[str, Any], key: str) -> str:
+    if data[key] is True:
+        return "yes"
+    if key == "decode" and data["causal"] is not True:
+        return "no: it has no causal form"
+    return f"no: {data[key]}" if data[key] else "no"
 
 
 def _text(value: object) -> str:
