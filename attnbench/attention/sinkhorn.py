@@ -125,9 +125,10 @@ class Sinkhorn(nn.Module):
         if log_mass is not None:
             log_mass = log_mass[:, :cut].reshape(G, 1, -1)
             mixed = [x * inverse_mass(log_mass[:, 0]) for x in mixed]
-            bias = log_mass.clamp(min=torch.finfo(q.dtype).min / 4).to(q.dtype).expand(G, q.shape[1] * q.shape[2], -1)
-        keys, values = (x.to(q.dtype) for x in mixed)
-        return scaled_dot_product_attention(q.flatten(1, 2), keys, values, attn_mask=bias)
+            bias = log_mass.clamp(min=torch.finfo(q.dtype).min / 4).to(q.dtype).unsqueeze(1)
+        # A head axis of 1, as only with four axes is there a kernel without the matrix of weights.
+        keys, values = (x.to(q.dtype).unsqueeze(1) for x in mixed)
+        return scaled_dot_product_attention(q.flatten(1, 2).unsqueeze(1), keys, values, attn_mask=bias).squeeze(1)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Every mean, S, the mixtures and the weights as plain matrices over all tokens."""

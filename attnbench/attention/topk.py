@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from attnbench.attention.kv_cache import Cache
+from attnbench.attention.largest_entries import largest
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
-
-_STRIDE = 8
-"""Keys in a group of which only the maximum is ranked first."""
 
 
 class _Attend(torch.autograd.Function):
@@ -37,7 +35,7 @@ class _Attend(torch.autograd.Function):
                 logits[:, :, a:] += torch.full_like(logits[0, :, a:], -torch.inf).triu(1)
             if mask is not None:
                 logits.masked_fill_(~mask[heads, None, : logits.shape[2]], -torch.inf)
-            kept, chosen = _largest(logits.flatten(0, 1), min(keys, logits.shape[2]))
+            kept, chosen = largest(logits.flatten(0, 1), min(keys, logits.shape[2]))
             # Where nothing is seen every logit is -inf, and every weight 0.
             part = kept.sub_(kept.amax(-1, keepdim=True).clamp(min=torch.finfo(dtype).min)).exp_()
             part /= part.sum(-1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
@@ -83,22 +81,6 @@ def _tiles(q: Tensor, M: int, rows: int | None) -> Iterator[tuple[slice, int, in
     for head in range(0, G, heads):
         for a in range(0, N, rows):
             yield slice(head, head + heads), a, min(a + rows, N)
-
-
-def _largest(x: Tensor, keys: int) -> tuple[Tensor, Tensor]:
-    """The ``keys`` largest entries of each row of x ``(rows, M)``, in no order, and where they are."""
-    rows, M = x.shape
-    groups = M // _STRIDE
-    if groups < 2 * keys:
-        kept, chosen = x.topk(keys, sorted=False)
-        return kept, chosen
-    # The largest entries are in the groups with the largest maxima, so that two short searches replace a long one.
-    best = x[:, : groups * _STRIDE].view(rows, _STRIDE, groups).amax(1).topk(keys, sorted=False).indices
-    inside = torch.arange(_STRIDE, device=x.device).unsqueeze(1) * groups
-    left_over = torch.arange(groups * _STRIDE, M, device=x.device).expand(rows, -1)
-    candidates = torch.cat([(best.unsqueeze(1) + inside).flatten(1), left_over], 1)
-    kept, chosen = x.gather(1, candidates).topk(keys, sorted=False)
-    return kept, candidates.gather(1, chosen)
 
 
 @register(
@@ -180,7 +162,7 @@ class TopK(nn.Module):
         state = state.append(k, v)
         dtype = torch.promote_types(q.dtype, torch.float32)
         logits = torch.matmul(q * q.shape[-1] ** -0.5, state.keys.mT).to(dtype)
-        kept, chosen = _largest(logits.flatten(0, 2), min(self.keys, state.length))
+        kept, chosen = largest(logits.flatten(0, 2), min(self.keys, state.length))
         weights = kept.softmax(-1).view(*q.shape[:3], -1)
         values = state.values.gather(2, chosen.view(*q.shape[:2], -1, 1).expand(-1, -1, -1, v.shape[3]))
         return torch.matmul(weights.to(v.dtype), values), state

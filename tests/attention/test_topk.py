@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import topk
+from attnbench.attention.largest_entries import STRIDE, largest
 from attnbench.attention.topk import TopK
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
@@ -54,7 +54,7 @@ def test_every_query_averages_its_largest_logits(options: str, causal: bool, M: 
 def test_searching_in_groups_finds_the_same_keys(causal: bool, keys: int) -> None:
     n = 16 * keys + 21  # groups are used, and some keys are in none
     q, k, v = torch.randn(3, B, H, n, D, dtype=torch.float64)
-    assert n // topk._STRIDE >= 2 * keys
+    assert n // STRIDE >= 2 * keys
     visible = torch.ones(B, n, n, dtype=torch.bool).tril(0 if causal else n)
     got = TopK(Shape(B, H, n, D, causal=causal), keys=keys, chunk=50)(q, k, v)
     torch.testing.assert_close(got, definition(q, k, v, keys, visible), rtol=0, atol=1e-13)
@@ -64,7 +64,7 @@ def test_the_largest_are_found_wherever_they_are() -> None:
     for at in ([0, 1, 2], [0, 8, 16], [40, 41, 42], [5, 39, 42]):
         row = torch.arange(43.0).neg()
         row[at] = torch.tensor([7.0, 9.0, 8.0])
-        kept, chosen = topk._largest(row[None], 2)
+        kept, chosen = largest(row[None], 2)
         assert sorted(chosen[0].tolist()) == sorted(at[1:])
         assert sorted(kept[0].tolist()) == [8.0, 9.0]
 

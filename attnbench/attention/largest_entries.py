@@ -1,0 +1,28 @@
+"""The largest entries of long rows, found in two short searches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+STRIDE = 8
+"""Entries in a group of which only the maximum takes part in the first search."""
+
+
+def largest(x: Tensor, count: int, *, ordered: bool = False) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest entries of each row of x ``(rows, M)``, and where they are, both ``(rows, count)``.
+
+    From the largest down where ``ordered``, else in any order. Of equal entries ``torch.topk`` says which are taken.
+    """
+    rows, M = x.shape
+    groups = M // STRIDE
+    if groups < 2 * count:
+        kept, chosen = x.topk(count, sorted=ordered)
+        return kept, chosen
+    # The largest entries are in the groups with the largest maxima.
+    best = x[:, : groups * STRIDE].view(rows, STRIDE, groups).amax(1).topk(count, sorted=False).indices
+    inside = torch.arange(STRIDE, device=x.device).unsqueeze(1) * groups
+    left_over = torch.arange(groups * STRIDE, M, device=x.device).expand(rows, -1)
+    candidates = torch.cat([(best.unsqueeze(1) + inside).flatten(1), left_over], 1)
+    kept, chosen = x.gather(1, candidates).topk(count, sorted=ordered)
+    return kept, candidates.gather(1, chosen)
