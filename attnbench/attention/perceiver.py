@@ -1,0 +1,147 @@
+"""Latents: a few learned queries pack the keys, the queries attend to what is packed."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from attnbench.reference import masked_attention
+from attnbench.shape import Shape
+from attnbench.variant import Traits, register
+
+_CHUNK = 64
+"""Tokens of causal attention taken at a time: products of this size still fill the multipliers of a CPU."""
+
+
+class Packed(NamedTuple):
+    """What every latent has read: sums of exp(logit - top), of those times k, and times v."""
+
+    top: Tensor
+    """``(B, H, R, 1)``, the largest logit so far."""
+    total: Tensor
+    """``(B, H, R, 1)``."""
+    k: Tensor
+    """``(B, H, R, D)``."""
+    v: Tensor
+
+    def add(self, w: Tensor, k: Tensor, v: Tensor) -> Packed:
+        """With T more tokens, k and v ``(B, H, T, D)``, of weights ``(B, H, T, R)`` relative to ``top``."""
+        total = self.total + w.sum(2)[..., None]
+        return Packed(self.top, total, self.k + torch.matmul(w.mT, k), self.v + torch.matmul(w.mT, v))
+
+
+@register(
+    "perceiver",
+    family="memory",
+    source="Jaegle et al. 2021, arXiv:2103.03206; Ma et al. 2021 (LUNA), arXiv:2106.01540",
+    formula="softmax(Q·(W·K)ᵀ/√D)·(W·V),  W = softmax(L·Kᵀ/√D),  L ∈ ℝ^(R×D) learned",
+    cost="O(n·R·d)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(target="learned", stochastic=True, decode=True, permutable=True),
+    settings=("latents=4",),
+)
+class Perceiver(nn.Module):
+    """Learned latents pack the sequence, the sequence attends to them.
+
+    The cross-attention of learned latents to a long input is that of Jaegle et al. 2021, "Perceiver"; to attend back
+    from the input is LUNA's pack and unpack (Ma et al. 2021). q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` ->
+    ``(B, H, N, D)``. Every head has R latents of its own, drawn from N(0, 1). They are queries to k and pack keys and
+    values with the same weights, so that R averages of keys stand for all M. Both softmaxes have the scale 1/√D.
+
+    Causal: query i attends to latents that have packed the keys 0 .. i. Exact, by running sums taken 64 tokens at a
+    time and one largest logit for each latent and 64; a latent's logits that rise by more than 80 within 64 tokens
+    underflow in float32, and the tokens before the rise lose the latent.
+
+    Differs from the papers: packed keys and values are averages of k and of v, there are no layers between packing and
+    unpacking, and the latents are not handed to the next layer. LUNA's causal form packs with another activation
+    than softmax.
+    """
+
+    def __init__(
+        self, shape: Shape, *, latents: Annotated[int, Field(ge=1, description="learned latents R of each head")] = 64
+    ) -> None:
+        super().__init__()
+        self.causal = shape.causal
+        self.latents = nn.Parameter(torch.randn(shape.H, latents, shape.D))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if self.causal:
+            return self._causally(q, k, v, key_mask)
+        latents = self.latents.to(q.dtype).expand(k.shape[0], -1, -1, -1)
+        mask = some = None
+        if key_mask is not None:
+            # With no real key the latents see all, so that no kernel makes NaN of it; such examples end as 0.
+            some = key_mask.any(1)[:, None, None, None]
+            mask = key_mask[:, None, None] | ~some
+        # Twice the same weights: cheaper than to hold them, R × M numbers for each head.
+        keys, values = (scaled_dot_product_attention(latents, k, x, attn_mask=mask) for x in (k, v))
+        out = scaled_dot_product_attention(q, keys, values)
+        return out if some is None else out.masked_fill(~some, 0.0)
+
+    def _causally(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        accumulate = torch.promote_types(q.dtype, torch.float32)
+        state, parts = self._nothing(k, v), []
+        for a in range(0, q.shape[2], _CHUNK):
+            tokens = slice(a, a + _CHUNK)
+            Q, K, V = (x[:, :, tokens].to(accumulate) for x in (q, k, v))
+            state, w = self._rescaled(state, K, None if key_mask is None else key_mask[:, tokens])
+            # Row t of a sum over the tokens up to t is a lower triangle times the weights of the latents.
+            total = (state.total.mT + w.cumsum(2)).clamp(min=torch.finfo(accumulate).tiny)
+            Q = Q * Q.shape[-1] ** -0.5
+            logits = ((Q @ K.mT).tril() @ w + Q @ state.k.mT) / total
+            p = logits.softmax(-1) / total
+            parts.append(((p @ w.mT).tril() @ V + p @ state.v).to(q.dtype))
+            state = state.add(w, K, V)
+        out = torch.cat(parts, 2)
+        return out if key_mask is None else out.masked_fill(~(key_mask.cumsum(1) > 0)[:, None, :, None], 0.0)
+
+    def _nothing(self, k: Tensor, v: Tensor) -> Packed:
+        accumulate = torch.promote_types(k.dtype, torch.float32)
+        k, v = (x.new_zeros(*x.shape[:2], self.latents.shape[1], x.shape[3], dtype=accumulate) for x in (k, v))
+        return Packed(torch.full_like(k[..., :1], torch.finfo(accumulate).min / 4), torch.zeros_like(k[..., :1]), k, v)
+
+    def _rescaled(self, state: Packed, k: Tensor, key_mask: Tensor | None = None) -> tuple[Packed, Tensor]:
+        """The sums so far and the weights ``(B, H, T, R)`` of T more keys, both relative to the largest logit."""
+        logits = k @ (self.latents.to(k.dtype) * k.shape[-1] ** -0.5).mT
+        if key_mask is not None:
+            hidden = ~key_mask[:, None, :, None]
+            logits = logits.masked_fill(hidden, torch.finfo(k.dtype).min / 4)
+        top = torch.maximum(state.top, logits.detach().amax(2)[..., None])
+        old, w = (state.top - top).exp(), (logits - top.mT).exp()
+        if key_mask is not None:
+            w = w.masked_fill(hidden, 0.0)
+        return Packed(top, state.total * old, state.k * old, state.v * old), w
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The same with the matrices of both softmaxes; causal: once more for the prefix of each query."""
+        real = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
+        rows = []
+        for i in range(q.shape[2]) if self.causal else (k.shape[2],):
+            seen = real[:, None, None, : i + 1]
+            K, V = k[:, :, : i + 1], v[:, :, : i + 1]
+            latents = self.latents.to(q.dtype).expand(q.shape[0], -1, -1, -1)
+            keys, values = masked_attention(latents, K, K, seen), masked_attention(latents, K, V, seen)
+            asking = q[:, :, i : i + 1] if self.causal else q
+            rows.append(masked_attention(asking, keys, values, seen.any(-1, keepdim=True)))
+        return torch.cat(rows, 2)
+
+    def begin(self, k: Tensor, v: Tensor) -> Packed:
+        """k, v ``(B, H, n, D)``, n >= 0."""
+        state = self._nothing(k, v)
+        return self._pack(state, k, v) if k.shape[2] else state
+
+    def step(self, state: Packed, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Packed]:
+        """q, k, v ``(B, H, 1, D)``."""
+        state = self._pack(state, k, v)
+        keys, values = ((x / state.total).to(q.dtype) for x in (state.k, state.v))
+        return scaled_dot_product_attention(q, keys, values), state
+
+    def _pack(self, state: Packed, k: Tensor, v: Tensor) -> Packed:
+        k, v = k.to(state.k.dtype), v.to(state.v.dtype)
+        state, w = self._rescaled(state, k)
+        return state.add(w, k, v)
