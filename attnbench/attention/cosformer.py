@@ -1,0 +1,150 @@
+"""cosFormer: rectified queries and keys, weighted by the cosine of their distance."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import pi
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.attention.decayed_sums import by_heads, chunked
+from attnbench.attention.feature_tiles import accumulator
+from attnbench.errors import Unsupported, UsageError
+from attnbench.shape import Shape
+from attnbench.variant import Traits, register
+
+
+class CosineSums(NamedTuple):
+    """What is left of the keys so far."""
+
+    sums: Tensor
+    """Σ φ_j(k_j) (v_j, 1)ᵀ, ``(B, H, 2D, D + 1)``, float32 at least."""
+    length: int
+
+
+@register(
+    "cosformer",
+    family="kernel",
+    source="Qin et al. 2022, arXiv:2202.08791",
+    formula="w_ij = relu(q_i)·relu(k_j) cos(π(i-j)/2M);  o_i = Σ_j w_ij v_j / Σ_j w_ij",
+    cost="O(n·d²)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        causal=True,
+        cross=True,
+        key_padding=True,
+        decode=True,
+        rows_sum_to_one=False,
+    ),
+    settings=("chunk=5", "chunk=5,horizon=40"),
+)
+class CosFormer(nn.Module):
+    """Rectified q and k, weighted by the cosine of their distance.
+
+    Qin et al. 2022, "cosFormer: Rethinking Softmax in Attention". The weight of a pair is
+    relu(q_i)·relu(k_j) cos(π/2 · (i - j)/M), which is never negative and separates into sums, because the cosine of a
+    difference is cos·cos + sin·sin: 2D features, x cos(πi/2M) and x sin(πi/2M). Rows are divided by their sum. q and k
+    are not scaled. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; a padded key is left out, the positions of the others
+    stay.
+
+    M is ``horizon``, by default the longer of the shape's two lengths, whatever the length of an input: otherwise later
+    tokens would change earlier rows.
+
+    Differs from the authors' code: a row without any positive weight gives 0 (they divide by at least 1e-6), so that
+    rows sum to 1 or, rarely, to 0.
+
+    Raises:
+        UsageError: a horizon below the shape's lengths.
+        Unsupported: in ``forward`` and ``step``, positions from the horizon on, where cosines become negative.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        horizon: Annotated[
+            int | None, Field(ge=1, description="M, distance at which the cosine is 0; none: the longest sequence")
+        ] = None,
+        chunk: Annotated[
+            int, Field(ge=1, description="causal: tokens whose pairs are formed. Moves time and memory only")
+        ] = 64,
+    ) -> None:
+        super().__init__()
+        longest = max(shape.N, shape.M)
+        if horizon is not None and horizon < longest:
+            raise UsageError(f"cosformer: option horizon={horizon} must be at least the {longest} tokens")
+        self.causal, self.chunk, self.horizon = shape.causal, chunk, horizon or longest
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if key_mask is not None:
+            k = k.masked_fill(~key_mask[:, None, :, None], 0.0)
+        turns = tuple(self._turns(0, x.shape[2], x) for x in (q, k))
+        return by_heads(partial(_attend, turns=turns, chunk=self.chunk if self.causal else None), q, k, v)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The N × M matrix of products times cosines, divided by its row sums."""
+        i, j = (torch.arange(x.shape[2], dtype=q.dtype, device=q.device) for x in (q, k))
+        weights = (q.relu() @ k.relu().mT) * torch.cos((i[:, None] - j) * (pi / 2 / self.horizon))
+        if self.causal:
+            weights = weights.tril()
+        if key_mask is not None:
+            weights = weights * key_mask[:, None, None]
+        total = weights.sum(-1, keepdim=True)
+        return weights @ v / torch.where(total > 0, total, 1.0)
+
+    def begin(self, k: Tensor, v: Tensor) -> CosineSums:
+        """k, v ``(B, H, n, D)``, n >= 0."""
+        n, dtype = k.shape[2], accumulator(k.dtype)
+        features = _features(k.to(dtype), *self._turns(0, n, k))
+        return CosineSums(features.mT @ _with_ones(v.to(dtype)), n)
+
+    def step(self, state: CosineSums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, CosineSums]:
+        """q, k, v ``(B, H, 1, D)``."""
+        dtype = state.sums.dtype
+        turn = self._turns(state.length, 1, q)
+        phi_q, phi_k = (_features(x.to(dtype), *turn) for x in (q, k))
+        sums = state.sums + phi_k.mT * _with_ones(v.to(dtype))
+        return _quotient(phi_q @ sums).to(v.dtype), CosineSums(sums, state.length + 1)
+
+    def _turns(self, start: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the positions from ``start`` on, ``(count, 1)``."""
+        if start + count > self.horizon:
+            raise Unsupported(f"{start + count} tokens, but cosines are positive for at most {self.horizon}: horizon")
+        position = torch.arange(start, start + count, dtype=torch.float64, device=like.device)[:, None]
+        angle = position * (pi / 2 / self.horizon)
+        dtype = accumulator(like.dtype)
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def _features(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    x = x.relu()
+    return torch.cat([x * cos, x * sin], -1)
+
+
+def _with_ones(v: Tensor) -> Tensor:
+    return nn.functional.pad(v, (0, 1), value=1.0)
+
+
+def _quotient(sums: Tensor) -> Tensor:
+    total = sums[..., -1:]
+    return sums[..., :-1] / total.masked_fill(total == 0, 1.0)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, *, turns: tuple[tuple[Tensor, Tensor], ...], chunk: int | None) -> Tensor:
+    """For ``(G, N, D)``; causal if there is a chunk."""
+    N = q.shape[1]
+    phi_q, phi_k, values = _features(q, *turns[0]), _features(k, *turns[1]), _with_ones(v)
+    if chunk is None:
+        return _quotient(phi_q @ (phi_k.mT @ values))
+    phi_q, phi_k, values = (chunked(x, min(chunk, N)) for x in (phi_q, phi_k, values))
+    sums = (phi_q @ phi_k.mT).tril() @ values
+    if phi_q.shape[1] > 1:
+        added = phi_k[:, :-1].mT @ values[:, :-1]
+        before = nn.functional.pad(added.cumsum(1), (0, 0, 0, 0, 1, 0))
+        sums = sums + phi_q @ before
+    return _quotient(sums).flatten(1, 2)[:, :N]
