@@ -1,0 +1,105 @@
+"""Hedgehog: features of queries and keys that are learned so as to imitate softmax attention."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.attention.feature_attention import FeatureAttention
+from attnbench.attention.feature_tiles import LOG2E, FeatureMap, KeySums
+from attnbench.shape import Shape
+from attnbench.variant import Traits, register
+
+
+class SpikyFeatures:
+    """φ(u) = softmax of (u, -u)."""
+
+    offset = 0.0
+
+    def __init__(self, head_dim: int) -> None:
+        self.width = 2 * head_dim
+
+    def queries(self, x: Tensor, out: Tensor) -> None:
+        """Without the denominator, which cancels."""
+        plus, minus = out.chunk(2, -1)
+        torch.mul(x, LOG2E, out=plus)
+        torch.neg(plus, out=minus)
+        out.sub_(out.amax(-1, keepdim=True)).exp2_()
+
+    def keys(self, x: Tensor, out: Tensor) -> None:
+        self.queries(x, out)
+        out.div_(out.sum(-1, keepdim=True))
+
+    def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
+        plus, minus = grad.mul_(features).chunk(2, -1)
+        return plus - minus
+
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
+        grad.sub_(torch.linalg.vecdot(grad, features)[..., None])
+        return self.queries_grad(x, features, grad)
+
+
+@register(
+    "hedgehog",
+    family="kernel",
+    source="Zhang et al. 2024, arXiv:2402.04347",
+    formula="φ_q(q)ᵀ Σ φ_k(k)vᵀ / φ_q(q)ᵀ Σ φ_k(k),  φ(x) = softmax([Wx, -Wx]),  W learned",
+    cost="O(n·d²)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(target="learned", causal=True, cross=True, key_padding=True, decode=True, permutable=True),
+    settings=("chunk=5",),
+)
+class Hedgehog(FeatureAttention):
+    """Linear attention with learned features that imitate softmax.
+
+    Zhang et al. 2024, "The Hedgehog & the Porcupine": φ(x) = softmax([Wx, -Wx]) over the 2D features, with one D × D
+    matrix W for the queries and one for the keys of each head. W starts as the identity, as in the paper, and is meant
+    to be fitted to the weights of softmax attention; before that an error against softmax says nothing. There is no
+    further temperature and no 1/√D, both of which W can learn. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; a padded
+    key has φ(k) = 0.
+
+    Where q and k are large and point to different channels, φ(q)·φ(k) underflows; a row in which all do gives NaN.
+
+    Differs from the authors' code: one softmax runs over Wx and -Wx together, W has no bias, and nothing is added to
+    the denominator.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        chunk: Annotated[
+            int | None,
+            Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only"),
+        ] = None,
+    ) -> None:
+        super().__init__()
+        self.causal, self.chunk, self.head_dim = shape.causal, chunk, shape.D
+        self.W_q = nn.Parameter(torch.eye(shape.D).repeat(shape.H, 1, 1))
+        self.W_k = nn.Parameter(torch.eye(shape.D).repeat(shape.H, 1, 1))
+
+    def feature_map(self, dtype: torch.dtype) -> FeatureMap:
+        return SpikyFeatures(self.head_dim)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return self.attend(q @ self.W_q.mT, k @ self.W_k.mT, v, key_mask)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The output again from the N × M matrix φ_q(Q) φ_k(K)ᵀ."""
+        u_q, u_k = (torch.einsum("hed,bhnd->bhne", W, x) for W, x in ((self.W_q, q), (self.W_k, k)))
+        return super().dense(u_q, u_k, v, key_mask=key_mask)
+
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        phi_q, phi_k = (torch.cat([u, -u], -1).softmax(-1) for u in (q, k))
+        return phi_q @ phi_k.mT
+
+    def begin(self, k: Tensor, v: Tensor) -> KeySums:
+        return super().begin(k @ self.W_k.mT, v)
+
+    def step(self, state: KeySums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeySums]:
+        """q, k, v ``(B, H, 1, D)``."""
+        return super().step(state, q @ self.W_q.mT, k @ self.W_k.mT, v)
