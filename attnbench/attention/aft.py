@@ -194,7 +194,7 @@ class AFT(nn.Module):
         far = Sums(k.new_full((k.shape[0], 1, k.shape[2]), EMPTY), v.new_zeros(v.shape[0], 1, v.shape[2]))
         if old:
             far = read(k[:, :old], v[:, :old])
-        return Recent(*far, k[:, old:], v[:, old:], x.shape[1])
+        return Recent(*far, k[:, old:].clone(), v[:, old:].clone(), x.shape[1])
 
     def step(self, state: Cache | Recent, x: Tensor) -> tuple[Tensor, Cache | Recent]:
         """x ``(B, 1, C)``."""
