@@ -109,12 +109,10 @@ class Perceiver(nn.Module):
         """The sums so far and the weights ``(B, H, T, R)`` of T more keys, both relative to the largest logit."""
         logits = k @ (self.latents.to(k.dtype) * k.shape[-1] ** -0.5).mT
         if key_mask is not None:
-            hidden = ~key_mask[:, None, :, None]
-            logits = logits.masked_fill(hidden, torch.finfo(k.dtype).min / 4)
+            # As low as top begins: weights of 1 until the first real key comes, which scales them to 0.
+            logits = logits.masked_fill(~key_mask[:, None, :, None], torch.finfo(k.dtype).min / 4)
         top = torch.maximum(state.top, logits.detach().amax(2)[..., None])
         old, w = (state.top - top).exp(), (logits - top.mT).exp()
-        if key_mask is not None:
-            w = w.masked_fill(hidden, 0.0)
         return Packed(top, state.total * old, state.k * old, state.v * old), w
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
