@@ -24,6 +24,9 @@ Heads = tuple[int, slice]
 Mask = tuple[int, Tensor]
 """A first column and 0 / -inf, broadcastable to (blocks, rows, columns), added to the scores from that column on."""
 
+Label = tuple[slice, int | Tensor]
+"""Some columns, and the label of their pairs: one for all, or (rows, columns)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
@@ -129,6 +132,8 @@ class Tile:
     keys: tuple[Keys, ...]
     by_head: bool = False
     """On the CPU, one head at a time: where batching heads would copy keys."""
+    labels: tuple[Label, ...] = ()
+    """Which of its row's logits by label is added to a pair's score; columns count over all ``keys``."""
 
     @property
     def scores(self) -> int:
@@ -142,13 +147,22 @@ class Tile:
             first += keys.width
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, tiles: Iterable[Tile], *, key_mask: Tensor | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tiles: Iterable[Tile],
+    *,
+    key_mask: Tensor | None = None,
+    labelled: Tensor | None = None,
+) -> Tensor:
     """Softmax attention over the pairs that ``tiles`` lists, scaled by D^-1/2.
 
     Args:
         q: ``(B, H, N, D)``; k, v: ``(B, H, M, D)``; any strides and floating dtype.
         tiles: every row of q in exactly one tile, every key at most once per row.
         key_mask: ``(B, M)`` bool, True where the key is real.
+        labelled: ``(B, H, N, labels)``, what a row adds to the score of each pair of a label, unscaled.
 
     Returns:
         ``(B, H, N, D)`` in q's dtype; accumulated in float32, float64 for float64. Rows that see no key give 0.
@@ -158,7 +172,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, tiles: Iterable[Tile], *, key_mask: 
     if large_steps(q) or all(x.is_contiguous() for x in flat):  # then one step may hold heads of several examples
         flat = [x.contiguous().view(1, -1, *x.shape[2:]) for x in flat]
         bias = None if bias is None else bias.reshape(1, -1, *bias.shape[2:])
-    out: Tensor = _BlockSparse.apply(*flat, bias, tuple(tiles))  # type: ignore[no-untyped-call]  # torch leaves it so
+        labelled = None if labelled is None else labelled.reshape(1, -1, *labelled.shape[2:])
+    out: Tensor = _BlockSparse.apply(*flat, bias, labelled, tuple(tiles))  # type: ignore[no-untyped-call]  # torch leaves it so
     return out.view(q.shape)
 
 
@@ -207,7 +222,9 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _weights(tile: Tile, q: Tensor, k: Tensor, bias: Tensor | None, heads: Heads) -> tuple[Tensor, Tensor]:
+def _weights(
+    tile: Tile, q: Tensor, k: Tensor, bias: Tensor | None, labelled: Tensor | None, heads: Heads
+) -> tuple[Tensor, Tensor]:
     """Scaled query rows ``(heads, blocks, rows, d)`` and their softmax weights ``(heads, blocks, rows, keys)``."""
     accumulate = torch.promote_types(q.dtype, torch.float32)
     x = tile.rows.of(q[heads], accumulate) * q.shape[-1] ** -0.5
@@ -216,12 +233,32 @@ def _weights(tile: Tile, q: Tensor, k: Tensor, bias: Tensor | None, heads: Heads
         for first, mask in keys.masks:
             first += columns.start
             p[..., first : first + mask.shape[-1]].add_(mask)
+    if labelled is not None:
+        rows = tile.rows.of(labelled[heads], accumulate)
+        for columns, label in tile.labels:
+            chosen = rows[..., label, None] if isinstance(label, int) else rows.gather(-1, _repeated(label, rows))
+            p[..., columns].add_(chosen)
     if bias is None:
         return x, torch.softmax(p, -1, out=p)
     one = torch.ones_like(x[..., :1])  # its inner product with the bias is the bias of each row's own keys
     p.add_(_joined([keys.dot(one, bias, heads) for keys in tile.keys]))
     blind = p.amax(-1, keepdim=True) == float("-inf")
     return x, torch.softmax(p, -1, out=p).masked_fill_(blind, 0.0)
+
+
+def _repeated(label: Tensor, rows: Tensor) -> Tensor:
+    return label.expand(*rows.shape[:2], *label.shape)
+
+
+def _by_label(tile: Tile, ds: Tensor, like: Tensor) -> Tensor:
+    """Sums of ds over the pairs of each label, ``(heads, blocks, rows, labels)``."""
+    sums = ds.new_zeros(*ds.shape[:3], like.shape[-1])
+    for columns, label in tile.labels:
+        if isinstance(label, int):
+            sums[..., label].add_(ds[..., columns].sum(-1))
+        else:
+            sums.scatter_add_(-1, _repeated(label, sums), ds[..., columns])
+    return sums
 
 
 def _mixed(tile: Tile, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
@@ -231,22 +268,26 @@ def _mixed(tile: Tile, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
     return parts[0]
 
 
+_Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
 # One function per tile, so that nothing of a tile outlives it.
-def _attend_tile(tile: Tile, heads: Heads, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    _, p = _weights(tile, q, k, bias, heads)
+def _attend_tile(tile: Tile, heads: Heads, inputs: _Inputs, out: Tensor) -> None:
+    q, k, v, bias, labelled = inputs
+    _, p = _weights(tile, q, k, bias, labelled, heads)
     tile.rows.of(out[heads]).copy_(_mixed(tile, p, v, heads))
 
 
 def _differentiate_tile(
     tile: Tile,
     heads: Heads,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    inputs: _Inputs,
     grad: Tensor,
-    outputs: tuple[Tensor, Tensor, Tensor],
+    outputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
 ) -> None:
-    q, k, v, bias = inputs
-    dq, dk, dv = outputs
-    x, p = _weights(tile, q, k, bias, heads)
+    q, k, v, bias, labelled = inputs
+    dq, dk, dv, d_labelled = outputs
+    x, p = _weights(tile, q, k, bias, labelled, heads)
     g = tile.rows.of(grad[heads], x.dtype)
     for keys, columns in tile.columns():
         keys.spread(p[..., columns], g, dv, heads)
@@ -255,29 +296,40 @@ def _differentiate_tile(
     for keys, columns in tile.columns():
         keys.spread(ds[..., columns], x, dk, heads)
     tile.rows.of(dq[heads]).copy_(_mixed(tile, ds, k, heads).mul_(q.shape[-1] ** -0.5))
+    if d_labelled is not None:
+        tile.rows.of(d_labelled[heads]).copy_(_by_label(tile, ds, d_labelled))
 
 
 class _BlockSparse(torch.autograd.Function):
-    """q, k, v ``(B, H, n, D)``, each token contiguous; bias ``(B, H, n, 1)`` or None."""
+    """q, k, v ``(B, H, n, D)``, tokens contiguous; bias ``(B, H, n, 1)``, labelled ``(B, H, n, labels)``, or None."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, tiles: tuple[Tile, ...]) -> Tensor:
-        ctx.save_for_backward(q, k, v, bias)
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        labelled: Tensor | None,
+        tiles: tuple[Tile, ...],
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, bias, labelled)
         ctx.tiles = tiles
         out = _like(q, q.dtype)
         for tile in tiles:
             for heads in _head_batches(q, tile):
-                _attend_tile(tile, heads, q, k, v, bias, out)
+                _attend_tile(tile, heads, (q, k, v, bias, labelled), out)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, _ = ctx.saved_tensors
+        q, k, v, _, labelled = ctx.saved_tensors
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         accumulate = torch.promote_types(q.dtype, torch.float32)
         dq, dk, dv = _like(q, q.dtype), _like(k, accumulate).zero_(), _like(v, accumulate).zero_()
+        d_labelled = torch.empty_like(labelled) if ctx.needs_input_grad[4] else None
         for tile in ctx.tiles:
             for heads in _head_batches(q, tile):
-                _differentiate_tile(tile, heads, ctx.saved_tensors, grad, (dq, dk, dv))
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
+                _differentiate_tile(tile, heads, ctx.saved_tensors, grad, (dq, dk, dv, d_labelled))
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, d_labelled, None

@@ -168,7 +168,16 @@ def summaries(q: Tensor, length: int, summary: int, causal: bool) -> Iterator[Ti
     if total:
         for start, size in batches(total * length, min(n, total * length + ordinary), ROWS):
             yield Tile(Blocks(start, size), _summaries(q, length, summary, total, 1))
-    for t in range(-(-n // length)):
+    if causal:
+        for start, size in batches(ordinary, length, ROWS):
+            masks = triangle(q, start - ordinary, size)
+            span = start - ordinary + size
+            most = blocks_per_tile(q, total, size * (span + total * summary))
+            for t, count in batches(0, total, most):
+                own = Window(Blocks(t * length + ordinary, span, count, length), masks)
+                earlier = _summaries(q, length, summary, t, count)
+                yield Tile(Blocks(t * length + start, size, count, length), (own, *earlier))
+    for t in range(total if causal else 0, total + 1):
         first, stop = t * length + ordinary, min(n, (t + 1) * length)
         for start, size in batches(first, stop, ROWS):
             span = (start + size if causal else n) - first

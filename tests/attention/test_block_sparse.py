@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnbench.attention import bands, bigbird, block_sparse, local, longformer, sparse
+from attnbench.attention import bands, bigbird, block_sparse, etc, local, longformer, sparse
 from attnbench.attention.block_sparse import Blocks, Tile
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
@@ -27,6 +27,7 @@ SPECS = (
     "longformer:window=5,global_tokens=3",
     "longformer:window=4,global_tokens=2,dilation=3,projections=own",
     "bigbird:block=4,random_blocks=2",
+    "etc:window=5,global_tokens=3,max_distance=4",
 )
 CASES = [(spec, False) for spec in SPECS] + [(spec, True) for spec in SPECS[:7]]
 WINDOWS = ("local:window=16", "local:block=16", "longformer:window=16,global_tokens=2", "bigbird:block=16")
@@ -225,7 +226,8 @@ def test_only_the_output_and_a_tile_are_held_forward_and_the_gradients_backward(
 def test_a_window_that_sees_everything_holds_no_square_of_scores_or_masks() -> None:
     n = 2048
     q, k, v = draw(1, 1, n, 4, torch.float32)
-    for spec in (f"local:window={n}", f"local:block={n}", f"sparse:length={n}", f"longformer:window={n // 2}"):
+    whole = (f"local:window={n}", f"local:block={n}", f"sparse:length={n}", f"longformer:window={n // 2}")
+    for spec in (*whole, "sparse:pattern=stride,length=1", f"etc:window={n},global_tokens=8"):
         f = build(spec, Shape(1, 1, n, 4))
         assert peak_tensor_bytes(partial(f, q, k, v)) < 4 * n * n / 4
 
@@ -240,19 +242,21 @@ def pairs(spec: str, n: int, causal: bool = False) -> int:
 
     f = build(spec, Shape(1, 1, n, 1, causal=causal))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (bigbird, local, longformer, sparse):
+        for module in (bigbird, etc, local, longformer, sparse):
             patch.setattr(module, "attend", count)
         f(*draw(1, 1, n, 1))
     return sum(counted)
 
 
-@pytest.mark.parametrize("spec", [*WINDOWS, "longformer:window=16,dilation=4", "local:block=100"])
+@pytest.mark.parametrize(
+    "spec", [*WINDOWS, "longformer:window=16,dilation=4", "local:window=16,dilation=4", "local:block=100"]
+)
 def test_work_grows_linearly(spec: str) -> None:
     assert pairs(spec, 32768) <= 4.05 * pairs(spec, 8192)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("pattern", ["strided", "fixed"])
+@pytest.mark.parametrize("pattern", ["strided", "fixed", "stride", "summary"])
 def test_work_of_the_sparse_transformer_grows_with_the_power_three_halves(pattern: str, causal: bool) -> None:
     growth = pairs(f"sparse:pattern={pattern}", 32768, causal) / pairs(f"sparse:pattern={pattern}", 8192, causal)
     assert 6 < growth < 8.2
@@ -264,6 +268,8 @@ def test_the_work_that_the_docstrings_state_is_done() -> None:
     assert pairs("local:window=128", n, causal=True) == pytest.approx(n * (128 + 64), rel=0.02)
     assert pairs("local:block=64", n) == n * 64
     assert pairs("longformer:window=128,global_tokens=8", n) == pytest.approx(n * (2 * 128 + 64 + 2 * 8), rel=0.02)
+    assert pairs("etc", n) == pytest.approx(n * (2 * 84 + 64 + 2 * 64), rel=0.02)
+    assert pairs("sparse:pattern=stride,length=64", n) == n * n // 64
     assert pairs("bigbird", n) == pytest.approx(n * (7 + 3) * 64, rel=0.02)
 
 
@@ -274,14 +280,14 @@ def test_blocks_overlap_and_stride_without_a_copy() -> None:
     assert blocks.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("spec", ["longformer", "bigbird"])
+@pytest.mark.parametrize("spec", ["longformer", "etc", "bigbird"])
 def test_global_tokens_rule_out_causal_attention_and_the_registry_says_why(spec: str) -> None:
     reason = VARIANTS.get(spec).unsupported_reason(Shape(1, 1, 8, 4, causal=True))
     assert reason is not None
     assert reason.startswith("causal: ")
 
 
-@pytest.mark.parametrize("spec", ["local", "sparse", "longformer", "bigbird"])
+@pytest.mark.parametrize("spec", ["local", "sparse", "longformer", "etc", "bigbird"])
 def test_cross_attention_is_ruled_out(spec: str) -> None:
     reason = VARIANTS.get(spec).unsupported_reason(Shape(1, 1, 8, 4, kv_len=9))
     assert reason is not None

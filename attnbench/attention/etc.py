@@ -1,0 +1,138 @@
+"""ETC attention: a long input that sees its neighbours, and a short global input that sees and is seen by all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.attention.bands import band, full_rows
+from attnbench.attention.block_sparse import Blocks, Keys, Label, Shared, Tile, Window, attend
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+
+@register(
+    "etc",
+    family="fixed pattern",
+    source="Ainslie et al. 2020, arXiv:2004.08483, section 3",
+    formula="softmax_j((q_i·k_j + q_i·a_l(i,j))/√d), long i: |i − j| ≤ r or j global; global i: all j; l = clip(j − i)",
+    cost="O(n·(2r + 1 + g)·d)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        target_with=(("max_distance", 0, "softmax"),),
+        causal=No("global tokens see the whole sequence, and every token sees them"),
+        cross=No("the window needs queries and keys at the same positions"),
+        stochastic=True,
+        permutable=False,
+        exact_with=("window={n},max_distance=0", "window=0,global_tokens={n},max_distance=0"),
+    ),
+    settings=("window=3,global_tokens=2,max_distance=2", "window=2,global_tokens=3,max_distance=0"),
+)
+class Etc(nn.Module):
+    """ETC: a long and a global input with relative positions.
+
+    The sequence of n tokens is the concatenation of the paper's two inputs: the first g = ``global_tokens`` tokens are
+    the global input, the others the long input, and the output has the rows of both, as one layer has in the paper.
+    (With no projections here, global tokens that were parameters would be constants, and their rows would serve
+    nobody.) So g tokens of n are global; compare at equal n. A long token takes one softmax over the long tokens at
+    most ``window`` away, r in the paper, and all global tokens; a global token one over everything. g above n is n.
+
+    Logits are (q·k + q·a)/√D, a from a learned table of each head: within an input one entry for each distance j - i
+    clipped to ± ``max_distance``, and one for all pairs of a long and a global token. Long rows and global
+    rows have a table each, drawn from N(0, 0.02²). ``max_distance=0``: no tables; then it approximates softmax
+    attention, and equals it once the window covers the long input. Both inputs share the projections of q, k and v.
+
+    Differs from the authors' code: without the structure of a document, one label stands for those that tell whether a
+    long token belongs to a global one, and no masks between the two inputs follow from it; the tables are drawn from a
+    normal distribution that is not truncated.
+
+    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + 64 + 2·g)·D.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        window: Annotated[int, Field(ge=0, description="long tokens seen on each side, the paper's radius")] = 84,
+        global_tokens: Annotated[int, Field(ge=0, description="first tokens, which are the global input")] = 64,
+        max_distance: Annotated[
+            int, Field(ge=0, description="distances told apart by relative positions; 0: no relative positions")
+        ] = 12,
+    ) -> None:
+        super().__init__()
+        self.window = window
+        self.global_tokens = global_tokens
+        self.max_distance = max_distance
+        self.tables: nn.Parameter | None = None
+        if max_distance:
+            # Long rows, then global ones; distances -max_distance .. max_distance, then the other input.
+            self.tables = nn.Parameter(torch.randn(2, shape.H, 2 * max_distance + 2, shape.D) * 0.02)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        g = min(self.global_tokens, q.shape[2])
+        if self.tables is None:
+            return attend(q, k, v, self._tiles(q, g), key_mask=key_mask)
+        # q enters two products: its gradient is rounded once where it is their sum.
+        x = q.to(torch.promote_types(q.dtype, torch.float32))
+        of_long, of_global = (self.tables.to(x.dtype) * q.shape[-1] ** -0.5).mT
+        labelled = torch.cat([x[:, :, :g] @ of_global, x[:, :, g:] @ of_long], 2)
+        return attend(x, k, v, self._labelled(x, g), key_mask=key_mask, labelled=labelled).to(q.dtype)
+
+    def _tiles(self, q: Tensor, g: int) -> Iterator[Tile]:
+        seen_by_all: tuple[Keys, ...] = (Shared(Blocks(0, g)),) if g else ()
+        yield from full_rows(q, 0, g)
+        # The band begins after the global tokens, so that these are never counted twice.
+        yield from band(
+            q, before=self.window, after=self.window, start=g, also=(lambda rows: seen_by_all) if g else None
+        )
+
+    def _labelled(self, q: Tensor, g: int) -> Iterator[Tile]:
+        known: dict[tuple[int, int, int], tuple[Label, ...]] = {}
+        for tile in self._tiles(q, g):
+            window = tile.keys[0]
+            assert isinstance(window, Window)
+            start = tile.rows.start
+            inside = (
+                (start, tile.rows.size, g) if start < g else (start - window.blocks.start, tile.rows.size, window.width)
+            )
+            if inside not in known:
+                known[inside] = tuple(self._distances(q, *inside))
+            width = sum(keys.width for keys in tile.keys)
+            outside = ((slice(inside[2], width), 2 * self.max_distance + 1),) if inside[2] < width else ()
+            yield replace(tile, labels=(*known[inside], *outside))
+
+    def _distances(self, q: Tensor, shift: int, rows: int, columns: int) -> Iterator[Label]:
+        """Labels of ``columns`` keys of a row's own input, its own token ``shift`` after the first of them."""
+        most = self.max_distance
+        # Beyond the distances told apart every row has the same label: only a band is looked up pair by pair.
+        first = min(columns, max(0, shift - most + 1))
+        last = min(columns, max(first, shift + rows - 1 + most))
+        if first:
+            yield slice(0, first), 0
+        if first < last:
+            i = torch.arange(shift, shift + rows, device=q.device)[:, None]
+            yield slice(first, last), (torch.arange(first, last, device=q.device) - i).clamp(-most, most) + most
+        if last < columns:
+            yield slice(last, columns), 2 * most
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """:meth:`forward` by N × N logits, labels and mask."""
+        i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
+        g, most = self.global_tokens, self.max_distance
+        allowed = ((i - j).abs() <= self.window) | (i < g) | (j < g)
+        allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
+        logits = q @ k.mT
+        if self.tables is not None:
+            label = torch.where((i < g) == (j < g), (j - i).clamp(-most, most) + most, 2 * most + 1)
+            for rows, table in zip((i >= g, i < g), self.tables.to(q.dtype), strict=True):
+                entry = table[:, label]  # (H, N, N, D)
+                logits = logits + rows * (q[:, :, :, None] * entry).sum(-1)
+        weights = (logits * q.shape[-1] ** -0.5).masked_fill(~allowed, float("-inf")).softmax(-1)
+        return torch.matmul(weights.masked_fill(~allowed, 0), v)
