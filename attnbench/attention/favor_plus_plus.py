@@ -1,0 +1,182 @@
+"""FAVOR++: positive random features whose free parameter is the one of least variance for the data."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from attnbench.attention import random_kernels
+from attnbench.attention.feature_attention import FeatureAttention
+from attnbench.attention.feature_tiles import FeatureMap, accumulator
+from attnbench.attention.performer_features import PositiveFeatures
+from attnbench.attention.random_features import Projection, draw_projection
+from attnbench.shape import Shape
+from attnbench.variant import Traits, register
+
+
+class ExponentialFeatures(PositiveFeatures):
+    """φ(x) = exp(weightᵀ x) and nothing else."""
+
+    def keys(self, x: Tensor, out: Tensor) -> Tensor:
+        return self.exponentiate(x, out)
+
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
+        return self.queries_grad(x, features, grad)
+
+
+@register(
+    "favor-plus-plus",
+    family="kernel",
+    source="Likhosherstov et al. 2022, arXiv:2205.15317",
+    formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = exp(A‖ω‖² + √(1-4A)·ωx - ‖x‖²/2),  x ← x/D^¼,  ω ~ N(0, I)",
+    cost="O(n·R·d)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="softmax",
+        causal=True,
+        cross=True,
+        key_padding=True,
+        stochastic=True,
+        decode=True,
+        permutable=True,
+        converges_with="features",
+    ),
+    settings=("features=16,chunk=5", "features=16,projection=iid,spread=3.0,chunk=5"),
+)
+class FavorPlusPlus(FeatureAttention):
+    """Positive features of bounded size and least variance, FAVOR++.
+
+    Likhosherstov et al. 2022, "Chefs' Random Tables": optimal positive random features (OPRF). With x = q/D^¼ and
+    y = k/D^¼, f(x) = (1 - 4A)^(D/4)·exp(A‖ω‖² + √(1 - 4A)·ω·x - ‖x‖²/2) has f(x)·f(y) = exp(x·y) on average for every
+    A < 1/8; A = 0 are the Performer's positive features, and A < 0 bounds f. The A of least variance depends on
+    S = ‖x + y‖² only: with t = (D + 2S + √((D + 2S)² + 8DS)) / 2D it is (1 - t) / 8.
+
+    S is the mean over all pairs of query and key, of each batch entry and head by itself; from means of x, y, ‖x‖² and
+    ‖y‖², O(n·d). Gradients pass through it. Padded keys are left out, and where N = M so are the queries at the same
+    positions. Whatever S is, the products stay unbiased; only their variance moves.
+
+    Causal: the mean over all pairs would tell a query about later tokens, and sums that grow token by token need one A
+    for all. So S is the fixed number ``spread``, or 2√D, its mean for standard normal q and k.
+
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; one ω ``(R, D)`` for all heads. A denominator that underflows, at
+    logits of several hundred, gives NaN.
+
+    Differs from the authors' code: Q of QR gets the signs that make it uniform; one S for each head and example, so
+    that no example depends on another; nothing is added to the denominator.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        features: Annotated[int, Field(ge=1, description="random projections R")] = 256,
+        projection: Annotated[
+            Projection, Field(description="rows of ω orthogonal in blocks of D, or independent")
+        ] = "orthogonal",
+        spread: Annotated[
+            float | None,
+            Field(ge=0, description="mean of ‖q+k‖²/√D to tune for; none: that of the data, where causal 2√D"),
+        ] = None,
+        chunk: Annotated[
+            int | None,
+            Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only"),
+        ] = None,
+    ) -> None:
+        super().__init__()
+        self.causal, self.chunk, self.independent = shape.causal, chunk, projection == "iid"
+        self.spread = 2 * shape.D**0.5 if spread is None and shape.causal else spread
+        self.projection: Tensor
+        self.register_buffer("projection", draw_projection(features, shape.D, projection))
+
+    def feature_map(self, dtype: torch.dtype) -> FeatureMap:
+        omega = self.projection.to(accumulator(dtype)).t()
+        rows = (omega, omega.square().sum(0, keepdim=True), torch.ones_like(omega[:1]))
+        return ExponentialFeatures(torch.cat(rows))
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return self.extended(x, x.new_full((), self.spread or 0.0, dtype=accumulator(x.dtype)))
+
+    def extended(self, x: Tensor, spread: Tensor) -> Tensor:
+        """√(1 - 4A)·x, A and -‖x‖²/2 side by side, ``(B, H, N, D + 2)``: the exponent is linear in them."""
+        x = x.to(spread.dtype) * x.shape[-1] ** -0.25
+        t = inverse_rho(spread, x.shape[-1])
+        constant = ((1 - t) / 8).expand(*x.shape[:-1], 1)
+        return torch.cat([((1 + t) / 2).sqrt() * x, constant, random_kernels.squares(x) / -2], -1)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if self.spread is not None:
+            return super().forward(q, k, v, key_mask=key_mask)
+        spread = _mean_spread(q, k, key_mask)
+        return self.attend(self.extended(q, spread), self.extended(k, spread), v, key_mask).to(q.dtype)
+
+    def kernel(self, q: Tensor, k: Tensor) -> Tensor:
+        """f(q)·f(k) / R."""
+        return self._kernel(q, k, torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device))
+
+    def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """None for orthogonal ω, which have no closed form.
+
+        E f(x)²f(y)² = (1 - 4A)^D (1 - 8A)^(-D/2) exp(2(1 - 4A)/(1 - 8A)·‖z‖² - ‖x‖² - ‖y‖²).
+        """
+        if not self.independent:
+            return None
+        D, scale = q.shape[-1], float(q.shape[-1] ** -0.25)
+        x, y = q * scale, k * scale
+        square, lengths = random_kernels.squared_sums(x, y), random_kernels.squares(x) + random_kernels.squares(y).mT
+        spread = square.mean((2, 3), keepdim=True) if self.spread is None else torch.full_like(square, self.spread)
+        t = inverse_rho(spread, D)  # 1 - 8A, and 1 - 4A = (1 + t) / 2
+        second = (D * ((1 + t) / 2).log() - D / 2 * t.log() + (1 + t) / t * square - lengths).exp()
+        return (second - (2 * x @ y.mT).exp()) / self.projection.shape[-2]
+
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        return self._kernel(q, k, allowed)
+
+    def _kernel(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        D, scale, omega = q.shape[-1], float(q.shape[-1] ** -0.25), self.projection.to(q.dtype)
+        x, y = q * scale, k * scale
+        S = torch.as_tensor(self.spread or 0.0, dtype=q.dtype, device=q.device)
+        if self.spread is None:
+            keys = allowed[:, :, -1]
+            counted = keys[..., None, :] & (keys[..., None] if q.shape[2] == k.shape[2] else True)
+            each = (x[:, :, :, None] + y[:, :, None]).square().sum(-1) * counted
+            total = counted.expand(-1, -1, q.shape[2], -1).sum((2, 3), keepdim=True)
+            S = each.sum((2, 3), keepdim=True) / total.clamp(min=1)
+        A = (1 - (D + 2 * S + ((D + 2 * S).square() + 8 * D * S).sqrt()) / (2 * D)) / 8
+        f_q, f_k = (
+            (1 - 4 * A).pow(D / 4)
+            * (
+                A * omega.square().sum(-1)[..., None, :]
+                + (1 - 4 * A).sqrt() * (z @ omega.mT)
+                - z.square().sum(-1, keepdim=True) / 2
+            ).exp()
+            for z in (x, y)
+        )
+        return f_q @ f_k.mT / omega.shape[-2]
+
+
+def inverse_rho(spread: Tensor, head_dim: int) -> Tensor:
+    """t = 1 - 8A for the A of least variance at S = ``spread``."""
+    linear = head_dim + 2 * spread
+    return (linear + (linear.square() + 8 * head_dim * spread).sqrt()) / (2 * head_dim)
+
+
+def _mean_spread(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Mean of ‖q + k‖²/√D over the pairs, ``(B, H, 1, 1)``, float32 at least."""
+    dtype = accumulator(q.dtype)
+    means, mean_squares = [], []
+    for x in (q, k):
+        if key_mask is None or x.shape[2] != k.shape[2]:
+            means.append(x.mean(2, keepdim=True, dtype=dtype))
+            mean_squares.append(torch.linalg.vecdot(x, x).mean(2, dtype=dtype))
+        else:
+            share = key_mask.to(dtype) / key_mask.sum(1, keepdim=True).clamp(min=1)
+            wide = x.to(dtype)
+            means.append(share[:, None, None] @ wide)
+            mean_squares.append((share[:, None] * torch.linalg.vecdot(wide, wide)).sum(2))
+    product = torch.linalg.vecdot(means[0], means[1])[:, :, 0]
+    spread: Tensor = (mean_squares[0] + mean_squares[1] + 2 * product)[..., None, None] * q.shape[-1] ** -0.5
+    return spread.clamp(min=0)
