@@ -1,0 +1,192 @@
+"""MonarchAttention: softmax attention projected onto products of two block-diagonal matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
+
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+_FAR = -1e30  # finite, so that a block without any key makes no NaN
+
+
+@register(
+    "monarch",
+    family="low rank",
+    source="Yaras et al. 2025, arXiv:2505.18698",
+    formula="P = L∘R,  P_(l,j),(k,i) = L_jkl·R_kji,  argmax over L, then R, … of ⟨P, Q·Kᵀ/√d⟩ + entropy(P);  O = P·V",
+    cost="O(t·n^1.5·d)",
+    time_exponent=1.5,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="softmax",
+        causal=No("each update of a factor averages over queries and keys of all blocks, later ones included"),
+        cross=True,
+        key_padding=True,
+        exact_with=("block={n}", "block=1"),
+    ),
+    settings=("block=4", "block=5,steps=1", "block=3,steps=3"),
+)
+class Monarch(nn.Module):
+    """Softmax attention projected onto Monarch matrices, in O(n√n).
+
+    Yaras et al. 2025, "MonarchAttention". Queries are numbered (l, j), keys (k, i): block l or k, place j or i among
+    its ``block`` = b tokens. The matrix is P = L_jkl·R_kji with L a distribution over k and R over i, so that its rows
+    sum to 1. A row of softmax maximises ⟨p, logits⟩ + entropy(p); the same sum over all rows of P is maximised over R
+    and L in turn, ``steps`` times from L_jkl = [k = l]:
+
+    - R_kj· = softmax_i(x_jk·k_ki), x_jk = Σ_l L_jkl q_lj / Σ_l L_jkl (queries scaled by 1/√D);
+    - L_j·l = softmax_k(q_lj·Σ_i R_kji k_ki - Σ_i R_kji log R_kji);
+
+    and o_lj = Σ_k L_jkl Σ_i R_kji v_ki. No step lowers the sum. Exact where logits are a function of (j, k, l) plus one
+    of (k, j, i), and with ``block`` = 1 or b >= n. Neighbours share blocks: the order of the tokens matters.
+
+    The last block may be partly empty: empty places get no weight and ask nothing, and where no query is left in Σ_l,
+    R is uniform. A key mask is cut out first (real tokens move together), so that a padded sequence gives what the
+    shorter one gives in the same module. Cross-attention cuts both sequences into blocks of the same size.
+
+    Differs from the authors' code: x is computed as a softmax over l of log L, which neither divides by a small sum nor
+    adds a constant to it; by default b is √M, rounded up, of the shape the module was made for; a tile of L or R at a
+    time is in memory, forward and backward.
+
+    Shapes: q ``(B, H, N, D)``, k, v ``(B, H, M, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, M)``.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        block: Annotated[int | None, Field(ge=1, description="tokens per block b; none: √M of the shape")] = None,
+        steps: Annotated[int, Field(ge=1, description="updates of both factors")] = 2,
+    ) -> None:
+        super().__init__()
+        self.block = math.isqrt(shape.M - 1) + 1 if block is None else block
+        self.steps, self.cross = steps, shape.cross
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        B, H, M, D = k.shape
+        if key_mask is None:
+            return self._attend(q, k, v, None, None)
+        order = key_mask.logical_not().sort(dim=1, stable=True).indices[:, None, :, None].expand(B, H, M, D)
+        keys = torch.arange(M, device=k.device) < key_mask.sum(1, keepdim=True)
+        k, v = k.gather(2, order), v.gather(2, order)
+        if self.cross:
+            return self._attend(q, k, v, None, keys).masked_fill(~key_mask.any(1)[:, None, None, None], 0)
+        out = self._attend(q.gather(2, order), k, v, keys, keys).masked_fill(~keys[:, None, :, None], 0)
+        return torch.zeros_like(out).scatter(2, order, out)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, asked: Tensor | None, keys: Tensor | None) -> Tensor:
+        """With real tokens at the front, as ``asked`` ``(B, N)`` and ``keys`` ``(B, M)`` say."""
+        (B, H, N, D), M = q.shape, k.shape[2]
+        G, b, dtype = B * H, min(self.block, max(N, M)), torch.promote_types(q.dtype, torch.float32)
+        rows, columns = -(-N // b), -(-M // b)
+        queries = q.to(dtype) * D**-0.5
+        if asked is not None:
+            queries = queries.masked_fill(~asked[:, None, :, None], 0)
+        queries, key, value = (
+            pad(x.to(dtype).reshape(G, -1, D), (0, 0, 0, n * b - x.shape[2])).view(G, n, b, D)
+            for x, n in ((queries, rows), (k, columns), (v, columns))
+        )
+        x = pad(queries, (0, 0, 0, 0, 0, columns - rows))  # L is the identity; a negative width cuts off
+        queries = queries.transpose(1, 2).reshape(G * b, rows, D)  # all blocks at one place
+        key, value = key.view(-1, b, D), value.view(-1, b, D)
+        no_key, no_query = _hidden(keys, k, columns * b, dtype), _hidden(asked, q, rows * b, dtype)
+        if no_key is not None:
+            no_key = no_key.view(-1, 1, b)
+        if no_query is not None:
+            no_query = no_query.view(G, rows, b).transpose(1, 2).reshape(-1, rows, 1)
+        cells = min(1 << 18, 32 * max(N, M)) if q.device.type == "cpu" else 1 << 24
+        for step in range(1, self.steps + 1):
+            last = step == self.steps
+            parts = _in_tiles(_right, cells // b**2, x.reshape(-1, b, D), key, value if last else None, no_key)
+            mean, entropy, *read = (
+                p.view(G, columns, b, -1).transpose(1, 2).reshape(G * b, columns, -1) for p in parts
+            )
+            ends = (read[0], None) if last else (None, no_query)
+            (x,) = _in_tiles(_left, cells // (rows * columns), queries, mean, entropy.mT, *ends)
+            x = x.view(G, b, -1, D).transpose(1, 2)
+        return x.reshape(B, H, rows * b, D)[:, :, :N].to(q.dtype)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The updates with all N x M logits and the whole matrix P, example by example, over real tokens only."""
+        out, D, b = torch.zeros_like(q), q.shape[3], self.block
+        for e in range(len(q)):
+            seen = torch.ones(k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask[e]
+            asked = (
+                torch.ones(q.shape[2], dtype=torch.bool, device=q.device) if key_mask is None or self.cross else seen
+            )
+            n, m = int(asked.sum()), int(seen.sum())
+            rows, columns = -(-n // b), -(-m // b)
+            if m == 0:
+                continue
+            Q, K, V = (
+                pad(x[e][:, real], (0, 0, 0, size * b - int(real.sum()))).view(-1, size, b, D)
+                for x, real, size in ((q, asked, rows), (k, seen, columns), (v, seen, columns))
+            )
+            logits = torch.einsum("hljd,hkid->hljki", Q, K) * D**-0.5
+            is_query = (torch.arange(rows * b, device=q.device) < n).view(rows, b).T[:, None]  # (j, 1, l)
+            is_key = (torch.arange(columns * b, device=q.device) < m).view(columns, 1, b)
+            L = torch.eye(columns, rows, dtype=q.dtype, device=q.device) * is_query.expand(b, columns, rows)
+            L = L.expand(len(Q), -1, -1, -1)
+            for _ in range(self.steps):
+                share = torch.einsum("hjkl,hljki->hkji", L, logits) / L.sum(-1).mT.unsqueeze(-1)
+                R = share.nan_to_num(nan=0.0).masked_fill(~is_key, -torch.inf).softmax(-1)
+                gain = torch.einsum("hkji,hljki->hjkl", R, logits) - torch.xlogy(R, R).sum(-1).mT.unsqueeze(-1)
+                L = gain.softmax(2) * is_query
+            P = torch.einsum("hjkl,hkji->hljki", L, R).reshape(len(Q), rows * b, columns * b)
+            out[e][:, asked] = (P @ V.flatten(1, 2))[:, :n]
+        return out
+
+
+def _hidden(real: Tensor | None, x: Tensor, places: int, dtype: torch.dtype) -> Tensor | None:
+    """``(B·H, places)``: far below 0 where there is no token of x ``(B, H, n, D)``; None where every place has one."""
+    B, H, n, _ = x.shape
+    if real is None and n == places:
+        return None
+    real = torch.ones(B, n, dtype=torch.bool, device=x.device) if real is None else real
+    bias = torch.zeros(B, places, dtype=dtype, device=x.device).masked_fill_(~pad(real, (0, places - n)), _FAR)
+    return bias.repeat_interleave(H, 0)
+
+
+def _right(x: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
+    """R of x ``(g, b, D)`` and keys ``(g, b, D)``; of its rows the mean key, Σ R log R and, with v, the mean value."""
+    logits = torch.bmm(x, k.mT)
+    if bias is not None:
+        logits = logits + bias
+    R = logits.softmax(-1)
+    mean = torch.bmm(R, k)
+    # The largest weight is exp(largest logit) / sum: cheaper to read than a sum of exponentials.
+    log_sum = logits.amax(-1, keepdim=True) - R.amax(-1, keepdim=True).log()
+    entropy = (x * mean).sum(-1, keepdim=True) - log_sum
+    return (mean, entropy) if v is None else (mean, entropy, torch.bmm(R, v))
+
+
+def _left(q: Tensor, mean: Tensor, entropy: Tensor, read: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
+    """L of q ``(g, l, D)`` and mean keys ``(g, k, D)``: what each query reads, or the mean query of each block k."""
+    gain = torch.bmm(q, mean.mT) - entropy
+    if read is not None:
+        return (torch.bmm(gain.softmax(-1), read),)
+    log_L = gain.log_softmax(-1)
+    return (torch.bmm((log_L if bias is None else log_L + bias).softmax(1).mT, q),)
+
+
+def _in_tiles(
+    function: Callable[..., tuple[Tensor, ...]], step: int, x: Tensor, *others: Tensor | None
+) -> list[Tensor]:
+    """``function`` of ``step`` entries at a time, put together; the backward pass computes a tile again."""
+    tensors, count = (x, *others), -(-len(x) // max(1, step))
+    # Split, not sliced: the gradient of a slice is as large as the whole.
+    tiles = zip(*([None] * count if t is None else torch.split(t, max(1, step)) for t in tensors), strict=True)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        parts = [checkpoint(function, *tile, use_reentrant=False, preserve_rng_state=False) for tile in tiles]
+    else:
+        parts = [function(*tile) for tile in tiles]
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
