@@ -12,6 +12,9 @@ from attnbench.status import Status
 SCHEMA_VERSION = 1
 # 1 (2026-11): the first.
 
+ADDED: dict[str, Any] = {"bias": "none", "state_bytes": None, "state_bytes_per_token": None}
+"""Columns that rows of this schema may lack, with what they stand for there."""
+
 
 @dataclass(slots=True)
 class Record:
@@ -163,7 +166,7 @@ class Record:
             ValueError: a status that does not exist.
         """
         data = {("pass_" if key == "pass" else key): value for key, value in data.items()}
-        return cls(**{**data, "status": Status(data["status"])})
+        return cls(**{**ADDED, **data, "status": Status(data["status"])})
 
 
 def one_line(text: str, limit: int = 200) -> str:

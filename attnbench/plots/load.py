@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from attnbench.errors import ResultsError
-from attnbench.record import COLUMNS, SCHEMA_VERSION, Record
+from attnbench.record import ADDED, COLUMNS, SCHEMA_VERSION, Record
 from attnbench.status import Status
 
 FILE = "results.csv"
@@ -64,6 +64,7 @@ def _read(file: Path) -> pd.DataFrame:
         raise ResultsError(f"{file}: empty file; measure again with: attnbench run SUITE") from None
     except (ValueError, OSError) as error:
         raise ResultsError(f"{file}: not a CSV table ({' '.join(str(error).split())[:120]})") from None
+    text = text.assign(**{name: value for name, value in ADDED.items() if name not in text.columns})
     missing = [name for name in COLUMNS if name not in text.columns]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""

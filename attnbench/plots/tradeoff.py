@@ -20,6 +20,7 @@ from attnbench.errors import UsageError
 from attnbench.plots.agreement import Y_AXES, Agreement, agreement, kind_of
 from attnbench.plots.bands import Layout, arrange, draw_bands
 from attnbench.plots.bubbles import draw_circles, draw_front, draw_keys, pareto, round_sizes
+from attnbench.plots.catalogue import applies as too_many_to_name
 from attnbench.plots.labels import place_labels
 from attnbench.plots.page import draw_nothing, new_page, shorten
 from attnbench.plots.published import draw_published
@@ -41,8 +42,8 @@ _FRONT = (
 
 
 def applies(frame: pd.DataFrame) -> bool:
-    """Something was timed, or failed to be."""
-    return not timed(frame).empty
+    """Something was timed, or failed to be, and no more than a scatter plot can name."""
+    return not timed(frame).empty and not too_many_to_name(frame)
 
 
 @in_style
