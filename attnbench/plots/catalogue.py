@@ -201,7 +201,8 @@ def _draw(
         ink, weight = (INK, "normal") if label else (colour, "bold")
         left = 0.1 if label else 0.0
         names.text(left, row + 0.5, text, va="center", fontsize=SMALL_SIZE, color=ink, fontweight=weight)
-    wide = (page.right - page.left - _NAMES - _GAP * (len(panels) - 1)) / max(1, len(panels))
+    room = page.right - page.left - _NAMES - 0.12  # half of the last tick's number
+    wide = (room - _GAP * (len(panels) - 1)) / max(1, len(panels))
     for place, panel in enumerate(panels):
         _draw_panel(page, (page.left + _NAMES + place * (wide + _GAP), bottom, wide, tall), panel, lines)
     return page.figure
