@@ -81,3 +81,11 @@ def test_decoding_keeps_one_token_less_than_the_window() -> None:
 def test_an_even_window_has_no_centre() -> None:
     with pytest.raises(UsageError, match="pool=4 must be odd"):
         make(4)
+
+
+def test_half_precision_counts_and_sums_in_float32() -> None:
+    x = torch.randn(1, 700, 2).to(torch.bfloat16)
+    mask = torch.rand(1, 700) < 0.9  # some 270 real tokens to a window: bfloat16 has no odd numbers there
+    module = make(301)
+    expected = module.dense(x.double(), key_mask=mask).to(torch.bfloat16)
+    torch.testing.assert_close(module(x, key_mask=mask)[mask], expected[mask], rtol=2**-8, atol=1e-6)
