@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import product
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize, scaled_dot_product_attention
 
 from attnbench.attention.largest_entries import largest
+from attnbench.attention.matrix_tiles import tiles
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -132,7 +132,7 @@ class Routing(nn.Module):
         (G, N, _), C = x.shape, centroids.shape[1]
         most = min(N, self.window or -(-N // C))
         chosen = torch.empty((G, C, most), dtype=torch.long, device=x.device)
-        for heads, a, b in _tiles(G, C, N, x.device):
+        for heads, a, b in tiles(G, C, N, _most(x)):
             scores = torch.bmm(centroids[heads, a:b], x[heads].mT)
             if real is not None:
                 scores.masked_fill_(~real[heads].unsqueeze(1), -torch.inf)
@@ -152,7 +152,7 @@ class Routing(nn.Module):
             x = x.masked_fill(~real.unsqueeze(2), 0)
         for _ in range(self.kmeans):
             nearest = torch.empty((G, N), dtype=torch.long, device=x.device)
-            for heads, a, b in _tiles(G, N, C, x.device):
+            for heads, a, b in tiles(G, N, C, _most(x)):
                 nearest[heads, a:b] = torch.bmm(x[heads, a:b], centroids[heads].mT).argmax(2)
             nearest += C * torch.arange(G, device=x.device).unsqueeze(1)
             sums = x.new_zeros((G * C, D)).index_add_(0, nearest.flatten(), x.flatten(0, 1)).view(G, C, D)
@@ -184,11 +184,6 @@ class Routing(nn.Module):
         return out
 
 
-def _tiles(G: int, rows: int, columns: int, device: torch.device) -> Iterator[tuple[slice, int, int]]:
-    """Heads and rows of G matrices of which no more than stays in cache is computed at a time."""
-    most = 1 << (16 if device.type == "cpu" else 26)
-    step = min(rows, max(1, most // columns))
-    heads = max(1, most // (rows * columns)) if step == rows else 1
-    for head in range(0, G, heads):
-        for a in range(0, rows, step):
-            yield slice(head, head + heads), a, min(a + step, rows)
+def _most(x: Tensor) -> int:
+    """Scores computed at a time."""
+    return 1 << (16 if x.device.type == "cpu" else 26)

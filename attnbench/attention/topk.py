@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn.functional import embedding_bag
 
 from attnbench.attention.kv_cache import Cache
 from attnbench.attention.largest_entries import largest
+from attnbench.attention.matrix_tiles import tiles
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -29,7 +29,8 @@ class _Attend(torch.autograd.Function):
         indices = torch.empty((G, N, keys) if keep else 0, dtype=torch.int32, device=q.device)
         weights = torch.empty((G, N, keys) if keep else 0, dtype=dtype, device=q.device)
         out, table = torch.empty_like(q), v.reshape(G * M, -1).to(dtype)
-        for heads, a, b in _tiles(q, M, rows):
+        most = 1 << (19 if q.device.type == "cpu" else 26)
+        for heads, a, b in tiles(G, N, M, most, rows):
             logits = torch.bmm(q[heads, a:b].to(dtype) * D**-0.5, k[heads, : b if causal else M].mT.to(dtype))
             if causal:
                 logits[:, :, a:] += torch.full_like(logits[0, :, a:], -torch.inf).triu(1)
@@ -39,7 +40,7 @@ class _Attend(torch.autograd.Function):
             # Where nothing is seen every logit is -inf, and every weight 0.
             part = kept.sub_(kept.amax(-1, keepdim=True).clamp(min=torch.finfo(dtype).min)).exp_()
             part /= part.sum(-1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
-            first = torch.arange(heads.start, min(heads.stop, G), device=q.device) * M
+            first = torch.arange(heads.start, heads.stop, device=q.device) * M
             chosen += first.repeat_interleave(b - a).unsqueeze(1)
             out[heads, a:b] = embedding_bag(chosen, table, per_sample_weights=part, mode="sum").view(-1, b - a, D)
             if keep:
@@ -70,17 +71,6 @@ class _Attend(torch.autograd.Function):
             dqueries = embedding_bag(chosen, k_table, per_sample_weights=dlogits, mode="sum")
             dq.view(G * N, D)[a : a + rows] = dqueries.mul_(D**-0.5)
         return dq, dk.view_as(k).to(k.dtype), dv.view_as(v).to(v.dtype), None, None, None, None
-
-
-def _tiles(q: Tensor, M: int, rows: int | None) -> Iterator[tuple[slice, int, int]]:
-    """Heads and rows whose logits stay in cache: several whole heads, or a part of one."""
-    G, N, _ = q.shape
-    most = 1 << (19 if q.device.type == "cpu" else 26)
-    rows = min(N, rows or max(1, most // M))
-    heads = max(1, most // (rows * M)) if rows == N else 1
-    for head in range(0, G, heads):
-        for a in range(0, N, rows):
-            yield slice(head, head + heads), a, min(a + rows, N)
 
 
 @register(

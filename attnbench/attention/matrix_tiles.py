@@ -1,0 +1,27 @@
+"""How many matrices that are too large to keep are cut into pieces that stay in cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+def tiles(
+    matrices: int, rows: int, columns: int, most: int, step: int | None = None
+) -> Iterator[tuple[slice, int, int]]:
+    """Pieces of at most ``most`` entries (but at least one row): several whole matrices, or rows a to b of one.
+
+    Args:
+        matrices: how many of ``rows`` × ``columns`` there are.
+        rows: of each.
+        columns: of each.
+        most: entries of a piece.
+        step: rows of a piece, instead of as many as fit.
+
+    Yields:
+        Which matrices, the first row, and the last row + 1.
+    """
+    step = min(rows, step or max(1, most // columns))
+    together = max(1, most // (rows * columns)) if step == rows else 1
+    for first in range(0, matrices, together):
+        for a in range(0, rows, step):
+            yield slice(first, min(first + together, matrices)), a, min(a + step, rows)

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.attention.clustered import Clustered
+from attnbench.errors import Unsupported
+from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.reference import exact_attention, relative_error
+from attnbench.shape import Shape
+from attnbench.variant import VARIANTS, build
+
+B, H, D = 2, 3, 6
+
+
+def draw(N: int, M: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(B, H, N, D, dtype=torch.float64), *torch.randn(2, B, H, M or N, D, dtype=torch.float64)
+
+
+def clustered(options: str, N: int, M: int | None = None, seed: int = 1) -> Clustered:
+    module = build(f"clustered:{options}" if options else "clustered", Shape(B, H, N, D, M), seed=seed).double()
+    assert isinstance(module, Clustered)
+    return module
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-11, rtol=1e-11)
+
+
+def lloyd(codes: list[list[int]], clusters: int, iterations: int) -> list[int]:
+    """Lists of bits to clusters, in plain Python."""
+    n = len(codes)
+    count = min(clusters, n)
+    centroids = [codes[j * n // count] for j in range(count)]
+    nearest: list[int] = []
+    for _ in range(iterations):
+        apart = [[sum(x != y for x, y in zip(code, c, strict=True)) for c in centroids] for code in codes]
+        nearest = [row.index(min(row)) for row in apart]
+        for c in range(count):
+            members = [code for code, home in zip(codes, nearest, strict=True) if home == c]
+            if members:
+                centroids[c] = [int(2 * sum(bits) >= len(members)) for bits in zip(*members, strict=True)]
+    return nearest
+
+
+@pytest.mark.parametrize("options", ["clusters=5,bits=7,iterations=4", "clusters=1", "clusters=64,bits=3", "bits=64"])
+@pytest.mark.parametrize("N", [1, 40])
+def test_clusters_are_those_of_lloyd_in_hamming_distance(options: str, N: int) -> None:
+    q, _, _ = draw(N)
+    module = clustered(options, N)
+    found = module.assign(q.flatten(0, 1))
+    for head, x in zip(found, q.flatten(0, 1), strict=True):
+        codes = (x @ module.directions > 0).int().tolist()
+        assert head.tolist() == lloyd(codes, module.clusters, module.iterations)
+
+
+@pytest.mark.parametrize("options", ["clusters=5,bits=7", "clusters=5,bits=7,improved=4", "clusters=1,improved=2"])
+@pytest.mark.parametrize("M", [None, 13])
+def test_members_of_a_cluster_share_the_weights_of_their_mean(options: str, M: int | None) -> None:
+    q, k, v = draw(20, M)
+    module = clustered(options, 20, M)
+    out = torch.zeros_like(q)
+    for b in range(B):
+        for h, cluster in enumerate(module.assign(q[b])):
+            for i in range(20):
+                mean = q[b, h, cluster == cluster[i]].mean(0)
+                weights = (k[b, h] @ mean / D**0.5).softmax(0)
+                if module.improved:
+                    top = weights.sort(descending=True).indices[: module.improved]
+                    weights[top] = weights[top].sum() * (k[b, h, top] @ q[b, h, i] / D**0.5).softmax(0)
+                out[b, h, i] = weights @ v[b, h]
+    close(module(q, k, v), out)
+    close(module.dense(q, k, v), out)
+
+
+MODES = ["clusters=4,bits=6,iterations=3", "clusters=4,bits=6,improved=3", "", "improved=2", "clusters=2,improved=99"]
+
+
+@pytest.mark.parametrize("options", MODES)
+@pytest.mark.parametrize(("N", "M"), [(50, None), (90, 21), (5, 23)])
+def test_forward_equals_its_dense_form_with_any_padding(options: str, N: int, M: int | None) -> None:
+    q, k, v = draw(N, M)
+    module = clustered(options, N, M)
+    close(module(q, k, v), module.dense(q, k, v))
+    for share in (0.6, 0.1, -1.0):
+        mask = torch.rand(B, M or N) < torch.tensor([[share], [0.4]])
+        out = module(q, k, v, key_mask=mask)
+        close(out, module.dense(q, k, v, key_mask=mask))
+        assert M or not out[~mask[:, None].expand(-1, H, -1)].any()
+
+
+def test_recomputing_all_keys_is_exact_attention() -> None:
+    q, k, v = draw(70, 30)
+    for keys in (30, 1000):
+        close(clustered(f"clusters=3,improved={keys}", 70, 30)(q, k, v), exact_attention(q, k, v))
+
+
+def test_a_cluster_for_every_query_is_exact_attention() -> None:
+    q, k, v = draw(12)
+    module = clustered("clusters=12,bits=64", 12)
+    assert all(len(set(head.tolist())) == 12 for head in module.assign(q.flatten(0, 1)))
+    close(module(q, k, v), exact_attention(q, k, v))
+
+
+def test_equal_queries_are_in_one_cluster_and_lose_nothing() -> None:
+    _, k, v = draw(30)
+    q = torch.randn(B, H, 3, D, dtype=torch.float64).repeat(1, 1, 10, 1)
+    close(clustered("clusters=30,bits=64", 30)(q, k, v), exact_attention(q, k, v))
+
+
+def test_the_error_falls_with_clusters_and_further_when_the_largest_weights_are_recomputed() -> None:
+    q, k, v = draw(64)
+    exact = exact_attention(2 * q, k, v)
+
+    def error(options: str) -> float:
+        return sum(relative_error(clustered(options, 64, seed=s)(2 * q, k, v), exact) for s in range(3)) / 3
+
+    plain = [error(f"clusters={c}") for c in (2, 8, 32)]
+    better = [error(f"clusters=8,improved={keys}") for keys in (2, 8, 32)]
+    assert plain[0] > plain[1] > plain[2]
+    assert plain[1] > better[0] > better[1] > better[2]
+
+
+@pytest.mark.parametrize("option", ["clusters=3", "bits=3", "iterations=1", "improved=2"])
+def test_every_option_decides_the_output(option: str) -> None:
+    q, k, v = draw(40)
+    options = {"clusters": "6", "bits": "8", "iterations": "5"}
+    before = clustered(",".join(f"{key}={value}" for key, value in options.items()), 40)(q, k, v)
+    name, _, value = option.partition("=")
+    after = clustered(",".join(f"{key}={text}" for key, text in {**options, name: value}.items()), 40)(q, k, v)
+    assert float((after - before).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("improved", ["", ",improved=2"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_are_those_of_finite_differences(improved: str, masked: bool) -> None:
+    q, k, v = (x.requires_grad_() for x in draw(9))
+    mask = torch.rand(B, 9) < torch.tensor([[0.6], [-1.0]]) if masked else None
+    module = clustered(f"clusters=3,bits=4{improved}", 9)
+    assert torch.autograd.gradcheck(lambda *x: module(*x, key_mask=mask), (q, k, v), fast_mode=True)
+
+
+@pytest.mark.parametrize("improved", ["", ",improved=4"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.003)])
+def test_lower_precision_stays_close_where_clusters_do_not_change(
+    dtype: torch.dtype, bound: float, improved: str
+) -> None:
+    q, k, v = (x.to(dtype) for x in draw(30))
+    module = clustered(f"clusters=1{improved}", 30)
+    mask = torch.tensor([[False], [True]]).expand(B, 30)
+    out, exact = module(q, k, v, key_mask=mask), module.dense(*(x.double() for x in (q, k, v)), key_mask=mask)
+    assert out.dtype == dtype
+    assert not out[0].any()
+    assert float((out.double() - exact).norm() / exact.norm()) < bound
+
+
+@pytest.mark.parametrize("improved", ["", ",improved=4"])
+@pytest.mark.parametrize("scale", [0.0, 1e4])
+def test_null_and_huge_tokens_stay_finite(scale: float, improved: str) -> None:
+    q, k, v = (x.float() for x in draw(30))
+    assert bool(clustered(f"clusters=4{improved}", 30)(scale * q, scale * k, v).isfinite().all())
+
+
+@pytest.mark.parametrize("options", ["clusters=16", "clusters=16,improved=8"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_memory_grows_no_faster_than_the_sequence(options: str, backward: bool) -> None:
+    def peak(N: int) -> int:
+        module = build(f"clustered:iterations=2,{options}", Shape(1, 1, N, 16))
+        q, k, v = (torch.randn(1, 1, N, 16, requires_grad=backward) for _ in range(3))
+        bytes_ = peak_tensor_bytes(lambda: module(q, k, v).sum().backward() if backward else module(q, k, v))
+        assert bytes_ is not None
+        return bytes_
+
+    assert peak(4096) < 4.2 * peak(1024)
+
+
+@pytest.mark.parametrize("improved", [None, 4])
+def test_runs_on_fake_tensors(improved: int | None) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.empty(2, 3, 50, 8)
+        module = Clustered(Shape(2, 3, 50, 8), clusters=5, improved=improved)
+        assert module(x, x, x, key_mask=torch.ones(2, 50, dtype=torch.bool)).shape == x.shape
+
+
+def test_causal_attention_is_refused() -> None:
+    with pytest.raises(Unsupported, match="holds later queries"):
+        build("clustered", Shape(1, 1, 8, 8, causal=True))
+    assert VARIANTS.get("clustered").traits.target == "softmax"
