@@ -50,6 +50,9 @@ class OracleTopK(CachedDecoding, nn.Module):
     is flat, a few renormalised keys are noise, worse than ``mean-value``. Without it the matrix is the best one with
     ``keys`` entries per row in the Frobenius norm, and so in the mean over white values.
 
+    With ``renormalise`` it is the operator of ``topk``, which is Gupta et al.'s method at its real cost; here the code
+    is as plain as the definition, and cost stands for nothing.
+
     ``keys`` >= M gives exact attention. Keys of equal probability are chosen as ``torch.topk`` does.
     """
 
