@@ -101,8 +101,8 @@ class Thinformer(nn.Module):
         """``(B, H, kept)``: positions of the kept keys among those of k, v ``(B, H, M, D)``, M >= 4^(g+1)."""
         (B, H, M, D), dtype = k.shape, torch.promote_types(k.dtype, torch.float32)
         x, y = (k.to(dtype) * D**-0.25).reshape(B * H, M, D), v.to(dtype).reshape(B * H, M, D)
-        shift = x.square().sum(-1).amax(-1).neg_().view(-1, 1, 1, 1)
-        offset = y.abs().amax((1, 2)).square_().view(-1, 1, 1, 1)
+        shift = torch.linalg.vecdot(x, x).amax(-1).neg_().view(-1, 1, 1, 1)
+        offset = torch.linalg.vector_norm(y, torch.inf, (1, 2)).square_().view(-1, 1, 1, 1)
         rounds = self._rounds(M)
         runs = 4 ** (rounds - 1)
         points = M // (2 * runs) * 2
@@ -126,8 +126,8 @@ class Thinformer(nn.Module):
         for b, h in product(range(B), range(H)):
             seen = torch.arange(M, device=k.device) if key_mask is None else key_mask[b].nonzero().flatten()
             if self._rounds(len(seen)):
-                kernel = (k[b, h, seen] @ k[b, h, seen].mT * D**-0.5).exp()
-                kernel = kernel * (v[b, h, seen] @ v[b, h, seen].mT + v[b, h, seen].abs().max() ** 2)
+                K, V = k[b, h, seen].detach(), v[b, h, seen].detach()
+                kernel = (K @ K.mT * D**-0.5).exp() * (V @ V.mT + V.abs().max() ** 2)
                 seen = seen[self._compress(kernel, self._rounds(len(seen)), 0)]
             weights[b, h, :, seen] = logits[b, h, :, seen].softmax(-1)
         return weights @ v
@@ -143,12 +143,12 @@ class Thinformer(nn.Module):
             run_of = [j for part in range(4) for j in self._compress(kernel, level - 1, 4 * run + part)]
         pairs = list(zip(run_of[::2], run_of[1::2], strict=True))
         drawn = n - (n >> (level - 1)) + run * len(pairs)
-        signed, largest, kept, total = self._wideness(len(run_of), n, rounds), 0.0, [], torch.zeros_like(kernel[0])
+        wide, largest, kept, total = self._wideness(len(run_of), n, rounds), 0.0, [], torch.zeros_like(kernel[0])
         for i, (a, b) in enumerate(pairs):
             f = kernel[a] - kernel[b]
             norm = float(f[a] - f[b]) ** 0.5
             largest = max(largest, norm)
-            bound = float(self.draws[(drawn + i) % len(self.draws)]) * signed * norm * largest
+            bound = float(self.draws[(drawn + i) % len(self.draws)]) * wide * norm * largest
             sign = 1 if bound >= float(total[a] - total[b]) else -1
             total = total + sign * f
             kept.append(a if sign > 0 else b)
@@ -157,7 +157,11 @@ class Thinformer(nn.Module):
 
 def _paired(x: Tensor, kept: Tensor, pairs: int) -> Tensor:
     """Rows ``kept`` ``(G, n)`` of x ``(G, M, D)``, as runs of pairs: ``(X, P, 2, D)``."""
-    return x.gather(1, kept.unsqueeze(2).expand(-1, -1, x.shape[2])).view(-1, pairs, 2, x.shape[2])
+    G, M, D = x.shape
+    if kept.shape[1] < M:
+        first = torch.arange(0, G * M, M, device=x.device).unsqueeze(1)
+        x = x.reshape(-1, D).index_select(0, (kept + first).view(-1))
+    return x.reshape(-1, pairs, 2, D)
 
 
 def _products(x: Tensor, y: Tensor, shift: Tensor, offset: Tensor) -> Tensor:
