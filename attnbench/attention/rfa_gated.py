@@ -1,0 +1,167 @@
+"""Gated random feature attention: the sums over keys fade by a gate that each token sets."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from attnbench.attention.decayed_sums import by_heads, decayed_attention, last_state
+from attnbench.attention.feature_tiles import LOG2E, accumulator
+from attnbench.attention.performer_features import ReluFeatures
+from attnbench.attention.random_features import draw_projection
+from attnbench.attention.rfa import unit
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+
+@register(
+    "rfa-gated",
+    kind="mixer",
+    family="recurrence",
+    source="Peng et al. 2021, arXiv:2103.02143",
+    formula="S_t = g_t S_{t-1} + (1-g_t) φ(k_t)v_tᵀ, z_t likewise,  o_t = φ(q_t)ᵀS_t / φ(q_t)·z_t,  g = σ(wx + b)",
+    cost="O(n·R·d)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        causal=True,
+        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
+        key_padding=True,
+        stochastic=True,
+        decode=True,
+        rows_sum_to_one=False,
+    ),
+    settings=("features=16,chunk=5", "features=16,kernel=arccos,temperature=0.5,chunk=7"),
+)
+class GatedRandomFeatureAttention(nn.Module):
+    """Random feature attention whose memory fades by a learned gate.
+
+    Peng et al. 2021, "Random Feature Attention", section 3.2 on features as in rfa. Head by head a token sets the gate
+    g_t = sigmoid(w·x_t + b), one number; the sums of the keys before it fade by g_t and its own key enters with the
+    weight 1 - g_t. x ``(B, N, C)``; q, k, v and the output by C × C projections without bias, w ``(H, C)``, b ``(H)``.
+    Computed chunk by chunk; no power of the gates overflows. A query of the head reads Σ_j (φ(q_t)·φ(k_j)) (1 - g_j)
+    Π g v_j over the same sum with 1 in the place of v_j, the product over the tokens after j up to t.
+
+    ``kernel=gaussian`` makes 2R features, ``arccos`` R, of queries and keys of length 1/τ; the decoding state is D + 1
+    sums of each. With g_t = (t - 1)/t it is rfa without a gate. A padded token writes nothing and nothing fades.
+
+    Not causal: what lies between two tokens counts alike in both directions; the paper gates causal attention only.
+
+    Differs from the authors' code: the gate was not released, this is the paper's; the denominator is not clamped; one
+    ω for all heads; arccos has a floor of 0.001.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        features: Annotated[
+            int, Field(ge=1, description="random projections R; gaussian makes two features of each")
+        ] = 64,
+        kernel: Annotated[
+            Literal["gaussian", "arccos"], Field(description="which kernel of q̂ and k̂ the features estimate")
+        ] = "gaussian",
+        temperature: Annotated[
+            float, Field(gt=0, description="τ: queries and keys have length 1/τ, the largest logit is 1/τ²")
+        ] = 1.0,
+        chunk: Annotated[
+            int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")
+        ] = 64,
+    ) -> None:
+        super().__init__()
+        C = shape.C
+        self.heads, self.head_dim, self.causal, self.chunk = shape.H, shape.D, shape.causal, chunk
+        self.gaussian, self.temperature = kernel == "gaussian", temperature
+        self.qkv = nn.Linear(C, 3 * C, bias=False)
+        self.gate = nn.Linear(C, shape.H)
+        self.out = nn.Linear(C, C, bias=False)
+        self.sigma = nn.Parameter(torch.ones(shape.H, 1, shape.D))
+        self.projection: Tensor
+        self.register_buffer("projection", draw_projection(features, shape.D, "iid"))
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        q, k, v, gate = self._parts(x, key_mask)
+        return self._finish(self.mix(q, k, v, gate))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        """What the heads give, ``(B, H, N, D)``, for q, k, v ``(B, H, N, D)`` and w·x + b ``(B, H, N, 1)``.
+
+        A gate of infinity is that of a padded token.
+        """
+        scale = (self.sigma / self.temperature).expand(q.shape[0], -1, -1, -1)
+        return by_heads(partial(self._compute, chunk=self.chunk), q, k, v, gate, scale)
+
+    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Weights of all pairs, N × N, from the running sum of the logarithms of the gates."""
+        B, N, C = x.shape
+        q, k, v = (each.view(B, N, self.heads, -1).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        omega, phi = self.projection.to(x.dtype), []
+        for each in (q, k):
+            u = each / each.norm(dim=-1, keepdim=True) * self.sigma / self.temperature @ omega.T
+            phi.append(torch.cat([u.cos(), u.sin()], -1) if self.gaussian else u.clamp(min=0) + ReluFeatures.floor)
+        g = torch.sigmoid(self.gate(x)).mT  # (B, H, N)
+        if key_mask is not None:
+            g = g.masked_fill(~key_mask[:, None], 1.0)
+        total = g.log().cumsum(-1)
+        weights = (
+            phi[0] @ phi[1].mT * (-(total[..., :, None] - total[..., None, :]).abs()).exp() * (1 - g)[..., None, :]
+        )
+        if self.causal:
+            weights = weights.tril()
+        sums = weights.sum(-1, keepdim=True)
+        y = weights @ v / sums.masked_fill(sums == 0, 1.0)
+        out: Tensor = self.out(y.transpose(1, 2).reshape(B, N, C))
+        return out
+
+    def begin(self, x: Tensor) -> Tensor:
+        """Sums of φ(k) times v and 1, ``(B, H, F, D + 1)``, after x ``(B, n, C)``, n >= 0; float32 at least."""
+        _, k, v, gate = self._parts(x)
+        keys, values, log_decay = self._written(k, v, gate, self.sigma / self.temperature)
+        return last_state(keys, values, log_decay)
+
+    def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x ``(B, 1, C)``."""
+        q, k, v, gate = self._parts(x)
+        scale = self.sigma / self.temperature
+        keys, values, log_decay = self._written(k, v, gate, scale)
+        state = state * log_decay.exp2() + keys.mT * values
+        read = self._features(q, scale) @ state
+        return self._finish((read[..., :-1] / read[..., -1:]).to(x.dtype)), state
+
+    def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v ``(B, H, N, D)`` and w·x + b ``(B, H, N, 1)``."""
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        gate = self.gate(x).mT[..., None]
+        if key_mask is not None:
+            gate = gate.masked_fill(~key_mask[:, None, :, None], float("inf"))
+        return q, k, v, gate
+
+    def _finish(self, y: Tensor) -> Tensor:
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
+
+    def _features(self, x: Tensor, scale: Tensor) -> Tensor:
+        u = unit(x) * scale @ self.projection.to(accumulator(x.dtype)).mT
+        return torch.cat([u.cos(), u.sin()], -1) if self.gaussian else u.relu() + ReluFeatures.floor
+
+    def _written(self, k: Tensor, v: Tensor, gate: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of the keys, (1 - g)·(v, 1), and log2(g)."""
+        gate = gate.to(accumulator(gate.dtype))
+        share = torch.sigmoid(-gate)
+        return self._features(k, scale), torch.cat([v * share, share], -1), logsigmoid(gate) * LOG2E
+
+    def _compute(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, scale: Tensor, *, chunk: int) -> Tensor:
+        keys, values, log_decay = self._written(k, v, gate, scale)
+        sums = decayed_attention(
+            self._features(q, scale), keys, values, log_decay[..., 0], causal=self.causal, chunk=chunk
+        )
+        share = values[..., -1:]
+        seen = share.cumsum(1) if self.causal else share.sum(1, keepdim=True)
+        return sums[..., :-1] / sums[..., -1:].masked_fill(seen == 0, 1.0)
