@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.attention.skyformer import Skyformer
+from attnbench.errors import UsageError
+from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.reference import relative_error
+from attnbench.shape import Shape
+from attnbench.variant import build
+
+F64 = torch.float64
+MODES = [{}, {"inverse": "exact"}, {"sampling": "strided", "ridge": 0.01}, {"iterations": 2}]
+
+
+def qkv(N: int = 23, M: int | None = None, D: int = 5) -> list[Tensor]:
+    return [torch.randn(2, 3, length, D, dtype=F64) for length in (N, M or N, M or N)]
+
+
+def skyformer(N: int = 23, M: int | None = None, *, seed: int = 0, **options: object) -> Skyformer:
+    module = build("skyformer", Shape(2, 3, N, 5, kv_len=M), seed=seed, **{"landmarks": 7, **options})
+    assert isinstance(module, Skyformer)
+    return module.double()
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def kernelized(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax's numerators over exp(‖q‖²/2√D) and exp(‖k‖²/2√D), as the paper introduces it."""
+    root = q.shape[-1] ** 0.5
+    A = torch.exp(q @ k.mT / root)
+    of_q, of_k = (torch.exp(-x.square().sum(-1) / (2 * root)) for x in (q, k))
+    return of_q[..., None] * A * of_k[..., None, :] @ v
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("N", [23, 20, 3, 1])
+def test_equals_its_dense_form_with_and_without_holes(options: dict[str, object], N: int) -> None:
+    inputs, module = qkv(N), skyformer(N, **options)
+    close(module(*inputs), module.dense(*inputs))
+    mask = torch.rand(2, N) < 0.5
+    mask[0] = False
+    close(module(*inputs, key_mask=mask), module.dense(*inputs, key_mask=mask))
+
+
+@pytest.mark.parametrize(("N", "M"), [(9, 31), (31, 9), (2, 3)])
+def test_keys_of_another_sequence_give_landmarks_too(N: int, M: int) -> None:
+    inputs, module = qkv(N, M), skyformer(N, M)
+    close(module(*inputs), module.dense(*inputs))
+    mask = torch.rand(2, M) < 0.5
+    close(module(*inputs, key_mask=mask), module.dense(*inputs, key_mask=mask))
+
+
+@pytest.mark.parametrize(("N", "M"), [(23, None), (9, 14)])
+def test_with_all_points_as_landmarks_it_is_the_gaussian_kernel_attention(N: int, M: int | None) -> None:
+    inputs = qkv(N, M)
+    for sampling in ("random", "strided"):
+        module = skyformer(N, M, landmarks=N + (M or N), inverse="exact", ridge=1e-14, sampling=sampling)
+        close(module(*inputs), kernelized(*inputs), 1e-9)
+
+
+def test_more_newton_steps_near_the_exact_inverse() -> None:
+    inputs = qkv()
+    exact = skyformer(inverse="exact", ridge=1e-4, landmarks=46)(*inputs)
+    errors = [
+        relative_error(skyformer(iterations=steps, ridge=1e-4, landmarks=46)(*inputs), exact) for steps in (1, 3, 6, 12)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[1] > 1e-3
+    assert errors[3] < 1e-10
+
+
+def test_the_error_against_the_gaussian_kernel_falls_with_the_landmarks() -> None:
+    inputs = [0.5 * x for x in qkv(60)]
+    expected = kernelized(*inputs)
+    errors = [
+        relative_error(skyformer(60, landmarks=r, inverse="exact", ridge=1e-6)(*inputs), expected)
+        for r in (5, 20, 60, 120)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-5
+
+
+def test_rows_are_not_normalised() -> None:
+    q, k, v = qkv()
+    module = skyformer(landmarks=46, inverse="exact", ridge=1e-14)
+    sums = module(q, k, torch.ones_like(v))
+    close(sums, kernelized(q, k, torch.ones_like(v)), 1e-9)
+    assert (sums - 1).abs().max() > 0.1
+
+
+def test_landmarks_are_one_point_of_each_run_of_the_queries_and_then_the_keys() -> None:
+    q, k = (torch.arange(start, start + 20, dtype=F64).view(1, 1, 20, 1) for start in (0, 20))
+    for sampling in ("random", "strided"):
+        for seed in range(5):
+            module = skyformer(20, landmarks=8, sampling=sampling, seed=seed)
+            X, filled = module._sample(q, k, None)
+            assert filled is None
+            assert (X.flatten() // 5).tolist() == list(range(8))
+            if sampling == "strided":
+                assert (X.flatten() % 5).tolist() == [2.0] * 8
+
+
+def test_every_point_of_a_run_may_be_drawn() -> None:
+    module = skyformer(20, landmarks=4000)
+    counts = torch.bincount(module.place * 5 >> 31, minlength=5)
+    assert counts.min() > 700
+    assert counts.sum() == 4000
+
+
+def test_padding_moves_no_landmark_wherever_it_stands() -> None:
+    q, k, v = qkv()
+    module = skyformer()
+    mask = torch.rand(2, 23) < 0.6
+    out = module(q, k, v, key_mask=mask)
+    for b in range(2):
+        alone = module(*(x[b : b + 1, :, mask[b]] for x in (q, k, v)))
+        close(out[b : b + 1, :, mask[b]], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_keeps_the_landmarks_and_is_near_float64(dtype: torch.dtype) -> None:
+    inputs = [torch.randn(1, 2, 600, 16).to(dtype) for _ in range(3)]
+    module = build("skyformer:landmarks=64", Shape(1, 2, 600, 16)).to(dtype)
+    out = module(*inputs)
+    assert out.dtype == dtype
+    assert relative_error(out, module.double()(*(x.double() for x in inputs))) < 0.01
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_gradients_match_finite_differences(options: dict[str, object]) -> None:
+    module = build("skyformer:landmarks=5", Shape(1, 1, 7, 2), **options).double()
+    inputs = [torch.randn(1, 1, 7, 2, dtype=F64, requires_grad=True) for _ in range(3)]
+    mask = torch.tensor([[True, False, True, True, False, True, True]])
+    for key_mask in (None, mask, mask & (torch.arange(7) < 2)):
+        assert torch.autograd.gradcheck(lambda q, k, v, m=key_mask: module(q, k, v, key_mask=m), inputs, fast_mode=True)
+
+
+def test_memory_of_a_training_step_with_padding_grows_linearly() -> None:
+    def peak(n: int) -> int:
+        module = build("skyformer", Shape(1, 1, n, 8))
+        inputs = [torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3)]
+        mask = torch.arange(n)[None] < n - 5
+        bytes_ = peak_tensor_bytes(lambda: module(*inputs, key_mask=mask).sum().backward())
+        assert bytes_ is not None
+        return bytes_
+
+    assert peak(4096) <= 4.2 * peak(1024)
+
+
+def test_iterations_of_the_exact_inverse_are_refused() -> None:
+    with pytest.raises(UsageError, match="iterations needs inverse=newton"):
+        skyformer(inverse="exact", iterations=3)
