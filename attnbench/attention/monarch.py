@@ -137,9 +137,12 @@ class Monarch(nn.Module):
             L = torch.eye(columns, rows, dtype=q.dtype, device=q.device) * is_query.expand(b, columns, rows)
             L = L.expand(len(Q), -1, -1, -1)
             for _ in range(self.steps):
-                share = torch.einsum("hjkl,hljki->hkji", L, logits) / L.sum(-1).mT.unsqueeze(-1)
-                R = share.nan_to_num(nan=0.0).masked_fill(~is_key, -torch.inf).softmax(-1)
-                gain = torch.einsum("hkji,hljki->hjkl", R, logits) - torch.xlogy(R, R).sum(-1).mT.unsqueeze(-1)
+                asking = L.sum(-1).mT.unsqueeze(-1)
+                share = torch.einsum("hjkl,hljki->hkji", L, logits) / asking.masked_fill(asking == 0, 1)
+                log_R = share.masked_fill(~is_key, -torch.inf).log_softmax(-1)
+                R = log_R.exp()
+                entropy = -(R * log_R.masked_fill(~is_key, 0)).sum(-1).mT.unsqueeze(-1)
+                gain = torch.einsum("hkji,hljki->hjkl", R, logits) + entropy
                 L = gain.softmax(2) * is_query
             P = torch.einsum("hjkl,hkji->hljki", L, R).reshape(len(Q), rows * b, columns * b)
             out[e][:, asked] = (P @ V.flatten(1, 2))[:, :n]

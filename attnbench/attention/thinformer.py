@@ -45,10 +45,9 @@ class Thinformer(nn.Module):
     to one, halves these, and so on for R = floor(log₄ M) - g rounds: M/2^R keys are left, all of equal weight. With
     fewer than 4^(g+1) keys nothing is thinned: softmax attention.
 
-    Halving works on differences of numbers that are all drawn in the constructor, one for each pair; heads and examples
-    share them. The choice itself is not differentiated. A key mask is cut out first, so that a padded sequence gives
-    what the shorter one gives; as the number of kept keys depends on that of real keys, examples are then thinned one
-    by one.
+    The random numbers, one for each pair, are drawn in the constructor; heads and examples share them. The choice
+    itself is not differentiated. A key mask is cut out first, so that a padded sequence gives what the shorter one
+    gives; as the number of kept keys depends on that of real keys, examples are then thinned one by one.
 
     Differs from the authors' code: runs of any even length, so that at most the remainder (M modulo 2·4^(R-1) keys,
     evenly spaced) is dropped before thinning, where they first drop all beyond the largest power of four; each run has
