@@ -83,20 +83,21 @@ def chunked(x: Tensor, chunk: int) -> Tensor:
     return torch.unflatten(x, 1, (-1, chunk))
 
 
-def states_before(added: Tensor, kept: Tensor) -> Tensor:
-    """State in front of each chunk: S_{b+1} = kept_b ⊙ S_b + added_b from S_0 = 0.
+def states_before(added: Tensor, kept: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """State in front of each chunk, S_{b+1} = kept_b ⊙ S_b + added_b, and the one after the last.
 
     Args:
         added: ``(G, chunks, D, E)``.
         kept: broadcast against it; of one chunk if all are alike.
+        state: S_0 ``(G, D, E)``; None for 0.
     """
-    state = torch.zeros_like(added[:, 0])
+    state = torch.zeros_like(added[:, 0]) if state is None else state
     factors = kept.unbind(1) * (added.shape[1] if kept.shape[1] == 1 else 1)
     states = []
     for more, factor in zip(added.unbind(1), factors, strict=True):
         states.append(state)
         state = torch.addcmul(more, factor, state)
-    return torch.stack(states, 1)
+    return torch.stack(states, 1), state
 
 
 def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
@@ -123,12 +124,12 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
     out = (q @ k.mT * weights) @ v
     if q.shape[1] > 1:
         kept = since[..., -1:, None].exp2()
-        past = states_before((k * until[..., None].exp2()).mT @ v, kept)
+        past, _ = states_before((k * until[..., None].exp2()).mT @ v, kept)
         out = out + (q * since[..., None].exp2()) @ past
         if not causal:
             added = (k * since[..., None].exp2()).mT @ v
-            coming = states_before(added.flip(1), kept.flip(1)).flip(1)
-            out = out + (q * until[..., None].exp2()) @ coming
+            coming, _ = states_before(added.flip(1), kept.flip(1))
+            out = out + (q * until[..., None].exp2()) @ coming.flip(1)
     return out.flatten(1, 2)[:, :N]
 
 

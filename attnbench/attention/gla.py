@@ -134,6 +134,8 @@ class GLA(nn.Module):
 
 RUN = 8
 """Tokens whose pairs share one point of reference."""
+STRETCH = 1024
+"""Tokens computed at a time."""
 
 
 def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
@@ -157,15 +159,20 @@ def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causa
 
 def _recur(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, chunk: int, strict: bool = False) -> Tensor:
     """The causal form; with ``strict`` a token does not see itself."""
-    N = q.shape[1]
-    q, k, v, log_decay = (chunked(x, chunk) for x in (q, k, v, log_decay))
-    scores, since = _pairs(q, k, log_decay, strict)
-    out = scores @ v
-    if q.shape[1] > 1:
+    # A stretch at a time, so that what is computed on the way stays in the cache however long the sequence is.
+    stretch = chunk * max(1, STRETCH // chunk)
+    state: Tensor | None = None
+    outputs = []
+    for part in zip(*(torch.split(x, stretch, dim=1) for x in (q, k, v, log_decay)), strict=True):
+        N = part[0].shape[1]
+        queries, keys, values, decays = (chunked(x, chunk) for x in part)
+        scores, since = _pairs(queries, keys, decays, strict)
         end = since[:, :, -1:]
-        past = states_before((k * (end - since).exp2()).mT @ v, end.mT.exp2())
-        out = out + (q * since.exp2()) @ past
-    return out.flatten(1, 2)[:, :N]
+        added = (keys * (end - since).exp2()).mT @ values
+        past, state = states_before(added, end.mT.exp2(), state)
+        out = torch.matmul(scores, values) + (queries * since.exp2()) @ past
+        outputs.append(out.flatten(1, 2)[:, :N])
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
 def _pairs(q: Tensor, k: Tensor, log_decay: Tensor, strict: bool) -> tuple[Tensor, Tensor]:

@@ -95,9 +95,9 @@ class RetNet(nn.Module):
         i, j = (torch.arange(x.shape[2], dtype=torch.float64, device=q.device) for x in (q, k))
         apart = i[:, None] - j
         if self.rotation:
-            theta = 10000.0 ** (-torch.arange(0, D, 2, device=q.device) / D)
+            theta = 10000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64, device=q.device) / D)
             a, b = (torch.complex(*x.double().chunk(2, -1)) for x in (q, k))
-            phase = torch.polar(torch.ones_like(apart)[..., None], apart[..., None] * theta.double())
+            phase = torch.polar(torch.ones_like(apart)[..., None], apart[..., None] * theta)
             scores = torch.einsum("bhic,bhjc,ijc->bhij", a, b.conj(), phase).real
         else:
             scores = q.double() @ k.double().mT

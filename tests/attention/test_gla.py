@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import feature_tiles
+from attnbench.attention import feature_tiles, gla
 from attnbench.attention.gla import GLA, gated_attention
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
@@ -13,6 +13,10 @@ SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
 both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
 def tokens(shape: Shape) -> Tensor:
@@ -38,7 +42,7 @@ def pair_by_pair(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, causal: boo
 def test_equals_the_dense_formula_for_every_chunk(shape: Shape, chunk: int, temperature: float) -> None:
     module, x = GLA(shape, rank=3, chunk=chunk, temperature=temperature).double(), tokens(shape)
     for key_mask in (None, HOLES):
-        torch.testing.assert_close(module(x, key_mask=key_mask), module.dense(x, key_mask=key_mask))
+        close(module(x, key_mask=key_mask), module.dense(x, key_mask=key_mask))
 
 
 def test_equals_the_recurrence_of_the_paper() -> None:
@@ -56,7 +60,7 @@ def test_equals_the_recurrence_of_the_paper() -> None:
             y = (q[:, t, own, None] * state).sum(1) / 2
             y = (y - y.mean(-1, keepdim=True)) / (y.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
             rows[:, t, own] = y * gate[:, t, own] * torch.sigmoid(gate[:, t, own])
-    torch.testing.assert_close(module(x), rows @ p["out.weight"].T)
+    close(module(x), rows @ p["out.weight"].T)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -65,7 +69,7 @@ def test_pairs_decay_by_the_tokens_between_them(causal: bool, chunk: int) -> Non
     q, k, v = qkv(19)
     log_decay = -3 * torch.rand(2, 19, 4, dtype=torch.float64)
     out = gated_attention(q, k, v, log_decay, causal=causal, chunk=chunk)
-    torch.testing.assert_close(out, pair_by_pair(q, k, v, log_decay, causal))
+    close(out, pair_by_pair(q, k, v, log_decay, causal))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -80,6 +84,22 @@ def test_the_strongest_decays_neither_overflow_nor_lose_digits(causal: bool, str
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("stretch", [1, 8, 16])
+def test_the_state_goes_on_from_stretch_to_stretch(stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gla, "STRETCH", stretch)
+    q, k, v = (x.requires_grad_() for x in qkv(29))
+    log_decay = (-0.3 * torch.rand(2, 29, 4, dtype=torch.float64)).requires_grad_()
+    inputs, grad = (q, k, v, log_decay), torch.randn(2, 29, 4, dtype=torch.float64)
+    for causal in (True, False):
+        out = gated_attention(*inputs, causal=causal, chunk=8)
+        expected = pair_by_pair(*inputs, causal)
+        close(out, expected)
+        for one, other in zip(
+            torch.autograd.grad(out, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True
+        ):
+            close(one, other)
+
+
 @pytest.mark.parametrize("strength", [1.0, 400.0])
 def test_gradients_are_finite_and_right_where_decays_are_strong(strength: float) -> None:
     inputs = [*qkv(19), -strength * torch.rand(2, 19, 4, dtype=torch.float64)]
@@ -88,7 +108,7 @@ def test_gradients_are_finite_and_right_where_decays_are_strong(strength: float)
     mine = torch.autograd.grad(gated_attention(*inputs, causal=False, chunk=16), inputs, grad)
     theirs = torch.autograd.grad(pair_by_pair(*inputs, causal=False), inputs, grad)
     for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other)
+        close(one, other)
 
 
 @both
@@ -100,14 +120,14 @@ def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, mo
     mine = torch.autograd.grad(module(x, key_mask=HOLES), wanted, grad)
     theirs = torch.autograd.grad(module.dense(x, key_mask=HOLES), wanted, grad)
     for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other)
+        close(one, other)
 
 
 def test_a_padded_token_lets_nothing_fade() -> None:
     module, x = GLA(CAUSAL, rank=3, chunk=8, temperature=1.0).double(), tokens(CAUSAL)
     real = torch.ones(2, 23, dtype=torch.bool)
     real[:, 9:14] = False
-    torch.testing.assert_close(module(x, key_mask=real)[:, real[0]], module(x[:, real[0]]))
+    close(module(x, key_mask=real)[:, real[0]], module(x[:, real[0]]))
 
 
 def test_the_state_is_one_matrix_per_head() -> None:
@@ -115,7 +135,7 @@ def test_the_state_is_one_matrix_per_head() -> None:
     state = module.begin(x[:, :9])
     assert state.shape == (2, 3, 4, 4)
     _, stepped = module.step(module.begin(x[:, :8]), x[:, 8:9])
-    torch.testing.assert_close(stepped, state)
+    close(stepped, state)
 
 
 def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
