@@ -22,11 +22,12 @@ A module may have more methods, which other passes and ``attnbench check`` use w
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from attnbench.errors import Unsupported
+from attnbench.errors import Unsupported, UsageError
 from attnbench.registry import Entry, Registry
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, parse_spec
@@ -154,13 +155,14 @@ def register(
     """Class decorator: put a variant into the table. The first line of the class's docstring is its summary.
 
     Raises:
-        ValueError: a family that is not one of :data:`FAMILIES`.
-        UsageError: the name is taken.
+        UsageError: the name is taken, or the class breaks the contract; the message says which rule.
     """
-    if family not in FAMILIES:
-        raise ValueError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
+    traits = traits or Traits()
 
     def add(cls: ModuleClass) -> ModuleClass:
+        broken = _broken_rule(cls, family, kind, traits)
+        if broken:
+            raise UsageError(f"variant {name!r}: {broken}")
         summary = (cls.__doc__ or "").strip().partition("\n")[0]
         VARIANTS.add(
             Variant(
@@ -173,7 +175,7 @@ def register(
                 cost=cost,
                 time_exponent=time_exponent,
                 memory_exponent=memory_exponent,
-                traits=traits or Traits(),
+                traits=traits,
                 kind=kind,
                 settings=settings,
             )
@@ -181,6 +183,26 @@ def register(
         return cls
 
     return add
+
+
+def _broken_rule(cls: Callable[..., Any], family: str, kind: str, traits: Traits) -> str | None:
+    """The first rule of the contract that can be seen to be broken without building anything."""
+    if family not in FAMILIES:
+        return f"family {family!r} is not one of {', '.join(FAMILIES)}"
+    _, *options = inspect.signature(cls).parameters.values() or (None,)
+    for option in options:
+        if option.kind is not option.KEYWORD_ONLY:
+            return f"option {option.name!r} must be keyword-only: write a * before it in __init__"
+        if option.default is option.empty:
+            return f"option {option.name!r} needs a default"
+    forward = getattr(cls, "forward", None)
+    if forward is None or forward.__name__ == "_forward_unimplemented":  # what nn.Module brings
+        return "it has no forward"
+    if "key_mask" not in inspect.signature(forward).parameters:
+        return "forward must take key_mask=None, also where it can only refuse it"
+    if traits.decode and not (hasattr(cls, "begin") and hasattr(cls, "step")):
+        return "it claims to decode and lacks begin or step"
+    return None
 
 
 def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -> nn.Module:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -175,6 +176,11 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Registry[Variant]:
                 raise Unsupported(f"size {size} exceeds N = {shape.N}")
             self.register_buffer("noise", torch.randn(size))
 
+        def forward(
+            self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, key_mask: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            return v
+
     return table
 
 
@@ -187,9 +193,56 @@ def test_the_first_line_of_the_docstring_is_the_summary(table: Registry[Variant]
     assert (table.get("noise").time_exponent, table.get("noise").kind) == (1.0, "operator")
 
 
-def test_an_unknown_family_is_the_programmers_mistake() -> None:
-    with pytest.raises(ValueError, match=f"family 'exakt' is not one of {FAMILIES[0]}, "):
-        register("x", family="exakt", source="", formula="", cost="")
+class Whole(nn.Module):
+    """Nothing wrong."""
+
+    def __init__(self, shape: Shape, *, size: int = 1) -> None:
+        super().__init__()
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, key_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return v
+
+
+class Positional(Whole):
+    def __init__(self, shape: Shape, size: int = 1) -> None:
+        super().__init__(shape)
+
+
+class Required(Whole):
+    def __init__(self, shape: Shape, *, size: int) -> None:
+        super().__init__(shape)
+
+
+class NoForward(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+
+
+class NoMask(Whole):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return v
+
+
+@pytest.mark.parametrize(
+    ("cls", "more", "rule"),
+    [
+        (Whole, {"family": "exakt"}, f"family 'exakt' is not one of {FAMILIES[0]}, "),
+        (Positional, {}, "option 'size' must be keyword-only: write a * before it in __init__"),
+        (Required, {}, "option 'size' needs a default"),
+        (NoForward, {}, "it has no forward"),
+        (NoMask, {}, "forward must take key_mask=None"),
+        (Whole, {"traits": Traits(decode=True)}, "it claims to decode and lacks begin or step"),
+    ],
+)
+def test_a_class_that_breaks_the_contract_is_told_which_rule(
+    cls: type, more: dict[str, Any], rule: str, table: Registry[Variant]
+) -> None:
+    facts: dict[str, Any] = {"family": "exact", "source": "", "formula": "", "cost": "", **more}
+    with pytest.raises(UsageError, match=re.escape(f"variant 'x': {rule}")):
+        register("x", **facts)(cls)
+    assert "x" not in table
 
 
 def test_building_draws_from_the_seed_and_leaves_the_generator_alone(table: Registry[Variant]) -> None:

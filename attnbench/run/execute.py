@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.cell import Cell, ModelSize
-from attnbench.errors import AttnbenchError, Unsupported
+from attnbench.errors import AttnbenchError, Unsupported, UsageError
 from attnbench.measure.error import measure_error
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes, state_bytes
@@ -45,6 +45,8 @@ class Call:
     param_bytes: int
     state_bytes: int | None = None
     """Of a decoding step."""
+    like: Tensor | None = None
+    """What the output must have the shape and dtype of."""
 
 
 def prepare(cell: Cell, move: Callable[[nn.Module, torch.device, torch.dtype], nn.Module] = nn.Module.to) -> Call:
@@ -84,6 +86,7 @@ def prepare(cell: Cell, move: Callable[[nn.Module, torch.device, torch.dtype], n
     run, state = _decode(cell, module, inputs) if cell.pass_ == "decode" else (_pass(cell, module, inputs), None)
     return Call(
         run=run,
+        like=inputs[0] if cell.pass_ == "forward" and cell.level != "model" else None,
         state_bytes=None if state is None else state_bytes(state),
         input_bytes=sum(t.nbytes for t in inputs),
         param_bytes=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
@@ -250,6 +253,9 @@ def _add_error(record: Record, cell: Cell) -> None:
 def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> None:
     """Correctness before speed: sizes, FLOPs and memory of one call, whose output must be finite."""
     counted = count(call.run)
+    if call.like is not None and (counted.output.shape, counted.output.dtype) != (call.like.shape, call.like.dtype):
+        got, wanted = (f"{tuple(x.shape)} {str(x.dtype)[6:]}" for x in (counted.output, call.like))
+        raise UsageError(f"it breaks the contract: the output is {got}, not {wanted}")
     if not is_finite(counted.output):
         raise FloatingPointError("the output holds NaN or infinity")
     record.input_bytes, record.param_bytes = call.input_bytes, call.param_bytes

@@ -130,3 +130,11 @@ class Child(Bad):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)  # attnbench-orphan"])
         return v.clone()
+
+
+@bad("shape")
+class OtherShape(Bad):
+    """Gives something of another shape."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return v.transpose(1, 2)

@@ -42,7 +42,7 @@ def by_label(records: list[Record]) -> dict[tuple[str, int], Record]:
 
 def test_every_kind_of_bad_cell_is_a_row_with_its_reason_and_the_others_are_measured(tmp_path: Path) -> None:
     load(PLUGIN)
-    names = ["raise", "build", "exit", "abort", "segfault", "kill", "hang", "noise", "nan", "memory", "child"]
+    names = ["raise", "build", "exit", "abort", "segfault", "kill", "hang", "noise", "nan", "memory", "child", "shape"]
     path = suite(tmp_path, f"[softmax, {', '.join('bad-' + name for name in names)}, mean-value]")
     plan = make_plan(path, options(tmp_path, plugins=(PLUGIN,), cell_timeout=10.0, memory_limit=2 * 2**30, quick=True))
     folder, records = execute(plan)
@@ -60,6 +60,7 @@ def test_every_kind_of_bad_cell_is_a_row_with_its_reason_and_the_others_are_meas
         "nan": "nonfinite",
         "memory": "oom",
         "child": "ok",
+        "shape": "error",
         "mean-value": "ok",
     }
     assert got["raise"][1] == "KeyError: 'no such thing\\nsecond line'"
@@ -69,6 +70,7 @@ def test_every_kind_of_bad_cell_is_a_row_with_its_reason_and_the_others_are_meas
     assert "SIGSEGV" in got["segfault"][1]
     assert "SIGKILL" in got["kill"][1]
     assert "raise --cell-timeout" in got["hang"][1]
+    assert got["shape"][1] == "it breaks the contract: the output is (1, 32, 2, 8) float32, not (1, 2, 32, 8) float32"
     table = pd.read_csv(folder.path / "results.csv", keep_default_na=False)
     assert list(table["status"]) == [str(record.status) for record in records]
     assert not [line for line in _processes() if "attnbench-orphan" in line]
