@@ -22,7 +22,8 @@ class Cache(NamedTuple):
     def of(cls, k: Tensor, v: Tensor, capacity: int) -> Cache:
         """A cache with room for ``capacity`` tokens (at least those of k) that holds k and v ``(B, H, n, D)``."""
         n = k.shape[2]
-        room_k, room_v = (x.new_empty(*x.shape[:2], max(capacity, n), x.shape[3]) for x in (k, v))
+        # Zeros, because a kernel that reads whole blocks multiplies what lies behind the last key by a weight of 0.
+        room_k, room_v = (x.new_zeros(*x.shape[:2], max(capacity, n), x.shape[3]) for x in (k, v))
         room_k[:, :, :n], room_v[:, :, :n] = k, v
         return cls(room_k, room_v, n)
 

@@ -52,12 +52,15 @@ class Sdpa(CachedDecoding, nn.Module):
     """PyTorch's fused softmax attention (FlashAttention and its kin).
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Memory is O(n) in the fused kernels and O(n²) in
-    ``math``. With ``auto`` PyTorch chooses; the results name what ran. A query that sees no key gives 0.
+    ``math``. With ``auto`` PyTorch chooses; the results name what ran.
 
     PyTorch refuses a mask together with ``is_causal`` and would want the N x M mask spelt out, which costs O(n²)
     memory, and flash on a GPU takes no mask at all. There the key mask becomes extra columns instead: 1 in every query,
     a large negative number in every hidden key. That keeps both, for D + 8 instead of D columns. A bias of the
     positions has no such form: with one, memory is O(n²), and a CPU trains a learned one in ``math`` alone.
+
+    Differs from PyTorch's own call: a key mask may stand beside causality, and a query that sees no key gives 0 in every
+    back end.
 
     Raises:
         Unsupported: the chosen backend cannot run on this device, dtype or shape; nothing else runs in its place.

@@ -35,8 +35,10 @@ class Softmax(CachedDecoding, nn.Module):
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Two batched products and a softmax, differentiated
     by plain autograd; where no gradient is wanted the softmax overwrites the logits, so that one matrix is held, not
-    two. A bias of the positions is another H x N x M numbers. Masks are added to the logits, as large negative finite
-    numbers. A query that sees no key gives 0.
+    two. A bias of the positions is another H x N x M numbers.
+
+    Differs from the paper: masks are large negative finite numbers that are added to the logits, not -∞, and a query
+    that sees no key gives 0.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -6,15 +6,20 @@ import gc
 import re
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -39,6 +44,39 @@ _ONLY_IN_MATH = "_safe_softmax"
 """The math back end of PyTorch's attention is ordinary operations, of which no one else calls this one."""
 
 
+_booked: list[list[tuple[str, int]]] = []
+"""Of each count or prediction in progress: kernels and FLOPs of what ran out of the dispatcher's sight."""
+
+
+def out_of_sight(call: Callable[[], Tensor], *, like: Tensor, kernel: str, matmul_flops: int) -> Tensor:
+    """Run compiled code, which under a dispatch mode would not be compiled, and book what it does.
+
+    Args:
+        call: runs it.
+        like: a tensor with the shape and type of what it returns; where this is a fake one, nothing runs.
+        kernel: its name in the results.
+        matmul_flops: what it multiplies and adds in matrix products, all of which it does out of sight.
+    """
+    for entries in _booked:
+        entries.append((kernel, matmul_flops))
+    if isinstance(like, FakeTensor):
+        return torch.empty_like(like)
+    if not _booked:
+        return call()
+    with _disable_current_modes():
+        return call()
+
+
+@contextmanager
+def _books() -> Iterator[list[tuple[str, int]]]:
+    entries: list[tuple[str, int]] = []
+    _booked.append(entries)
+    try:
+        yield entries
+    finally:
+        _booked.pop()
+
+
 class _NoModules(nullcontext[None]):
     """In place of torch's tracker of modules, whose hooks refuse a gradient with respect to a module's input."""
 
@@ -60,7 +98,7 @@ class Counted:
     """Multiplications and additions inside matrix products; FFT, exp and softmax are not counted."""
     kernel: str | None
     """What PyTorch's attention ran on, forward or backward: ``flash_cpu``, ``efficient``, ``cudnn`` or ``math`` (which
-    cannot be told in a backward pass alone). None where it was not called."""
+    cannot be told in a backward pass alone); ``flex`` if compiled. None where it was not called."""
 
 
 class _Kernels(TorchDispatchMode):
@@ -81,9 +119,11 @@ class _Kernels(TorchDispatchMode):
 def count(call: Callable[[], Any]) -> Counted:
     """Run ``call`` once and count. Slower than the bare call: never timed."""
     counter = _counter()
-    with _Kernels() as kernels, counter:  # the counter takes composite operations apart, so it stands first
+    with _books() as booked, _Kernels() as kernels, counter:  # it takes composite operations apart, so it stands first
         output = call()
-    return Counted(output, counter.get_total_flops(), "+".join(sorted(kernels.names)) or None)
+    names = kernels.names.union(name for name, _ in booked)
+    flops = counter.get_total_flops() + sum(flops for _, flops in booked)
+    return Counted(output, flops, "+".join(sorted(names)) or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +190,10 @@ def predict(make_call: Callable[[], Callable[[], object]]) -> Prediction:
             gc.collect()
             counter = _counter()
             live = _LiveBytes(time.monotonic() + PATIENCE)
-            with live, counter:
+            with _books() as booked, live, counter:
                 result = call()
             del result
-            return Prediction(counter.get_total_flops(), live.peak)
+            return Prediction(counter.get_total_flops() + sum(flops for _, flops in booked), live.peak)
     except (DataDependentOutputException, DynamicOutputShapeException):
         return Prediction(None, None, "unknown: depends on the data")
     except _TooLong:

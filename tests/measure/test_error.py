@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 import torch
@@ -53,8 +53,8 @@ class Scaled(Exact):
         super().__init__(shape)
         self.factor = factor
 
-    def forward(self, *args: Tensor, **kwargs: Any) -> Tensor:
-        return super().forward(*args, **kwargs) * self.factor
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return super().forward(q, k, v) * self.factor
 
 
 class Noisy(Exact):
@@ -64,8 +64,8 @@ class Noisy(Exact):
         super().__init__(shape)
         self.register_buffer("factor", 1 + torch.rand(()))
 
-    def forward(self, *args: Tensor, **kwargs: Any) -> Tensor:
-        return super().forward(*args, **kwargs) * self.factor
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return super().forward(q, k, v) * self.factor
 
 
 class Mean(Exact):
@@ -92,7 +92,7 @@ class Never(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
 
-    def forward(self, *args: Tensor, **kwargs: Any) -> Tensor:
+    def forward(self, *inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         raise AssertionError
 
 

@@ -1,0 +1,200 @@
+"""PyTorch's compiler of attention kernels."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from attnbench.attention.kv_cache import Cache, CachedDecoding
+from attnbench.attention.position_bias import position_bias
+from attnbench.errors import Unsupported
+from attnbench.measure.flops import out_of_sight
+from attnbench.shape import Shape
+from attnbench.variant import Traits, register
+
+_BLOCK = 128
+"""Queries and keys of a block that is computed, computed without looking at single pairs, or left out."""
+
+_FORWARD_ONLY: dict[str, Any] = (
+    {"compute_q_blocks": False} if "compute_q_blocks" in inspect.signature(BlockMask.from_kv_blocks).parameters else {}
+)
+"""Leaves out of a block mask what only gradients need, which takes longer than a decoding step."""
+
+Mod = Callable[..., Tensor]
+
+
+@register(
+    "flex",
+    family="exact",
+    source="PyTorch flex_attention; Dong et al. 2024, arXiv:2412.05496",
+    formula="O = softmax(Q·Kᵀ/√D)·V",
+    cost="O(n²·d)",
+    time_exponent=2.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="softmax",
+        exact=True,
+        causal=True,
+        cross=True,
+        key_padding=True,
+        decode=True,
+        bias=True,
+        permutable=True,
+    ),
+)
+class Flex(CachedDecoding, nn.Module):
+    """PyTorch's FlexAttention: one kernel compiled for the shape.
+
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Causality is a block mask: blocks of 128 x 128
+    above the diagonal are skipped, those below it are computed without a mask. A key mask and a bias are functions of a
+    pair compiled into the kernel; with a key mask every block left asks it. Memory is O(n). A query that sees no key
+    gives 0. A decoding step reads the blocks of the cache that are filled.
+
+    Compiled at the first call for each shape and type, for seconds to a minute, with the sizes as constants, which is
+    faster than one kernel for all sizes. Only compiled code ever runs.
+
+    Differs from the paper: which blocks to compute is laid out from the lengths, not found by asking the mask about
+    every pair, which takes O(n²) memory.
+
+    Raises:
+        Unsupported: on a CPU float64 or gradients, which PyTorch does not compile there, or no C++ compiler.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.causal, self.capacity = shape.causal, shape.M
+        self.position_bias = position_bias(shape)
+        # Code of its own for each module: torch.compile gives up after a few shapes of one piece of code.
+        own = FunctionType(_attend.__code__.replace(), _attend.__globals__)
+        self.compiled = torch.compile(own, dynamic=False, fullgraph=True)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        N, M = q.shape[2], k.shape[2]
+        full, asked = _ranges(N, M, causal=self.causal, asking=key_mask is not None)
+        score_mod = None
+        if self.position_bias is not None:
+            line = self.position_bias.along(torch.arange(1 - N, M, device=q.device), torch.float32)
+            score_mod = _added_by_distance(line, N - 1)
+
+        def blocks() -> BlockMask | None:
+            if key_mask is not None:
+                mod = _of_real_keys(key_mask, causal=self.causal)
+                return _block_mask(full, asked, N, M, mod, q.device, gradients=self._learns(q, k, v))
+            return _causal_blocks(N, q.device) if self.causal else None
+
+        output = self._run(q, k, v, score_mod, blocks, _pairs(full, asked, N, M))
+        if key_mask is None:
+            return output
+        seen = key_mask.cumsum(1) > 0 if self.causal else key_mask.any(1, keepdim=True)
+        return output.masked_fill(~seen[:, None, :, None], 0)
+
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+        """q, k, v ``(B, H, 1, D)``. The kernel gets the whole cache, which has one size, and how far it is filled."""
+        state = state.append(k, v)
+        n, room = state.length, state.k.shape[2]
+        full, asked = [n // _BLOCK], [int(n % _BLOCK > 0)]
+        score_mod = None
+        if self.position_bias is not None:
+            score_mod = _added_to_key(self.position_bias(slice(n - 1, n), slice(0, room), torch.float32)[:, 0])
+
+        def blocks() -> BlockMask:
+            return _block_mask(full, asked, 1, room, _of_first_keys(torch.tensor(n, device=q.device)), q.device)
+
+        return self._run(q, state.k, state.v, score_mod, blocks, _pairs(full, asked, 1, room)), state
+
+    def _learns(self, *inputs: Tensor) -> bool:
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *self.parameters()))
+
+    def _run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        score_mod: Mod | None,
+        blocks: Callable[[], BlockMask | None],
+        pairs: int,
+    ) -> Tensor:
+        learned = self._learns(q, k, v)
+        if q.device.type == "cpu" and (learned or q.dtype == torch.float64):
+            raise Unsupported(f"FlexAttention has no {'backward pass' if learned else 'float64'} on a CPU")
+
+        def call() -> Tensor:
+            try:
+                output: Tensor = self.compiled(q, k, v, score_mod, blocks())
+            except RuntimeError as error:
+                if "C++ compiler" not in str(error):
+                    raise
+                raise Unsupported("FlexAttention is compiled, and there is no working C++ compiler") from error
+            return output
+
+        # Two products forward; five backward, which follow without another look.
+        flops = (14 if learned else 4) * q.shape[0] * q.shape[1] * q.shape[3] * pairs
+        return out_of_sight(call, like=q, kernel="flex", matmul_flops=flops)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, score_mod: Mod | None, block_mask: BlockMask | None) -> Tensor:
+    output: Tensor = flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask)
+    return output
+
+
+def _ranges(N: int, M: int, *, causal: bool, asking: bool) -> tuple[list[int], list[int]]:
+    """Of each block of queries, how many blocks of keys it sees in full, and how many after them pair by pair."""
+    rows = range(-(-N // _BLOCK))
+    if causal:
+        return ([0 for _ in rows], [row + 1 for row in rows]) if asking else (list(rows), [1 for _ in rows])
+    keys = -(-M // _BLOCK)
+    return ([0 for _ in rows], [keys for _ in rows]) if asking else ([keys for _ in rows], [0 for _ in rows])
+
+
+def _pairs(full: list[int], asked: list[int], N: int, M: int) -> int:
+    """Pairs of queries and keys that are computed for one head."""
+    seen = (min(M, (f + a) * _BLOCK) for f, a in zip(full, asked, strict=True))
+    return sum(min(_BLOCK, N - row * _BLOCK) * keys for row, keys in enumerate(seen))
+
+
+def _block_mask(
+    full: list[int], asked: list[int], N: int, M: int, mod: Mod, device: torch.device, *, gradients: bool = False
+) -> BlockMask:
+    first, count = torch.tensor([full, asked], dtype=torch.int32, device=device)[:, None, None]
+    every = torch.arange(-(-M // _BLOCK), dtype=torch.int32, device=device).expand(1, 1, len(full), -1)
+    after = ((every + first[..., None]) % every.shape[-1]).to(torch.int32)
+    # Blocks seen in full are given even where there are none: the code made for a CPU relies on it.
+    how = {} if gradients else _FORWARD_ONLY
+    return BlockMask.from_kv_blocks(
+        count, after, first, every.contiguous(), BLOCK_SIZE=_BLOCK, mask_mod=mod, seq_lengths=(N, M), **how
+    )
+
+
+@lru_cache(maxsize=8)
+def _causal_blocks(N: int, device: torch.device) -> BlockMask:
+    with torch.inference_mode(False):  # kept, and gradients may be wanted next time
+        return _block_mask(*_ranges(N, N, causal=True, asking=False), N, N, _not_later, device, gradients=True)
+
+
+def _not_later(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j
+
+
+def _of_real_keys(key_mask: Tensor, *, causal: bool) -> Mod:
+    if causal:
+        return lambda b, h, i, j: key_mask[b, j] & (i >= j)
+    return lambda b, h, i, j: key_mask[b, j]
+
+
+def _of_first_keys(count: Tensor) -> Mod:
+    return lambda b, h, i, j: j < count
+
+
+def _added_by_distance(line: Tensor, middle: int) -> Mod:
+    return lambda score, b, h, i, j: score + line[h, j - i + middle]
+
+
+def _added_to_key(row: Tensor) -> Mod:
+    return lambda score, b, h, i, j: score + row[h, j]
