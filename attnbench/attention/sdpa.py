@@ -59,8 +59,8 @@ class Sdpa(CachedDecoding, nn.Module):
     a large negative number in every hidden key. That keeps both, for D + 8 instead of D columns. A bias of the
     positions has no such form: with one, memory is O(n²), and a CPU trains a learned one in ``math`` alone.
 
-    Differs from PyTorch's own call: a key mask may stand beside causality, and a query that sees no key gives 0 in every
-    back end.
+    Differs from PyTorch's own call: a key mask may stand beside causality, and in every back end a query that sees no
+    key gives 0.
 
     Raises:
         Unsupported: the chosen backend cannot run on this device, dtype or shape; nothing else runs in its place.
