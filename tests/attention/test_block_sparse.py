@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import pytest
@@ -31,6 +32,14 @@ SPECS = (
 )
 CASES = [(spec, False) for spec in SPECS] + [(spec, True) for spec in SPECS[:7]]
 WINDOWS = ("local:window=16", "local:block=16", "longformer:window=16,global_tokens=2", "bigbird:block=16")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collection() -> Iterator[None]:
+    """The memory measurement collects garbage first; among all of torch's objects that takes longer than the rest."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def draw(B: int, H: int, n: int, D: int, dtype: torch.dtype = torch.float64, grad: bool = False) -> list[Tensor]:
@@ -178,12 +187,12 @@ def test_half_precision_is_rounded_once_at_the_end(spec: str, causal: bool, dtyp
 
 @pytest.mark.parametrize(("spec", "causal"), CASES)
 def test_nothing_depends_on_the_values_of_the_tensors(spec: str, causal: bool) -> None:
-    f = build(spec, Shape(1, 2, 30, 4, causal=causal))
+    f = build(spec, Shape(1, 2, 18, 4, causal=causal))
     with FakeTensorMode(allow_non_fake_inputs=True):
-        q, k, v = (torch.empty(1, 2, 30, 4, requires_grad=True) for _ in "qkv")
+        q, k, v = (torch.empty(1, 2, 18, 4, requires_grad=True) for _ in "qkv")
         out = f(q, k, v)
         out.sum().backward()
-        assert out.shape == q.grad.shape == (1, 2, 30, 4)
+        assert out.shape == q.grad.shape == (1, 2, 18, 4)
 
 
 @pytest.mark.parametrize(("spec", "causal"), CASES)
