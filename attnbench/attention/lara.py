@@ -1,0 +1,163 @@
+"""LARA: softmax attention by importance sampling, from one proposal near each run of queries and keys."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.attention.feature_tiles import accumulator
+from attnbench.attention.segments import Segments
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+
+@register(
+    "lara",
+    family="kernel",
+    source="Zheng et al. 2022, arXiv:2204.04667",
+    formula="Σ_c w_nc Σ_m ξ(k_m,ω_c)v_m / Σ_c w_nc Σ_m ξ(k_m,ω_c),  w_nc = α_nc ξ(q_n,ω_c) N(ω_c;0,I)/N(ω_c;μ_c,I)",
+    cost="O(n·R·d)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="softmax",
+        causal=No("each proposal is a mean over a run of tokens, so every output would see the future"),
+        cross=True,
+        key_padding=True,
+        stochastic=True,
+    ),
+    settings=("landmarks=4", "landmarks=5,query_term=0.0", "landmarks=6,sampled=false"),
+)
+class LARA(nn.Module):
+    """Importance sampling around means of runs of tokens, linear randomized attention.
+
+    Zheng et al. 2022, "Linear Complexity Randomized Self-attention Mechanism". With x = q/D^¼, y = k/D^¼ and
+    ξ(x, ω) = exp(ω·x - ‖x‖²/2), exp(x·y) is the mean of ξ(x, ω)ξ(y, ω) over ω ~ N(0, I). The density that would give
+    query n no variance is a mixture around x_n + y_m; C samples ω_c, each from N(μ_c, I) with μ_c = x̃_c + ỹ_c, the
+    means of the c-th of C runs of queries and of keys, serve all queries together, each with weights of its own:
+
+    α_nc = N(ω_c; μ_c, I) / Σ_c' N(ω_c; μ_c', I) + ``query_term``·(t_nc - 1/C),  t_n = softmax over c of x_n·x̃_c.
+
+    The first term is the balance heuristic; by itself (``query_term=0``) numerators and denominators are unbiased for
+    those of softmax attention. The second sums to 0 over c, draws the weight to proposals near the query, and is cut
+    where it would make α negative, which biases. ω_c = μ_c + ε_c with ε drawn once, for all heads and examples;
+    ``sampled=false`` takes ω_c = μ_c. As an operator: attention to the ω_c with a bias of each, O(n·C·d).
+
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)``. Runs are cut over the real tokens, where N = M by the key mask for
+    queries too, with lengths that differ by at most one; with fewer tokens than C each is a run. Where queries and keys
+    then have unlike numbers of runs, those beyond the smaller number are dropped.
+
+    Differs from the authors' code: the means are of q and k themselves, without a linear layer and a layer norm, and
+    scaled as q and k are (there μ is not divided by D^¼); ε is drawn in the constructor and stays (there it is drawn
+    anew in training and 0 in evaluation, here ``sampled=false``).
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        landmarks: Annotated[int, Field(ge=1, description="proposals C; at most as many as tokens take effect")] = 64,
+        query_term: Annotated[
+            float, Field(ge=0, description="weight of the part of α that depends on the query; 0: balance heuristic")
+        ] = 1.0,
+        sampled: Annotated[
+            bool, Field(description="draw ω around the landmarks; else the landmarks themselves")
+        ] = True,
+    ) -> None:
+        super().__init__()
+        self.landmarks, self.query_term = landmarks, query_term
+        noise = torch.randn(landmarks, shape.D)
+        self.noise: Tensor
+        self.register_buffer("noise", noise if sampled else torch.zeros_like(noise))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        (B, H, N, D), M, dtype = q.shape, k.shape[2], accumulator(q.dtype)
+        scale = float(D**-0.25)
+        x, y = q.to(dtype) * scale, k.to(dtype) * scale
+        near_x, near_y, used = self._runs(x, y, key_mask)
+        mu = (near_x + near_y).flatten(0, 1)
+        C = mu.shape[1]
+        omega = mu + self.noise[:C].to(dtype)
+        lowest = torch.finfo(dtype).min / 4
+        unused = None if used is None else (~used).repeat_interleave(H, 0)
+        # log N(ω_c; μ_c', I) up to what is the same for all c', (G, c, c')
+        density = torch.baddbmm(_half_square(mu).mT, omega, mu.mT)
+        if unused is not None:
+            density = density.masked_fill(unused[:, None], lowest)
+        x, y, values = x.reshape(B * H, N, D), y.reshape(B * H, M, D), v.reshape(B * H, M, -1).to(dtype)
+        over_keys = torch.baddbmm(_half_square(y).mT, omega, y.mT)
+        if key_mask is not None:
+            hidden = (~key_mask).repeat_interleave(H, 0)[:, None]
+            over_keys = over_keys.masked_fill(hidden, lowest)
+        total = over_keys.logsumexp(-1, keepdim=True)
+        context = torch.bmm((over_keys - total).exp(), values)  # (G, C, E)
+        mixture = density.logsumexp(-1)
+        if self.query_term:
+            own = density.diagonal(dim1=1, dim2=2)
+            logits = torch.baddbmm((total[..., 0] - own)[:, None], x, omega.mT)
+            logits = logits + self._log_alpha(x, near_x.flatten(0, 1), (own - mixture).exp(), unused)
+        else:
+            logits = torch.baddbmm((total[..., 0] - mixture)[:, None], x, omega.mT)
+        if unused is not None:
+            logits = logits.masked_fill(unused[:, None], lowest)
+        out = torch.bmm(logits.softmax(-1), context).to(q.dtype).view(B, H, N, -1)
+        if key_mask is None:
+            return out
+        return out.masked_fill(~key_mask.any(1)[:, None, None, None], 0.0)
+
+    def _runs(self, x: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Means of runs of x and of y, ``(B, H, C, D)``, and which of them are used, ``(B, C)``; None: all."""
+        N, M = x.shape[2], y.shape[2]
+        of_queries = Segments(self.landmarks, N, key_mask if N == M else None)
+        of_keys = Segments(self.landmarks, M, key_mask)
+        count = min(of_queries.count, of_keys.count)
+        used = None if of_keys.filled is None else of_keys.filled[:, :count]
+        return of_queries.mean(x)[:, :, :count], of_keys.mean(y)[:, :, :count], used
+
+    def _log_alpha(self, x: Tensor, near_x: Tensor, balance: Tensor, unused: Tensor | None) -> Tensor:
+        """log of α ``(G, N, C)``, -∞ where it is cut."""
+        closeness = torch.bmm(x, near_x.mT)
+        if unused is None:
+            t = closeness.softmax(-1)
+            term = t - 1 / t.shape[-1]
+        else:
+            t = closeness.masked_fill(unused[:, None], torch.finfo(x.dtype).min / 4).softmax(-1)
+            term = t - (~unused).sum(1).clamp(min=1).to(t.dtype).reciprocal()[:, None, None]
+        alpha = torch.add(balance[:, None], term, alpha=self.query_term)
+        cut = alpha <= 0
+        return alpha.masked_fill(cut, 1.0).log().masked_fill(cut, torch.finfo(x.dtype).min / 4)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Example by example over its real tokens: the N × M weights Σ_c w_nc ξ(y_m, ω_c)."""
+        out = torch.zeros(*q.shape[:3], v.shape[3], dtype=v.dtype, device=v.device)
+        for b in range(q.shape[0]):
+            real = torch.ones(k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask[b]
+            if not real.any():
+                continue
+            x, y = q[b] / q.shape[-1] ** 0.25, k[b, :, real] / q.shape[-1] ** 0.25
+            counted = x[:, real] if q.shape[2] == k.shape[2] else x
+            near_x = [part.mean(1) for part in counted.tensor_split(min(self.landmarks, counted.shape[1]), 1)]
+            near_y = [part.mean(1) for part in y.tensor_split(min(self.landmarks, y.shape[1]), 1)]
+            C = min(len(near_x), len(near_y))
+            near = torch.stack(near_x[:C], 1)
+            mu = near + torch.stack(near_y[:C], 1)
+            omega = mu + self.noise[:C].to(q.dtype)
+            density = (-(omega[:, :, None] - mu[:, None]).square().sum(-1) / 2).exp()  # (H, c, c')
+            balance = density.diagonal(dim1=1, dim2=2) / density.sum(-1)
+            t = (x @ near.mT).softmax(-1)
+            alpha = (balance[:, None] + self.query_term * (t - t.mean(-1, keepdim=True))).clamp(min=0.0)
+            ratio = (-omega.square().sum(-1) / 2).exp() / density.diagonal(dim1=1, dim2=2)
+            weights = (alpha * ratio[:, None] * (x @ omega.mT).exp()) @ (
+                omega @ y.mT - y.square().sum(-1)[:, None] / 2
+            ).exp()
+            out[b] = weights / weights.sum(-1, keepdim=True) @ v[b, :, real]
+        return out
+
+
+def _half_square(x: Tensor) -> Tensor:
+    """-‖x‖²/2, ``(..., N, 1)``."""
+    square: Tensor = torch.linalg.vecdot(x, x)[..., None]
+    return square * -0.5
