@@ -33,6 +33,7 @@ _BLOCK = 256
         key_padding=True,
         decode=True,
         bias=True,
+        rows_sum_to_one=None,
         permutable=True,
         exact_with=("keys={n}",),
     ),

@@ -134,6 +134,11 @@ def _words(known: tuple[str, ...]) -> Callable[[object, ValidationInfo], list[st
     return check
 
 
+def _biases(value: object, info: ValidationInfo) -> list[str]:
+    """``none`` without quotes is nothing, in YAML as on the command line."""
+    return _words(BIASES)(["none" if item is None else item for item in _listed(value, info.field_name)], info)
+
+
 def _flags(value: object, info: ValidationInfo) -> list[bool]:
     flags: list[bool] = []
     for index, item in enumerate(_listed(value, info.field_name)):
@@ -185,6 +190,10 @@ def _word_tests(known: tuple[str, ...]) -> Callable[[object, ValidationInfo], li
     return lambda value, info: [_equality(word) for word in _words(known)(value, info)]
 
 
+def _bias_tests(value: object, info: ValidationInfo) -> list[Test]:
+    return [_equality(bias) for bias in _biases(value, info)]
+
+
 def _flag_tests(value: object, info: ValidationInfo) -> list[Test]:
     return [_equality(flag) for flag in _flags(value, info)]
 
@@ -209,13 +218,13 @@ KeyLengths = Annotated[
 Sizes = Annotated[list[int], PlainValidator(_whole(1, _SIZES)), _schema(_WHOLE)]
 Seeds = Annotated[list[int], PlainValidator(_whole(0, 2**63 - 1)), _schema(_WHOLE)]
 Dtypes = Annotated[list[Dtype], PlainValidator(_words(get_args(Dtype))), _schema({"enum": list(get_args(Dtype))})]
-Biases = Annotated[list[Bias], PlainValidator(_words(BIASES)), _schema({"enum": list(BIASES)})]
+Biases = Annotated[list[Bias], PlainValidator(_biases), _schema({"enum": [*BIASES, None]})]
 Flags = Annotated[list[bool], PlainValidator(_flags), _schema({"type": "boolean"})]
 
 VariantTests = Annotated[list[Test], PlainValidator(_spec_tests(VARIANTS)), _schema(_CONDITION)]
 InputTests = Annotated[list[Test], PlainValidator(_spec_tests(INPUTS)), _schema(_CONDITION)]
 NumberTests = Annotated[list[Test], PlainValidator(_number_tests), _schema(_CONDITION)]
 DtypeTests = Annotated[list[Test], PlainValidator(_word_tests(get_args(Dtype))), _schema(_CONDITION)]
-BiasTests = Annotated[list[Test], PlainValidator(_word_tests(BIASES)), _schema(_CONDITION)]
+BiasTests = Annotated[list[Test], PlainValidator(_bias_tests), _schema(_CONDITION)]
 DeviceTests = Annotated[list[Test], PlainValidator(_word_tests(DEVICES)), _schema(_CONDITION)]
 FlagTests = Annotated[list[Test], PlainValidator(_flag_tests), _schema(_CONDITION)]

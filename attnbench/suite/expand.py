@@ -142,8 +142,6 @@ def _split(axis: str, value: object) -> list[Any]:
         return [value]
     if axis in ("variant", "inputs"):
         return _split_specs(value)
-    if axis == "bias":  # whose "none" is a word, not the absence of a value
-        return [part.strip() for part in value.split(",")]
     return [word if ".." in word else parse_scalar(word) for word in (part.strip() for part in value.split(","))]
 
 

@@ -202,6 +202,7 @@ def test_causal_attention_to_another_sequence_is_refused_unless_excluded() -> No
 def test_a_bias_is_an_axis_like_any_other() -> None:
     axes = matrix(bias=["none", "alibi", "relative"], variant=["softmax", "sdpa"])
     profiles = {"cuda": {"bias": "alibi"}}
+    assert len(expand(suite_of(axes, exclude=[{"bias": None}]))) == 4  # "none" in YAML
     suite = suite_of(axes, profiles=profiles, exclude=[{"bias": "relative", "variant": "sdpa"}])
     biases = [(cell.shape.bias, cell.variant.name) for cell in expand(suite)]
     assert biases == [(b, v) for v in ("softmax", "sdpa") for b in ("none", "alibi", "relative")][:-1]
@@ -245,6 +246,7 @@ def test_an_unknown_device_is_refused() -> None:
         ("causal", "true,false", [True, False]),
         ("bias", "none,alibi", ["none", "alibi"]),
         ("bias", ["none"], ["none"]),
+        ("bias", [None, "alibi"], ["none", "alibi"]),
         ("dtype", "float64, bfloat16", ["float64", "bfloat16"]),
         ("variant", "sdpa", [Spec("sdpa")]),
         ("variant", "softmax,sdpa", [Spec("softmax"), Spec("sdpa")]),
