@@ -83,6 +83,19 @@ def chunked(x: Tensor, chunk: int) -> Tensor:
     return torch.unflatten(x, 1, (-1, chunk))
 
 
+STRETCH = 1024
+"""Tokens computed at a time, so that what is needed on the way stays in the cache, however long the sequence is."""
+
+
+def stretches(chunk: int, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
+    """``(G, N, ...)`` in parts of some STRETCH tokens, each :func:`chunked`."""
+    tokens = chunk * max(1, STRETCH // chunk)
+    return [
+        tuple(chunked(x, chunk) for x in part)
+        for part in zip(*(torch.split(x, tokens, 1) for x in inputs), strict=True)
+    ]
+
+
 def states_before(added: Tensor, kept: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """State in front of each chunk, S_{b+1} = kept_b ⊙ S_b + added_b, and the one after the last.
 
@@ -109,28 +122,38 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
     """
     N = q.shape[1]
     chunk = min(chunk, N)
-    q, k, v = (chunked(x, chunk) for x in (q, k, v))
-    if log_decay.shape[1] == 1 < N:
-        since = log_decay[:, :, None] * torch.arange(1, chunk + 1, device=q.device, dtype=q.dtype)
+    parts = stretches(chunk, q, k, v)
+    if log_decay.shape[1] == 1:
+        sums = [log_decay[:, :, None] * torch.arange(1, chunk + 1, device=q.device, dtype=q.dtype)] * len(parts)
     else:
-        since = chunked(log_decay, chunk).cumsum(-1)  # from the start of the chunk to each token, itself included
-    until = since[..., -1:] - since  # from each token to the end of the chunk
+        sums = [steps.cumsum(-1) for (steps,) in stretches(chunk, log_decay)]
+    coming: list[Tensor | None] = [None] * len(parts)
+    state: Tensor | None = None
+    if not causal:
+        for i in reversed(range(len(parts))):
+            (_, keys, values), since = parts[i], sums[i]
+            added = (keys * since[..., None].exp2()).mT @ values
+            states, state = states_before(added.flip(1), since[..., -1:, None].exp2().flip(1), state)
+            coming[i] = states.flip(1)
+    state, outputs = None, []
+    for (queries, keys, values), since, later in zip(parts, sums, coming, strict=True):
+        # From the start of the chunk to a token, itself included, and from there to the end.
+        begun, until = since[..., None].exp2(), (since[..., -1:, None] - since[..., None]).exp2()
+        past, state = states_before((keys * until).mT @ values, begun[:, :, -1:], state)
+        out = (queries @ keys.mT * _weights(since, causal)) @ values + (queries * begun) @ past
+        if later is not None:
+            out = out + (queries * until) @ later
+        outputs.append(out.flatten(1, 2))
+    return torch.cat(outputs, 1)[:, :N]
+
+
+def _weights(since: Tensor, causal: bool) -> Tensor:
+    """What is left between two tokens of a chunk, ``(G, chunks, c, c)``."""
     between = since[..., :, None] - since[..., None, :]
-    if causal:
-        future = torch.full((chunk, chunk), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
-        weights = (between + future).exp2()
-    else:
-        weights = between.abs().neg().exp2()
-    out = (q @ k.mT * weights) @ v
-    if q.shape[1] > 1:
-        kept = since[..., -1:, None].exp2()
-        past, _ = states_before((k * until[..., None].exp2()).mT @ v, kept)
-        out = out + (q * since[..., None].exp2()) @ past
-        if not causal:
-            added = (k * since[..., None].exp2()).mT @ v
-            coming, _ = states_before(added.flip(1), kept.flip(1))
-            out = out + (q * until[..., None].exp2()) @ coming.flip(1)
-    return out.flatten(1, 2)[:, :N]
+    if not causal:
+        return between.abs().neg().exp2()
+    future = torch.full(between.shape[-2:], float("-inf"), dtype=since.dtype, device=since.device).triu(1)
+    return (between + future).exp2()
 
 
 def last_state(k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize, silu
 
-from attnbench.attention.decayed_sums import by_heads, chunked
+from attnbench.attention.decayed_sums import by_heads, stretches
 from attnbench.attention.feature_tiles import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -152,18 +152,18 @@ def delta_rule(
         q, k: ``(G, N, D)``; v: ``(G, N, E)``; beta: ``(G, N)``.
     """
     N, E = v.shape[1:]
-    q, k, v, beta = (chunked(x, min(chunk, N)) for x in (q, k, v, beta))
-    weighted = k * beta[..., None]
-    lower = (weighted @ k.mT).tril(-1)
-    right = torch.cat([v * beta[..., None], weighted], -1)
-    solved = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
-    scores = (q @ k.mT).tril(-1 if strict else 0)
-    state = k.new_zeros(k.shape[0], k.shape[3], E)
-    states, updates = [], []
-    for key, part in zip(k.unbind(1), solved.unbind(1), strict=True):
-        update = torch.baddbmm(part[..., :E], part[..., E:], state, alpha=-1)
-        states.append(state)
-        updates.append(update)
-        state = torch.baddbmm(state, key.mT, update)
-    out = q @ torch.stack(states, 1) + scores @ torch.stack(updates, 1)
-    return out.flatten(1, 2)[:, :N], state
+    state = k.new_zeros(k.shape[0], k.shape[2], E)
+    outputs = []
+    for queries, keys, values, rates in stretches(min(chunk, N), q, k, v, beta[..., None]):
+        weighted = keys * rates
+        right = torch.cat([values * rates, weighted], -1)
+        solved = torch.linalg.solve_triangular((weighted @ keys.mT).tril(-1), right, upper=False, unitriangular=True)
+        states, updates = [], []
+        for key, part in zip(keys.unbind(1), solved.unbind(1), strict=True):
+            update = torch.baddbmm(part[..., :E], part[..., E:], state, alpha=-1)
+            states.append(state)
+            updates.append(update)
+            state = torch.baddbmm(state, key.mT, update)
+        scores = (queries @ keys.mT).tril(-1 if strict else 0)
+        outputs.append((queries @ torch.stack(states, 1) + scores @ torch.stack(updates, 1)).flatten(1, 2))
+    return torch.cat(outputs, 1)[:, :N], state

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
-from attnbench.attention.decayed_sums import by_heads, chunked, last_state, states_before
+from attnbench.attention.decayed_sums import by_heads, last_state, states_before, stretches
 from attnbench.attention.feature_tiles import LOG2E, accumulator
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
@@ -134,8 +134,6 @@ class GLA(nn.Module):
 
 RUN = 8
 """Tokens whose pairs share one point of reference."""
-STRETCH = 1024
-"""Tokens computed at a time."""
 
 
 def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
@@ -159,20 +157,15 @@ def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causa
 
 def _recur(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, chunk: int, strict: bool = False) -> Tensor:
     """The causal form; with ``strict`` a token does not see itself."""
-    # A stretch at a time, so that what is computed on the way stays in the cache however long the sequence is.
-    stretch = chunk * max(1, STRETCH // chunk)
     state: Tensor | None = None
     outputs = []
-    for part in zip(*(torch.split(x, stretch, dim=1) for x in (q, k, v, log_decay)), strict=True):
-        N = part[0].shape[1]
-        queries, keys, values, decays = (chunked(x, chunk) for x in part)
+    for queries, keys, values, decays in stretches(chunk, q, k, v, log_decay):
         scores, since = _pairs(queries, keys, decays, strict)
         end = since[:, :, -1:]
         added = (keys * (end - since).exp2()).mT @ values
         past, state = states_before(added, end.mT.exp2(), state)
-        out = torch.matmul(scores, values) + (queries * since.exp2()) @ past
-        outputs.append(out.flatten(1, 2)[:, :N])
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+        outputs.append((scores @ values + (queries * since.exp2()) @ past).flatten(1, 2))
+    return torch.cat(outputs, 1)[:, : q.shape[1]]
 
 
 def _pairs(q: Tensor, k: Tensor, log_decay: Tensor, strict: bool) -> tuple[Tensor, Tensor]:

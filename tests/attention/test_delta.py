@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import feature_tiles
+from attnbench.attention import decayed_sums, feature_tiles
 from attnbench.attention.delta import Delta, delta_rule
 from attnbench.shape import Shape
 
@@ -33,6 +33,14 @@ def test_equals_the_recurrence_for_every_chunk(shape: Shape, chunk: int) -> None
     module, x = Delta(shape, chunk=chunk).double(), tokens(shape)
     for key_mask in (None, HOLES):
         close(module(x, key_mask=key_mask), module.dense(x, key_mask=key_mask))
+
+
+@both
+@pytest.mark.parametrize("stretch", [1, 14])
+def test_the_state_goes_on_from_stretch_to_stretch(shape: Shape, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decayed_sums, "STRETCH", stretch)
+    module, x = Delta(shape, chunk=7).double(), tokens(shape)
+    close(module(x, key_mask=HOLES), module.dense(x, key_mask=HOLES))
 
 
 @pytest.mark.parametrize("strict", [False, True])

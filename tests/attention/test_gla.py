@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import feature_tiles, gla
+from attnbench.attention import decayed_sums, feature_tiles
 from attnbench.attention.gla import GLA, gated_attention
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
@@ -86,7 +86,7 @@ def test_the_strongest_decays_neither_overflow_nor_lose_digits(causal: bool, str
 
 @pytest.mark.parametrize("stretch", [1, 8, 16])
 def test_the_state_goes_on_from_stretch_to_stretch(stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gla, "STRETCH", stretch)
+    monkeypatch.setattr(decayed_sums, "STRETCH", stretch)
     q, k, v = (x.requires_grad_() for x in qkv(29))
     log_decay = (-0.3 * torch.rand(2, 29, 4, dtype=torch.float64)).requires_grad_()
     inputs, grad = (q, k, v, log_decay), torch.randn(2, 29, 4, dtype=torch.float64)

@@ -82,6 +82,13 @@ def test_keys_of_another_sequence_fade_by_position() -> None:
 
 
 @both
+def test_a_long_sequence_is_computed_in_stretches(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decayed_sums, "STRETCH", 10)
+    module, inputs = RetNet(shape, chunk=5), qkv(shape)
+    close(module(*inputs), module.dense(*inputs))
+
+
+@both
 @pytest.mark.parametrize("limit", [1, 200, 2**19])
 def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)

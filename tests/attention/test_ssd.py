@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import feature_tiles
+from attnbench.attention import decayed_sums, feature_tiles
 from attnbench.attention.decayed_sums import by_heads, decayed_attention, last_state
 from attnbench.attention.ssd import SSD
 from attnbench.measure.memory import peak_tensor_bytes
@@ -55,6 +55,16 @@ def test_equals_the_recurrence_of_the_paper() -> None:
             state[:, h] = decay * state[:, h] + write
         rows.append(torch.einsum("bs,bhsd->bhd", query[:, t], state).flatten(1))
     close(module(u), torch.stack(rows, 1) @ weight["out.weight"].T)
+
+
+@both
+@pytest.mark.parametrize("stretch", [1, 7, 14])
+def test_the_state_goes_on_from_stretch_to_stretch(shape: Shape, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decayed_sums, "STRETCH", stretch)
+    module, u = make(shape), tokens(shape).requires_grad_()
+    close(module(u, key_mask=HOLES), module.dense(u, key_mask=HOLES))
+    mine, theirs = (torch.autograd.grad(f(u, key_mask=HOLES).sin().sum(), u)[0] for f in (module, module.dense))
+    close(mine, theirs)
 
 
 @pytest.mark.parametrize("causal", [False, True])
