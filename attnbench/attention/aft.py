@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from attnbench.attention.aft_sums import EMPTY, Sums, full, join, read, running, windowed
+from attnbench.attention.aft_full import full
+from attnbench.attention.aft_sums import EMPTY, Sums, join, read, running, windowed
 from attnbench.attention.kv_cache import Cache
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 EMPTY = -1e30
@@ -23,8 +24,8 @@ EMPTY = -1e30
 _RUN = 16
 """Tokens to a run of :func:`running`."""
 
-_ROWS = 128
-"""Rows at a time of :func:`full`."""
+_PIECE = {"cpu": 1 << 18}
+"""Numbers in the k of the blocks taken at a time; a GPU wants fewer and larger kernels."""
 
 Bias = Callable[[Tensor, Tensor], Tensor]
 """w ``(G, squares, rows, keys)`` of the positions ``(squares, rows)`` and ``(squares, keys)``. Of a position outside of
@@ -87,13 +88,38 @@ def blocks(x: Tensor, length: int, value: float) -> Tensor:
     """``(..., n, X)`` as ``(..., n / length, length, X)``, filled up with ``value``."""
     missing = -x.shape[-2] % length
     if missing:
-        x = torch.nn.functional.pad(x, (0, 0, 0, missing), value=value)
+        x = pad(x, (0, 0, 0, missing), value=value)
     return torch.unflatten(x, -2, (-1, length))
 
 
-def later(x: Tensor, steps: int, value: float) -> Tensor:
-    """Moved by ``steps`` along axis -3, the first ones being ``value``; earlier for a negative number."""
-    return torch.nn.functional.pad(x, (0, 0, 0, 0, steps, -steps), value=value)
+def _piecewise(work: Callable[[int, Tensor, Tensor], Sums], k: Tensor, v: Tensor, *, around: bool = False) -> Sums:
+    """``work(number of the first block, k, v)`` for some blocks ``(G, blocks, T, X)`` at a time.
+
+    What it holds stays small, and in the cache of a CPU; for gradients it is computed again. With ``around`` it gets
+    the block before and the one after those it is to answer for.
+    """
+    size = max(1, _PIECE.get(k.device.type, 1 << 23) * k.shape[-3] // k.numel())
+    pieces = zip(_split(k, size, EMPTY, around), _split(v, size, 0.0, around), strict=True)
+    if size >= k.shape[-3]:
+        return work(0, *next(pieces))
+    sums = [
+        checkpoint(work, i * size, *piece, use_reentrant=False, preserve_rng_state=False)
+        if torch.is_grad_enabled()
+        else work(i * size, *piece)
+        for i, piece in enumerate(pieces)
+    ]
+    return Sums(*(torch.cat(parts, -3) for parts in zip(*sums, strict=True)))
+
+
+def _split(x: Tensor, size: int, value: float, around: bool) -> list[Tensor]:
+    # split, not slices: the gradient of each slice would be as large as the whole.
+    parts = list(torch.split(x, size, dim=-3))
+    if not around:
+        return parts
+    end = torch.full_like(x[..., :1, :, :], value)
+    before = [end, *(part[..., -1:, :, :] for part in parts[:-1])]
+    after = [*(part[..., :1, :, :] for part in parts[1:]), end]
+    return [torch.cat(three, -3) for three in zip(before, parts, after, strict=True)]
 
 
 def triangles(k: Tensor, v: Tensor, bias: Bias | None) -> Sums:
@@ -106,8 +132,12 @@ def triangles(k: Tensor, v: Tensor, bias: Bias | None) -> Sums:
         k, v: ``(G, blocks, T, X)``, T a power of two.
         bias: None for 0.
     """
+    return _piecewise(lambda first, k, v: _triangles(first, k, v, bias), k, v)
+
+
+def _triangles(start: int, k: Tensor, v: Tensor, bias: Bias | None) -> Sums:
     count, length = k.shape[-3:-1]
-    position = torch.arange(count * length, device=k.device)
+    position = torch.arange(start * length, (start + count) * length, device=k.device)
     sums = Sums(k, v)
     if bias is not None:
         own = bias(position[:, None], position[:, None]).expand(-1, count * length, 1, 1)
@@ -142,7 +172,8 @@ def running(k: Tensor, v: Tensor) -> Sums:
 
 def _before(ends: Sums, steps: int) -> Sums:
     """Running sums ``(G, blocks, X)`` as those of what lies ``steps`` blocks back, ``(G, blocks, 1, X)``."""
-    return Sums(later(ends.log.unsqueeze(-2), steps, EMPTY), later(ends.mean.unsqueeze(-2), steps, 0.0))
+    moved = (pad(x, (0, 0, steps, -steps), value=value) for x, value in zip(ends, (EMPTY, 0.0), strict=True))
+    return Sums(*(x.unsqueeze(-2) for x in moved))
 
 
 def windowed(k: Tensor, v: Tensor, reach: int, bias: Bias, *, causal: bool) -> Sums:
@@ -156,14 +187,17 @@ def windowed(k: Tensor, v: Tensor, reach: int, bias: Bias, *, causal: bool) -> S
     length = min(power_of_two(max(reach, 32)), power_of_two(n))
     k, v = blocks(k, length, EMPTY), blocks(v, length, 0.0)
     count = k.shape[-3]
-    rows = torch.arange(count * length, device=k.device).view(count, length)
-    near = range(-1, 0) if causal else range(-1, 2)
-    keys = rows[:, :1] + torch.arange(near.start * length, near.stop * length, device=k.device)
-    near_k = torch.cat([later(k, -step, EMPTY) for step in near], -2)
-    near_v = torch.cat([later(v, -step, 0.0) for step in near], -2)
-    sums = read(near_k, near_v, bias(rows, keys))
-    if causal:
-        sums = join(sums, triangles(k, v, bias))
+    near = range(1) if causal else range(3)  # the block before, and itself and the one after where nothing is hidden
+
+    def work(first: int, k: Tensor, v: Tensor) -> Sums:
+        inner = k.shape[-3] - 2
+        rows = torch.arange(first * length, (first + inner) * length, device=k.device).view(inner, length)
+        keys = rows[:, :1] + torch.arange(-length, (len(near) - 1) * length, device=k.device)
+        near_k, near_v = (torch.cat([x[..., i : i + inner, :, :] for i in near], -2) for x in (k, v))
+        sums = read(near_k, near_v, bias(rows, keys))
+        return join(sums, _triangles(first, k[..., 1:-1, :, :], v[..., 1:-1, :, :], bias)) if causal else sums
+
+    sums = _piecewise(work, k, v, around=True)
     if count > 2:
         whole = Sums(*(x.squeeze(-2) for x in read(k, v)))
         sums = join(sums, _before(running(*whole), 2))
@@ -171,41 +205,6 @@ def windowed(k: Tensor, v: Tensor, reach: int, bias: Bias, *, causal: bool) -> S
             back = _before(running(*(x.flip(-2) for x in whole)), 2)
             sums = join(sums, Sums(*(x.flip(-3) for x in back)))
     return Sums(*(x.flatten(-3, -2)[..., :n, :] for x in sums))
-
-
-def full(k: Tensor, v: Tensor, rows: Tensor, columns: Tensor | None, bias: Bias, *, causal: bool) -> Tensor:
-    """Means of every row over all keys, or those up to its own, with a bias for each pair: O(n²) time, O(n) memory.
-
-    Args:
-        k, v: ``(1, n, X)``.
-        rows, columns: w is ``rows @ columnsᵀ``, ``(n, F)`` each; for None w is ``rows``, ``(n, n)``.
-        bias: the same w.
-    """
-    n = k.shape[-2]
-    length = min(_ROWS, power_of_two(n))
-    inside = triangles(blocks(k, length, EMPTY), blocks(v, length, 0.0), bias) if causal else None
-    keys: tuple[Tensor, Tensor] = (k, v) if causal else Weighed.of(k, v)
-    means = []
-    # split, not slices: the gradient of each slice would be as large as the whole.
-    for block, part in enumerate(torch.split(rows, length)):
-        own = inside and Sums(*(x[:, block, : part.shape[0]] for x in inside))
-        if own and not block:
-            means.append(own.mean)
-            continue
-        seen = [x[:, : block * length] for x in keys] if own else keys
-        if torch.is_grad_enabled():  # w of these rows is computed again, not kept
-            arguments = (part, columns, own, *seen)
-            means.append(checkpoint(_rows_of_full, *arguments, use_reentrant=False, preserve_rng_state=False))
-        else:
-            means.append(_rows_of_full(part, columns, own, *seen))
-    return torch.cat(means, 1)
-
-
-def _rows_of_full(rows: Tensor, columns: Tensor | None, own: Sums | None, *keys: Tensor) -> Tensor:
-    weighed = Weighed.of(*keys) if own else Weighed(*keys)
-    n = weighed.both.shape[-2]
-    sums = weighed.read(rows[:, :n] if columns is None else rows @ columns[:n].mT)
-    return join(own, sums).mean if own else sums.mean
 
 
 def power_of_two(n: int) -> int:
