@@ -1,8 +1,8 @@
 """Softmax over keys with logits of their own for each channel: what AFT computes, in sums that never overflow.
 
 Channel x of the result is ``Σ_j e^(k_jx + w_ij) v_jx / Σ_j e^(k_jx + w_ij)``. A set of keys is summed up as the
-logarithm of its denominator and its weighted mean, and two sets are joined by a convex combination; so every exponent
-is taken relative to the largest of its own query and channel, and no earlier row can feel a later key.
+logarithm of its denominator and its weighted mean, for each query and channel; two sets are joined by a convex
+combination of the means. So no row overflows, and no row can feel a key that it does not see, however large.
 
 k and v are ``(..., n, X)`` in float32 or float64, w is ``(..., rows, n)`` and broadcasts against them. A key that is
 not there has k = :data:`EMPTY` and v = 0.
