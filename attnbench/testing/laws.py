@@ -169,6 +169,7 @@ def gap(a: Tensor, b: Tensor) -> float:
     """Largest difference of two tensors, in units of the larger of 1 and the largest entry of b."""
     if a.shape != b.shape:
         raise ValueError(f"shapes {tuple(a.shape)} and {tuple(b.shape)} differ")
+    a, b = a.detach(), b.detach()
     if not a.numel():
         return 0.0
     return float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1.0))
