@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 
 from attnbench.plugins import load_installed
 
@@ -57,7 +56,6 @@ for _name in (
     "xca",
     "pooling",
 ):
-    if find_spec(f"{__name__}.{_name}"):
-        import_module(f"{__name__}.{_name}")
+    import_module(f"{__name__}.{_name}")
 
 load_installed()

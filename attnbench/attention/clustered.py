@@ -24,7 +24,7 @@ _SLOTS = 32
     family="learned pattern",
     source="Vyas et al. 2020, arXiv:2007.04825",
     formula="oᵢ = softmax(q̄_c·Kᵀ/√D)·V, q̄_c the mean query of the cluster of i; improved: its top keys for each query",
-    cost="O(n·c·d + n·c·b·t), c clusters, b bits, t iterations",
+    cost="O(n·c·(d + b·t))",
     time_exponent=1.0,
     memory_exponent=1.0,
     traits=Traits(

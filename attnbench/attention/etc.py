@@ -21,7 +21,7 @@ from attnbench.variant import No, Traits, register
     family="fixed pattern",
     source="Ainslie et al. 2020, arXiv:2004.08483, section 3",
     formula="softmax_j((q_i·k_j + q_i·a_l(i,j))/√d), long i: |i − j| ≤ r or j global; global i: all j; l = clip(j − i)",
-    cost="O(n·(2r + 1 + g)·d)",
+    cost="O(n·(2r + g)·d)",
     time_exponent=1.0,
     memory_exponent=1.0,
     traits=Traits(

@@ -88,7 +88,7 @@ def _tile(tensors: tuple[Tensor, ...], tile: tuple[slice, slice]) -> tuple[Tenso
     family="learned pattern",
     source="Han et al. 2023, arXiv:2310.05869",
     formula="oᵢ = Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√d) vⱼ / Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√d), w = 1 in i's LSH block, else n/m·[j sampled]",
-    cost="O(n·(b + m)·d + n·log n)",
+    cost="O(n·(b + m)·d)",
     time_exponent=1.0,
     memory_exponent=1.0,
     traits=Traits(

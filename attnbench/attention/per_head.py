@@ -71,7 +71,7 @@ def heads_of(parts: list[Part], total: int) -> list[int]:
     family="fixed pattern",
     source="Child et al. 2019, arXiv:1904.10509, section 5.1; Roy et al. 2021, arXiv:2003.05997",
     formula="o = concat over heads h of f_h(q_h, k_h, v_h), each f_h a variant of its own",
-    cost="the parts', added up",
+    cost="sum of its parts",
     time_exponent=1.0,
     memory_exponent=1.0,
     traits=Traits(

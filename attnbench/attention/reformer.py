@@ -36,7 +36,7 @@ class State(NamedTuple):
     family="learned pattern",
     source="Kitaev et al. 2020, arXiv:2001.04451",
     formula="oᵢ = Σ_{j∈Pᵢ} softmax_j(qᵢ·q_j/‖q_j‖) v_j, Pᵢ = ∪ᵣ {j : chunkᵣ(i) − chunkᵣ(j) ∈ {0, 1}}, sorted by LSH",
-    cost="O(r·n·c·d + r·n·log n)",
+    cost="O(r·n·(c·d + log n))",
     time_exponent=1.0,
     memory_exponent=1.0,
     traits=Traits(

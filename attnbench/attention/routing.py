@@ -22,7 +22,7 @@ from attnbench.variant import No, Traits, register
     family="learned pattern",
     source="Roy et al. 2020, arXiv:2003.05997",
     formula="oᵢ = mean over centroids c that pick i of Σ_{j∈K_c} softmax_{j∈K_c}(LN(qᵢ)·LN(kⱼ)/√D) vⱼ",
-    cost="O(n·c·d + n·w·d), c clusters, w = n/c",
+    cost="O(n·(c + w)·d)",
     time_exponent=1.5,
     memory_exponent=1.0,
     traits=Traits(

@@ -156,14 +156,15 @@ class Sinkhorn(nn.Module):
         for _ in range(self.iterations):
             used = weights / rows
             columns = used.cumsum(-2) if self.causal else used.sum(-2, keepdim=True)
-            S = torch.where(columns > 0, weights / columns, 0)
+            S = weights / columns.masked_fill(columns == 0, 1)
             rows = S.sum(-1, keepdim=True)
             rows = torch.where(rows > 0, rows, 1)
         share = (S / rows)[..., home][:, :, :, None] * (
             real[:, :, :, None] & (offset == torch.arange(b, device=q.device)[:, None])
         )
         mass = share.sum(-1)  # (B, H, n, b): of the mixture at an offset of a block
-        keys, values = (torch.where(mass[..., None] > 0, share @ x[:, :, None] / mass[..., None], 0) for x in (k, v))
+        some = mass.masked_fill(mass == 0, 1)[..., None]
+        keys, values = (share @ x[:, :, None] / some for x in (k, v))
         if self.sort_cut:
             mass, keys, values = (x[:, :, None, : self.sort_cut].flatten(3, 4) for x in (mass, keys, values))
         else:

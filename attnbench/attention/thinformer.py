@@ -20,7 +20,7 @@ from attnbench.variant import No, Traits, register
     family="learned pattern",
     source="Carrell et al. 2025, arXiv:2502.12063",
     formula="softmax(Q·K_Sᵀ/√d)·V_S,  S ⊂ keys, |S| ≈ 2^g·√n, by halving under exp(k·k'/√d)·(v·v' + max|v|²)",
-    cost="O(2^g·n^1.5·d + 4^g·n·log(n)·d)",
+    cost="O(2^g·n^1.5·d)",
     time_exponent=1.5,
     memory_exponent=1.0,
     traits=Traits(
