@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.feature_tiles import FeatureMap, KeySums, Tiles, head_groups, row_blocks
-from attnbench.attention.key_sums import attend_all
+from attnbench.attention.feature_tiles import FeatureMap, KeySums, Tiles, head_groups
+from attnbench.attention.key_sums import add_keys, attend_all
 from attnbench.attention.prefix_sums import attend_causally
 
 
@@ -61,10 +61,7 @@ class FeatureAttention(nn.Module):
         rows = min(256, max(1, k.shape[2]))
         state = KeySums.empty(k, v.shape[-1], features, *k.shape[:2])
         for group in head_groups(k, rows * features.width):
-            tiles, sums = Tiles(features, group, rows, k), state.of(group)
-            for block in row_blocks(k.shape[2], rows):
-                _, values, phi, log_weight = tiles.keys(k, v, None, block)
-                sums.add_(values, phi, log_weight, features.offset)
+            add_keys(state.of(group), Tiles(features, group, rows, k), k, v, None, rows)
         return state
 
     @torch.no_grad()

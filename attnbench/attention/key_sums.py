@@ -52,6 +52,28 @@ def _rows(q: Tensor, width: int) -> int:
     return max(rows, tile_elements(q.device) // (q.shape[0] * q.shape[1] * width))
 
 
+def add_keys(
+    sums: KeySums,
+    tiles: Tiles,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    rows: int,
+    largest: Tensor | None = None,
+) -> None:
+    """Take all keys of a group into its sums, ``rows`` at a time.
+
+    Args:
+        largest: ``(G, 1, 1)``, for a map with an offset set to where the largest log weight is.
+    """
+    for block in row_blocks(k.shape[2], rows):
+        _, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
+        if largest is not None and tiles.features.offset and log_weight is not None:
+            best, index = log_weight.max(1, keepdim=True)
+            largest.copy_(torch.where(best > sums.top, index + block.start, largest))
+        sums.add_(values, phi, log_weight, tiles.features.offset)
+
+
 class _AttendAll(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -66,12 +88,7 @@ class _AttendAll(torch.autograd.Function):
         groups = head_groups(q, rows * features.width)
         for group in groups:
             tiles, sums, largest = Tiles(features, group, rows, q), every.of(group), largest_at[group].flatten(0, 1)
-            for block in row_blocks(k.shape[2], rows):
-                _, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
-                if features.offset and log_weight is not None:
-                    best, index = log_weight.max(1, keepdim=True)
-                    largest.copy_(torch.where(best > sums.top, index + block.start, largest))
-                sums.add_(values, phi, log_weight, features.offset)
+            add_keys(sums, tiles, k, v, key_mask, rows, largest)
             if features.offset:
                 sums.weighted.add_(sums.plain.transpose(1, 2), alpha=features.offset)
             for block in row_blocks(N, rows):

@@ -56,8 +56,10 @@ def _radii(features: int, head_dim: int, norms: Norms) -> Tensor:
         return torch.randn(features, head_dim, dtype=torch.float64).square().sum(1).sqrt()
     if norms == "sqrt-d":
         return torch.full((features,), head_dim**0.5, dtype=torch.float64)
+    import numpy as np
     from scipy.stats import chi  # loads slowly, and only this option needs it
 
-    levels = torch.arange(1, features + 1, dtype=torch.float64) / (features + 1)
-    quantiles = torch.from_numpy(chi(head_dim).ppf(levels.numpy()))
+    # No tensor on the way: shapes alone may be traced.
+    levels = np.arange(1, features + 1) / (features + 1)
+    quantiles = torch.tensor(chi(head_dim).ppf(levels).tolist(), dtype=torch.float64)
     return quantiles[torch.randperm(features)]
