@@ -77,7 +77,7 @@ class AFT(nn.Module):
     x is ``(B, N, C)`` and so is the output: projections to q, k, v and an output projection, all C × C without bias,
     belong to the variant. Entries of w are drawn with variance 1. ``full`` and ``local`` are made for ``shape.N``
     tokens, of which a shorter input uses the first. Padded and, where causal, later keys get no weight; a token that
-    sees none gives 0. Sums over keys are held as logarithms and means, so that no row can overflow nor feel a later key;
+    sees none gives 0. Sums over keys are held as logarithms and means, so that no row overflows or feels a later key;
     e^(k + w) is e^k · e^w in a product, which loses a row's digits only where both its w and a channel's k spread over
     more than the exponents of the dtype, 80 in float32.
 

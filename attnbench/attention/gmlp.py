@@ -52,8 +52,8 @@ class GMLP(nn.Module):
     A shorter input uses the first rows and columns of W. Causal: the lower triangle. Padding: columns of hidden tokens
     are 0, which is what the shorter input gives. Decoding keeps LN(Z₂) of every token.
 
-    The unit is a whole block of the paper without its normalisation and residual path, which the encoder has; the
-    encoder's own feed-forward layer comes on top of it.
+    Differs from the paper: the unit is a whole block without its normalisation and residual path, which the encoder
+    has; the encoder's own feed-forward layer comes on top of it.
 
     Raises:
         UsageError: an odd ``ffn``.

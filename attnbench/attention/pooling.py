@@ -45,6 +45,8 @@ class Pooling(nn.Module):
     Sums of windows are put together from sums of 1, 2, 4, ... tokens, in float32 at least. Decoding keeps the last
     ``pool - 1`` tokens.
 
+    Differs from the paper: one axis of tokens, where images have two; causal windows and padding are this project's.
+
     Raises:
         UsageError: an even ``pool``, unless causal.
     """
