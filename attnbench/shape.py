@@ -30,7 +30,7 @@ class Shape:
     causal: bool = False
     bias: Bias = "none"
     """Added to the logits of query i and key j: ``alibi`` (a slope of each head times -|i - j|) or ``relative`` (a
-    learned number of each head and bucket of j - i); see :mod:`attnbench.attention.position_bias`."""
+    learned number of each head and bucket of j - i); see :mod:`attnbench.position_bias`."""
 
     def __post_init__(self) -> None:
         for size in _SIZES:

@@ -12,7 +12,7 @@ import attnbench
 ROOT = Path(attnbench.__file__).parent
 LAYERS = {
     0: "units",
-    1: "shape reference status errors spec registry",
+    1: "shape reference position_bias compiled status errors spec registry",
     2: "variant plugins qkv cell record store machine",
     3: "attention inputs tasks model",
     4: "measure suite",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from attnbench.attention.kv_cache import Cache, CachedDecoding
-from attnbench.attention.position_bias import PositionBias, position_bias
+from attnbench.position_bias import PositionBias, position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from attnbench.attention.kv_cache import Cache, CachedDecoding
-from attnbench.attention.position_bias import position_bias
+from attnbench.compiled import out_of_sight
 from attnbench.errors import Unsupported
-from attnbench.measure.flops import out_of_sight
+from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 

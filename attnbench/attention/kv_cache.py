@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.attention.position_bias import PositionBias
+from attnbench.position_bias import PositionBias
 
 
 class Cache(NamedTuple):

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from attnbench.attention.position_bias import position_bias
+from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 

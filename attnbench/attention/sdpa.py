@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attnbench.attention.kv_cache import Cache, CachedDecoding, last_row
-from attnbench.attention.position_bias import PositionBias, position_bias
 from attnbench.errors import Unsupported
+from attnbench.position_bias import PositionBias, position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 

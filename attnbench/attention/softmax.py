@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.attention.kv_cache import CachedDecoding
-from attnbench.attention.position_bias import position_bias
+from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 

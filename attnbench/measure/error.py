@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attnbench.attention.position_bias import position_bias
 from attnbench.errors import Unsupported
+from attnbench.position_bias import position_bias
 from attnbench.qkv import draw_qkv
 from attnbench.reference import exact_attention, relative_error
 from attnbench.shape import Shape

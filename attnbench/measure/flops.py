@@ -6,22 +6,23 @@ import gc
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from attnbench.compiled import books
 
 
 def _cpu_flash(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
@@ -42,39 +43,6 @@ PATIENCE = 2.0
 _FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)(?:_attention)?(_for_cpu)?(?:_backward)?$")
 _ONLY_IN_MATH = "_safe_softmax"
 """The math back end of PyTorch's attention is ordinary operations, of which no one else calls this one."""
-
-
-_booked: list[list[tuple[str, int]]] = []
-"""Of each count or prediction in progress: kernels and FLOPs of what ran out of the dispatcher's sight."""
-
-
-def out_of_sight(call: Callable[[], Tensor], *, like: Tensor, kernel: str, matmul_flops: int) -> Tensor:
-    """Run compiled code, which under a dispatch mode would not be compiled, and book what it does.
-
-    Args:
-        call: runs it.
-        like: a tensor with the shape and type of what it returns; where this is a fake one, nothing runs.
-        kernel: its name in the results.
-        matmul_flops: what it multiplies and adds in matrix products, all of which it does out of sight.
-    """
-    for entries in _booked:
-        entries.append((kernel, matmul_flops))
-    if isinstance(like, FakeTensor):
-        return torch.empty_like(like)
-    if not _booked:
-        return call()
-    with _disable_current_modes():
-        return call()
-
-
-@contextmanager
-def _books() -> Iterator[list[tuple[str, int]]]:
-    entries: list[tuple[str, int]] = []
-    _booked.append(entries)
-    try:
-        yield entries
-    finally:
-        _booked.pop()
 
 
 class _NoModules(nullcontext[None]):
@@ -119,7 +87,7 @@ class _Kernels(TorchDispatchMode):
 def count(call: Callable[[], Any]) -> Counted:
     """Run ``call`` once and count. Slower than the bare call: never timed."""
     counter = _counter()
-    with _books() as booked, _Kernels() as kernels, counter:  # it takes composite operations apart, so it stands first
+    with books() as booked, _Kernels() as kernels, counter:  # it takes composite operations apart, so it stands first
         output = call()
     names = kernels.names.union(name for name, _ in booked)
     flops = counter.get_total_flops() + sum(flops for _, flops in booked)
@@ -190,7 +158,7 @@ def predict(make_call: Callable[[], Callable[[], object]]) -> Prediction:
             gc.collect()
             counter = _counter()
             live = _LiveBytes(time.monotonic() + PATIENCE)
-            with _books() as booked, live, counter:
+            with books() as booked, live, counter:
                 result = call()
             del result
             return Prediction(counter.get_total_flops() + sum(flops for _, flops in booked), live.peak)

@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 import attnbench.inputs  # noqa: F401  # fills the table
-from attnbench.attention.position_bias import position_bias
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.error import ErrorResult, mean_of_visible, measure_error
+from attnbench.position_bias import position_bias
 from attnbench.qkv import INPUTS, register_input
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Bias, Shape

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import attnbench.attention
-from attnbench.attention.position_bias import Alibi, PositionBias, Relative, position_bias
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.flops import count, predict
 from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.position_bias import Alibi, PositionBias, Relative, position_bias
 from attnbench.reference import exact_attention, relative_error
 from attnbench.shape import Bias, Shape
 from attnbench.variant import VARIANTS, No, build
