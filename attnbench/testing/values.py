@@ -44,7 +44,7 @@ def implied_matrix(case: Case) -> Iterator[Measured]:
     if oracle is None:
         return
     v = torch.eye(n, dtype=F64).expand(1, shape.H, n, n)
-    weights, expected = module(q, k, v), oracle(q, k, v)
+    weights, expected = module(q, k, v).detach(), oracle(q, k, v).detach()
     _, head, i, j = worst_place(weights, expected)
     got, wanted = float(weights[0, head, i, j]), float(expected[0, head, i, j])
     yield Measured(
@@ -65,7 +65,7 @@ def _averages(case: Case) -> bool:
 def average(case: Case) -> Iterator[Measured]:
     """The weights of a row sum to one: V = 1 gives 1."""
     q, k, v = case.draw()
-    out = case.module()(q, k, torch.ones_like(v))
+    out = case.module()(q, k, torch.ones_like(v)).detach()
     _, _, i, _ = worst_place(out, torch.ones_like(out))
     yield Measured(
         gap(out, torch.ones_like(out)), CLOSE, f"the weights of query {i} sum to {float(out[0, 0, i, 0]):.4g}"

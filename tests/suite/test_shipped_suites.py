@@ -18,7 +18,7 @@ from attnbench.suite.schema import Suite
 from attnbench.variant import VARIANTS, build
 
 ROOT = Path(__file__).parents[2]
-SUITES = ("linformer", "lra", "performer", "quick", "scaling")
+SUITES = ("catalogue", "linformer", "lra", "performer", "quick", "scaling")
 ORACLES = {"oracle-lowrank", "oracle-topk"}
 
 
@@ -47,14 +47,14 @@ def test_each_description_says_what_it_stands_beside() -> None:
         assert "\n" not in description
 
 
-@pytest.mark.parametrize(("name", "absent"), [("quick", set()), ("scaling", ORACLES)])
+@pytest.mark.parametrize(("name", "absent"), [("catalogue", set()), ("scaling", ORACLES)])
 def test_every_variant_of_the_package_is_in_the_suites_that_promise_it(name: str, absent: set[str]) -> None:
     ours = {entry.name for entry in VARIANTS if getattr(entry.make, "__module__", "").startswith("attnbench.")}
     cells = expand(load_suite(name))
     assert {cell.variant.name for cell in cells} == ours - absent
 
 
-@pytest.mark.parametrize("name", ["quick", "scaling", "lra"])
+@pytest.mark.parametrize("name", ["quick", "scaling", "lra", "catalogue"])
 def test_what_replaces_the_layer_is_not_measured_as_an_operator(name: str) -> None:
     for cell in expand(load_suite(name)):
         assert not (cell.level == "operator" and VARIANTS.get(cell.variant.name).kind == "mixer"), cell.label
