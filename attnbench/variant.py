@@ -23,14 +23,14 @@ A module may have more methods, which other passes and ``attnbench check`` use w
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from attnbench.errors import Unsupported, UsageError
 from attnbench.registry import Entry, Registry
 from attnbench.shape import Shape
-from attnbench.spec import Scalar, Spec, parse_spec
+from attnbench.spec import Scalar, Spec, format_scalar, parse_spec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,8 +69,6 @@ class Traits:
     target: Target = "softmax"
     """What an error number means: it approximates softmax attention of the same q, k, v; it would after fitting; or it
     is another operator, so that a difference is only a distance."""
-    target_with: tuple[tuple[str, Scalar, Target], ...] = ()
-    """Options that give another target: ``(("kernel", "relu", "other"),)``."""
     exact: bool = False
     """Equals softmax attention up to rounding."""
     causal: bool | No = True
@@ -79,18 +77,21 @@ class Traits:
     key_padding: bool | No = True
     stochastic: bool = False
     """Draws random numbers in the constructor, so that errors need several draws."""
-    rows_sum_to_one: bool | None = True
-    """V = 1 gives 1: the output is an average of the values. None: with the default options only."""
+    rows_sum_to_one: bool = True
+    """V = 1 gives 1: the output is an average of the values."""
     decode: bool | No = False
     """One token at a time against a state or cache gives what ``forward`` gives; where causal is true only."""
     bias: bool | No = No("a bias belongs to a pair of tokens, and the weight of a pair is never formed")
     """A number for each pair of positions may be added to the logits."""
-    permutable: bool | None = False
-    """Permuting the tokens permutes the output: nothing depends on where a token stands. None: by option."""
+    permutable: bool = False
+    """Permuting the tokens permutes the output: nothing depends on where a token stands."""
     exact_with: tuple[str, ...] = ()
     """Options under which it equals softmax attention at length n: ``("window={n}",)``."""
     converges_with: str = ""
     """Option, a number of random features or samples: the squared error falls as 1 / its value."""
+    given: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """What it claims instead with an option: ``(("kernel=relu", {"target": "other"}),)``; an option alone stands for
+    every value of it but none. See :meth:`Variant.claims`."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,22 @@ class Variant(Entry):
     """Options under which ``attnbench check`` holds it to the laws: ``("window=3", "block=5,look_around=1")``. Small
     enough that sequences of some 20 tokens have several tiles, one for each algorithm under the name."""
 
+    def claims(self, spec: Spec) -> Traits:
+        """The traits with the options of ``spec``, which may be others than with the defaults.
+
+        A class may say so itself, where :attr:`Traits.given` cannot: by a class method ``claims(traits, options)``.
+        """
+        traits, options = self.traits, dict(self.complete(spec).options)
+        for text, instead in traits.given:
+            option, equals, value = text.partition("=")
+            if option in options and (not equals or value == format_scalar(options[option])):
+                traits = replace(traits, **instead)
+        own: Callable[[Traits, Mapping[str, Scalar]], Traits] | None = getattr(self.make, "claims", None)
+        return traits if own is None else own(traits, options)
+
     def target(self, spec: Spec) -> Target:
         """What an error number of this variant means with the options of ``spec``."""
-        for option, value, target in self.traits.target_with:
-            if (option, value) in spec.options:
-                return target
-        return self.traits.target
+        return self.claims(spec).target
 
     def unsupported_reason(self, shape: Shape, *, key_mask: bool = False, decode: bool = False) -> str | None:
         """Why the traits rule this shape out, or None."""

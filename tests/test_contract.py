@@ -15,7 +15,7 @@ from attnbench.cell import ModelSize
 from attnbench.errors import Unsupported
 from attnbench.model import Encoder, as_layer
 from attnbench.shape import Shape
-from attnbench.spec import Spec, parse_spec
+from attnbench.spec import Spec, parse_scalar, parse_spec
 from attnbench.testing import LAWS, check_variant
 from attnbench.testing.laws import SHAPE, Case, cases, gap
 from attnbench.variant import VARIANTS, No, Variant, build
@@ -101,6 +101,16 @@ def test_every_option_has_a_default_and_says_what_it_is(entry: Variant) -> None:
 def test_its_settings_are_options_of_its_own(entry: Variant) -> None:
     for setting in entry.settings:
         entry.check(dict(parse_spec(f"{entry.name}:{setting}".rstrip(":")).options))
+
+
+@each(PACKAGE)
+def test_what_it_claims_with_an_option_is_another_claim(entry: Variant) -> None:
+    for text, instead in entry.traits.given:
+        option, equals, value = text.partition("=")
+        assert option in entry.options
+        if equals:
+            entry.check({option: parse_scalar(value)})
+        assert replace(entry.traits, **instead) != entry.traits
 
 
 @each(PACKAGE)

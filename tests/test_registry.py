@@ -286,11 +286,14 @@ def test_a_bad_option_comes_before_an_unsupported_shape(table: Registry[Variant]
 
 
 def test_an_option_may_change_what_an_error_means() -> None:
-    traits = Traits(target="softmax", target_with=(("kernel", "relu", "other"),))
+    def make(shape: Shape, *, kernel: str = "exp", conv: int | None = None) -> None: ...
+
+    traits = Traits(given=(("kernel=relu", {"target": "other"}), ("conv", {"target": "learned"})))
     entry = Variant("performer", make, "", traits=traits)
     assert entry.target(parse_spec("performer")) == "softmax"
-    assert entry.target(parse_spec("performer:features=8,kernel=exp")) == "softmax"
-    assert entry.target(parse_spec("performer:features=8,kernel=relu")) == "other"
+    assert entry.target(parse_spec("performer:kernel=exp")) == "softmax"
+    assert entry.target(parse_spec("performer:kernel=relu,conv=none")) == "other"
+    assert entry.target(parse_spec("performer:kernel=relu,conv=3")) == "learned"
 
 
 def test_no_is_false_and_carries_its_reason() -> None:

@@ -50,7 +50,7 @@ class Recent(NamedTuple):
         stochastic=True,
         rows_sum_to_one=False,
         decode=True,
-        permutable=None,
+        given=(("mode=simple", {"permutable": True}),),
     ),
     settings=(
         "factors=3",
@@ -96,13 +96,13 @@ class AFT(nn.Module):
         mode: Annotated[Mode, Field(description="which pairs of positions have a learned bias")] = "full",
         factors: Annotated[
             int | None,
-            Field(ge=0, description="columns of u of mode=full and local; 0 learns every entry; none means 128"),
+            Field(ge=0, description="columns of u of mode=full and local; 0 learns every entry; none: 128"),
         ] = None,
         window: Annotated[
-            int | None, Field(ge=0, description="tokens on each side with a bias, of mode=local; none means 31")
+            int | None, Field(ge=0, description="tokens on each side with a bias, of mode=local; none: 31")
         ] = None,
         kernel: Annotated[
-            int | None, Field(ge=1, description="distances with a bias, of mode=conv; none means 11")
+            int | None, Field(ge=1, description="distances with a bias, of mode=conv; none: 11")
         ] = None,
     ) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from attnbench.variant import No, Traits, register
     "bigbird",
     family="fixed pattern",
     source="Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D",
-    formula="softmax over the blocks {I − 1, I, I + 1} ∪ {first, last} ∪ r random ones; first and last rows over all",
+    formula="softmax over the blocks {I - 1, I, I + 1} ∪ {first, last} ∪ r random ones; first and last rows over all",
     cost="O(n·(5 + r)·B·d)",
     time_exponent=1.0,
     memory_exponent=1.0,
@@ -33,6 +33,7 @@ from attnbench.variant import No, Traits, register
         stochastic=True,
         permutable=False,
         exact_with=("block={n}", "block=1,random_blocks={n}"),
+        given=(("random_blocks=0", {"stochastic": False}),),
     ),
     settings=("block=3,random_blocks=1", "block=2,random_blocks=3"),
 )
@@ -47,7 +48,8 @@ class BigBird(nn.Module):
     The draws are uniform and fixed in the constructor, up to shape.N tokens; a shorter sequence uses the same random
     numbers over fewer blocks. With ``key_mask`` the blocks are cut over each sequence's tokens up to its last real
     one, so that padding at the end changes nothing (this reads the mask's lengths, a synchronisation on CUDA); rows
-    beyond give 0.
+    beyond give 0. The defaults are the paper's.
+
     Differs from the authors' code: there random blocks can coincide with window or global ones, whose keys then count
     twice, and a sequence must be a whole number of blocks.
 

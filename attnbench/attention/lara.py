@@ -28,15 +28,16 @@ from attnbench.variant import No, Traits, register
         cross=True,
         key_padding=True,
         stochastic=True,
+        given=(("sampled=false", {"stochastic": False}),),
     ),
     settings=("landmarks=4", "landmarks=5,query_term=0.0", "landmarks=6,sampled=false"),
 )
 class LARA(nn.Module):
-    """Importance sampling around means of runs of tokens, linear randomized attention.
+    """Softmax attention by importance sampling around means of runs.
 
     Zheng et al. 2022, "Linear Complexity Randomized Self-attention Mechanism". With x = q/D^¼, y = k/D^¼ and
     ξ(x, ω) = exp(ω·x - ‖x‖²/2), exp(x·y) is the mean of ξ(x, ω)ξ(y, ω) over ω ~ N(0, I). The density that would give
-    query n no variance is a mixture around x_n + y_m; C samples ω_c, each from N(μ_c, I) with μ_c = x̃_c + ỹ_c, the
+    query n no variance is a mixture around x_n + y_m; C = ``landmarks`` samples ω_c, each from N(μ_c, I) with μ_c = x̃_c + ỹ_c, the
     means of the c-th of C runs of queries and of keys, serve all queries together, each with weights of its own:
 
     α_nc = N(ω_c; μ_c, I) / Σ_c' N(ω_c; μ_c', I) + ``query_term``·(t_nc - 1/C),  t_n = softmax over c of x_n·x̃_c.
@@ -44,7 +45,7 @@ class LARA(nn.Module):
     The first term is the balance heuristic; by itself (``query_term=0``) numerators and denominators are unbiased for
     those of softmax attention. The second sums to 0 over c, draws the weight to proposals near the query, and is cut
     where it would make α negative, which biases. ω_c = μ_c + ε_c with ε drawn once, for all heads and examples;
-    ``sampled=false`` takes ω_c = μ_c. As an operator: attention to the ω_c with a bias of each, O(n·C·d).
+    ``sampled=false`` takes ω_c = μ_c. All told it is attention to the ω_c with a bias of each, O(n·C·D).
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)``. Runs are cut over the real tokens, where N = M by the key mask for
     queries too, with lengths that differ by at most one; with fewer tokens than C each is a run. Where queries and keys

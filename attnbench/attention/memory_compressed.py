@@ -37,11 +37,11 @@ class Compressed(NamedTuple):
     memory_exponent=1.0,
     traits=Traits(
         target="learned",
-        target_with=(("kernel", "mean", "softmax"),),
         stochastic=True,
         rows_sum_to_one=False,
         decode=True,
         exact_with=("compression=1,kernel=mean",),
+        given=(("kernel=mean", {"target": "softmax", "stochastic": False, "rows_sum_to_one": True}),),
     ),
     settings=("", "kernel=mean", "compression=5"),
 )

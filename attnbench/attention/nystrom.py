@@ -27,6 +27,10 @@ from attnbench.variant import No, Traits, register
         causal=No("landmarks average queries and keys of the whole sequence, so every output sees the future"),
         rows_sum_to_one=False,
         exact_with=("landmarks={n},pinv=exact",),
+        given=(
+            ("pinv=exact", {"rows_sum_to_one": True}),
+            ("conv", {"target": "learned", "rows_sum_to_one": False}),
+        ),
     ),
     settings=("landmarks=5", "landmarks=5,pinv=exact", "landmarks=5,iterations=2,conv=3"),
 )
@@ -34,7 +38,7 @@ class Nystrom(nn.Module):
     """Softmax attention through R landmarks and a pseudo-inverse.
 
     Xiong et al. 2021, "Nyströmformer". q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. The landmarks
-    Q̃ and K̃ are the averages of R runs of tokens whose lengths differ by at most one; with fewer tokens than R each is
+    Q̃ and K̃ are the averages (segment means, equation 16) of R runs of tokens whose lengths differ by at most one; with fewer tokens than R each is
     its own landmark. Padding is cut out before the runs are formed, in self-attention that of the queries as well.
 
     - ``pinv=newton``: Z ← Z·(13 - AZ·(15 - AZ·(7 - AZ)))/4 from Aᵀ / (‖A‖₁·‖A‖∞), ``iterations`` times. The number
@@ -76,7 +80,7 @@ class Nystrom(nn.Module):
             raise Unsupported("conv adds neighbouring values to a query; another sequence has no neighbours of it")
         self.landmarks, self.pinv, self.cross = landmarks, pinv, shape.cross
         self.iterations = 6 if iterations is None else iterations
-        self.kernel = None if conv is None else nn.Parameter(torch.full((shape.H, conv), 1 / conv))
+        self.convolution = None if conv is None else nn.Parameter(torch.full((shape.H, conv), 1 / conv))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         accumulate = torch.promote_types(q.dtype, torch.float32)
@@ -97,10 +101,10 @@ class Nystrom(nn.Module):
         # weights of a query: hence no half precision from here on.
         values = torch.matmul(Z, values.to(accumulate))
         out = scaled_dot_product_attention(q.to(accumulate), k_mean.to(accumulate), values, attn_mask=columns)
-        if self.kernel is not None:
+        if self.convolution is not None:
             shown = v if key_mask is None else v.masked_fill(~key_mask[:, None, :, None], 0.0)
-            size = self.kernel.shape[1]
-            out = out + conv2d(shown, self.kernel[:, None, :, None], padding=(size // 2, 0), groups=v.shape[1])
+            size = self.convolution.shape[1]
+            out = out + conv2d(shown, self.convolution[:, None, :, None], padding=(size // 2, 0), groups=v.shape[1])
         out = out.to(q.dtype)
         return out if some is None else out.masked_fill(~some, 0.0)
 
@@ -128,11 +132,11 @@ class Nystrom(nn.Module):
                     Z = Z @ (13 * one - AZ @ (15 * one - AZ @ (7 * one - AZ))) / 4
             left, right = q[b] @ means[1].mT * scale, means[0] @ k[b][:, shown].mT * scale
             out[b] = left.softmax(-1) @ Z @ right.softmax(-1) @ v[b][:, shown]
-            if self.kernel is not None:
-                width = self.kernel.shape[1]
+            if self.convolution is not None:
+                width = self.convolution.shape[1]
                 around = pad(v[b] * shown[:, None], (0, 0, width // 2, width // 2))
                 for t in range(width):
-                    out[b] += self.kernel[:, t, None, None] * around[:, t : t + q.shape[2]]
+                    out[b] += self.convolution[:, t, None, None] * around[:, t : t + q.shape[2]]
         return out
 
 

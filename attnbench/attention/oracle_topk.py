@@ -22,7 +22,7 @@ _BLOCK = 256
     "oracle-topk",
     family="reference",
     source="this project's reference line",
-    formula="oᵢ = Σ_{j∈Tᵢ} pᵢⱼ·vⱼ / Σ_{j∈Tᵢ} pᵢⱼ, P = softmax(Q·Kᵀ/√D), Tᵢ the keys largest pᵢⱼ",
+    formula="oᵢ = Σ_{j∈Tᵢ} pᵢⱼ·vⱼ / Σ_{j∈Tᵢ} pᵢⱼ, P = softmax(Q·Kᵀ/√D), Tᵢ the keys of the largest pᵢⱼ",
     cost="O(n²·d)",
     time_exponent=2.0,
     memory_exponent=2.0,
@@ -33,9 +33,9 @@ _BLOCK = 256
         key_padding=True,
         decode=True,
         bias=True,
-        rows_sum_to_one=None,
         permutable=True,
         exact_with=("keys={n}",),
+        given=(("renormalise=false", {"rows_sum_to_one": False}),),
     ),
     settings=("keys=3", "keys=3,renormalise=false"),
 )
@@ -44,7 +44,7 @@ class OracleTopK(CachedDecoding, nn.Module):
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Knows the exact probabilities, in float32 (float64
     for float64), keeps the ``keys`` largest of each row and gives weight 0 to the others. Memory is O(n) forward,
-    ``_BLOCK`` rows at a time, and O(n²) where gradients are wanted.
+    256 rows at a time, and O(n²) where gradients are wanted.
 
     With ``renormalise`` the kept weights sum to 1, as in every method that takes a softmax over the keys it selected:
     this is what such a method gives that selects by probability and never errs. It is no lower bound: where attention
@@ -52,7 +52,7 @@ class OracleTopK(CachedDecoding, nn.Module):
     ``keys`` entries per row in the Frobenius norm, and so in the mean over white values.
 
     With ``renormalise`` it is the operator of ``topk``, which is Gupta et al.'s method at its real cost; here the code
-    is as plain as the definition, and cost stands for nothing.
+    is as plain as the definition, and its time says nothing about that method.
 
     ``keys`` >= M gives exact attention. Keys of equal probability are chosen as ``torch.topk`` does.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
@@ -14,8 +14,8 @@ from attnbench.attention.head_groups import HeadGroups
 from attnbench.errors import Unsupported, UsageError
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
-from attnbench.spec import Spec, parse_spec
-from attnbench.variant import VARIANTS, Traits, Variant, register
+from attnbench.spec import Scalar, Spec, parse_spec
+from attnbench.variant import VARIANTS, No, Traits, Variant, register
 
 _PART = re.compile(r"(?:([1-9][0-9]*)\*)?([^\[\]*]+)(?:\[([^\[\]]*)\])?")
 
@@ -75,15 +75,13 @@ def heads_of(parts: list[Part], total: int) -> list[int]:
     time_exponent=1.0,
     memory_exponent=1.0,
     traits=Traits(
-        # Any part may be another operator, so that only a distance can be promised.
-        target="other",
+        # Of the defaults; with other parts what these claim: see PerHead.claims.
         causal=True,
         cross=True,
         key_padding=True,
         stochastic=True,
-        rows_sum_to_one=None,
         decode=True,
-        permutable=None,
+        bias=No("a bias differs from head to head, and a part numbers its own heads from the first"),
         exact_with=("parts=softmax", "parts=local[window={n}]+softmax", "parts=1*softmax+sparse[length={n}]"),
     ),
     settings=(
@@ -92,24 +90,26 @@ def heads_of(parts: list[Part], total: int) -> list[int]:
     ),
 )
 class PerHead(nn.Module):
-    """A variant for each group of heads: ``parts=2*local+performer``.
+    """A variant of its own for each group of heads of one layer.
 
-    ``parts`` joins variants by ``+``, each with its options in brackets: ``local[window=64]+performer[features=64]``.
-    ``2*local`` has two heads; the parts without a number share the other heads equally, the first ones taking what
+    ``parts`` joins variants by +, options in brackets: ``parts=2*local[window=64]+performer`` gives two heads to local
+    attention and the others to the Performer; the parts without a number share the other heads equally, the first ones taking what
     does not divide; with fewer heads than such parts the last ones have none. The groups run one after another on
     views of their heads, so that times add up. Random parts draw one after another: a group alone is, with the same
     seed, bit for bit the variant that it names.
 
     It can do what all of its parts can: causality, cross-attention, key padding and decoding are refused with the
-    reason of the first part that cannot. An error against softmax attention is reported as a distance, because a part
-    may be another operator. Outputs of parts that do not average the values are on another scale than those that do.
-    Differs from the papers: those that mix local and other heads name the numbers of heads in their models; here any
-    variants of q, k and v can be mixed.
+    reason of the first part that cannot. It approximates softmax attention where all of its parts do; one that is
+    another operator makes a distance of the error, one that is to be fitted makes it mean nothing. Outputs of parts
+    that do not average the values are on another scale than those that do.
+
+    Differs from the papers: Child et al. give the heads parts of one pattern, Roy et al. mix local and routing heads;
+    here any operators can be mixed.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``.
 
     Raises:
-        UsageError: ``parts`` is not of this form, or names a variant without q, k and v.
+        UsageError: ``parts`` is not of this form, or names a mixer, which has no heads to give.
         Unsupported: more or fewer heads than the parts name, or a part does not allow the shape; with ``key_mask``, in
             forward, and in ``begin``, where a part does not allow that.
     """
@@ -142,6 +142,23 @@ class PerHead(nn.Module):
                 sizes.append(heads)
         self.shape = shape
         self.groups = HeadGroups(modules, sizes)
+
+    @classmethod
+    def claims(cls, traits: Traits, options: Mapping[str, Scalar]) -> Traits:
+        """What all of the parts claim."""
+        try:
+            each = [VARIANTS.get(part.spec.name).claims(part.spec) for part in parse_parts(str(options["parts"]))]
+        except UsageError:  # said when it is built
+            return traits
+        targets = {one.target for one in each}
+        return replace(
+            traits,
+            target="other" if "other" in targets else "learned" if "learned" in targets else "softmax",
+            exact=all(one.exact for one in each),
+            stochastic=any(one.stochastic for one in each),
+            rows_sum_to_one=all(one.rows_sum_to_one for one in each),
+            permutable=all(one.permutable for one in each),
+        )
 
     def _require(self, **what: bool) -> None:
         for entry in self.entries:

@@ -34,7 +34,6 @@ from attnbench.variant import Traits, register
     memory_exponent=1.0,
     traits=Traits(
         target="softmax",
-        target_with=(("kernel", "relu", "other"),),
         causal=True,
         cross=True,
         key_padding=True,
@@ -42,6 +41,7 @@ from attnbench.variant import Traits, register
         decode=True,
         permutable=True,
         converges_with="features",
+        given=(("kernel=relu", {"target": "other"}),),
     ),
     settings=(
         "features=16,chunk=5",
@@ -54,10 +54,11 @@ class Performer(FeatureAttention):
     """Random features whose products are exp(q·k/√D) on average.
 
     Choromanski et al. 2021, "Rethinking Attention with Performers". q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; one
-    ω ``(R, D)`` for all heads. ``features`` counts rows of ω; trig and hyperbolic make two features of each.
+    ω ``(R, D)`` for all heads. ``features`` counts rows of ω; trig and hyperbolic make two features of each. The 256
+    orthogonal rows of the defaults are the paper's.
 
-    - ``kernel=positive``: exp(ω·x - ‖x‖²/2), lemma 1; ``hyperbolic``: the same in pairs ±ω. ``trig``: cos and sin,
-      which suits small logits; its denominators can be near 0 or negative and are left so: read medians.
+    - ``kernel=positive``: exp(ω·x - ‖x‖²/2), lemma 1; ``kernel=hyperbolic``: the same in pairs ±ω. ``kernel=trig``:
+      cos and sin, which suits small logits; its denominators can be near 0 or negative and are left so: read medians.
     - ``kernel=relu``: max(ω·x, 0) + 0.001, the paper's generalised attention. It approximates another kernel (for
       Gaussian ω the arc-cosine kernel of order 1), so its error against softmax is only a distance.
     - ``norms=sqrt-d`` (the paper's SMREG) and ``quantile`` (Su Jianlin) are slightly biased, of lower variance.
@@ -71,7 +72,7 @@ class Performer(FeatureAttention):
     row; ω is redrawn by :meth:`redraw` only. In a module cast to half precision ω itself is rounded to it.
 
     Raises:
-        Unsupported: eps with a kernel that is not an exponential.
+        Unsupported: ``eps`` with ``kernel=trig`` or ``kernel=relu``, whose features are not exponentials.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from attnbench.variant import No, Traits, register
     "sinkhorn",
     family="learned pattern",
     source="Tay et al. 2020, arXiv:2002.11296",
-    formula="o_I = softmax(Q_I [K_I; Σ_J S_IJ K_J]ᵀ/√d) [V_I; Σ_J S_IJ V_J], S = Sinkhorn(exp(sort(q, k)/τ))",
+    formula="o_I = softmax(Q_I [K_I; Σ_J S_IJ K_J]ᵀ/√D) [V_I; Σ_J S_IJ V_J], S = Sinkhorn(exp(sort(q, k)/τ))",
     cost="O(n·b·d + n²·d/b)",
     time_exponent=2.0,
     memory_exponent=1.0,
@@ -30,21 +30,21 @@ from attnbench.variant import No, Traits, register
         key_padding=True,
         decode=No("blocks are sorted by the mean of earlier queries too, which a cache of keys and values lacks"),
         bias=No("a sorted block mixes keys of several positions, so that a pair has no one distance"),
+        given=(("sort=learned", {"stochastic": True}),),
     ),
     settings=("block=4", "block=4,sort=learned", "block=4,sort_cut=2"),
 )
 class Sinkhorn(nn.Module):
     """Own block and one softly sorted block, by Sinkhorn-balanced scores.
 
-    Tay et al. 2020, sections 3.1-3.3. The sequence is cut into n / ``block`` blocks, a sort net scores pairs of blocks,
+    Tay et al. 2020, "Sparse Sinkhorn Attention". The sequence is cut into n / ``block`` blocks, a sort net scores pairs of blocks,
     ``iterations`` of Sinkhorn normalisation make exp(scores / ``temperature``) doubly stochastic (S), and block I
-    attends with one softmax to its own keys and to the mixture Σ_J S_IJ K_J, offset by offset. No Gumbel noise: the
-    operator is deterministic. Mixing costs n²·d/b operations, as much as attending at n = 2·b²; memory is
+    attends with one softmax to its own keys and to the mixture Σ_J S_IJ K_J, offset by offset. Mixing costs n²·d/b operations, as much as attending at n = 2·b²; memory is
     O(n·d + (n/b)²), of which the second part is the smaller one up to n = b²·d.
 
-    ``sort``: ``bilinear`` scores the mean query of block I against the mean key of block J, without parameters and for
-    any N; ``learned`` is the paper's net, relu(x̄ W + w) U on the mean key x̄ of block I, whose outputs are the
-    blocks J, so that N may not exceed ``shape.seq_len`` (a bias per block J would cancel in the normalisation).
+    ``sort=bilinear`` scores the mean query of block I against the mean key of block J, without parameters and for
+    any N; ``sort=learned`` is the paper's net, relu(x̄ W + w) U on the mean key x̄ of block I, whose outputs are the
+    blocks J, so that N may not exceed ``shape.N`` (a bias per block J would cancel in the normalisation).
 
     Causal: block I is scored from the mean over its first token and all before it, S is strictly lower triangular, and
     column sums run only over blocks up to I (the paper's run over all, which reads later tokens): S_IJ =
@@ -59,12 +59,13 @@ class Sinkhorn(nn.Module):
     end the result is that of the shorter sequence.
 
     Differs from the authors' code: iterations end with the rows, so that every mixture is an average (rows of S sum to
-    exactly 1, columns nearly); one softmax over both blocks instead of the sum of two logits or of two softmaxes.
+    exactly 1, columns nearly); one softmax over both blocks instead of the sum of two logits or of two softmaxes; no
+    Gumbel noise on the scores, so that the same input gives the same output.
 
-    Shapes: q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, N)``.
+    q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, N)``.
 
     Raises:
-        Unsupported: causal with ``sort_cut``; in ``forward``, ``sort=learned`` at a length above ``shape.seq_len``.
+        Unsupported: causal with ``sort_cut``; in ``forward``, ``sort=learned`` at a length above ``shape.N``.
     """
 
     def __init__(

@@ -33,6 +33,7 @@ _BITS = 31
         causal=No("landmarks come from the whole sequence, so every output sees the future"),
         stochastic=True,
         rows_sum_to_one=False,
+        given=(("sampling=strided", {"stochastic": False}),),
     ),
     settings=("landmarks=7", "landmarks=7,sampling=strided,ridge=0.01", "landmarks=7,inverse=exact"),
 )
@@ -41,7 +42,7 @@ class Skyformer(nn.Module):
 
     Chen et al. 2021, "Skyformer". q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. What is
     approximated is the paper's kernelized attention C·V with C_ij = κ(q_i, k_j) = exp(-‖q_i - k_j‖² / (2√D)). That is
-    exp(q·k/√D) divided by exp(‖q‖²/(2√D)) and by exp(‖k‖²/(2√D)), and *not* by the sum of the row: another operator
+    exp(q·k/√D) divided by exp(‖q‖²/(2√D)) and by exp(‖k‖²/(2√D)), and not by the sum of the row: another operator
     than softmax attention, from which a difference is only a distance.
 
     κ of all N + M points is positive semi-definite, which κ(Q, K) is not: Nyström's method takes R of those points as

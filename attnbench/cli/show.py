@@ -96,7 +96,7 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "claimed_time_exponent": entry.time_exponent,
         "claimed_memory_exponent": entry.memory_exponent,
         "target": traits.target,
-        "target_with": {f"{option}={value}": target for option, value, target in traits.target_with},
+        "given": {option: dict(instead) for option, instead in traits.given},
         "exact": traits.exact,
         "stochastic": traits.stochastic,
         "rows_sum_to_one": traits.rows_sum_to_one,
@@ -135,7 +135,9 @@ def _print(data: dict[str, Any]) -> None:
             ("cost", data["cost"]),
             ("target", target),
         ]
-        facts += [("", f"with {option}: {_TARGETS[target]}") for option, target in data["target_with"].items()]
+        for option, instead in data["given"].items():
+            if "target" in instead:
+                facts.append(("", f"with {option}: {_TARGETS[instead['target']]}"))
         for key in ("causal", "cross", "key_padding", "decode", "bias"):
             facts.append((key.partition("_")[2] or key, _ability(data, key)))
         facts.append(("random", "yes, drawn once from the seed" if data["stochastic"] else "no"))

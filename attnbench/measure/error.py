@@ -70,7 +70,7 @@ def measure_error(
     variant = VARIANTS.get(spec.name)
     if variant.kind == "mixer":
         raise Unsupported("a mixer has no q, k, v")
-    kind = error_kind(variant, spec)
+    claims, kind = variant.claims(spec), error_kind(variant, spec)
     if kind == "learned":
         build(spec, shape, seed=seed)  # a shape that it does not allow is reported all the same
         return ErrorResult(kind)
@@ -78,7 +78,7 @@ def measure_error(
     seen: set[bytes] = set()
     for draw_seed in range(seed, seed + draws):
         problem = _problem(inputs, shape, draw_seed, dtype, device)
-        if not variant.traits.stochastic:
+        if not claims.stochastic:
             if problem.digest in seen:
                 continue
             seen.add(problem.digest)
@@ -103,10 +103,11 @@ def measure_error(
 
 def error_kind(variant: Variant, spec: Spec) -> ErrorKind:
     """What the error number of a variant with the options of ``spec`` means."""
-    if variant.traits.exact:
+    claims = variant.claims(spec)
+    if claims.exact:
         return "exact"
     kinds: dict[str, ErrorKind] = {"softmax": "approximation", "other": "distance", "learned": "learned"}
-    return kinds[variant.target(spec)]
+    return kinds[claims.target]
 
 
 def mean_of_visible(v: Tensor, n: int, *, causal: bool) -> Tensor:

@@ -62,9 +62,10 @@ class Case:
         options = self.spec.label.partition(":")[2]
         return ", ".join(part for part in (options, "causal" * self.causal) if part) or "defaults"
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
-        return self.variant.traits
+        """What the variant claims with these options."""
+        return self.variant.claims(self.spec)
 
     @property
     def operator(self) -> bool:

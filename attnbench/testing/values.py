@@ -52,15 +52,10 @@ def implied_matrix(case: Case) -> Iterator[Measured]:
     )
 
 
-def _averages(case: Case) -> bool:
-    claim = case.traits.rows_sum_to_one
-    return case.first if claim is None else claim
-
-
 @law(
     "average",
-    applies=lambda case: case.operator and _averages(case),
-    claim=lambda traits: bool(traits.rows_sum_to_one),
+    applies=lambda case: case.operator and case.traits.rows_sum_to_one,
+    claim=lambda traits: traits.rows_sum_to_one,
 )
 def average(case: Case) -> Iterator[Measured]:
     """The weights of a row sum to one: V = 1 gives 1."""

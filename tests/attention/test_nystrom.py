@@ -108,10 +108,10 @@ def test_the_convolution_is_added_for_each_head_and_starts_as_a_moving_average()
     plain, module = nystrom(), nystrom(conv=3)
     v = torch.nn.functional.pad(inputs[2], (0, 0, 1, 1))
     close(module(*inputs) - plain(*inputs), (v[:, :, :-2] + v[:, :, 1:-1] + v[:, :, 2:]) / 3, 1e-7)
-    assert module.kernel is not None
+    assert module.convolution is not None
     with torch.no_grad():
-        module.kernel.zero_()
-        module.kernel[1, 0] = 1
+        module.convolution.zero_()
+        module.convolution[1, 0] = 1
     added = module(*inputs) - plain(*inputs)
     close(added[:, 1, 1:], inputs[2][:, 1, :-1])
     assert added[:, [0, 2]].abs().max() < 1e-12

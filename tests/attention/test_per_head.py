@@ -11,7 +11,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
-from attnbench.variant import VARIANTS, No, build
+from attnbench.variant import VARIANTS, No, Traits, build
 
 SHAPE = Shape(2, 4, 23, 4)
 CAUSAL = Shape(2, 4, 23, 4, causal=True)
@@ -49,6 +49,43 @@ def test_each_group_of_heads_is_its_variant() -> None:
     local = alone("local:window=3,dilation=2")(q, k, v)
     torch.testing.assert_close(out[:, :1], local[:, :1], rtol=0, atol=1e-12)
     torch.testing.assert_close(out[:, 1:], exact_attention(q, k, v)[:, 1:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("parts", "target"),
+    [
+        ("local+sparse", "softmax"),
+        ("softmax+performer", "softmax"),
+        ("local+performer[kernel=relu]", "other"),
+        ("local+linformer", "learned"),
+        ("linear+linformer", "other"),
+        ("1*softmax+per-head[parts=linear]", "other"),
+        ("nystrom[conv=3]", "learned"),
+        ("linformer[projection=mean-pool]+etc[max_distance=0]", "softmax"),
+    ],
+)
+def test_an_error_means_what_it_means_for_all_parts(parts: str, target: str) -> None:
+    assert VARIANTS.get("per-head").target(parse_spec(f"per-head:parts={parts}")) == target
+
+
+def test_it_claims_what_all_of_its_parts_claim() -> None:
+    def claims(parts: str) -> Traits:
+        return VARIANTS.get("per-head").claims(parse_spec(f"per-head:parts={parts}"))
+
+    assert claims("softmax+chunked").exact
+    assert not claims("softmax+local").exact
+    assert claims("local+performer").stochastic
+    assert not claims("local+sparse").stochastic
+    assert claims("softmax+performer").permutable
+    assert not claims("softmax+local").permutable
+    assert claims("local").rows_sum_to_one
+    assert not claims("local+retnet").rows_sum_to_one
+
+
+def test_parts_that_cannot_be_read_are_said_when_it_is_built() -> None:
+    assert VARIANTS.get("per-head").target(parse_spec("per-head:parts=locl")) == "softmax"
+    with pytest.raises(UsageError, match="locl"):
+        made("locl")
 
 
 def test_permuting_heads_and_parts_permutes_the_outputs() -> None:
