@@ -117,7 +117,7 @@ class Encoder(nn.Module):
             self.token = nn.Embedding(size.vocab, shape.C)
             self.position = nn.Parameter(0.02 * torch.randn(shape.N, shape.C))
             layers = (as_layer(variant, shape, seed=layer_seed) for layer_seed in of_layers)
-            self.blocks = nn.ModuleList(_Block(layer, shape.C, size.ffn) for layer in layers)
+            self.blocks = nn.ModuleList(_Block(layer, shape.C, size.ffn) for layer in _tied(*layers))
             self.norm = nn.LayerNorm(shape.C)
             self.head = nn.Sequential(nn.Linear(shape.C, size.ffn), nn.ReLU(), nn.Linear(size.ffn, classes))
         self.eval()
@@ -149,6 +149,15 @@ class _Block(nn.Module):
         x = x + self.layer(self.before_layer(x), key_mask=key_mask)
         y: Tensor = x + self.ffn(self.before_ffn(x))
         return y
+
+
+def _tied(first: nn.Module, *others: nn.Module) -> tuple[nn.Module, ...]:
+    """The layers, with one parameter for all of them where the variant's ``tied`` names it."""
+    source, *targets = (getattr(layer, "operator", layer) for layer in (first, *others))
+    for name in getattr(source, "tied", ()):
+        for target in targets:
+            setattr(target, name, getattr(source, name))
+    return first, *others
 
 
 def _seeds(seed: int, count: int) -> list[int]:

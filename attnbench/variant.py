@@ -13,6 +13,7 @@ A module may have more methods, which other passes and ``attnbench check`` use w
   holds any number of tokens, none included (k and v, or x for a mixer); a token is q, k, v ``(B, H, 1, D)`` or x
   ``(B, 1, C)``. A state is a tuple of tensors, numbers and such tuples. ``step`` leaves the state that it was given
   usable: the same step twice gives the same output.
+- ``tied``: names of parameters of which all layers of a model have the same one.
 - ``position_bias``: the :class:`~attnbench.position_bias.PositionBias` that it adds to the logits, made from
   ``shape.bias``, or None (``Traits.bias``).
 - ``kernel(q, k)``: ``(B, H, N, M)``, the random estimates of a kernel of each pair, before any normalisation and with

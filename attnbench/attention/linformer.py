@@ -60,8 +60,8 @@ class Linformer(nn.Module):
     then still attends to all R rows, which is exactly what it does on the shorter input.
 
     ``sharing``: ``unshared`` has one E and one F for each head, ``headwise`` one E and one F for all heads,
-    ``key-value`` one E = F for all heads. The paper's fourth setting, one E for all layers, is ``key-value`` in each
-    layer with its parameters counted once; an operator knows no other layer, so it is not an option here.
+    ``key-value`` one E = F for all heads, ``layerwise`` the same one in all layers of a model, its parameters counted
+    once.
 
     ``projection``, for which section 4 of the paper names pooling and convolution:
 
@@ -87,7 +87,8 @@ class Linformer(nn.Module):
         *,
         rank: Annotated[int, Field(ge=1, description="rows R that keys and values are projected to")] = 256,
         sharing: Annotated[
-            Literal["unshared", "headwise", "key-value"], Field(description="which projections are one and the same")
+            Literal["unshared", "headwise", "key-value", "layerwise"],
+            Field(description="which projections are one and the same"),
         ] = "key-value",
         projection: Annotated[
             Literal["learned", "mean-pool", "max-pool", "conv", "jl"],
@@ -105,6 +106,7 @@ class Linformer(nn.Module):
         if delta is not None and projection != "jl":
             raise UsageError("linformer: delta needs projection=jl; nothing else scales E")
         self.rank, self.projection = rank, projection
+        self.tied = ("E",) if sharing == "layerwise" else ()
         self.delta = 1e-6 if delta is None else delta
         self.E: nn.Parameter | None = None
         self.F: nn.Parameter | None = None
@@ -117,7 +119,7 @@ class Linformer(nn.Module):
             size = (shape.H, *one) if sharing == "unshared" else one
             scale = (rank if projection == "learned" else length * shape.D) ** -0.5
             self.E = nn.Parameter(torch.randn(size) * scale)
-            if sharing != "key-value":
+            if sharing in ("unshared", "headwise"):
                 self.F = nn.Parameter(torch.randn(size) * scale)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

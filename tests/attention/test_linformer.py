@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from attnbench.attention.linformer import Linformer
+from attnbench.cell import ModelSize
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.model import Encoder
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.variant import build
@@ -27,7 +29,7 @@ def linformer(M: int = 12, H: int = 3, *, N: int | None = None, **options: objec
     return module.double()
 
 
-@pytest.mark.parametrize("sharing", ["unshared", "headwise", "key-value"])
+@pytest.mark.parametrize("sharing", ["unshared", "headwise", "key-value", "layerwise"])
 def test_equals_the_dense_formula(sharing: str) -> None:
     q, k, v = qkv(N=7)
     module = linformer(N=7, sharing=sharing)
@@ -49,7 +51,7 @@ def test_sharing_decides_how_many_projections_there_are(sharing: str, e_size: ob
     assert (None if module.F is None else tuple(module.F.shape)) == f_size
 
 
-@pytest.mark.parametrize("sharing", ["unshared", "headwise", "key-value"])
+@pytest.mark.parametrize("sharing", ["unshared", "headwise", "key-value", "layerwise"])
 def test_a_permutation_as_projection_is_exact_attention(sharing: str) -> None:
     q, k, v = qkv()
     module = linformer(rank=12, sharing=sharing)
@@ -58,6 +60,24 @@ def test_a_permutation_as_projection_is_exact_attention(sharing: str) -> None:
         for weight in module.parameters():
             weight.copy_(permutation.expand_as(weight))
     torch.testing.assert_close(module(q, k, v), exact_attention(q, k, v), rtol=1e-12, atol=1e-12)
+
+
+def test_one_projection_may_serve_all_layers_of_a_model() -> None:
+    def model(sharing: str) -> Encoder:
+        spec = f"linformer:rank=4,sharing={sharing}"
+        return Encoder(spec, Shape(1, 2, 12, 4), ModelSize(layers=3, ffn=8, vocab=5))
+
+    tied, untied = model("layerwise"), model("key-value")
+    count, more = (sum(p.numel() for p in m.parameters()) for m in (tied, untied))
+    assert more - count == 2 * 4 * 12
+    tied(torch.arange(12)[None] % 5).sum().backward()
+    projections = {name for name, _ in tied.named_parameters() if name.endswith(".E")}
+    assert projections == {"blocks.0.layer.operator.E"}
+    with torch.no_grad():
+        for block, other in zip(tied.blocks, untied.blocks, strict=True):
+            assert block.layer.operator.E is tied.blocks[0].layer.operator.E
+            other.layer.operator.E.copy_(tied.blocks[0].layer.operator.E)
+    assert torch.equal(tied(torch.arange(12)[None] % 5), untied(torch.arange(12)[None] % 5))
 
 
 def test_projections_are_drawn_with_variance_one_over_rank() -> None:
@@ -166,7 +186,7 @@ def test_causal_is_refused_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("projection", ["mean-pool", "max-pool", "jl"])
-@pytest.mark.parametrize("sharing", ["unshared", "headwise"])
+@pytest.mark.parametrize("sharing", ["unshared", "headwise", "layerwise"])
 def test_separate_projections_where_there_is_only_one_are_refused(projection: str, sharing: str) -> None:
     with pytest.raises(Unsupported, match="sharing must be key-value"):
         build(f"linformer:projection={projection},sharing={sharing}", Shape())
