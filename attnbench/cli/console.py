@@ -26,6 +26,11 @@ _out = Console(highlight=False)
 _err = Console(stderr=True, highlight=False)
 
 
+def width() -> int:
+    """Columns of stdout, 80 where it is no terminal and ``COLUMNS`` is not set."""
+    return _out.width
+
+
 def line(text: str = "") -> None:
     """One line of data."""
     _out.print(Text(text), soft_wrap=True)

@@ -73,6 +73,10 @@ def _variants(as_json: bool) -> None:
             rows.append([family.upper(), *[""] * 6])
         target = "exact" if traits.exact else traits.target
         marks = ["yes" if yes else "-" for yes in (traits.causal, traits.cross, traits.key_padding, traits.decode)]
-        rows.append([f"  {entry.name}", entry.cost, target, *marks])
+        rows.append([f"  {entry.name}", entry.cost.replace(" + ", "+"), target, *marks])
     console.table(["variant", "cost", "target", "causal", "cross", "padding", "decode"], rows)
-    console.note(f"{len(entries)} variants; attnbench show NAME says what each one is")
+    console.note(
+        "target: softmax approximates softmax attention, learned does after fitting,\n"
+        "other is another operator, whose difference from softmax is no error\n"
+        f"{len(entries)} variants; attnbench show NAME says what each one is"
+    )

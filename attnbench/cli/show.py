@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attnbench.cli import completion, console
+from attnbench.cli.prose import prose
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from attnbench.registry import Entry
     from attnbench.variant import Variant
 
@@ -35,7 +39,7 @@ def show(
     if as_json:
         console.data(data)
     else:
-        _print(data)
+        _print(data, console.width())
 
 
 def options_of(entry: Entry) -> list[dict[str, Any]]:
@@ -57,7 +61,7 @@ def options_of(entry: Entry) -> list[dict[str, Any]]:
 
 
 def _type_of(schema: dict[str, Any]) -> str:
-    """``int >= 1``, ``a | b`` for choices, ``int | none``."""
+    """``int >= 1, <= 64``, ``a | b`` for choices, ``int | none``."""
     if "anyOf" in schema:
         return " | ".join(_type_of(one) for one in schema["anyOf"])
     if "enum" in schema:
@@ -65,11 +69,9 @@ def _type_of(schema: dict[str, Any]) -> str:
     if "const" in schema:
         return str(schema["const"])
     words = {"integer": "int", "number": "float", "boolean": "true | false", "string": "text", "null": "none"}
-    text = words.get(schema.get("type", ""), "any")
-    for key, sign in (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<")):
-        if key in schema:
-            text += f" {sign} {schema[key]}"
-    return text
+    bounds = (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))
+    given = [f"{sign} {schema[key]}" for key, sign in bounds if key in schema]
+    return " ".join([words.get(schema.get("type", ""), "any"), ", ".join(given)]).strip()
 
 
 def as_data(entry: Variant) -> dict[str, Any]:
@@ -124,26 +126,14 @@ _TARGETS = {
 }
 
 
-def _print(data: dict[str, Any]) -> None:
-    console.heading(f"{data['name']}: {data['summary']}")
+_MOST = 100
+"""Characters of a line of prose: longer ones are hard to read on a wide terminal."""
+
+
+def _print(data: dict[str, Any], width: int) -> None:
+    console.heading(fill(f"{data['name']}: {data['summary']}", width))
     if "family" in data:
-        target = "exact softmax attention" if data["exact"] else _TARGETS[data["target"]]
-        facts = [
-            ("family", f"{data['family']} ({data['kind']})"),
-            ("source", data["source"]),
-            ("formula", data["formula"]),
-            ("cost", data["cost"]),
-            ("target", target),
-        ]
-        for option, instead in data["given"].items():
-            if "target" in instead:
-                facts.append(("", f"with {option}: {_TARGETS[instead['target']]}"))
-        for key in ("causal", "cross", "key_padding", "decode", "bias"):
-            facts.append((key.partition("_")[2] or key, _ability(data, key)))
-        facts.append(("random", "yes, drawn once from the seed" if data["stochastic"] else "no"))
-        facts += [("exact with", limit.replace("{n}", "n")) for limit in data["exact_with"]]
-        facts.append(("checked at", "; ".join(data["settings_checked"])))
-        console.table(["", ""], facts)
+        console.table(["", ""], _facts(data))
     if data["options"]:
         rows = [
             [o["name"], "required" if o["required"] else _text(o["default"]), o["type"], o["meaning"]]
@@ -152,7 +142,55 @@ def _print(data: dict[str, Any]) -> None:
         console.table(["option", "default", "type", "meaning"], rows, title="\noptions")
     if data.get("description"):
         console.line()
-        console.line(data["description"])
+        console.line(prose(data["description"], min(width, _MOST)))
+
+
+def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a variant claims, one line each: a word and the claim."""
+    target = "exact softmax attention" if data["exact"] else _TARGETS[data["target"]]
+    claims = [f"{what} ~ {_power(data[f'claimed_{what}_exponent'])}" for what in ("time", "memory")]
+    facts = [
+        ("family", f"{data['family']} ({data['kind']})"),
+        ("source", data["source"]),
+        ("formula", data["formula"]),
+        ("cost", f"{data['cost']}; claimed: {', '.join(claims)}"),
+        ("target", target),
+    ]
+    facts += _instead(data, "target", _TARGETS)
+    for key in ("causal", "cross", "key_padding", "decode", "bias"):
+        facts.append((key.partition("_")[2] or key, _ability(data, key)))
+    facts.append(("random", _RANDOM[data["stochastic"]]))
+    facts += _instead(data, "stochastic", _RANDOM)
+    facts.append(("weights", _WEIGHTS[data["rows_sum_to_one"]]))
+    facts += _instead(data, "rows_sum_to_one", _WEIGHTS)
+    facts.append(("order", _ORDER[data["permutable"]]))
+    facts += _instead(data, "permutable", _ORDER)
+    facts += [("exact with", limit.replace("{n}", "n")) for limit in data["exact_with"]]
+    if data["converges_with"]:
+        facts.append(("converges", f"the squared error falls as 1/{data['converges_with']}"))
+    facts.append(("checked at", "; ".join(data["settings_checked"])))
+    return facts
+
+
+def _instead(data: dict[str, Any], trait: str, texts: Mapping[Any, str]) -> list[tuple[str, str]]:
+    """What is claimed of a trait with certain options."""
+    given = data["given"].items()
+    return [("", f"with {option}: {texts[instead[trait]]}") for option, instead in given if trait in instead]
+
+
+_RANDOM = {True: "yes, drawn once from the seed", False: "no"}
+_WEIGHTS = {
+    True: "sum to 1: the output is an average of the values",
+    False: "need not sum to 1",
+}
+_ORDER = {
+    True: "does not matter: permuted tokens give the permuted output",
+    False: "matters: the output depends on where a token stands",
+}
+
+
+def _power(exponent: float) -> str:
+    return {0.0: "1", 1.0: "n", 2.0: "n²", 3.0: "n³"}.get(exponent, f"n^{exponent:g}")
 
 
 def _ability(data: dict[str, Any], key: str) -> str:

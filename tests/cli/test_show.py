@@ -1,0 +1,84 @@
+"""What ``show`` and ``list`` print in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+import attnbench.attention  # noqa: F401  # fills the table of variants
+from attnbench.cli import console
+from attnbench.cli.app import main
+from attnbench.variant import FAMILIES, VARIANTS
+
+NAMES = [entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.attention.")]
+
+
+@pytest.fixture(autouse=True)
+def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "_out", Console(highlight=False, width=80))
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_variant_fits_the_terminal_and_leaves_no_markup(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "show", name)
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert text.partition("\n")[0].startswith(f"{name}: ")
+    assert "`" not in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_and_the_summary_are_one_line(name: str) -> None:
+    assert len(f"{name}: {VARIANTS.get(name).summary}") <= 80
+    assert len(VARIANTS.get(name).summary) <= 70
+
+
+def test_no_two_summaries_are_alike() -> None:
+    assert len({VARIANTS.get(name).summary for name in NAMES}) == len(NAMES)
+
+
+def test_every_trait_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "show", "performer")
+    for claim in (
+        "O(n·R·d); claimed: time ~ n, memory ~ n",
+        "with kernel=relu: another operator",
+        "sum to 1: the output is an average",
+        "does not matter: permuted tokens",
+        "the squared error falls as 1/features",
+    ):
+        assert claim in text
+    assert "matters: the output depends" in shown(capsys, "show", "local")
+    assert "exact with  window=n" in shown(capsys, "show", "local")
+    assert "no: it has no causal form" in shown(capsys, "show", "lara")
+
+
+def test_the_description_is_filled_to_the_width_of_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = shown(capsys, "show", "softmax").rpartition("claimed")[2].split()
+    monkeypatch.setattr(console, "_out", Console(highlight=False, width=50))
+    text = shown(capsys, "show", "softmax")
+    assert max(map(cell_len, text.splitlines())) <= 50
+    assert text.rpartition("claimed")[2].split() == narrow
+
+
+@pytest.mark.parametrize("what", ["variants", "suites", "inputs"])
+def test_a_list_fits_the_terminal(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert max(map(cell_len, shown(capsys, "list", what).splitlines())) <= 80
+
+
+def test_a_variant_is_one_line_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line for line in shown(capsys, "list").splitlines() if not line.startswith("  bad-")]
+    families = [line.strip() for line in lines if re.match("[A-Z]", line)]
+    assert families == [family.upper() for family in FAMILIES]
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == sorted(
+        NAMES, key=lambda name: FAMILIES.index(VARIANTS.get(name).family)
+    )
+    assert len(lines) == 1 + len(families) + len(NAMES)
