@@ -101,9 +101,7 @@ class AFT(nn.Module):
         window: Annotated[
             int | None, Field(ge=0, description="tokens on each side with a bias, of mode=local; none: 31")
         ] = None,
-        kernel: Annotated[
-            int | None, Field(ge=1, description="distances with a bias, of mode=conv; none: 11")
-        ] = None,
+        kernel: Annotated[int | None, Field(ge=1, description="distances with a bias, of mode=conv; none: 11")] = None,
     ) -> None:
         super().__init__()
         for option, value in (("factors", factors), ("window", window), ("kernel", kernel)):

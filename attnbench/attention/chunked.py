@@ -43,15 +43,14 @@ _GPU_TILE = 2**24
 class Chunked(CachedDecoding, nn.Module):
     """Exact softmax attention in tiles, O(n) memory forward and backward.
 
-    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Each tile of ``query_chunk`` x ``key_chunk``
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Each tile of ``query_chunk`` × ``key_chunk``
     logits gives a softmax of its own and the logarithm L_c of its sum, and the tiles of a row are merged by those.
     Causal: keys after the last query of a chunk are never touched. Statistics and sums are float32 (float64 for
-    float64). A query that sees no key gives 0.
-
-    A bias of the positions is made tile by tile as well.
+    float64). A query that sees no key gives 0. A bias of the positions is made tile by tile as well.
 
     Differs from the paper: the backward pass is FlashAttention's (q, k, v, the output and one L per query are kept,
-    tiles are computed again) instead of checkpointing; a few heads at a time, so that tiles stay in the cache.
+    tiles are computed again) instead of checkpointing; a few heads at a time, in tiles of 256 × 2048 instead of
+    1024 × 4096, so that they stay in the cache.
     """
 
     def __init__(

@@ -55,8 +55,8 @@ class Clustered(nn.Module):
     Padding is cut out: with ``key_mask``, padded queries (unless they are another sequence) are in no cluster and give
     0. Gradients flow through means and weights, not through the clusters.
 
-    Differs from the authors' code: a mean query is taken over q itself in float32; memory is O(n·d) forward where
-    not ``improved``; padding may stand anywhere.
+    Differs from the authors' code: hashes are signs of projections without a random offset, so that they follow angles
+    instead of distances; memory is O(n·d) forward where not ``improved``; padding may stand anywhere.
     """
 
     directions: Tensor

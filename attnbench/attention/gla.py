@@ -22,7 +22,7 @@ from attnbench.variant import No, Traits, register
     kind="mixer",
     family="recurrence",
     source="Yang et al. 2023, arXiv:2312.06635",
-    formula="S_t = α_tᵀ1 ⊙ S_{t-1} + k_t v_tᵀ,  o_t = q_tᵀ S_t / √d,  α = σ(x W₁W₂ + b)^(1/τ)",
+    formula="S_t = α_tᵀ1 ⊙ S_{t-1} + k_t v_tᵀ,  o_t = q_tᵀ S_t / √D,  α = σ(x W₁W₂ + b)^(1/τ)",
     cost="O(n·d²)",
     time_exponent=1.0,
     memory_exponent=1.0,
@@ -55,7 +55,7 @@ class GLA(nn.Module):
     Differs from the paper: keys are as wide as values, D, not half; q is divided by √D.
 
     Raises:
-        UsageError: a chunk that is not a power of two.
+        UsageError: ``chunk`` is not a power of two.
     """
 
     def __init__(

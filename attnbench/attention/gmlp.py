@@ -49,7 +49,7 @@ class GMLP(nn.Module):
     With ``attention`` it is the paper's aMLP: softmax attention of one head of that width, of x to x, projected to
     ``ffn / 2``, is added to the gate.
 
-    A shorter input uses the first rows and columns of W. Causal: the lower triangle. Padding: columns of hidden tokens
+    A shorter input uses the first rows and columns of W. Causal: the lower triangle. Padding: columns of padded tokens
     are 0, which is what the shorter input gives. Decoding keeps LN(Z₂) of every token.
 
     Differs from the paper: the unit is a whole block without its normalisation and residual path, which the encoder
@@ -64,9 +64,7 @@ class GMLP(nn.Module):
         self,
         shape: Shape,
         *,
-        ffn: Annotated[
-            int | None, Field(ge=2, description="hidden units before they are split; none means 6·C")
-        ] = None,
+        ffn: Annotated[int | None, Field(ge=2, description="hidden units before they are split; none: 6·C")] = None,
         attention: Annotated[
             int | None, Field(ge=1, description="width of the attention head in the gate, aMLP has 64; none: no head")
         ] = None,

@@ -87,7 +87,7 @@ def _tile(tensors: tuple[Tensor, ...], tile: tuple[slice, slice]) -> tuple[Tenso
     "hyperattention",
     family="learned pattern",
     source="Han et al. 2023, arXiv:2310.05869",
-    formula="oᵢ = Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√d) vⱼ / Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√d), w = 1 in i's LSH block, else n/m·[j sampled]",
+    formula="oᵢ = Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√D) vⱼ / Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√D), w = 1 in i's LSH block, else M/m·[j sampled]",
     cost="O(n·(b + m)·d)",
     time_exponent=1.0,
     memory_exponent=1.0,
@@ -111,8 +111,8 @@ class HyperAttention(nn.Module):
     by it (equal hashes by position) and cut into ceil(M / ``block``) blocks whose sizes differ by at most one; a query
     attends to all keys of the block at its own place. Of all M sorted keys, m = ``samples`` are drawn, one in each of m
     equal strata; those outside the own block enter the same softmax with weight M/m. On average over the draw, the
-    numerator and the denominator are thus those of softmax attention. ``block`` or ``samples`` of M or more (which M
-    limits) give softmax attention.
+    numerator and the denominator are thus those of softmax attention. ``block`` or ``samples`` of M or more give
+    softmax attention. The defaults are those of the authors' code.
 
     More queries than keys: chunks of at most ``block`` queries, several of which share a block of keys. Blocks and
     strata are cut over the real tokens only; in self-attention padded positions give 0.
@@ -122,7 +122,7 @@ class HyperAttention(nn.Module):
     a sampled key is never counted twice on any device; short sequences are not handed to exact attention. The causal
     form of the paper (halves, recursively) is not here: a later query can move an earlier one to another block.
 
-    Shapes: q ``(B, H, N, D)``, k, v ``(B, H, M, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, M)``.
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, M)``.
     """
 
     projections: Tensor

@@ -35,10 +35,10 @@ from attnbench.variant import No, Traits, register
 class LARA(nn.Module):
     """Softmax attention by importance sampling around means of runs.
 
-    Zheng et al. 2022, "Linear Complexity Randomized Self-attention Mechanism". With x = q/D^¼, y = k/D^¼ and
-    ξ(x, ω) = exp(ω·x - ‖x‖²/2), exp(x·y) is the mean of ξ(x, ω)ξ(y, ω) over ω ~ N(0, I). The density that would give
-    query n no variance is a mixture around x_n + y_m; C = ``landmarks`` samples ω_c, each from N(μ_c, I) with μ_c = x̃_c + ỹ_c, the
-    means of the c-th of C runs of queries and of keys, serve all queries together, each with weights of its own:
+    Zheng et al. 2022, "Linear Complexity Randomized Self-attention Mechanism". With x = q/D^¼, y = k/D^¼ and ξ(x, ω) =
+    exp(ω·x - ‖x‖²/2), exp(x·y) is the mean of ξ(x, ω)ξ(y, ω) over ω ~ N(0, I). The density that would give query n no
+    variance is a mixture around x_n + y_m; C = ``landmarks`` samples ω_c, each from N(μ_c, I) with μ_c = x̃_c + ỹ_c,
+    the means of the c-th of C runs of queries and of keys, serve all queries together, each with weights of its own:
 
     α_nc = N(ω_c; μ_c, I) / Σ_c' N(ω_c; μ_c', I) + ``query_term``·(t_nc - 1/C),  t_n = softmax over c of x_n·x̃_c.
 

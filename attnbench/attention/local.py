@@ -25,7 +25,7 @@ _WINDOW = 128
     "local",
     family="fixed pattern",
     source="Liu et al. 2018, arXiv:1801.10198, section 4.2.4; Beltagy et al. 2020, arXiv:2004.05150, section 3.1",
-    formula="softmax over {j : |i − j| ∈ {0, δ, …, w·δ}}, or over the blocks within r of i's own",
+    formula="softmax over {j : |i - j| ∈ {0, δ, …, w·δ}}, or over the blocks within r of i's own",
     cost="O(n·w·d)",
     time_exponent=1.0,
     memory_exponent=1.0,
@@ -46,9 +46,11 @@ class Local(nn.Module):
     token i sees its own block of ``block`` tokens and ``look_around`` blocks on either side (causal: before it only,
     and j <= i), as in Liu et al. with look_around=0.
 
-    All are exact softmax over those keys. Elsewhere ``window`` often means both sides together.
-    Differs from the authors' code: the Long Range Arena's local attention attends to every (n / block)-th token
-    instead of a block.
+    Each is an exact softmax over those keys. The default window is this project's; Liu et al. take blocks of 256.
+
+    Differs from the papers: ``window`` counts one side, Longformer's both sides together; Liu et al. let no block see
+    its neighbours. A block is a run of neighbours; public code that reshapes the other way gives token i every
+    (n / block)-th token, which is another operator.
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + 64)·D, scores for one tile at a time.
     Decoding keeps the last window + 1 keys (dilated: as far as the window reaches), or look_around + 1 blocks.
@@ -61,9 +63,9 @@ class Local(nn.Module):
         self,
         shape: Shape,
         *,
-        window: Annotated[int, Field(ge=0, description="tokens seen on each side")] = _WINDOW,
+        window: Annotated[int, Field(ge=0, description="tokens seen on each side; causal: before")] = _WINDOW,
         block: Annotated[int | None, Field(ge=1, description="block length instead of a window")] = None,
-        look_around: Annotated[int, Field(ge=0, description="neighbour blocks seen on each side")] = 0,
+        look_around: Annotated[int, Field(ge=0, description="neighbour blocks seen on each side; causal: before")] = 0,
         dilation: Annotated[int, Field(ge=1, description="distance between the window's tokens")] = 1,
     ) -> None:
         super().__init__()

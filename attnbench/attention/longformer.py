@@ -20,7 +20,7 @@ from attnbench.variant import No, Traits, register
     "longformer",
     family="fixed pattern",
     source="Beltagy et al. 2020, arXiv:2004.05150, section 3.1",
-    formula="softmax over {j : |i − j| ∈ {0, δ, …, w·δ}} ∪ {0 … g − 1}; the g global rows over all j",
+    formula="softmax over {j : |i - j| ∈ {0, δ, …, w·δ}} ∪ {0 … g - 1}; the g global rows over all j",
     cost="O(n·(w + g)·d)",
     time_exponent=1.0,
     memory_exponent=1.0,
@@ -43,8 +43,10 @@ class Longformer(nn.Module):
     The paper gives global rows projections of their own. q, k, v come projected, so with ``projections=own`` learned
     (D, D) maps per head, initially the identity as the paper initialises its own from the local ones, act on q, k, v
     where they serve the global rows. All heads have the same window and dilation.
-    Differs from the authors' code: the form in chunks knows no dilation, and marks excluded keys by -10000 where this
-    excludes them.
+
+    Differs from the authors' code: global rows share the projections of the others unless asked for; ``window`` is not
+    both sides together; N need not be a multiple of it. Their form in chunks has no dilation, and adds -10000 to the
+    logits of keys that are left out here.
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + 64 + 2·g)·D.
     """
@@ -57,7 +59,8 @@ class Longformer(nn.Module):
         global_tokens: Annotated[int, Field(ge=0, description="first tokens that are global")] = 1,
         dilation: Annotated[int, Field(ge=1, description="distance between the window's tokens")] = 1,
         projections: Annotated[
-            Literal["tied", "own"], Field(description="maps of q, k, v for global rows: none | learned")
+            Literal["tied", "own"],
+            Field(description="tied: global rows take q, k, v as they are; own: learned maps of them"),
         ] = "tied",
     ) -> None:
         super().__init__()

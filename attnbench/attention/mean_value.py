@@ -30,7 +30,7 @@ class Mean(NamedTuple):
     traits=Traits(target="softmax", causal=True, cross=True, key_padding=True, decode=True, permutable=True),
 )
 class MeanValue(nn.Module):
-    """Every row is the mean of the visible values: the trivial approximation.
+    """Every row is the mean of the visible values: the trivial answer.
 
     v ``(B, H, M, D)`` -> ``(B, H, N, D)``; of q only the shape is read, k not at all. An approximation with a larger
     error than this one has learned nothing from q and k; for logits of standard deviation σ, Gaussian and independent,

@@ -54,7 +54,7 @@ class MLPMixer(nn.Module):
         shape: Shape,
         *,
         hidden: Annotated[
-            int | None, Field(ge=1, description="hidden units S of each channel; none means C/2, as in the paper")
+            int | None, Field(ge=1, description="hidden units S of each channel; none: C/2, as in the paper")
         ] = None,
     ) -> None:
         super().__init__()

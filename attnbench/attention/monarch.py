@@ -22,7 +22,7 @@ _FAR = -1e30  # finite, so that a block without any key makes no NaN
     "monarch",
     family="low rank",
     source="Yaras et al. 2025, arXiv:2505.18698",
-    formula="P = L∘R,  P_(l,j),(k,i) = L_jkl·R_kji,  argmax over L, then R, … of ⟨P, Q·Kᵀ/√d⟩ + entropy(P);  O = P·V",
+    formula="P = L∘R,  P_(l,j),(k,i) = L_jkl·R_kji,  argmax over L, then R, … of ⟨P, Q·Kᵀ/√D⟩ + entropy(P);  O = P·V",
     cost="O(t·n^1.5·d)",
     time_exponent=1.5,
     memory_exponent=1.0,
@@ -57,7 +57,7 @@ class Monarch(nn.Module):
     adds a constant to it; by default b is √M, rounded up, of the shape the module was made for; a tile of L or R at a
     time is in memory, forward and backward.
 
-    Shapes: q ``(B, H, N, D)``, k, v ``(B, H, M, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, M)``.
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, M)``.
     """
 
     def __init__(

@@ -38,8 +38,9 @@ class Nystrom(nn.Module):
     """Softmax attention through R landmarks and a pseudo-inverse.
 
     Xiong et al. 2021, "Nyströmformer". q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. The landmarks
-    Q̃ and K̃ are the averages (segment means, equation 16) of R runs of tokens whose lengths differ by at most one; with fewer tokens than R each is
-    its own landmark. Padding is cut out before the runs are formed, in self-attention that of the queries as well.
+    Q̃ and K̃ are the averages (segment means, equation 16) of R runs of tokens whose lengths differ by at most one;
+    with fewer tokens than R each is its own landmark. Padding is cut out before the runs are formed, in self-attention
+    that of the queries as well.
 
     - ``pinv=newton``: Z ← Z·(13 - AZ·(15 - AZ·(7 - AZ)))/4 from Aᵀ / (‖A‖₁·‖A‖∞), ``iterations`` times. The number
       belongs to the operator: few steps leave out the small singular values of A, whose inverses are what makes

@@ -36,7 +36,7 @@ from attnbench.variant import No, Traits, register
     settings=("rank=3",),
 )
 class OracleLowRank(nn.Module):
-    """The best rank-R approximation of the exact matrix: the floor for low rank.
+    """The best matrix of rank R: the line for low-rank methods.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. The singular value decomposition of P, one head at
     a time, in float64 whatever the inputs are. No matrix of rank R is nearer to P in the Frobenius norm, hence none has

@@ -93,10 +93,10 @@ class PerHead(nn.Module):
     """A variant of its own for each group of heads of one layer.
 
     ``parts`` joins variants by +, options in brackets: ``parts=2*local[window=64]+performer`` gives two heads to local
-    attention and the others to the Performer; the parts without a number share the other heads equally, the first ones taking what
-    does not divide; with fewer heads than such parts the last ones have none. The groups run one after another on
-    views of their heads, so that times add up. Random parts draw one after another: a group alone is, with the same
-    seed, bit for bit the variant that it names.
+    attention and the others to the Performer; the parts without a number share the other heads equally, the first ones
+    taking what does not divide; with fewer heads than such parts the last ones have none. The groups run one after
+    another on views of their heads, so that times add up. Random parts draw one after another: a group alone is, with
+    the same seed, bit for bit the variant that it names.
 
     It can do what all of its parts can: causality, cross-attention, key padding and decoding are refused with the
     reason of the first part that cannot. It approximates softmax attention where all of its parts do; one that is

@@ -35,7 +35,7 @@ class State(NamedTuple):
     "reformer",
     family="learned pattern",
     source="Kitaev et al. 2020, arXiv:2001.04451",
-    formula="oᵢ = Σ_{j∈Pᵢ} softmax_j(qᵢ·q_j/‖q_j‖) v_j, Pᵢ = ∪ᵣ {j : chunkᵣ(i) − chunkᵣ(j) ∈ {0, 1}}, sorted by LSH",
+    formula="oᵢ = Σ_{j∈Pᵢ} softmax_j(xᵢ·xⱼ/‖xⱼ‖) vⱼ, Pᵢ = ∪ᵣ {j : chunkᵣ(i) - chunkᵣ(j) ∈ {0, 1}}, sorted by LSH",
     cost="O(r·n·(c·d + log n))",
     time_exponent=1.0,
     memory_exponent=1.0,
@@ -54,32 +54,34 @@ class Reformer(nn.Module):
     """LSH attention: queries are the keys, sorted by hash, chunk by chunk.
 
     Kitaev et al. 2020, section 2, equations 2-6. One vector x of each token is its query and, normalised, its key:
-    here ``k``, and ``q`` is not read. Logits are xᵢ·xⱼ/‖xⱼ‖ without a further scale; an error against softmax of
-    q, k, v is therefore only a distance. Each of ``rounds`` hashes argmax([xR; -xR]) sorts the tokens by (bucket,
-    position); chunks of ``chunk`` tokens attend to themselves and to the chunk before. A token attends to itself only
-    where it has no other target.
+    here k, and q is not read. Logits are xᵢ·xⱼ/‖xⱼ‖ without a further scale, as in the authors' code; an error against
+    softmax of q, k, v is therefore only a distance. A round sorts the tokens by (bucket, position), the bucket being
+    the hash argmax([xR; -xR]), and cuts them into chunks, which attend to themselves and to the chunk before. A token
+    attends to itself only where it has no other key.
 
-    ``correction`` counts a pair that several rounds see once (the paper's N_ij; here the pair is dropped in all rounds
-    but the first, which gives the same sum), so that the result is exactly one softmax over the union of the pairs
-    seen. Without it, as in the authors' code, a pair seen twice weighs twice.
+    With ``correction=true`` a pair that several rounds see counts once (the paper's N_ij; here the pair is dropped in
+    all rounds but the first, which gives the same sum), so that the result is exactly one softmax over the union of the
+    pairs seen. Without it, as in the authors' code, a pair seen twice weighs twice.
 
     ``members`` says which pairs a round sees. ``chunk``: everything in both chunks (section 2, "LSH attention"), by
     position where causal. Later tokens get no weight, but they move the borders between chunks, so that outputs do
-    depend on them a little. ``bucket``: only pairs with equal hash (equation 4), and where causal the latest ``chunk``
-    of these before the query, which no later token changes. ``auto``: ``bucket`` where causal, else ``chunk``.
+    depend on them a little. ``bucket``: only pairs with equal hash (equation 4), and where causal the latest of these
+    before the query, as many as a chunk has, which no later token changes. ``auto``: ``bucket`` where causal, else
+    ``chunk``.
 
-    ``buckets`` beyond 128 are pairs of two hashes, as one rotation with n / chunk columns would cost n². By default
+    More than 128 ``buckets`` are pairs of two hashes, as one rotation with n / chunk columns would cost n². By default
     their number follows the number of real tokens, and padding is sorted behind every chunk, so that a padded sequence
     gives what the shorter one gives; padded positions give 0.
 
-    Decoding needs ``bucket``, whose pairs no later token changes: all keys and values are kept, and rings of the latest
-    positions in each bucket, so that a token costs O(rounds·chunk·D) whatever the length. Buckets are then as many as
-    ``forward`` makes at ``shape.N`` tokens.
+    Decoding needs ``members=bucket``, whose pairs no later token changes: all keys and values are kept, and rings of
+    the latest positions in each bucket, so that a token costs O(rounds·chunk·D) whatever the length. Buckets are then
+    as many as ``forward`` makes at ``shape.N`` tokens.
 
     Differs from the authors' code: rotations are drawn once and shared by the heads; the first chunk does not look
-    back to the last; any N (the last chunk is filled up with empty slots).
+    back to the last; any N (the last chunk is filled up with empty slots); by default n / chunk buckets, where the
+    paper has twice as many.
 
-    Shapes: q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, N)``.
+    q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, N)``.
 
     Raises:
         Unsupported: in ``begin``, ``members=chunk``, where later tokens move the borders of the chunks.
@@ -94,13 +96,13 @@ class Reformer(nn.Module):
         rounds: Annotated[int, Field(ge=1, le=64, description="hash rounds")] = 4,
         chunk: Annotated[int, Field(ge=1, le=32768, description="tokens per chunk after sorting")] = 64,
         buckets: Annotated[
-            int | None, Field(ge=2, le=16384, multiple_of=2, description="hash buckets; none: n / chunk, made even")
+            int | None, Field(ge=2, le=16384, multiple_of=2, description="hash buckets, even; none: n / chunk")
         ] = None,
         members: Annotated[
             Literal["auto", "chunk", "bucket"],
             Field(description="pairs of a round: two chunks, or equal hash only; auto: bucket where causal"),
         ] = "auto",
-        correction: Annotated[bool, Field(description="count pairs that several rounds see once")] = True,
+        correction: Annotated[bool, Field(description="a pair that several rounds see counts once")] = True,
     ) -> None:
         super().__init__()
         self.causal, self.chunk, self.rounds, self.buckets = shape.causal, chunk, rounds, buckets

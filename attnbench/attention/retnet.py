@@ -29,7 +29,7 @@ class Retained(NamedTuple):
     "retnet",
     family="recurrence",
     source="Sun et al. 2023, arXiv:2307.08621",
-    formula="(QKᵀ ⊙ D) V / √d,  D_ij = γ^(i-j),  γ_h = 1 - 2^(-5-h),  q, k rotated by position",
+    formula="(QKᵀ ⊙ Γ) V / √D,  Γ_ij = γ^(i-j),  γ_h = 1 - 2^(-5-h),  q, k rotated by position",
     cost="O(n·d²)",
     time_exponent=1.0,
     memory_exponent=1.0,
@@ -61,7 +61,7 @@ class RetNet(nn.Module):
     layer and are not here.
 
     Raises:
-        Unsupported: rotation with an odd head_dim.
+        Unsupported: ``rotation`` with an odd D.
     """
 
     def __init__(

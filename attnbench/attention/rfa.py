@@ -60,7 +60,7 @@ class RandomFeatureAttention(FeatureAttention):
     Differs from the authors' code: the denominator is neither clamped nor made positive (they do not let it fall below
     a constant, which shrinks the first tokens of a causal sequence); ω is drawn once and is the same for all heads;
     nothing is added to ‖x‖; arccos has a floor of 0.001, without which a denominator can be 0. The gate is in
-    rfa-gated.
+    ``rfa-gated``.
     """
 
     def __init__(

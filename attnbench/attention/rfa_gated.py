@@ -42,14 +42,15 @@ from attnbench.variant import No, Traits, register
 class GatedRandomFeatureAttention(nn.Module):
     """Random feature attention whose memory fades by a learned gate.
 
-    Peng et al. 2021, "Random Feature Attention", section 3.2 on features as in rfa. Head by head a token sets the gate
-    g_t = sigmoid(w·x_t + b), one number; the sums of the keys before it fade by g_t and its own key enters with the
-    weight 1 - g_t. x ``(B, N, C)``; q, k, v and the output by C × C projections without bias, w ``(H, C)``, b ``(H)``.
-    Computed chunk by chunk; no power of the gates overflows. A query of the head reads Σ_j (φ(q_t)·φ(k_j)) (1 - g_j)
-    Π g v_j over the same sum with 1 in the place of v_j, the product over the tokens after j up to t.
+    Peng et al. 2021, "Random Feature Attention", section 3.2, on features as in ``rfa``. Head by head a token sets the
+    gate g_t = sigmoid(w·x_t + b), one number; the sums of the keys before it fade by g_t and its own key enters with
+    the weight 1 - g_t. x ``(B, N, C)``; q, k, v and the output by C × C projections without bias, w ``(H, C)``, b
+    ``(H)``. Computed chunk by chunk; no power of the gates overflows. A query of the head reads
+    Σ_j (φ(q_t)·φ(k_j)) (1 - g_j) Π g v_j over the same sum with 1 in the place of v_j, the product over the tokens
+    after j up to t.
 
     ``kernel=gaussian`` makes 2R features, ``arccos`` R, of queries and keys of length 1/τ; the decoding state is D + 1
-    sums of each. With g_t = (t - 1)/t it is rfa without a gate. A padded token writes nothing and nothing fades.
+    sums of each. With g_t = (t - 1)/t it is ``rfa``. A padded token writes nothing and nothing fades.
 
     Not causal: what lies between two tokens counts alike in both directions; the paper gates causal attention only.
 

@@ -20,7 +20,7 @@ from attnbench.variant import No, Traits, register
 @register(
     "routing",
     family="learned pattern",
-    source="Roy et al. 2020, arXiv:2003.05997",
+    source="Roy et al. 2021, arXiv:2003.05997",
     formula="oᵢ = mean over centroids c that pick i of Σ_{j∈K_c} softmax_{j∈K_c}(LN(qᵢ)·LN(kⱼ)/√D) vⱼ",
     cost="O(n·(c + w)·d)",
     time_exponent=1.5,
@@ -39,7 +39,7 @@ from attnbench.variant import No, Traits, register
 class Routing(nn.Module):
     """Centroids pick their nearest tokens, which attend to each other.
 
-    Roy et al. 2020, "Efficient Content-Based Sparse Attention with Routing Transformers". q ``(B, H, N, D)``, k and v
+    Roy et al. 2021, "Efficient Content-Based Sparse Attention with Routing Transformers". q ``(B, H, N, D)``, k and v
     ``(B, H, M, D)`` -> ``(B, H, N, D)``. Queries and keys are layer-normalised without scale and bias. Each of the
     ``clusters`` centroids μ of a head picks the ``window`` queries of largest μ·LN(q) and the ``window`` keys of
     largest μ·LN(k), by default as many as are in a cluster on average, and these queries attend to these keys only.
@@ -57,11 +57,12 @@ class Routing(nn.Module):
     a centroid picks follows the real ones, so that a padded sequence gives what the shorter one gives; padded queries
     give 0. The number of centroids follows ``shape``, not the call.
 
-    Differs from the authors' code: nothing is added for causal attention, which is refused; no loss pulls tokens to
-    centroids; all heads route (theirs share a layer with heads of local attention: ``per-head``).
+    Differs from the authors' code: there is no causal form (theirs makes queries and keys one, and which tokens meet
+    still depends on later ones); no loss pulls tokens to centroids; all heads route, while theirs share a layer with
+    heads of local attention, as ``per-head`` can.
 
-    ``window`` above the number of tokens means all of them. Tokens at the same distance are chosen as ``torch.topk``
-    does.
+    ``window`` above the number of tokens means all of them. Which of equally near tokens are picked is ``torch.topk``'s
+    choice.
     """
 
     centroids: Tensor

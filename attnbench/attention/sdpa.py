@@ -54,16 +54,18 @@ class Sdpa(CachedDecoding, nn.Module):
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Memory is O(n) in the fused kernels and O(n²) in
     ``math``. With ``auto`` PyTorch chooses; the results name what ran.
 
-    PyTorch refuses a mask together with ``is_causal`` and would want the N x M mask spelt out, which costs O(n²)
+    PyTorch refuses a mask together with ``is_causal`` and would want the N × M mask spelt out, which costs O(n²)
     memory, and flash on a GPU takes no mask at all. There the key mask becomes extra columns instead: 1 in every query,
     a large negative number in every hidden key. That keeps both, for D + 8 instead of D columns. A bias of the
-    positions has no such form: with one, memory is O(n²), and a CPU trains a learned one in ``math`` alone.
+    positions has no such form: with one, memory is O(n²), and a CPU trains a learned one in ``math`` alone. A query
+    that sees no key gives 0.
 
     Differs from PyTorch's own call: a key mask may stand beside causality, and in every back end a query that sees no
     key gives 0.
 
     Raises:
-        Unsupported: the chosen backend cannot run on this device, dtype or shape; nothing else runs in its place.
+        Unsupported: in ``forward``, the chosen ``backend`` cannot run on this device, dtype or shape; nothing else
+            runs in its place.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class Sdpa(CachedDecoding, nn.Module):
         shape: Shape,
         *,
         backend: Annotated[
-            Literal["auto", "math", "flash", "efficient", "cudnn"], Field(description="which fused kernel must run")
+            Literal["auto", "math", "flash", "efficient", "cudnn"],
+            Field(description="the kernel that must run; auto: PyTorch chooses"),
         ] = "auto",
     ) -> None:
         super().__init__()

@@ -37,10 +37,11 @@ from attnbench.variant import No, Traits, register
 class Sinkhorn(nn.Module):
     """Own block and one softly sorted block, by Sinkhorn-balanced scores.
 
-    Tay et al. 2020, "Sparse Sinkhorn Attention". The sequence is cut into n / ``block`` blocks, a sort net scores pairs of blocks,
-    ``iterations`` of Sinkhorn normalisation make exp(scores / ``temperature``) doubly stochastic (S), and block I
-    attends with one softmax to its own keys and to the mixture Σ_J S_IJ K_J, offset by offset. Mixing costs n²·d/b operations, as much as attending at n = 2·b²; memory is
-    O(n·d + (n/b)²), of which the second part is the smaller one up to n = b²·d.
+    Tay et al. 2020, "Sparse Sinkhorn Attention". The sequence is cut into n / ``block`` blocks, a sort net scores pairs
+    of blocks, ``iterations`` of Sinkhorn normalisation make exp(scores / ``temperature``) doubly stochastic (S), and
+    block I attends with one softmax to its own keys and to the mixture Σ_J S_IJ K_J, offset by offset. Mixing costs
+    n²·d/b operations, as much as attending at n = 2·b²; memory is O(n·d + (n/b)²), of which the second part is the
+    smaller one up to n = b²·d.
 
     ``sort=bilinear`` scores the mean query of block I against the mean key of block J, without parameters and for
     any N; ``sort=learned`` is the paper's net, relu(x̄ W + w) U on the mean key x̄ of block I, whose outputs are the

@@ -51,7 +51,7 @@ class Skyformer(nn.Module):
 
     - ``sampling=random``: one point drawn from each of R runs of the N + M, queries first, whose lengths differ by at
       most one; ``strided``: the middle of each run. Runs are cut over what is not padding.
-    - ``inverse=newton``: third-order iterations from the identity on D^-½·(κ(X, X) + γI)·D^-½, D the sums of its rows,
+    - ``inverse=newton``: third-order iterations from the identity on T^-½·(κ(X, X) + γI)·T^-½, T the sums of its rows,
       which brings its eigenvalues into (0, 1]; ``exact`` solves.
 
     Differs from the authors' code: landmarks come from runs, not from independent draws, so that no point comes twice;

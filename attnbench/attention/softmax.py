@@ -14,7 +14,7 @@ from attnbench.variant import Traits, register
 @register(
     "softmax",
     family="exact",
-    source="Vaswani et al. 2017, arXiv:1706.03762, eq. 1",
+    source="Vaswani et al. 2017, arXiv:1706.03762, equation 1",
     formula="O = softmax(Q·Kᵀ/√D)·V",
     cost="O(n²·d)",
     time_exponent=2.0,
@@ -31,14 +31,14 @@ from attnbench.variant import Traits, register
     ),
 )
 class Softmax(CachedDecoding, nn.Module):
-    """Exact softmax attention with the whole N x M matrix in memory.
+    """Exact softmax attention with the whole N × M matrix in memory.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Two batched products and a softmax, differentiated
     by plain autograd; where no gradient is wanted the softmax overwrites the logits, so that one matrix is held, not
-    two. A bias of the positions is another H x N x M numbers.
+    two. A bias of the positions takes H × N × M numbers more.
 
-    Differs from the paper: masks are large negative finite numbers that are added to the logits, not -∞, and a query
-    that sees no key gives 0.
+    Differs from the paper: masks are large negative numbers that are added to the logits, finite instead of -∞, and a
+    query that sees no key gives 0.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -38,7 +38,7 @@ class Summaries(NamedTuple):
     "sparse",
     family="fixed pattern",
     source="Child et al. 2019, arXiv:1904.10509, sections 4.3 and 5.1",
-    formula="softmax over A¹ ∪ A²; strided: i − l ≤ j ≤ i, or l | i − j; fixed: own block, or j mod l ≥ l − c",
+    formula="softmax over A¹ ∪ A²; strided: i - l ≤ j ≤ i, or l | i - j; fixed: own block, or j mod l ≥ l - c",
     cost="O(n·√n·d)",
     time_exponent=1.5,
     memory_exponent=1.5,
@@ -78,8 +78,9 @@ class Sparse(nn.Module):
     that of its N·√N scores; here they exist for one tile at a time, forward and backward, which is O(N). (Strided, not
     causal and N not a multiple of l: k and v are copied to pad them.) Decoding keeps every key with ``strided`` and
     ``stride``, which see it again l tokens later, else one block and the summaries.
-    Differs from the authors' code: there the strided window is l wide including i, here l + 1 as in the paper; they
-    have no form that is not causal.
+
+    Differs from the authors' code: there the strided window is l wide including i, here l + 1 as in the paper; the form
+    that is not causal is this project's. The paper takes c of 8, 16 or 32 with l of 128 or 256.
 
     Raises:
         UsageError: ``summary`` with a pattern that has none, or above ``length``; ``heads=split`` of a single part.
@@ -91,12 +92,13 @@ class Sparse(nn.Module):
         *,
         pattern: Annotated[
             Literal["strided", "fixed", "stride", "summary"],
-            Field(description="strided | fixed; stride, summary: the second part of either alone"),
+            Field(description="pattern of both parts, or stride, summary: the second part alone"),
         ] = "strided",
-        length: Annotated[int | None, Field(ge=1, description="stride or block length l; none: √seq_len")] = None,
+        length: Annotated[int | None, Field(ge=1, description="stride or block length l; none: √N")] = None,
         summary: Annotated[int, Field(ge=1, description="fixed: tokens c per block that later blocks see")] = _SUMMARY,
         heads: Annotated[
-            Literal["merged", "split"], Field(description="each head takes both parts | half take one, half the other")
+            Literal["merged", "split"],
+            Field(description="merged: every head takes both parts; split: half the heads each"),
         ] = "merged",
     ) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from attnbench.variant import No, Traits, register
     "ssd",
     kind="mixer",
     family="recurrence",
-    source="Dao & Gu 2024, arXiv:2405.21060",
+    source="Dao and Gu 2024, arXiv:2405.21060",
     formula="y_i = Σ_{j<=i} (C_i·B_j) a_{j+1}···a_i Δ_j x_j,  a_t = exp(-Δ_t·A),  Δ = softplus(W u + b)",
     cost="O(n·d²)",
     time_exponent=1.0,
@@ -40,7 +40,7 @@ from attnbench.variant import No, Traits, register
 class SSD(nn.Module):
     """Linear attention with a chosen decay per token and head, Mamba-2.
 
-    Dao & Gu 2024, "Transformers are SSMs", the state space dual layer: h_t = a_t h_{t-1} + B_t (Δ_t x_t)ᵀ and
+    Dao and Gu 2024, "Transformers are SSMs", the state space dual layer: h_t = a_t h_{t-1} + B_t (Δ_t x_t)ᵀ and
     y_t = C_tᵀ h_t, with one number a_t = exp(-Δ_t A) per token and head, which is a product with the semiseparable
     matrix (C_i·B_j) a_{j+1}···a_i Δ_j. u ``(B, N, C)`` gives x (C × C), Δ (one per head), and B and C of width
     ``state`` that all heads share; the output projection is C × C. Computed chunk by chunk; the state of a head is
@@ -53,7 +53,7 @@ class SSD(nn.Module):
     of -Δ·A, as if the semiseparable matrix were mirrored; the paper's layer is causal.
 
     Differs from the authors' code: the block around the layer is not here, which is the short convolution of x, B and
-    C, the gate with its norm, and the skip connection D·x.
+    C, the gate with its norm, and the skip connection of x.
     """
 
     def __init__(

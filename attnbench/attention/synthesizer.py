@@ -57,13 +57,13 @@ Mixture = Literal["random+dense", "random+dot", "dense+dot", "random+dense+dot"]
     ),
 )
 class Synthesizer(nn.Module):
-    """Weights from each token alone or from no token, fixed maximum length.
+    """Weights from each token alone or from none, fixed maximum length.
 
-    Tay et al. 2020, section 3: ``Y = softmax(B) V`` in every head, where row i of B is
+    Tay et al. 2020, "Synthesizer": ``Y = softmax(B) V`` in every head, where row i of B is
 
-    - ``dense``: ``W₂ ReLU(W₁ x_i + b₁) + b₂``, from token i alone (equation 1);
-    - ``random``: row i of a learned N × N matrix, the same for every input (equation 4);
-    - ``factorized-random``: row i of ``R₁ R₂ᵀ`` with two learned N × ``factors`` matrices (section 3.2.2);
+    - ``dense``: ``W₂ ReLU(W₁ x_i + b₁) + b₂``, from token i alone;
+    - ``random``: row i of a learned N × N matrix, the same for every input;
+    - ``factorized-random``: row i of ``R₁ R₂ᵀ`` with two learned matrices of ``factors`` columns;
     - ``factorized-dense``: ``A_i[j mod a] · B_i[j div a]`` with A_i and B_i, of length a = ``factors`` and N / a, from
       token i through one hidden layer;
     - ``mixture``: ``Σ α_p B_p`` of two or three of these and of dot products ``q_i · k_j / √D``, one before the
@@ -90,15 +90,13 @@ class Synthesizer(nn.Module):
         *,
         mode: Annotated[Mode, Field(description="where the weights come from")] = "dense",
         hidden: Annotated[
-            int | None, Field(ge=1, description="hidden units per head of dense weights; none means head_dim")
+            int | None, Field(ge=1, description="hidden units per head of dense weights; none: D")
         ] = None,
         factors: Annotated[
             int | None,
             Field(ge=1, description="columns of R₁ (none: 8) of factorized-random, length a (√N) of factorized-dense"),
         ] = None,
-        mixture: Annotated[
-            Mixture | None, Field(description="what mode=mixture mixes; none means random+dense")
-        ] = None,
+        mixture: Annotated[Mixture | None, Field(description="what mode=mixture mixes; none: random+dense")] = None,
     ) -> None:
         super().__init__()
         parts = (mixture or "random+dense").split("+") if mode == "mixture" else [mode]

@@ -72,7 +72,7 @@ class TaylorFeatures:
     "taylor",
     family="kernel",
     source="Arora et al. 2024, arXiv:2402.18668",
-    formula="w_ij = 1 + s + s²/2,  s = q_i·k_j/√d;  o_i = Σ_j w_ij v_j / Σ_j w_ij",
+    formula="w_ij = 1 + s + s²/2,  s = q_i·k_j/√D;  o_i = Σ_j w_ij v_j / Σ_j w_ij",
     cost="O(n·d³)",
     time_exponent=1.0,
     memory_exponent=1.0,

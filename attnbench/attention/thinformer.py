@@ -19,7 +19,7 @@ from attnbench.variant import No, Traits, register
     "thinformer",
     family="learned pattern",
     source="Carrell et al. 2025, arXiv:2502.12063",
-    formula="softmax(Q·K_Sᵀ/√d)·V_S,  S ⊂ keys, |S| ≈ 2^g·√n, by halving under exp(k·k'/√d)·(v·v' + max|v|²)",
+    formula="softmax(Q·K_Sᵀ/√D)·V_S,  S ⊂ keys, |S| ≈ 2^g·√n, by halving under exp(k·k'/√D)·(v·v' + max|v|²)",
     cost="O(2^g·n^1.5·d)",
     time_exponent=1.5,
     memory_exponent=1.0,
@@ -53,7 +53,7 @@ class Thinformer(nn.Module):
     evenly spaced) is dropped before thinning, where they first drop all beyond the largest power of four; each run has
     signs of its own, of which the first is a fair coin, instead of one coin that may swap all halves.
 
-    Shapes: q ``(B, H, N, D)``, k, v ``(B, H, M, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, M)``. Kernels are float32
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, M)``. Kernels are float32
     (float64 for float64). More keys than ``shape.M`` use the drawn numbers again.
     """
 

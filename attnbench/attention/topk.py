@@ -96,10 +96,11 @@ class _Attend(torch.autograd.Function):
 class TopK(nn.Module):
     """Softmax over each query's k largest logits, in chunks of queries.
 
-    Gupta et al. 2021, "Memory-efficient Transformers via Top-k Attention". q ``(B, H, N, D)``, k and v
-    ``(B, H, M, D)`` -> ``(B, H, N, D)``. All logits of a chunk of queries are computed, the ``keys`` largest of each
-    row are kept, and the values of just these are read. Time stays O(n²·d) forward; memory is O(chunk·M + n·keys), as
-    only indices and weights of the kept keys are saved, and the backward pass costs O(n·keys·d).
+    Gupta et al. 2021, "Memory-efficient Transformers via Top-k Attention". q ``(B, H, N, D)``, k and v ``(B, H, M, D)``
+    -> ``(B, H, N, D)``. All logits of a chunk of queries are computed, the ``keys`` largest of each row are kept, and
+    the values of just these are read. Time stays O(n²·d) forward; memory is O(chunk·M + n·keys), as only indices and
+    weights of the kept keys are saved, and the backward pass costs O(n·keys·d). The default of 64 keys is this
+    project's.
 
     ``keys`` >= M gives exact attention. Of keys with equal logits ``torch.topk`` says which are kept. Gradients flow
     through the kept logits only; the choice has none. Where fewer than ``keys`` are visible all of them are kept.
