@@ -67,12 +67,12 @@ class AFT(nn.Module):
     Zhai et al. 2021, "An Attention Free Transformer": in every channel ``y_i = σ(q_i) Σ_j e^(k_j + w_ij) v_j /
     Σ_j e^(k_j + w_ij)`` (equation 2), where the bias w of two positions is
 
-    - ``full``: learned for every pair, as ``u_i · u'_j`` with ``factors`` columns, or entry by entry (``factors=0``);
-      O(n²·d) time, O(n·d) memory;
-    - ``local``: the same within ``window`` tokens, 0 beyond. Tokens beyond still count: 0 is not -∞. O(n·w·d);
-    - ``simple``: 0. O(n·d);
-    - ``conv``: one number for each head and distance, ``kernel`` distances around 0, those up to ``kernel - 1`` back
-      where ``shape.causal``; 0 beyond. O(n·kernel·d).
+    - ``mode=full``: learned for every pair, as ``u_i · u'_j`` with ``factors`` columns, or entry by entry
+      (``factors=0``); O(n²·d) time, O(n·d) memory;
+    - ``mode=local``: the same within ``window`` tokens, 0 beyond. Tokens beyond still count: 0 is not -∞. O(n·w·d);
+    - ``mode=simple``: 0. O(n·d);
+    - ``mode=conv``: one number for each head and distance, ``kernel`` distances around 0, those up to ``kernel - 1``
+      back where ``shape.causal``; 0 beyond. O(n·kernel·d).
 
     x is ``(B, N, C)`` and so is the output: projections to q, k, v and an output projection, all C × C without bias,
     belong to the variant. Entries of w are drawn with variance 1. ``full`` and ``local`` are made for ``shape.N``
@@ -81,8 +81,9 @@ class AFT(nn.Module):
     e^(k + w) is e^k · e^w in a product, which loses a row's digits only where both its w and a channel's k spread over
     more than the exponents of the dtype, 80 in float32.
 
-    Differs from the paper: ``window=w`` is |i - j| <= w, the paper's s is w + 1; w is learned as it is, without the
-    normalisation and the initial 0 of AFT-conv; there is an output projection, as in the other layers here.
+    Differs from the paper: ``window`` is the largest |i - j| with a bias, the paper's s is one more; w is learned as it
+    is, without the normalisation and the initial 0 of AFT-conv; there is an output projection, as in the other layers
+    here.
 
     Raises:
         UsageError: an option of another mode; an even kernel, unless causal.

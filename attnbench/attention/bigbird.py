@@ -40,10 +40,10 @@ from attnbench.variant import No, Traits, register
 class BigBird(nn.Module):
     """BigBird (ITC): random, window and global blocks.
 
-    Tokens are cut into blocks of ``block``; the last may be shorter. The queries of block I take one softmax over the
-    keys of blocks I - 1, I, I + 1, the first, the last, and ``random_blocks`` others, drawn without repetition for
+    Tokens are cut into blocks, of which the last may be shorter. The queries of block I take one softmax over the
+    keys of blocks I - 1, I, I + 1, the first, the last, and r = ``random_blocks`` others, drawn without repetition for
     each head and block. The queries of the first and the last block see everything. Where fewer blocks are left than
-    random ones wanted, all are seen: up to 4 + random_blocks blocks this is exact attention.
+    random ones wanted, all are seen: up to 4 + r blocks this is exact attention.
 
     The draws are uniform and fixed in the constructor, up to shape.N tokens; a shorter sequence uses the same random
     numbers over fewer blocks. With ``key_mask`` the blocks are cut over each sequence's tokens up to its last real
@@ -53,10 +53,10 @@ class BigBird(nn.Module):
     Differs from the authors' code: there random blocks can coincide with window or global ones, whose keys then count
     twice, and a sequence must be a whole number of blocks.
 
-    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``. Time N·(7 + random_blocks)·block·D: two for the global rows.
+    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``. Time N·(7 + r)·block·D: two blocks for the global rows.
 
     Raises:
-        Unsupported: forward with more blocks than shape.N has.
+        Unsupported: in ``forward``, more blocks than ``shape.N`` has.
     """
 
     draws: Tensor

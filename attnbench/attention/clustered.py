@@ -42,15 +42,15 @@ class Clustered(nn.Module):
 
     Vyas et al. 2020, "Fast Transformers with Clustered Attention". q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` ->
     ``(B, H, N, D)``. Each query is hashed to ``bits`` signs of random projections, shared by the heads. Lloyd's
-    algorithm in Hamming distance puts the hashes into at most ``clusters`` clusters: it starts from the hashes of
+    algorithm in Hamming distance puts the hashes into c = ``clusters`` clusters at most: it starts from the hashes of
     queries evenly spaced over the sequence, assigns ``iterations`` times, and in between moves each centroid to the
     majority of its members, bit by bit (an even count gives 1; an empty cluster stays). The mean query of a cluster
     attends to all keys, and all members get its output. Of equally near centroids the first is taken; distances are
     whole numbers, so that clusters do not depend on rounding once the signs are known.
 
-    ``improved`` is the paper's i-clustered attention: of each cluster's weights the largest ``improved`` are taken
+    With t = ``improved`` it is the paper's i-clustered attention: of each cluster's weights the t largest are taken
     together, and each member spreads their sum over these keys by its own softmax. The other keys keep the weight that
-    the mean query gives them. ``improved`` >= M gives exact attention. It costs O(n·improved·d) more.
+    the mean query gives them. t >= M gives exact attention. It costs O(n·t·D) more.
 
     Padding is cut out: with ``key_mask``, padded queries (unless they are another sequence) are in no cluster and give
     0. Gradients flow through means and weights, not through the clusters.

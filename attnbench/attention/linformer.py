@@ -63,15 +63,15 @@ class Linformer(nn.Module):
     ``key-value`` one E = F for all heads, ``layerwise`` the same one in all layers of a model, its parameters counted
     once.
 
-    ``projection``, for which section 4 of the paper names pooling and convolution:
+    Other projections, for which section 4 of the paper names pooling and convolution:
 
-    - ``mean-pool`` and ``max-pool``: row r is the average or the elementwise maximum of the r-th of R runs of real keys
-      whose lengths differ by at most one. No parameters, no longest length; padding is cut out before the runs are
-      formed.
-    - ``conv``: a convolution over all D channels with kernel = stride = ceil(M / R), without bias, drawn from
-      N(0, 1 / fan-in); zeros after the last key. No longest length; a block without a real key is hidden.
-    - ``jl``: the construction of theorem 2, E = δ·G and F = exp(-δ)·G with G from N(0, 1/R), one for all heads. Its
-      logits are of order δ, so that at ordinary inputs all R rows weigh nearly the same.
+    - ``projection=mean-pool`` and ``projection=max-pool``: row r is the average or the elementwise maximum of the r-th
+      of R runs of real keys whose lengths differ by at most one. No parameters, no longest length; padding is cut out
+      before the runs are formed.
+    - ``projection=conv``: a convolution over all D channels with kernel = stride = ceil(M / R), without bias, drawn
+      from N(0, 1 / fan-in); zeros after the last key. No longest length; a block without a real key is hidden.
+    - ``projection=jl``: the construction of theorem 2, E = δ·G and F = exp(-δ)·G with G from N(0, 1/R), one for all
+      heads. Its logits are of order δ, so that at ordinary inputs all R rows weigh nearly the same.
 
     Differs from the paper: G is drawn once, not in each step, and R is the same for every layer.
 
@@ -88,7 +88,7 @@ class Linformer(nn.Module):
         rank: Annotated[int, Field(ge=1, description="rows R that keys and values are projected to")] = 256,
         sharing: Annotated[
             Literal["unshared", "headwise", "key-value", "layerwise"],
-            Field(description="which projections are one and the same"),
+            Field(description="how many E and F there are: each head its own, two, one, or one for all layers"),
         ] = "key-value",
         projection: Annotated[
             Literal["learned", "mean-pool", "max-pool", "conv", "jl"],

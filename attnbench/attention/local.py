@@ -43,8 +43,8 @@ class Local(nn.Module):
 
     Sliding (``block`` unset): token i sees the tokens i ± t·δ for t = 0 .. ``window``, δ = ``dilation``; with δ = 1
     that is |i - j| <= window, 2·window + 1 keys, itself included. Causal: the window + 1 keys i - t·δ. Block-local:
-    token i sees its own block of ``block`` tokens and ``look_around`` blocks on either side (causal: before it only,
-    and j <= i), as in Liu et al. with look_around=0.
+    token i sees its own block and ``look_around`` blocks on either side (causal: before it only, and j <= i); Liu et
+    al. have ``look_around=0``.
 
     Each is an exact softmax over those keys. The default window is this project's; Liu et al. take blocks of 256.
 

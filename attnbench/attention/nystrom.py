@@ -45,7 +45,7 @@ class Nystrom(nn.Module):
     - ``pinv=newton``: Z ← Z·(13 - AZ·(15 - AZ·(7 - AZ)))/4 from Aᵀ / (‖A‖₁·‖A‖∞), ``iterations`` times. The number
       belongs to the operator: few steps leave out the small singular values of A, whose inverses are what makes
       ``pinv=exact`` far worse where R is below N. Rows of the product sum to 1 only with the exact inverse.
-    - ``conv``: adds a depthwise convolution of V along the tokens, one learned kernel for each head. Only then is an
+    - ``conv`` adds a depthwise convolution of V along the tokens, one learned kernel for each head. Only then is an
       error against softmax attention not that of an approximation.
 
     With R = N and the exact pseudo-inverse it is softmax attention; the matrices are multiplied there too.

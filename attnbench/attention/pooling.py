@@ -37,7 +37,7 @@ class Pooling(nn.Module):
     """Local average minus the token itself; nothing to learn.
 
     Yu et al. 2022, "MetaFormer is Actually What You Need for Vision", the token mixing of PoolFormer, along one axis:
-    an average over ``pool`` neighbouring tokens, stride 1, from which the token is subtracted because the residual path
+    an average over ``pool`` tokens side by side, stride 1, from which the token is subtracted because the residual path
     around the layer adds it. x is ``(B, N, C)`` and so is the output; there are no parameters and no projections.
 
     The window is centred, or holds the last ``pool`` tokens where ``shape.causal``. Only tokens that are there count:

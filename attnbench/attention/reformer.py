@@ -63,11 +63,10 @@ class Reformer(nn.Module):
     all rounds but the first, which gives the same sum), so that the result is exactly one softmax over the union of the
     pairs seen. Without it, as in the authors' code, a pair seen twice weighs twice.
 
-    ``members`` says which pairs a round sees. ``chunk``: everything in both chunks (section 2, "LSH attention"), by
-    position where causal. Later tokens get no weight, but they move the borders between chunks, so that outputs do
-    depend on them a little. ``bucket``: only pairs with equal hash (equation 4), and where causal the latest of these
-    before the query, as many as a chunk has, which no later token changes. ``auto``: ``bucket`` where causal, else
-    ``chunk``.
+    ``members=chunk``: a round sees everything in both chunks (section 2, "LSH attention"), by position where causal.
+    Later tokens get no weight, but they move the borders between chunks, so that outputs do depend on them a little.
+    ``members=bucket``: only pairs with equal hash (equation 4), and where causal the latest of these before the query,
+    as many as a chunk has, which no later token changes. ``members=auto`` is ``bucket`` where causal, else ``chunk``.
 
     More than 128 ``buckets`` are pairs of two hashes, as one rotation with n / chunk columns would cost n². By default
     their number follows the number of real tokens, and padding is sorted behind every chunk, so that a padded sequence

@@ -63,16 +63,16 @@ class Sparse(nn.Module):
 
     With l = ``length`` (about √n) and j <= i throughout:
 
-    - ``strided``: A¹ = {i - l .. i}, A² = {j : (i - j) mod l = 0};
-    - ``fixed``: A¹ = {j : ⌊j / l⌋ = ⌊i / l⌋}, A² = {j : j mod l >= l - c}, c = ``summary``;
-    - ``stride`` and ``summary``: A² of strided, or of fixed, alone. Tokens i < l - c, for which the latter is empty,
-      see themselves.
+    - ``pattern=strided``: A¹ = {i - l .. i}, A² = {j : (i - j) mod l = 0};
+    - ``pattern=fixed``: A¹ = {j : ⌊j / l⌋ = ⌊i / l⌋}, A² = {j : j mod l >= l - c}, c = ``summary``;
+    - ``pattern=stride``, ``pattern=summary``: A² of strided, or of fixed, alone. Tokens i < l - c, for which the latter
+      is empty, see themselves.
 
     ``heads=merged``: every head takes one softmax over the union; a key that lies in both parts counts once.
-    ``heads=split``: the first half of the heads (the larger, of an odd number) takes A¹, the others A².
-    The patterns are causal by definition. Without ``causal`` the mask is symmetrised: i and j see one another where
-    the later of them sees the earlier; so with ``fixed`` summary tokens see all that follows, the others only the
-    summaries before them.
+    ``heads=split``: the first half of the heads (the larger, of an odd number) takes A¹, the others A². The patterns
+    are causal by definition. Without ``causal`` the mask is symmetrised: i and j see one another where the later of
+    them sees the earlier; so with ``pattern=fixed`` summary tokens see all that follows, the others only the summaries
+    before them.
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·√N·D, or N·(l + c·N / l)·D. The paper's memory is
     that of its N·√N scores; here they exist for one tile at a time, forward and backward, which is O(N). (Strided, not

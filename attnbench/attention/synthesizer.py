@@ -61,12 +61,12 @@ class Synthesizer(nn.Module):
 
     Tay et al. 2020, "Synthesizer": ``Y = softmax(B) V`` in every head, where row i of B is
 
-    - ``dense``: ``W₂ ReLU(W₁ x_i + b₁) + b₂``, from token i alone;
-    - ``random``: row i of a learned N × N matrix, the same for every input;
-    - ``factorized-random``: row i of ``R₁ R₂ᵀ`` with two learned matrices of ``factors`` columns;
-    - ``factorized-dense``: ``A_i[j mod a] · B_i[j div a]`` with A_i and B_i, of length a = ``factors`` and N / a, from
-      token i through one hidden layer;
-    - ``mixture``: ``Σ α_p B_p`` of two or three of these and of dot products ``q_i · k_j / √D``, one before the
+    - ``mode=dense``: ``W₂ ReLU(W₁ x_i + b₁) + b₂``, from token i alone;
+    - ``mode=random``: row i of a learned N × N matrix, the same for every input;
+    - ``mode=factorized-random``: row i of ``R₁ R₂ᵀ`` with two learned matrices of ``factors`` columns;
+    - ``mode=factorized-dense``: ``A_i[j mod a] · B_i[j div a]`` with A_i and B_i, of length a = ``factors`` and N / a,
+      from token i through one hidden layer;
+    - ``mode=mixture``: ``Σ α_p B_p`` of two or three of these and of dot products ``q_i · k_j / √D``, one before the
       softmax, where α is the softmax of learned numbers, equal at first.
 
     x is ``(B, N, C)`` and so is the output: the value and the output projection, both C × C without bias, belong to the
