@@ -14,7 +14,9 @@ _booked: list[list[tuple[str, int]]] = []
 """Of each count or prediction in progress: kernels and FLOPs of what ran out of the dispatcher's sight."""
 
 
-def out_of_sight(call: Callable[[], Tensor], *, like: Tensor, kernel: str, matmul_flops: int) -> Tensor:
+def out_of_sight(
+    call: Callable[[], Tensor], *, like: Tensor, kernel: str, matmul_flops: int, backward_flops: int = 0
+) -> Tensor:
     """Run compiled code, which under a dispatch mode would not be compiled, and book what it does.
 
     Args:
@@ -22,15 +24,24 @@ def out_of_sight(call: Callable[[], Tensor], *, like: Tensor, kernel: str, matmu
         like: a tensor with the shape and type of what it returns; where this is a fake one, nothing runs.
         kernel: its name in the results.
         matmul_flops: what it multiplies and adds in matrix products, all of which it does out of sight.
+        backward_flops: the same of its backward pass, booked each time that one runs.
     """
-    for entries in _booked:
-        entries.append((kernel, matmul_flops))
+    _book(kernel, matmul_flops)
     if isinstance(like, FakeTensor):
         return torch.empty_like(like)
     if not _booked:
-        return call()
-    with _disable_current_modes():
-        return call()
+        output = call()
+    else:
+        with _disable_current_modes():
+            output = call()
+    if backward_flops and output.requires_grad:
+        output.register_hook(lambda _: _book(kernel, backward_flops))  # type: ignore[no-untyped-call]  # torch leaves it so
+    return output
+
+
+def _book(kernel: str, matmul_flops: int) -> None:
+    for entries in _booked:
+        entries.append((kernel, matmul_flops))
 
 
 @contextmanager

@@ -134,9 +134,8 @@ class Flex(CachedDecoding, nn.Module):
                 raise Unsupported("FlexAttention is compiled, and there is no working C++ compiler") from error
             return output
 
-        # Two products forward; five backward, which follow without another look.
-        flops = (14 if learned else 4) * q.shape[0] * q.shape[1] * q.shape[3] * pairs
-        return out_of_sight(call, like=q, kernel="flex", matmul_flops=flops)
+        product = 2 * q.shape[0] * q.shape[1] * q.shape[3] * pairs
+        return out_of_sight(call, like=q, kernel="flex", matmul_flops=2 * product, backward_flops=5 * product)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, score_mod: Mod | None, block_mask: BlockMask | None) -> Tensor:

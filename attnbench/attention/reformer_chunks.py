@@ -103,7 +103,7 @@ class Attend(torch.autograd.Function):
                 here = both
             out.index_copy_(0, own, part)
             lse.index_copy_(0, own, here)
-        lse[plan.tokens] = FAR  # an empty slot weighs nothing
+        lse[plan.tokens].fill_(FAR)  # an empty slot weighs nothing
         result = out[: plan.tokens].to(q.dtype)
         ctx.save_for_backward(q, v, inverse, lse, result)
         ctx.plan = plan

@@ -118,7 +118,7 @@ class Skyformer(nn.Module):
         (B, _, N, _), points = q.shape, q.shape[2] + k.shape[2]
         count = min(self.landmarks, points)
         if key_mask is None:
-            start, length = split(torch.tensor([points], device=q.device), count)
+            start, length = split(torch.full((1,), points, device=q.device), count)
         else:
             of_queries = torch.ones(B, N, dtype=torch.bool, device=q.device) if self.cross else key_mask
             real = torch.cat([of_queries, key_mask], 1)

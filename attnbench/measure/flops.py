@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
 import time
 import weakref
@@ -33,7 +34,19 @@ def _cpu_flash_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, out_shape: A
     return int(sdpa_backward_flop_count(grad, q, k, v))
 
 
+def _product(a: Any, b: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    return 2 * int(math.prod(a) * b[-1])
+
+
+def _sum_and_product(_: Any, a: Any, b: Any, *__: Any, out_shape: Any = None, **___: Any) -> int:
+    return _product(a, b)
+
+
 _MISSING_IN_TORCH = {
+    # torch's own formulas take a type given for the result (out_dtype, on a GPU) for a second shape of it.
+    torch.ops.aten.bmm: _product,
+    torch.ops.aten.addmm: _sum_and_product,
+    torch.ops.aten.baddbmm: _sum_and_product,
     # torch counts 0 for its own CPU kernel (pytorch issue 195460).
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_flash,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_flash_backward,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config
 
 from attnbench.cell import Cell, ModelSize
 from attnbench.errors import AttnbenchError, Unsupported, UsageError
@@ -109,7 +110,8 @@ def _pass(cell: Cell, module: nn.Module, inputs: Sequence[Tensor]) -> Callable[[
     loss = _loss(cell, module, inputs)
     if cell.pass_ == "training":
         return lambda: torch.autograd.grad(loss(), wanted, allow_unused=True)
-    value = loss()  # the graph is built once; only walking it backward is timed
+    with config.patch(donated_buffer=False):  # compiled code must not reuse what the next walk needs again
+        value = loss()  # the graph is built once; only walking it backward is timed
     return lambda: torch.autograd.grad(value, wanted, retain_graph=True, allow_unused=True)
 
 

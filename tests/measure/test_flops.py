@@ -5,6 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnbench.compiled import out_of_sight
 from attnbench.measure.flops import count, move_fake, predict
 
 B, H, N, D = 1, 4, 256, 32
@@ -34,6 +35,27 @@ def test_the_backward_pass_of_the_fused_kernel_counts_five_products() -> None:
     counted = count(lambda: torch.autograd.grad(scaled_dot_product_attention(q, q, q).sum(), q))
     assert counted.matmul_flops == 7 * 2 * B * H * N * N * D
     assert counted.kernel == "flash_cpu"
+
+
+def test_a_product_whose_type_is_given_counts_like_any_other() -> None:
+    a, b = torch.empty(3, 4, 5, dtype=torch.bfloat16, device="meta"), torch.empty(3, 5, 6, device="meta").bfloat16()
+    c = torch.empty(4, 6, device="meta")
+    assert count(lambda: torch.bmm(a, b)).matmul_flops == 2 * 3 * 4 * 5 * 6
+    assert count(lambda: torch.bmm(a, b, out_dtype=torch.float32)).matmul_flops == 2 * 3 * 4 * 5 * 6
+    assert count(lambda: torch.mm(a[0], b[0], out_dtype=torch.float32)).matmul_flops == 2 * 4 * 5 * 6
+    assert count(lambda: torch.addmm(c, a[0], b[0], out_dtype=torch.float32)).matmul_flops == 2 * 4 * 5 * 6
+
+
+def test_compiled_code_is_booked_forward_and_each_time_it_runs_backward() -> None:
+    x = _qkv().requires_grad_()
+
+    def call() -> torch.Tensor:
+        return out_of_sight(lambda: x * 2, like=x, kernel="mine", matmul_flops=3, backward_flops=7)
+
+    output = call()
+    counted = [count(call), count(lambda: torch.autograd.grad(output.sum(), x)), count(lambda: call().sum().backward())]
+    assert [one.matmul_flops for one in counted] == [3, 7, 10]
+    assert {one.kernel for one in counted} == {"mine"}
 
 
 def test_a_prediction_equals_the_count_and_the_exact_peak_without_allocating() -> None:

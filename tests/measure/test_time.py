@@ -4,11 +4,14 @@ import math
 import random
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
+import torch
 
 from attnbench.measure.statistics import median_interval
-from attnbench.measure.time import ClockError, Sample, TimingRules, WallClock, measure_time, summarise
+from attnbench.measure.time import ClockError, CudaEvents, Sample, TimingRules, WallClock, measure_time, summarise
 
 
 @dataclass
@@ -111,6 +114,43 @@ def test_the_wall_clock_reads_the_clock_twice_and_waits_for_the_device_on_both_s
     seconds, _ = watch.time(lambda: log.append("call"), 2)
     assert seconds == pytest.approx(250e-9)
     assert log == ["sync", "clock", "call", "call", "sync", "clock"]
+
+
+class FakeEvent:
+    """Of a device on which the flush takes 5 s and a call 1 s."""
+
+    log: ClassVar[list[str]] = []
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        self.at = math.nan
+
+    def record(self) -> None:
+        self.at = sum({"flush": 5.0, "call": 1.0}.get(entry, 0.0) for entry in self.log)
+        self.log.append("event")
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return 1e3 * (end.at - self.at)
+
+
+def test_on_a_gpu_every_call_finds_the_cache_flushed_and_only_calls_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = FakeEvent.log = []
+    flushed = SimpleNamespace(zero_=lambda: log.append("flush"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=1 << 20))
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("sync"))
+    monkeypatch.setattr(torch, "empty", lambda *size, **how: flushed)
+    assert CudaEvents("cuda").time(lambda: log.append("call"), 2) == (2.0, 0)
+    assert log == ["sync", *2 * ["flush", "event", "call", "event"], "sync"]
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_a_product_takes_its_time_and_not_that_of_the_flush() -> None:
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    watch = CudaEvents("cuda")
+    watch.time(lambda: a @ a, 3)
+    once, thrice = watch.time(lambda: a @ a, 10)[0] / 10, watch.time(lambda: [a @ a for _ in range(3)], 10)[0] / 10
+    assert 2.5 < thrice / once < 3.5
+    assert watch.time(lambda: None, 10)[0] / 10 < once / 10
 
 
 def test_contaminated_samples_leave_the_statistic_but_are_counted() -> None:

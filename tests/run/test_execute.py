@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
-from attnbench.cell import Cell
+from attnbench.cell import Cell, Pass
 from attnbench.measure.time import TimingRules
 from attnbench.model import as_layer
 from attnbench.record import Record
@@ -77,6 +80,16 @@ def test_a_decoding_step_holds_the_cache_of_all_tokens_before_it() -> None:
         assert record.state_bytes_per_token == record.state_bytes / 63
         assert record.time_median_s is not None
         assert record.tokens_per_s == 1 / record.time_median_s
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("pass_", ["forward", "backward", "training"])
+def test_compiled_code_runs_in_every_pass_on_a_gpu(pass_: Pass) -> None:
+    shape = Shape(heads=2, seq_len=256, head_dim=16)
+    record = measure(replace(cell("flex", pass_=pass_, device="cuda"), shape=shape))
+    assert record.status is Status.OK, record.reason
+    products = {"forward": 2, "backward": 5, "training": 7}[pass_]
+    assert (record.kernel, record.matmul_flops) == ("flex", products * 2 * 2 * 256 * 256 * 16)
 
 
 def test_what_cannot_decode_says_why() -> None:
