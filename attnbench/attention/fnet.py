@@ -25,7 +25,7 @@ from attnbench.variant import No, Traits, register
         target="other",
         causal=No("each frequency is a sum over all tokens with weights of modulus 1, later ones included"),
         cross=No("the transform maps n tokens to n frequencies; there is no second sequence in it"),
-        key_padding=No("the frequencies depend on the length, so that padding changes every output"),
+        key_padding=True,
         rows_sum_to_one=False,
     ),
 )
@@ -37,24 +37,35 @@ class FNet(nn.Module):
     C channels of all heads together, and so is the output. There are no parameters and no projections; entries grow as
     √(N·C/2). float16 and bfloat16 are transformed in float32.
 
+    Padding is cut out: frequencies depend on the length, so with ``key_mask`` each example is transformed by itself, at
+    the length of its real tokens (on CUDA each waits for the device); padded tokens give 0.
+
     Differs from the authors' code: since x is real only half of the channels' frequencies are computed, the others
-    follow by symmetry; and as the operator is a symmetric matrix it is its own backward pass.
+    follow by symmetry; and as the operator is a symmetric matrix it is its own backward pass; padding is no token.
     """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; a ``key_mask`` is refused before it comes here."""
-        mix = _Mix.apply
-        out: Tensor = mix(x)  # type: ignore[no-untyped-call]  # untyped in torch
+        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
+        if key_mask is None:
+            return _mix(x)
+        out = torch.zeros_like(x)
+        for b, real in enumerate(key_mask):
+            if real.any():
+                out[b, real] = _mix(x[b : b + 1, real])[0]
         return out
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The product with the cosines and sines of both transforms: C_n X C_c - S_n X S_c."""
-        cos_n, sin_n = _waves(x.shape[1], x)
+        """The product with the cosines and sines of both transforms, C_n X C_c - S_n X S_c, of the real tokens."""
         cos_c, sin_c = _waves(x.shape[2], x)
-        return cos_n @ x @ cos_c - sin_n @ x @ sin_c
+        out = torch.zeros_like(x)
+        for b, tokens in enumerate(x):
+            real = torch.ones(len(tokens), dtype=torch.bool, device=x.device) if key_mask is None else key_mask[b]
+            cos_n, sin_n = _waves(int(real.sum()), x)
+            out[b, real] = cos_n @ tokens[real] @ cos_c - sin_n @ tokens[real] @ sin_c
+        return out
 
 
 class _Mix(torch.autograd.Function):
@@ -72,8 +83,12 @@ class _Mix(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        grad: Tensor = _Mix.apply(grads[0])  # type: ignore[no-untyped-call]  # untyped in torch
-        return grad
+        return _mix(grads[0])
+
+
+def _mix(x: Tensor) -> Tensor:
+    out: Tensor = _Mix.apply(x)  # type: ignore[no-untyped-call]  # untyped in torch
+    return out
 
 
 def _waves(n: int, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from attnbench.attention.feature_attention import FeatureAttention
 from attnbench.attention.feature_tiles import FeatureMap, accumulator
 from attnbench.attention.performer_features import CosineSineFeatures, ReluFeatures
 from attnbench.attention.random_features import Projection, draw_projection
+from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -40,7 +41,11 @@ def unit(x: Tensor) -> Tensor:
         permutable=True,
         converges_with="features",
     ),
-    settings=("features=16,chunk=5", "features=16,kernel=arccos,chunk=5,projection=orthogonal,temperature=0.5"),
+    settings=(
+        "features=16,chunk=5",
+        "features=16,kernel=arccos,chunk=5,projection=orthogonal",
+        "features=16,chunk=5,temperature=1.5",
+    ),
 )
 class RandomFeatureAttention(FeatureAttention):
     """Random features of queries and keys scaled to length one, RFA.
@@ -61,6 +66,9 @@ class RandomFeatureAttention(FeatureAttention):
     a constant, which shrinks the first tokens of a causal sequence); ω is drawn once and is the same for all heads;
     nothing is added to ‖x‖; arccos has a floor of 0.001, without which a denominator can be 0. The gate is in
     ``rfa-gated``.
+
+    Raises:
+        UsageError: a ``temperature`` with ``kernel=arccos``, whose features it scales as a whole, which cancels.
     """
 
     def __init__(
@@ -85,6 +93,8 @@ class RandomFeatureAttention(FeatureAttention):
         ] = None,
     ) -> None:
         super().__init__()
+        if kernel == "arccos" and temperature != 1.0:
+            raise UsageError("rfa: temperature scales arccos features as a whole, which the quotient cancels")
         self.causal, self.chunk = shape.causal, chunk
         self.gaussian, self.temperature, self.independent = kernel == "gaussian", temperature, projection == "iid"
         self.sigma = nn.Parameter(torch.ones(shape.H, 1, shape.D))

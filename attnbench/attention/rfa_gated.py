@@ -15,6 +15,7 @@ from attnbench.attention.feature_tiles import LOG2E, accumulator
 from attnbench.attention.performer_features import ReluFeatures
 from attnbench.attention.random_features import draw_projection
 from attnbench.attention.rfa import unit
+from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -37,7 +38,7 @@ from attnbench.variant import No, Traits, register
         decode=True,
         rows_sum_to_one=False,
     ),
-    settings=("features=16,chunk=5", "features=16,kernel=arccos,temperature=0.5,chunk=7"),
+    settings=("features=16,chunk=5", "features=16,kernel=arccos,chunk=7", "features=9,temperature=0.7,chunk=7"),
 )
 class GatedRandomFeatureAttention(nn.Module):
     """Random feature attention whose memory fades by a learned gate.
@@ -56,6 +57,9 @@ class GatedRandomFeatureAttention(nn.Module):
 
     Differs from the authors' code: the gate was not released, this is the paper's; the denominator is not clamped; one
     ω for all heads; arccos has a floor of 0.001.
+
+    Raises:
+        UsageError: a ``temperature`` with ``kernel=arccos``, whose features it scales as a whole, which cancels.
     """
 
     def __init__(
@@ -76,6 +80,8 @@ class GatedRandomFeatureAttention(nn.Module):
         ] = 64,
     ) -> None:
         super().__init__()
+        if kernel == "arccos" and temperature != 1.0:
+            raise UsageError("rfa-gated: temperature scales arccos features as a whole, which the quotient cancels")
         C = shape.C
         self.heads, self.head_dim, self.causal, self.chunk = shape.H, shape.D, shape.causal, chunk
         self.gaussian, self.temperature = kernel == "gaussian", temperature

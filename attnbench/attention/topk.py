@@ -9,19 +9,31 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-from attnbench.attention.kv_cache import Cache
+from attnbench.attention.kv_cache import Cache, last_row
 from attnbench.attention.largest_entries import largest
 from attnbench.attention.matrix_tiles import tiles
+from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Traits, register
 
 
 class _Attend(torch.autograd.Function):
-    """q ``(G, N, D)``, k and v ``(G, M, D)``, G = B·H; mask ``(G, M)``. Keeps N·keys indices and weights, no matrix."""
+    """q ``(G, N, D)``, k and v ``(G, M, D)``, G = B·H; mask ``(G, M)``. Keeps N·keys indices and weights, no matrix.
+
+    bias ``(H, N + M - 1)`` is added to the logits: entry j - i + N - 1 to that of query i and key j.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, keys: int, causal: bool, rows: int | None
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        keys: int,
+        causal: bool,
+        rows: int | None,
     ) -> Tensor:
         (G, N, D), M = q.shape, k.shape[1]
         dtype = torch.promote_types(q.dtype, torch.float32)
@@ -32,6 +44,9 @@ class _Attend(torch.autograd.Function):
         most = 1 << (19 if q.device.type == "cpu" else 26)
         for heads, a, b in tiles(G, N, M, most, rows):
             logits = torch.bmm(q[heads, a:b].to(dtype) * D**-0.5, k[heads, : b if causal else M].mT.to(dtype))
+            if bias is not None:
+                lines = bias[torch.arange(heads.start, heads.stop, device=q.device) % len(bias)]
+                logits += lines.unfold(1, logits.shape[2], 1)[:, N - b : N - a].flip(1)
             if causal:
                 logits[:, :, a:] += torch.full_like(logits[0, :, a:], -torch.inf).triu(1)
             if mask is not None:
@@ -47,17 +62,18 @@ class _Attend(torch.autograd.Function):
                 for saved, new in ((indices, chosen), (weights, part)):
                     saved[heads, a:b] = 0  # rows may see fewer keys than there is room for
                     saved[heads, a:b, : new.shape[1]] = new.view(-1, b - a, new.shape[1]).to(saved.dtype)
-        ctx.save_for_backward(q, k, v, indices, weights)
+        ctx.save_for_backward(q, k, v, bias, indices, weights)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, indices, weights = ctx.saved_tensors
+        q, k, v, bias, indices, weights = ctx.saved_tensors
         (G, N, D), M = q.shape, k.shape[1]
         dtype = weights.dtype
         k_table, v_table = (x.reshape(G * M, D).to(dtype) for x in (k, v))
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k_table), torch.zeros_like(v_table)
+        dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
         rows = max(1, (1 << (18 if q.device.type == "cpu" else 26)) // (indices.shape[2] * D))
         flat = [x.reshape(G * N, -1) for x in (q, grad, indices, weights)]
         for a in range(0, G * N, rows):
@@ -68,9 +84,13 @@ class _Attend(torch.autograd.Function):
             dlogits = (dlogits - torch.linalg.vecdot(dlogits, part).unsqueeze(1)) * part
             dv.index_add_(0, where, torch.mul(part.unsqueeze(2), dout.unsqueeze(1), out=gathered).view(-1, D))
             dk.index_add_(0, where, torch.mul(dlogits.unsqueeze(2), queries.unsqueeze(1), out=gathered).view(-1, D))
+            if dbias is not None:
+                row = torch.arange(a, a + len(chosen), device=q.device).unsqueeze(1)
+                at = row // N % len(dbias) * (N + M - 1) + chosen % M - row % N + N - 1
+                dbias.view(-1).index_add_(0, at.view(-1), dlogits.view(-1).to(dbias.dtype))
             dqueries = embedding_bag(chosen, k_table, per_sample_weights=dlogits, mode="sum")
             dq.view(G * N, D)[a : a + rows] = dqueries.mul_(D**-0.5)
-        return dq, dk.view_as(k).to(k.dtype), dv.view_as(v).to(v.dtype), None, None, None, None
+        return dq, dk.view_as(k).to(k.dtype), dv.view_as(v).to(v.dtype), dbias, None, None, None, None
 
 
 @register(
@@ -87,7 +107,7 @@ class _Attend(torch.autograd.Function):
         cross=True,
         key_padding=True,
         decode=True,
-        bias=No("the keys are chosen by the logits of q and k alone; a bias would choose by distance as well"),
+        bias=True,
         permutable=True,
         exact_with=("keys={n}",),
     ),
@@ -104,8 +124,9 @@ class TopK(nn.Module):
 
     ``keys`` >= M gives exact attention. Of keys with equal logits ``torch.topk`` says which are kept. Gradients flow
     through the kept logits only; the choice has none. Where fewer than ``keys`` are visible all of them are kept.
+    A bias is added before the largest are chosen.
 
-    The operator is that of ``oracle-topk`` with ``renormalise=true``, which is written to be plain and stands for the
+    The operator is that of ``oracle-topk:renormalise=true``, which is written to be plain and stands for the
     best that a sparse method can select; this is the method, at what it costs.
 
     Differs from the authors' code: the values of the kept keys are summed as a sparse product, not a dense one; no
@@ -124,18 +145,25 @@ class TopK(nn.Module):
     ) -> None:
         super().__init__()
         self.causal, self.keys, self.chunk, self.capacity = shape.causal, keys, chunk, shape.M
+        self.position_bias = position_bias(shape)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         H = q.shape[1]
         flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
         mask = None if key_mask is None else key_mask.repeat_interleave(H, 0)
         keys = min(self.keys, k.shape[2])
-        out: Tensor = _Attend.apply(*flat, mask, keys, self.causal, self.chunk)  # type: ignore[no-untyped-call] # torch
+        bias = None
+        if self.position_bias is not None:
+            distances = torch.arange(1 - q.shape[2], k.shape[2], device=q.device)
+            bias = self.position_bias.along(distances, torch.promote_types(q.dtype, torch.float32))
+        out: Tensor = _Attend.apply(*flat, bias, mask, keys, self.causal, self.chunk)  # type: ignore[no-untyped-call] # torch
         return out.view_as(q)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The weights as an N × M matrix: a softmax over the entries whose rank in their row is below ``keys``."""
         logits = q @ k.mT * q.shape[-1] ** -0.5
+        if self.position_bias is not None:
+            logits = logits + self.position_bias(slice(0, q.shape[2]), slice(0, k.shape[2]), q.dtype)
         if self.causal:
             logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), -torch.inf)
         if key_mask is not None:
@@ -153,6 +181,8 @@ class TopK(nn.Module):
         state = state.append(k, v)
         dtype = torch.promote_types(q.dtype, torch.float32)
         logits = torch.matmul(q * q.shape[-1] ** -0.5, state.keys.mT).to(dtype)
+        if self.position_bias is not None:
+            logits = logits + last_row(self.position_bias, state.length, dtype)
         kept, chosen = largest(logits.flatten(0, 2), min(self.keys, state.length))
         weights = kept.softmax(-1).view(*q.shape[:3], -1)
         values = state.values.gather(2, chosen.view(*q.shape[:2], -1, 1).expand(-1, -1, -1, v.shape[3]))

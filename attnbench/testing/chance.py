@@ -47,6 +47,7 @@ def _pairs(shape: Shape) -> tuple[Tensor, Tensor]:
     return q, k
 
 
+@torch.no_grad()
 def _kernel(module: nn.Module, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The random estimate and its documented mean."""
     estimate: Tensor = module.kernel(q, k)  # type: ignore[operator]  # a module may hold anything
@@ -72,7 +73,8 @@ def unbiased(case: Case) -> Iterator[Measured]:
         f"biased: the mean of {DRAWS} draws is {found:.3f} of the kernel, {float(away.max()):.0f} standard errors off",
     )
     variance = getattr(first, "kernel_variance", None)
-    known = None if variance is None else variance(q, k)
+    with torch.no_grad():
+        known = None if variance is None else variance(q, k)
     if known is not None:
         off = float((ratios.var(0) * mean**2 / known - 1).abs().max())
         # The variance of a variance, from the draws themselves; 5 % beyond what chance explains.

@@ -38,6 +38,16 @@ def test_cosines_and_sines_give_the_same(N: int, C: int) -> None:
     close(make(N, C)(x), make(N, C).dense(x))
 
 
+def test_padding_is_cut_out_wherever_it_stands() -> None:
+    x, module = tokens(12, 6), make(12, 6)
+    mask = torch.rand(2, 12) < 0.6
+    out = module(x, key_mask=mask)
+    for b in range(2):
+        close(out[b, mask[b]], torch.fft.fft2(x[b, mask[b]]).real)
+    assert not out[~mask].any()
+    assert not module(x, key_mask=torch.zeros(2, 12, dtype=torch.bool)).any()
+
+
 def test_taking_the_real_part_twice_is_another_operator() -> None:
     x = tokens(12, 8)
     twice = torch.fft.fft(torch.fft.fft(x, dim=2).real, dim=1).real
@@ -88,5 +98,5 @@ def test_nothing_is_kept_for_the_backward_pass() -> None:
 
 def test_every_capability_that_it_lacks_has_a_reason() -> None:
     traits = VARIANTS.get("fnet").traits
-    assert not any((traits.causal, traits.cross, traits.key_padding, traits.decode))
+    assert not any((traits.causal, traits.cross, traits.decode))
     assert not list(make(4, 4).parameters())

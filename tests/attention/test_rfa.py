@@ -9,8 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnbench.attention.random_features import Projection, draw_projection
 from attnbench.attention.rfa import RandomFeatureAttention
+from attnbench.errors import UsageError
 from attnbench.reference import relative_error
 from attnbench.shape import Shape
+from attnbench.variant import build
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
@@ -59,7 +61,7 @@ def by_hand(model: RandomFeatureAttention, inputs: list[Tensor], causal: bool, k
 @pytest.mark.parametrize("chunk", [1, 5, 64, None])
 @pytest.mark.parametrize("padded", [False, True])
 def test_equals_the_dense_formula_for_every_chunk(shape: Shape, kernel: str, chunk: int | None, padded: bool) -> None:
-    model = make(shape, kernel, features=11, chunk=chunk, temperature=0.8)
+    model = make(shape, kernel, features=11, chunk=chunk, temperature=0.8 if kernel == "gaussian" else 1.0)
     inputs, key_mask = qkv(shape), mask() if padded else None
     expected = by_hand(model, inputs, shape.causal, key_mask)
     size = expected.abs().amax(-1, keepdim=True).clamp(min=1.0)  # denominators may come near 0
@@ -94,9 +96,8 @@ Q = torch.tensor([[0.5, 0.2, 0.4, 0.3], [-0.1, 0.9, 0.2, 0.2]], dtype=torch.floa
 K = torch.tensor([[0.3, 0.6, 0.1, 0.7], [0.4, -0.8, 0.3, 0.1], [0.5, 0.2, 0.4, 0.3]], dtype=torch.float64)[None, None]
 
 
-@kernels
 @pytest.mark.parametrize("projection", ["iid", "orthogonal"])
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize(("kernel", "temperature"), [("gaussian", 0.7), ("gaussian", 1.0), ("arccos", 1.0)])
 def test_mean_and_variance_of_the_kernel_are_the_closed_forms(
     kernel: str, projection: Projection, temperature: float
 ) -> None:
@@ -161,3 +162,8 @@ def test_runs_without_data_and_in_inference_mode(shape: Shape) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = [mode.from_tensor(x) for x in (q, k, v, mask())]
         assert model(*fakes[:3], key_mask=fakes[3]).shape == q.shape
+
+
+def test_a_temperature_that_cancels_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"temperature .* cancels"):
+        build("rfa:kernel=arccos,temperature=0.5", Shape())

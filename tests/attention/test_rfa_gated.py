@@ -6,7 +6,9 @@ from torch import Tensor
 
 from attnbench.attention.rfa import RandomFeatureAttention
 from attnbench.attention.rfa_gated import GatedRandomFeatureAttention
+from attnbench.errors import UsageError
 from attnbench.shape import Shape
+from attnbench.variant import build
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
@@ -142,3 +144,8 @@ def test_decoding_keeps_one_sum_for_each_feature_and_channel() -> None:
         out, state = model.step(state, x[:, t : t + 1])
         assert torch.allclose(out, expected[:, t : t + 1], rtol=1e-7, atol=1e-8)
     assert state.shape == (2, 3, 32, 9)
+
+
+def test_a_temperature_that_cancels_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"temperature .* cancels"):
+        build("rfa-gated:kernel=arccos,temperature=0.5", Shape())

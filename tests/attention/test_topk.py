@@ -9,7 +9,7 @@ from attnbench.attention.topk import TopK
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, relative_error
-from attnbench.shape import Shape
+from attnbench.shape import Bias, Shape
 from attnbench.variant import VARIANTS, build
 
 B, H, N, D = 2, 3, 13, 4
@@ -157,3 +157,30 @@ def test_keeping_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="greater than or equal to 1"):
         build("topk:keys=0", Shape())
     assert VARIANTS.get("topk").traits.target == "softmax"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["alibi", "relative"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_bias_takes_part_in_the_choice_and_is_learned(causal: bool, kind: Bias, masked: bool) -> None:
+    q, k, v = draw()
+    q, k = 0.3 * q, 0.3 * k  # so that the bias decides often
+    mask = torch.rand(B, N) < 0.7 if masked else None
+    f = build("topk:keys=4,chunk=5", Shape(B, H, N, D, causal=causal, bias=kind)).double()
+    assert isinstance(f, TopK)
+    weight = torch.randn_like(v)
+    inputs = [x.requires_grad_() for x in (q, k, v)] + list(f.parameters())
+    out, expected = f(q, k, v, key_mask=mask), f.dense(q, k, v, key_mask=mask)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+    pairs = zip(torch.autograd.grad(out, inputs, weight), torch.autograd.grad(expected, inputs, weight), strict=True)
+    for gradient, wanted in pairs:
+        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-12)
+
+
+def test_with_a_bias_it_decodes_what_it_gives_for_the_whole_sequence() -> None:
+    q, k, v = draw()
+    f = build("topk:keys=3", Shape(B, H, N, D, causal=True, bias="alibi")).double()
+    assert isinstance(f, TopK)
+    state = f.begin(k[:, :, :-1], v[:, :, :-1])
+    out, _ = f.step(state, q[:, :, -1:], k[:, :, -1:], v[:, :, -1:])
+    torch.testing.assert_close(out, f(q, k, v)[:, :, -1:], rtol=0, atol=1e-12)
