@@ -98,6 +98,7 @@ def rate(case: Case) -> Iterator[Measured]:
     option = case.traits.converges_with
     few, many = 64, 1024
 
+    @torch.no_grad()
     def squared(features: int) -> float:
         total = 0.0
         for s in range(40):
