@@ -11,6 +11,7 @@ import typer
 from attnbench.cell import Pass
 from attnbench.cli import completion, console
 from attnbench.errors import CannotCreate, Exit, UsageError
+from attnbench.shape import Bias
 from attnbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def compare(
         Literal["operator", "layer", "model"], typer.Option(help="Attention alone, with its projections, or a model.")
     ] = "operator",
     causal: Annotated[bool, typer.Option("--causal", help="Query i sees keys up to i.")] = False,
+    bias: Annotated[Bias, typer.Option(help="Added to the logits; exact attention only.")] = "none",
     inputs: Annotated[str, typer.Option(help="Where q, k, v come from (attnbench list inputs).")] = "gaussian",
     error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error.")] = True,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default all cores.")] = None,
@@ -98,7 +100,7 @@ def compare(
             suite="compare",
             sweep="compare",
             variant=spec,
-            shape=Shape(batch=batch, heads=heads, seq_len=lengths[0], head_dim=head_dim, causal=causal),
+            shape=Shape(batch=batch, heads=heads, seq_len=lengths[0], head_dim=head_dim, causal=causal, bias=bias),
             level=level,
             pass_=pass_,
             dtype=dtype,
@@ -131,7 +133,8 @@ def compare(
             bar.stop()
             console.note("stopped; compare keeps nothing, use a suite and attnbench run for long measurements")
             raise typer.Exit(Exit.INTERRUPTED) from None
-    what = f"{level} {pass_}, B={batch} H={heads} D={head_dim}, {dtype}, {source_of_inputs}, on {device}"
+    form = "".join([" causal" * causal, f" {bias}" if bias != "none" else ""])
+    what = f"{level} {pass_}{form}, B={batch} H={heads} D={head_dim}, {dtype}, {source_of_inputs}, on {device}"
     how = f"{settings.threads} threads, {comparison.environment['process']} process"
     if csv is not None:
         _write_csv(comparison, csv)
@@ -154,13 +157,13 @@ def _print(comparison: Comparison) -> None:
             title=f"\ntime of {a} / time of {b}",
         )
         console.line(_crossover_line(a, b, comparison.crossovers[a, b]))
-    columns = ["n", "variant", "peak memory", "error", "answering mean(V)", "note"]
+    columns = ["n", "variant", "peak memory", "state", "error", "answering mean(V)", "note"]
     sides = _side_rows(comparison)
     used = [any(row[i] not in ("", "-") for row in sides) for i in range(len(columns))]
     console.table(
         [name for name, use in zip(columns, used, strict=True) if use],
         [[cell for cell, use in zip(row, used, strict=True) if use] for row in sides],
-        right=["n", "peak memory", "error", "answering mean(V)"],
+        right=["n", "peak memory", "state", "error", "answering mean(V)"],
         title="\nmemory and error against exact attention",
     )
     console.error_notes({s.record.error_kind for rows in comparison.rows.values() for r in rows for s in (r.a, r.b)})
@@ -192,7 +195,8 @@ def _side_rows(comparison: Comparison) -> list[list[str]]:
                 error = console.error_text(r)
                 trivial = "-" if r.trivial_error is None else f"{r.trivial_error:.2g}"
                 note = r.reason or (r.kernel or "")
-                seen[row.n, r.label] = [str(row.n), r.label, format_bytes(r.peak_bytes), error, trivial, note]
+                sizes = [format_bytes(r.peak_bytes), format_bytes(r.state_bytes)]
+                seen[row.n, r.label] = [str(row.n), r.label, *sizes, error, trivial, note]
     return [seen[key] for key in sorted(seen, key=lambda k: (k[0], comparison.labels.index(k[1])))]
 
 

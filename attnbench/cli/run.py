@@ -184,11 +184,11 @@ def _print_records(records: list[Record]) -> None:
         mine = [record for record in records if record.sweep == sweep]
         longest = max((r.seq_len for r in mine if r.status == "ok"), default=max(r.seq_len for r in mine))
         shown = [record for record in mine if record.seq_len == longest]
+        axes = [axis for axis in _AXES if len({getattr(record, axis) for record in shown}) > 1]
         inputs = list(dict.fromkeys(record.inputs for record in shown))
-        columns = ["variant", "inputs", "time", "±", "per second", "peak", "error", "note"]
-        rows = [_result_row(record) for record in shown]
+        columns = ["variant", *axes, "time", "±", "per second", "peak", "state", "error", "note"]
+        rows = [_result_row(record, axes) for record in shown]
         used = [any(row[i] not in ("", "-") for row in rows) for i in range(len(columns))]
-        used[columns.index("inputs")] = len(inputs) > 1
         title = f"\n{sweep}, n = {longest}"
         if len(inputs) == 1 and any(record.error_kind for record in shown):
             title += f", {inputs[0]}"
@@ -197,13 +197,17 @@ def _print_records(records: list[Record]) -> None:
         console.table(
             [name for name, use in zip(columns, used, strict=True) if use],
             [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows],
-            right=["time", "±", "per second", "peak", "error"],
+            right=["time", "±", "per second", "peak", "state", "error"],
             title=title,
         )
     console.error_notes({record.error_kind for record in records})
 
 
-def _result_row(record: Record) -> list[str]:
+_AXES = ("batch", "heads", "head_dim", "kv_len", "causal", "bias", "dtype", "inputs", "seed")
+"""Shown where they differ between the rows of one table."""
+
+
+def _result_row(record: Record, axes: list[str]) -> list[str]:
     spread = "-"
     if record.time_ci_low_s and record.time_ci_high_s and record.time_median_s:
         spread = f"{(record.time_ci_high_s - record.time_ci_low_s) / 2 / record.time_median_s:.0%}"
@@ -211,11 +215,12 @@ def _result_row(record: Record) -> list[str]:
     rate = "-" if record.examples_per_s is None else f"{record.examples_per_s:.3g}"
     return [
         record.label,
-        record.inputs,
+        *(str(getattr(record, axis)) for axis in axes),
         format_seconds(record.time_median_s),
         spread,
         rate,
         format_bytes(record.peak_bytes),
+        format_bytes(record.state_bytes),
         console.error_text(record),
         note,
     ]
