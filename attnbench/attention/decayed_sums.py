@@ -10,14 +10,18 @@ is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from attnbench.attention.feature_tiles import Group, accumulator, head_groups
+
+Chunk = Annotated[int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")]
+"""The option of all recurrences that form the pairs within a chunk."""
 
 Compute = Callable[..., Tensor]
 """Tensors ``(G, ...)`` of G pairs of batch entry and head, in float32 or float64, to an output ``(G, N, E)``."""

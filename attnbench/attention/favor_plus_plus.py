@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attnbench.attention import random_kernels
-from attnbench.attention.feature_attention import FeatureAttention
+from attnbench.attention.feature_attention import Chunk, FeatureAttention
 from attnbench.attention.feature_tiles import FeatureMap, accumulator
 from attnbench.attention.performer_features import PositiveFeatures
 from attnbench.attention.random_features import Projection, draw_projection
@@ -81,13 +81,10 @@ class FavorPlusPlus(FeatureAttention):
             float | None,
             Field(ge=0, description="mean of ‖q+k‖²/√D to tune for; none: that of the data, where causal 2√D"),
         ] = None,
-        chunk: Annotated[
-            int | None,
-            Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only"),
-        ] = None,
+        chunk: Chunk = None,
     ) -> None:
-        super().__init__()
-        self.causal, self.chunk, self.independent = shape.causal, chunk, projection == "iid"
+        super().__init__(shape, chunk)
+        self.independent = projection == "iid"
         self.spread = 2 * shape.D**0.5 if spread is None and shape.causal else spread
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, projection))

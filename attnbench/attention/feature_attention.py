@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.feature_tiles import FeatureMap, KeySums, Tiles, head_groups
 from attnbench.attention.key_sums import add_keys, attend_all
 from attnbench.attention.prefix_sums import attend_causally
+from attnbench.shape import Shape
+
+Chunk = Annotated[
+    int | None, Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only")
+]
+"""The option of all linear attention with a feature map."""
 
 
 class FeatureAttention(nn.Module):
     """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j), for a subclass that says what φ and the weights are."""
 
-    causal: bool
-    chunk: int | None
-    """Tokens taken at a time; None for what is fast."""
+    def __init__(self, shape: Shape, chunk: int | None) -> None:
+        super().__init__()
+        self.causal, self.chunk, self.head_dim = shape.causal, chunk, shape.D
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         """φ for inputs of this dtype."""

@@ -6,8 +6,9 @@ enough to stay in the cache, so that the features of a whole sequence never exis
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from math import log, prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ Group = tuple[slice, slice]
 """A range of batch entries and a range of heads."""
 
 
-class FeatureMap(Protocol):
-    """φ with φ(q)·φ(k) in the place of exp(q·k/√D).
+class FeatureMap(ABC):
+    """φ with φ(q)·φ(k) in the place of exp(q·k/√D); of keys as of queries unless a subclass says otherwise.
 
     A row of query features may carry any positive factor, which cancels in the output. Key features come with a log
     weight w to the base 2, ``(G, c, 1)``, or None for w = 0: φ(k) = 2^w · features, so that nothing overflows.
@@ -31,15 +32,19 @@ class FeatureMap(Protocol):
 
     width: int
     """F, the number of features."""
-    offset: float
+    offset: float = 0.0
     """Added to every key feature after the largest 2^w so far was divided out; 0 for none."""
 
+    @abstractmethod
     def queries(self, x: Tensor, out: Tensor) -> None:
         """Write the features of ``x`` ``(G, c, D)`` into ``out`` ``(G, c, F)``."""
 
     def keys(self, x: Tensor, out: Tensor) -> Tensor | None:
         """Write the features of ``x`` into ``out`` and return w."""
+        self.queries(x, out)
+        return None
 
+    @abstractmethod
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         """Gradient of ``x`` from ``grad``, that of its features; both of them may be overwritten."""
 
@@ -49,6 +54,7 @@ class FeatureMap(Protocol):
         Args:
             d_weight: for a map with an offset, the gradient of w·ln(2) where w is the largest, ``(G, c, 1)``.
         """
+        return self.queries_grad(x, features, grad)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.feature_attention import FeatureAttention
+from attnbench.attention.feature_attention import Chunk, FeatureAttention
 from attnbench.attention.feature_tiles import LOG2E, FeatureMap, KeySums
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
 
-class SpikyFeatures:
+class SpikyFeatures(FeatureMap):
     """φ(u) = softmax of (u, -u)."""
-
-    offset = 0.0
 
     def __init__(self, head_dim: int) -> None:
         self.width = 2 * head_dim
@@ -68,17 +63,8 @@ class Hedgehog(FeatureAttention):
     the denominator.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        *,
-        chunk: Annotated[
-            int | None,
-            Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only"),
-        ] = None,
-    ) -> None:
-        super().__init__()
-        self.causal, self.chunk, self.head_dim = shape.causal, chunk, shape.D
+    def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:
+        super().__init__(shape, chunk)
         self.W_q = nn.Parameter(torch.eye(shape.D).repeat(shape.H, 1, 1))
         self.W_k = nn.Parameter(torch.eye(shape.D).repeat(shape.H, 1, 1))
 

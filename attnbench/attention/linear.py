@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from attnbench.attention.feature_attention import FeatureAttention
+from attnbench.attention.feature_attention import Chunk, FeatureAttention
 from attnbench.attention.feature_tiles import LOG2E, FeatureMap
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
 
-class EluPlusOne:
+class EluPlusOne(FeatureMap):
     """φ(x) = elu(x) + 1, computed as exp(min(x, 0)) + max(x, 0), which keeps its digits where elu is near -1."""
-
-    offset = 0.0
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -26,14 +21,8 @@ class EluPlusOne:
         torch.mul(x, LOG2E, out=out)
         out.clamp_(max=0.0).exp2_().add_(x.relu())
 
-    def keys(self, x: Tensor, out: Tensor) -> None:
-        self.queries(x, out)
-
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         return grad.mul_(features.clamp_(max=1.0))  # exp(x) for x < 0, else 1
-
-    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
-        return self.queries_grad(x, features, grad)
 
 
 @register(
@@ -58,19 +47,8 @@ class Linear(FeatureAttention):
     sums to 1 however small φ is.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        *,
-        chunk: Annotated[
-            int | None,
-            Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only"),
-        ] = None,
-    ) -> None:
-        super().__init__()
-        self.causal = shape.causal
-        self.chunk = chunk
-        self.head_dim = shape.D
+    def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:
+        super().__init__(shape, chunk)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         return EluPlusOne(self.head_dim)

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attnbench.attention import random_kernels
-from attnbench.attention.feature_attention import FeatureAttention
+from attnbench.attention.feature_attention import Chunk, FeatureAttention
 from attnbench.attention.feature_tiles import FeatureMap, accumulator
 from attnbench.attention.performer_features import (
     HyperbolicFeatures,
@@ -94,16 +94,12 @@ class Performer(FeatureAttention):
         eps: Annotated[
             float, Field(ge=0, description="added to each exponential; pulls the output towards the mean of V")
         ] = 0.0,
-        chunk: Annotated[
-            int | None,
-            Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only"),
-        ] = None,
+        chunk: Chunk = None,
     ) -> None:
-        super().__init__()
+        super().__init__(shape, chunk)
         if eps and kernel in ("trig", "relu"):
             raise Unsupported(f"eps stabilises exponentials; the {kernel} features have none")
-        self.causal = shape.causal
-        self.kernel_name, self.eps, self.chunk = kernel, eps, chunk
+        self.kernel_name, self.eps = kernel, eps
         self.drawn: tuple[Projection, Norms] = projection, norms
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, *self.drawn))

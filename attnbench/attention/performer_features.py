@@ -5,16 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnbench.attention.feature_tiles import LOG2E
+from attnbench.attention.feature_tiles import LOG2E, FeatureMap
 
 
-class Projected:
+class Projected(FeatureMap):
     """Feature maps that start from u = ω·x·D^(-1/4), for x ``(G, c, D)``.
 
     ``weight`` is ωᵀ D^(-1/4), ``(D, R)``, or ``(G, D, R)`` for one projection per pair of batch entry and head.
     """
 
-    offset = 0.0
     sides = 1
     """Features per row of ω."""
 
@@ -113,17 +112,10 @@ class CosineSineFeatures(Projected):
         torch.cos(u, out=cos)
         torch.sin(u, out=sin)
 
-    def keys(self, x: Tensor, out: Tensor) -> Tensor | None:
-        self.queries(x, out)
-        return None
-
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         cos, sin = features.chunk(2, -1)
         d_cos, d_sin = grad.chunk(2, -1)
         return self.pull_back((cos * d_sin).sub_(d_cos.mul_(sin)))
-
-    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
-        return self.queries_grad(x, features, grad)
 
 
 class TrigFeatures(CosineSineFeatures):
@@ -146,11 +138,5 @@ class ReluFeatures(Projected):
     def queries(self, x: Tensor, out: Tensor) -> None:
         self.project(self.weight, x, out).relu_().add_(self.floor)
 
-    def keys(self, x: Tensor, out: Tensor) -> None:
-        self.queries(x, out)
-
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         return self.pull_back(grad.mul_(features.sub_(self.floor).sign_()))
-
-    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
-        return self.queries_grad(x, features, grad)

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.decayed_sums import by_heads, decayed_attention
+from attnbench.attention.decayed_sums import Chunk, by_heads, decayed_attention
 from attnbench.attention.feature_tiles import LOG2E, accumulator
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
@@ -69,9 +69,7 @@ class RetNet(nn.Module):
         shape: Shape,
         *,
         rotation: Annotated[bool, Field(description="turn q and k by an angle that grows with the position")] = True,
-        chunk: Annotated[
-            int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")
-        ] = 64,
+        chunk: Chunk = 64,
     ) -> None:
         super().__init__()
         if rotation and shape.D % 2:

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention import random_kernels
-from attnbench.attention.feature_attention import FeatureAttention
+from attnbench.attention.feature_attention import Chunk, FeatureAttention
 from attnbench.attention.feature_tiles import FeatureMap, accumulator
 from attnbench.attention.performer_features import CosineSineFeatures, ReluFeatures
 from attnbench.attention.random_features import Projection, draw_projection
@@ -87,15 +87,11 @@ class RandomFeatureAttention(FeatureAttention):
         projection: Annotated[
             Projection, Field(description="rows of ω orthogonal in blocks of D, or independent")
         ] = "iid",
-        chunk: Annotated[
-            int | None,
-            Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only"),
-        ] = None,
+        chunk: Chunk = None,
     ) -> None:
-        super().__init__()
+        super().__init__(shape, chunk)
         if kernel == "arccos" and temperature != 1.0:
             raise UsageError("rfa: temperature scales arccos features as a whole, which the quotient cancels")
-        self.causal, self.chunk = shape.causal, chunk
         self.gaussian, self.temperature, self.independent = kernel == "gaussian", temperature, projection == "iid"
         self.sigma = nn.Parameter(torch.ones(shape.H, 1, shape.D))
         self.projection: Tensor

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from attnbench.attention.decayed_sums import by_heads, decayed_attention, last_state
+from attnbench.attention.decayed_sums import Chunk, by_heads, decayed_attention, last_state
 from attnbench.attention.feature_tiles import LOG2E, accumulator
 from attnbench.attention.performer_features import ReluFeatures
 from attnbench.attention.random_features import draw_projection
@@ -75,9 +75,7 @@ class GatedRandomFeatureAttention(nn.Module):
         temperature: Annotated[
             float, Field(gt=0, description="τ: queries and keys have length 1/τ, the largest logit is 1/τ²")
         ] = 1.0,
-        chunk: Annotated[
-            int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")
-        ] = 64,
+        chunk: Chunk = 64,
     ) -> None:
         super().__init__()
         if kernel == "arccos" and temperature != 1.0:

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from attnbench.attention.decayed_sums import by_heads, decayed_attention, last_state
+from attnbench.attention.decayed_sums import Chunk, by_heads, decayed_attention, last_state
 from attnbench.attention.feature_tiles import LOG2E, accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -61,9 +61,7 @@ class SSD(nn.Module):
         shape: Shape,
         *,
         state: Annotated[int, Field(ge=1, description="width of B and C, rows of the state")] = 64,
-        chunk: Annotated[
-            int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")
-        ] = 64,
+        chunk: Chunk = 64,
     ) -> None:
         super().__init__()
         H, C = shape.H, shape.C

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from attnbench.attention.feature_attention import FeatureAttention
+from attnbench.attention.feature_attention import Chunk, FeatureAttention
 from attnbench.attention.feature_tiles import FeatureMap
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
 
-class TaylorFeatures:
+class TaylorFeatures(FeatureMap):
     """φ(x) with φ(x)·φ(y) = 1 + s + s²/2, s = x·y/√D: 1, x, and products of two channels.
 
     x_i x_j and x_j x_i are one feature, except where both channels are in the same block of 8, so that a few large
     products of blocks replace one for each channel: D = 64 gives 2369 features, not 4161 (2145 without the blocks).
     """
 
-    offset = 0.0
     block = 8
 
     def __init__(self, head_dim: int) -> None:
@@ -51,9 +48,6 @@ class TaylorFeatures:
             torch.mul(own[..., start : start + height, None], own[..., None, start:], out=pairs)
             pairs[..., :height].mul_(0.5**0.5)  # both orders are there
 
-    def keys(self, x: Tensor, out: Tensor) -> None:
-        self.queries(x, out)
-
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         own = features[..., 1 : 1 + self.head_dim]
         d_own = grad[..., 1 : 1 + self.head_dim].clone()
@@ -63,9 +57,6 @@ class TaylorFeatures:
             d_own[..., start : start + height] += torch.matmul(d_pairs, right[..., None])[..., 0]
             d_own[..., start:] += torch.matmul(left[..., None, :], d_pairs)[..., 0, :]
         return d_own.mul_(self.scale)
-
-    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
-        return self.queries_grad(x, features, grad)
 
 
 @register(
@@ -92,17 +83,8 @@ class Taylor(FeatureAttention):
     the map is applied to q and k as they are, of all D channels.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        *,
-        chunk: Annotated[
-            int | None,
-            Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only"),
-        ] = None,
-    ) -> None:
-        super().__init__()
-        self.causal, self.chunk, self.head_dim = shape.causal, chunk, shape.D
+    def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:
+        super().__init__(shape, chunk)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         return TaylorFeatures(self.head_dim)
