@@ -86,6 +86,10 @@ class Traits:
     """A number for each pair of positions may be added to the logits."""
     permutable: bool = False
     """Permuting the tokens permutes the output: nothing depends on where a token stands."""
+    dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32", "float64")
+    """In which it runs on a CPU; gradients may be limited further."""
+    compiled: bool = False
+    """Compiled for each shape and type at the first call, which takes seconds."""
     exact_with: tuple[str, ...] = ()
     """Options under which it equals softmax attention at length n: ``("window={n}",)``."""
     converges_with: str = ""

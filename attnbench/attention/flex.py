@@ -47,6 +47,8 @@ Mod = Callable[..., Tensor]
         decode=True,
         bias=True,
         permutable=True,
+        dtypes=("bfloat16", "float16", "float32"),
+        compiled=True,
     ),
 )
 class Flex(CachedDecoding, nn.Module):
@@ -83,11 +85,12 @@ class Flex(CachedDecoding, nn.Module):
             line = self.position_bias.along(torch.arange(1 - N, M, device=q.device), torch.float32)
             score_mod = _added_by_distance(line, N - 1)
 
-        def blocks() -> BlockMask | None:
+        def blocks() -> BlockMask:
             if key_mask is not None:
                 mod = _of_real_keys(key_mask, causal=self.causal)
                 return _block_mask(full, asked, N, M, mod, q.device, gradients=self._learns(q, k, v))
-            return _causal_blocks(N, q.device) if self.causal else None
+            # Also where nothing is masked: without blocks the code for a CPU holds all scores at once.
+            return _kept_blocks(N, M, self.causal, q.device)
 
         output = self._run(q, k, v, score_mod, blocks, _pairs(full, asked, N, M))
         if key_mask is None:
@@ -118,7 +121,7 @@ class Flex(CachedDecoding, nn.Module):
         k: Tensor,
         v: Tensor,
         score_mod: Mod | None,
-        blocks: Callable[[], BlockMask | None],
+        blocks: Callable[[], BlockMask],
         pairs: int,
     ) -> Tensor:
         learned = self._learns(q, k, v)
@@ -138,7 +141,7 @@ class Flex(CachedDecoding, nn.Module):
         return out_of_sight(call, like=q, kernel="flex", matmul_flops=2 * product, backward_flops=5 * product)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, score_mod: Mod | None, block_mask: BlockMask | None) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, score_mod: Mod | None, block_mask: BlockMask) -> Tensor:
     output: Tensor = flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask)
     return output
 
@@ -172,9 +175,14 @@ def _block_mask(
 
 
 @lru_cache(maxsize=8)
-def _causal_blocks(N: int, device: torch.device) -> BlockMask:
+def _kept_blocks(N: int, M: int, causal: bool, device: torch.device) -> BlockMask:
+    mod = _not_later if causal else _every
     with torch.inference_mode(False):  # kept, and gradients may be wanted next time
-        return _block_mask(*_ranges(N, N, causal=True, asking=False), N, N, _not_later, device, gradients=True)
+        return _block_mask(*_ranges(N, M, causal=causal, asking=False), N, M, mod, device, gradients=True)
+
+
+def _every(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= 0
 
 
 def _not_later(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

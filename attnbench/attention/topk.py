@@ -72,7 +72,11 @@ class _Attend(torch.autograd.Function):
         (G, N, D), M = q.shape, k.shape[1]
         dtype = weights.dtype
         k_table, v_table = (x.reshape(G * M, D).to(dtype) for x in (k, v))
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k_table), torch.zeros_like(v_table)
+        dq, dk, dv = (
+            torch.empty_like(q, memory_format=torch.contiguous_format),
+            torch.zeros_like(k_table),
+            torch.zeros_like(v_table),
+        )
         dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
         rows = max(1, (1 << (18 if q.device.type == "cpu" else 26)) // (indices.shape[2] * D))
         flat = [x.reshape(G * N, -1) for x in (q, grad, indices, weights)]
@@ -97,7 +101,7 @@ class _Attend(torch.autograd.Function):
     "topk",
     family="learned pattern",
     source="Gupta et al. 2021, arXiv:2106.06899",
-    formula="oᵢ = Σ_{j∈Tᵢ} softmax_{j∈Tᵢ}(qᵢ·kⱼ/√D) vⱼ, Tᵢ the keys of the largest qᵢ·kⱼ",
+    formula="oᵢ = Σ_{j∈Tᵢ} softmax_{j∈Tᵢ}(qᵢ·kⱼ/√D) vⱼ, Tᵢ the t keys of largest qᵢ·kⱼ",
     cost="O(n²·d)",
     time_exponent=2.0,
     memory_exponent=1.0,
@@ -114,16 +118,16 @@ class _Attend(torch.autograd.Function):
     settings=("keys=3,chunk=5", "keys=1"),
 )
 class TopK(nn.Module):
-    """Softmax over each query's k largest logits, in chunks of queries.
+    """Softmax over each query's t largest logits, in chunks of queries.
 
     Gupta et al. 2021, "Memory-efficient Transformers via Top-k Attention". q ``(B, H, N, D)``, k and v ``(B, H, M, D)``
-    -> ``(B, H, N, D)``. All logits of a chunk of queries are computed, the ``keys`` largest of each row are kept, and
-    the values of just these are read. Time stays O(n²·d) forward; memory is O(chunk·M + n·keys), as only indices and
+    -> ``(B, H, N, D)``. All logits of a chunk of queries are computed, the t = ``keys`` largest of each row are kept, and
+    the values of just these are read. Time stays O(n²·d) forward; memory is O(chunk·M + n·t), as only indices and
     weights of the kept keys are saved, and the backward pass costs O(n·keys·d). The default of 64 keys is this
     project's.
 
-    ``keys`` >= M gives exact attention. Of keys with equal logits ``torch.topk`` says which are kept. Gradients flow
-    through the kept logits only; the choice has none. Where fewer than ``keys`` are visible all of them are kept.
+    t >= M gives exact attention. Of keys with equal logits ``torch.topk`` says which are kept. Gradients flow
+    through the kept logits only; the choice has none. Where fewer than t keys are visible all of them are kept.
     A bias is added before the largest are chosen.
 
     The operator is that of ``oracle-topk:renormalise=true``, which is written to be plain and stands for the

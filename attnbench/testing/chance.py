@@ -17,7 +17,7 @@ DRAWS = 1000
 """Draws of random features: a bias of a few percent is then many standard errors."""
 
 
-@law("seed")
+@law("seed", few_shapes=True)
 def seed(case: Case) -> Iterator[Measured]:
     """The seed decides everything random; forward draws nothing."""
     inputs = case.draw()

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from attnbench.testing.laws import Case, Measured, gap, law
 
-CLOSE = 1e-9
-
 
 def _padded(case: Case) -> bool:
     return bool(case.traits.key_padding)
@@ -19,6 +17,7 @@ def _padded(case: Case) -> bool:
 
 @law(
     "causality",
+    few_shapes=True,
     applies=lambda case: case.causal,
     claim=lambda traits: bool(traits.causal),
 )
@@ -32,17 +31,18 @@ def causality(case: Case) -> Iterator[Measured]:
         for x, other in zip(after, case.draw(seed=1), strict=True):
             x[..., t + 1 :, :] = other[..., t + 1 :, :]
         moved = gap(module(*after)[..., : t + 1, :], expected[..., : t + 1, :])
-        yield Measured(moved, CLOSE, f"other tokens after {t} moved the outputs up to {t} by {moved:.2g}")
+        yield Measured(moved, case.close, f"other tokens after {t} moved the outputs up to {t} by {moved:.2g}")
     for factor in (3, 30):
         after = [x.clone() for x in before]
         for x in after:
             x[..., -1, :] *= factor
         moved = gap(module(*after)[..., :last, :], expected[..., :last, :])
-        yield Measured(moved, CLOSE, f"the last token times {factor} moved earlier outputs by {moved:.2g}")
+        yield Measured(moved, case.close, f"the last token times {factor} moved earlier outputs by {moved:.2g}")
 
 
 @law(
     "receptive field",
+    few_shapes=True,
     applies=lambda case: case.first or case.operator,
 )
 def receptive_field(case: Case) -> Iterator[Measured]:
@@ -101,10 +101,10 @@ def padding(case: Case) -> Iterator[Measured]:
         short = module(*(x[:1, ..., :real, :] for x in inputs))
         whole = module(*(x[1:] for x in inputs))
         moved = max(gap(padded[:1, ..., :real, :], short), gap(padded[1:], whole))
-        yield Measured(moved, CLOSE, f"{real} real tokens of {case.shape.N}: another output than without the padding")
+        yield Measured(moved, case.close, f"{real} of {case.shape.N} tokens real: another output than without padding")
 
 
-@law("hidden keys", applies=_padded)
+@law("hidden keys", few_shapes=True, applies=_padded)
 def hidden_keys(case: Case) -> Iterator[Measured]:
     """What padded keys and values hold changes nothing."""
     module, inputs = case.module(), case.draw()
@@ -113,19 +113,21 @@ def hidden_keys(case: Case) -> Iterator[Measured]:
     expected = module(*inputs, key_mask=mask) * real
     others = [torch.where(real, x, 10 * y) for x, y in zip(inputs, case.draw(seed=1), strict=True)]
     moved = gap(module(*others, key_mask=mask) * real, expected)
-    yield Measured(moved, CLOSE, f"other values at the padded positions moved the output by {moved:.2g}")
+    yield Measured(moved, case.close, f"other values at the padded positions moved the output by {moved:.2g}")
     oracle = case.oracle(module)
     if oracle is not None:
-        yield Measured(gap(expected, oracle(*inputs, key_mask=mask) * real), CLOSE, "not the formula with a mask")
+        yield Measured(gap(expected, oracle(*inputs, key_mask=mask) * real), case.close, "not the formula with a mask")
     if case.operator and case.traits.cross and not case.causal:
         shape = replace(case.shape, kv_len=17)
         module, (q, k, v) = case.module(shape), case.draw(shape)
         mask = torch.arange(17) < torch.tensor([[11], [17]])
         short = module(q[:1], k[:1, :, :11], v[:1, :, :11])
-        yield Measured(gap(module(q, k, v, key_mask=mask)[:1], short), CLOSE, "padding of another sequence is seen")
+        yield Measured(
+            gap(module(q, k, v, key_mask=mask)[:1], short), case.close, "padding of another sequence is seen"
+        )
 
 
-@law("blind query", applies=lambda case: case.operator and _padded(case))
+@law("blind query", few_shapes=True, applies=lambda case: case.operator and _padded(case))
 def blind_query(case: Case) -> Iterator[Measured]:
     """A query that sees no key gives 0."""
     module, inputs = case.module(), case.draw(grad=True)
@@ -137,17 +139,17 @@ def blind_query(case: Case) -> Iterator[Measured]:
     yield Measured(int(not good), 0, "its gradient is NaN or infinite")
 
 
-@law("batch")
+@law("batch", few_shapes=True)
 def batch(case: Case) -> Iterator[Measured]:
     """An example does not depend on the others in its batch."""
     module, inputs = case.module(), case.draw()
     for x in inputs:
         x[1] *= 20
     moved = gap(module(*inputs)[:1], module(*(x[:1] for x in inputs)))
-    yield Measured(moved, CLOSE, f"an example alone and the same in a batch differ by {moved:.2g}")
+    yield Measured(moved, case.close, f"an example alone and the same in a batch differ by {moved:.2g}")
 
 
-@law("heads", applies=lambda case: case.operator)
+@law("heads", few_shapes=True, applies=lambda case: case.operator)
 def heads(case: Case) -> Iterator[Measured]:
     """A head does not depend on the other heads."""
     module, inputs = case.module(), case.draw()
@@ -155,7 +157,7 @@ def heads(case: Case) -> Iterator[Measured]:
     for x, other in zip(inputs, case.draw(seed=1), strict=True):
         x[:, 1] = 5 * other[:, 1]
     moved = gap(module(*inputs)[:, 0], expected)
-    yield Measured(moved, CLOSE, f"other inputs of head 1 moved head 0 by {moved:.2g}")
+    yield Measured(moved, case.close, f"other inputs of head 1 moved head 0 by {moved:.2g}")
 
 
 @law(

@@ -75,19 +75,34 @@ class Case:
     def shape(self) -> Shape:
         return replace(SHAPE, causal=self.causal)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the laws are held: float64 where the variant takes it."""
+        return F64 if "float64" in self.traits.dtypes else torch.float32
+
+    @property
+    def close(self) -> float:
+        """How far apart two ways to the same numbers may be."""
+        return 1e-9 if self.dtype == F64 else 2e-5
+
+    @property
+    def rounding(self) -> float:
+        """How far two exact computations of the same numbers may be apart."""
+        return 1e-12 if self.dtype == F64 else 2e-6
+
     def module(
         self,
         shape: Shape | None = None,
         *,
         seed: int = 0,
-        dtype: torch.dtype = F64,
+        dtype: torch.dtype | None = None,
         options: Mapping[str, Scalar] | None = None,
     ) -> nn.Module:
         """The variant with these options; raises Unsupported where its mathematics does not allow the shape."""
-        return build(self.spec, shape or self.shape, seed=seed, **(options or {})).to(dtype)
+        return build(self.spec, shape or self.shape, seed=seed, **(options or {})).to(dtype or self.dtype)
 
     def draw(
-        self, shape: Shape | None = None, *, dtype: torch.dtype = F64, grad: bool = False, seed: int = 0
+        self, shape: Shape | None = None, *, dtype: torch.dtype | None = None, grad: bool = False, seed: int = 0
     ) -> list[Tensor]:
         """q, k, v of an operator or x of a mixer from N(0, 1); tokens along axis -2."""
         shape = shape or self.shape
@@ -95,7 +110,7 @@ class Case:
         sizes = [(*keys[:2], shape.N, shape.D), keys, keys] if self.operator else [(shape.B, shape.N, shape.C)]
         generator = torch.Generator().manual_seed(seed)
         drawn = [torch.randn(size, dtype=F64, generator=generator) for size in sizes]
-        return [x.to(dtype).requires_grad_(grad) for x in drawn]
+        return [x.to(dtype or self.dtype).requires_grad_(grad) for x in drawn]
 
     def oracle(self, module: nn.Module) -> Callable[..., Tensor] | None:
         """The documented formula, dense: the module's own, softmax attention where it claims to be exact, or None."""
@@ -119,6 +134,8 @@ class Law:
     applies: Callable[[Case], bool]
     needs_time: bool = False
     """Measures time, which takes seconds and a quiet machine."""
+    few_shapes: bool = False
+    """Also for variants that are compiled for each shape, in seconds: they are spared laws of many shapes."""
     claim: Callable[[Traits], bool] = field(default=lambda traits: False)
     """Traits that this law is the proof of: a variant that claims it must offer a case in which it can be seen."""
 
@@ -146,12 +163,13 @@ def law(
     *,
     applies: Callable[[Case], bool] = lambda case: True,
     needs_time: bool = False,
+    few_shapes: bool = False,
     claim: Callable[[Traits], bool] = lambda traits: False,
 ) -> Callable[[Holds], Holds]:
     """Decorator: put a law into the table, in the order in which laws are shown; its docstring is the sentence."""
 
     def add(holds: Holds) -> Holds:
-        LAWS[name] = Law(name, (holds.__doc__ or "").strip(), holds, applies, needs_time, claim)
+        LAWS[name] = Law(name, (holds.__doc__ or "").strip(), holds, applies, needs_time, few_shapes, claim)
         return holds
 
     return add

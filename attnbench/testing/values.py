@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import torch
 
+from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention
 from attnbench.spec import parse_spec
-from attnbench.testing.laws import F64, Case, Measured, gap, law, worst_place
-
-CLOSE = 1e-9
+from attnbench.testing.laws import Case, Measured, gap, law, worst_place
 
 
-@law("formula")
+@law("formula", few_shapes=True)
 def formula(case: Case) -> Iterator[Measured]:
     """The output is that of the documented formula, dense, in float64."""
     for length, scale in ((case.shape.N, 1.0), (9, 1.0), (case.shape.N, 3.0)):
@@ -28,11 +27,12 @@ def formula(case: Case) -> Iterator[Measured]:
         far = gap(out, expected)
         place = worst_place(out, expected)
         where = f"output {place[-2]}" + (f" of head {place[1]}" if case.operator else "")
-        yield Measured(far, CLOSE, f"{where} of {length} differs from the formula by {far:.2g}")
+        yield Measured(far, case.close, f"{where} of {length} differs from the formula by {far:.2g}")
 
 
 @law(
     "implied matrix",
+    few_shapes=True,
     applies=lambda case: case.operator,
 )
 def implied_matrix(case: Case) -> Iterator[Measured]:
@@ -43,17 +43,18 @@ def implied_matrix(case: Case) -> Iterator[Measured]:
     oracle = case.oracle(module)
     if oracle is None:
         return
-    v = torch.eye(n, dtype=F64).expand(1, shape.H, n, n)
+    v = torch.eye(n, dtype=case.dtype).expand(1, shape.H, n, n)
     weights, expected = module(q, k, v).detach(), oracle(q, k, v).detach()
     _, head, i, j = worst_place(weights, expected)
     got, wanted = float(weights[0, head, i, j]), float(expected[0, head, i, j])
     yield Measured(
-        gap(weights, expected), CLOSE, f"query {i} gives key {j} the weight {got:.3g}, the formula {wanted:.3g}"
+        gap(weights, expected), case.close, f"query {i} gives key {j} the weight {got:.3g}, the formula {wanted:.3g}"
     )
 
 
 @law(
     "average",
+    few_shapes=True,
     applies=lambda case: case.operator and case.traits.rows_sum_to_one,
     claim=lambda traits: traits.rows_sum_to_one,
 )
@@ -63,18 +64,43 @@ def average(case: Case) -> Iterator[Measured]:
     out = case.module()(q, k, torch.ones_like(v)).detach()
     _, _, i, _ = worst_place(out, torch.ones_like(out))
     yield Measured(
-        gap(out, torch.ones_like(out)), CLOSE, f"the weights of query {i} sum to {float(out[0, 0, i, 0]):.4g}"
+        gap(out, torch.ones_like(out)), case.close, f"the weights of query {i} sum to {float(out[0, 0, i, 0]):.4g}"
     )
 
 
-@law("exact", applies=lambda case: case.traits.exact)
+@law("exact", few_shapes=True, applies=lambda case: case.traits.exact)
 def exact(case: Case) -> Iterator[Measured]:
     """It equals softmax attention."""
     module, inputs = case.module(), case.draw()
     mask = torch.rand(2, case.shape.N, generator=torch.Generator().manual_seed(2)) < 0.6
     for key_mask in (None, mask):
         expected = exact_attention(*inputs, causal=case.causal, key_mask=key_mask)
-        yield Measured(gap(module(*inputs, key_mask=key_mask), expected), 1e-12, "it is not softmax attention")
+        far = gap(module(*inputs, key_mask=key_mask), expected)
+        yield Measured(far, case.rounding, f"it differs from softmax attention by {far:.2g}")
+
+
+@law(
+    "bias",
+    applies=lambda case: case.operator and bool(case.traits.bias) and case.first,
+    claim=lambda traits: bool(traits.bias),
+)
+def bias(case: Case) -> Iterator[Measured]:
+    """A bias of each pair of positions is added to the logits."""
+    for kind in ("alibi", "relative"):
+        shape = replace(case.shape, bias=kind)
+        module, inputs = case.module(shape), case.draw(shape)
+        added = position_bias(shape)
+        dense = case.oracle(module)
+        if case.traits.exact:
+            expected = exact_attention(*inputs, causal=case.causal, bias=added)
+        elif dense is not None:
+            expected = dense(*inputs)
+        else:
+            return
+        far = gap(module(*inputs), expected)
+        yield Measured(far, case.close, f"with {kind} it differs from the formula by {far:.2g}")
+        moved = gap(module(*inputs), case.module()(*inputs))
+        yield Measured(-moved, -1e-4, f"{kind} changes nothing")
 
 
 @law(
@@ -91,11 +117,12 @@ def limit_to_exact(case: Case) -> Iterator[Measured]:
             shape = replace(case.shape, seq_len=n)
             inputs = case.draw(shape)
             far = gap(limit.module(shape)(*inputs), exact_attention(*inputs, causal=case.causal))
-            yield Measured(far, CLOSE, f"with {text} at n = {n} it differs from softmax attention by {far:.2g}")
+            yield Measured(far, case.close, f"with {text} at n = {n} it differs from softmax attention by {far:.2g}")
 
 
 @law(
     "decoding",
+    few_shapes=True,
     applies=lambda case: case.causal and bool(case.traits.decode),
     claim=lambda traits: bool(traits.decode),
 )
@@ -111,7 +138,7 @@ def decoding(case: Case) -> Iterator[Measured]:
             module.step(state, *token)  # type: ignore[operator]  # the next line must not see that
             out, state = module.step(state, *token)  # type: ignore[operator]
             far = gap(out, expected[..., t : t + 1, :])
-            if not far <= CLOSE:
-                yield Measured(far, CLOSE, f"after a prompt of {prompt}, token {t} differs by {far:.2g}")
+            if not far <= case.close:
+                yield Measured(far, case.close, f"after a prompt of {prompt}, token {t} differs by {far:.2g}")
                 return
-        yield Measured(far, CLOSE)
+        yield Measured(far, case.close)

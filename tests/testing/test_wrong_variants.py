@@ -42,7 +42,7 @@ FAULTS = [
     ("LeakingStabiliser", "performer:features=16", "causality", "moved the outputs"),
     ("StabilisedByKey", "performer:features=16", "formula", "differs from the formula"),
     ("BlindToThePast", "linear", "receptive field", "output 1 sees the tokens 1; the formula 0, 1"),
-    ("MaskBeforeFeatures", "linear", "padding", "than without the padding"),
+    ("MaskBeforeFeatures", "linear", "padding", "than without padding"),
     ("ClampedNormaliser", "linear", "average", "sum to"),
     ("StaleState", "linear", "decoding", "after a prompt of 0"),
     ("GlobalScale", "nystrom:landmarks=4", "batch", "alone"),
@@ -62,7 +62,8 @@ FAULTS = [
     ("DetachedKeys", "softmax", "finite differences", "Jacobian"),
     ("DeadParameter", "softmax", "gradients reach", "temperature has no effect"),
     ("Untraceable", "softmax", "tracing", "Error"),
-    ("AlmostExact", "softmax", "exact", "not softmax attention"),
+    ("NoBias", "softmax", "bias", "with alibi it differs"),
+    ("AlmostExact", "softmax", "exact", "differs from softmax attention"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -312,6 +313,13 @@ class HiddenSquare(Softmax):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         rows = [super(HiddenSquare, self).forward(part, k, v) for part in q.split(256, 2)]
         return torch.cat(rows, 2)
+
+
+class NoBias(Softmax):
+    """Takes a bias and leaves it out."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(replace(shape, bias="none"))
 
 
 class AlmostExact(Softmax):
