@@ -12,6 +12,7 @@ from torch.nn.functional import embedding
 from attnbench.attention.aft_full import full
 from attnbench.attention.aft_sums import EMPTY, Sums, join, read, running, windowed
 from attnbench.attention.kv_cache import Cache
+from attnbench.attention.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -46,6 +47,7 @@ class Recent(NamedTuple):
         target="other",
         causal=True,
         cross=No("a layer that mixes its own input; the biases belong to positions of one sequence"),
+        bias=No("the learned w of two positions is a bias already"),
         key_padding=True,
         stochastic=True,
         rows_sum_to_one=False,
@@ -152,7 +154,7 @@ class AFT(nn.Module):
 
     def _keys(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """k and v, ``(B, N, C)``, in the dtype of the sums."""
-        accumulate = torch.promote_types(x.dtype, torch.float32)
+        accumulate = accumulator(x.dtype)
         k, v = self.k(x).to(accumulate), self.v(x).to(accumulate)
         if key_mask is not None:
             hidden = ~key_mask[:, :, None]
@@ -185,7 +187,7 @@ class AFT(nn.Module):
                 w = self.w[rows[:, :, None], keys[:, None] if self.mode == "full" else inside][None]
         if self.mode != "full":
             w = w.masked_fill((distance < -self.back) | (distance > self.ahead), 0.0)
-        return w.to(torch.promote_types(w.dtype, torch.float32))
+        return w.to(accumulator(w.dtype))
 
     def begin(self, x: Tensor) -> Cache | Recent:
         """x ``(B, n, C)``, n >= 0. Keys beyond the reach of the biases are kept as one sum."""

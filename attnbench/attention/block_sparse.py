@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from attnbench.attention.precision import accumulator
+
 _TILE_SCORES = 2**18
 """Scores per tile on the CPU: 1 MiB of float32, what stays in one core's L2 cache between the passes over it."""
 
@@ -179,7 +181,7 @@ def attend(
 
 def minus_infinity(blocked: Tensor, like: Tensor) -> Tensor:
     """0 / -inf from a bool mask, in the dtype in which ``like`` is accumulated."""
-    accumulate = torch.promote_types(like.dtype, torch.float32)
+    accumulate = accumulator(like.dtype)
     return torch.zeros(blocked.shape, dtype=accumulate, device=like.device).masked_fill_(blocked, float("-inf"))
 
 
@@ -226,7 +228,7 @@ def _weights(
     tile: Tile, q: Tensor, k: Tensor, bias: Tensor | None, labelled: Tensor | None, heads: Heads
 ) -> tuple[Tensor, Tensor]:
     """Scaled query rows ``(heads, blocks, rows, d)`` and their softmax weights ``(heads, blocks, rows, keys)``."""
-    accumulate = torch.promote_types(q.dtype, torch.float32)
+    accumulate = accumulator(q.dtype)
     x = tile.rows.of(q[heads], accumulate) * q.shape[-1] ** -0.5
     p = _joined([keys.dot(x, k, heads) for keys in tile.keys])
     for keys, columns in tile.columns():
@@ -326,7 +328,7 @@ class _BlockSparse(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, _, labelled = ctx.saved_tensors
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-        accumulate = torch.promote_types(q.dtype, torch.float32)
+        accumulate = accumulator(q.dtype)
         dq, dk, dv = _like(q, q.dtype), _like(k, accumulate).zero_(), _like(v, accumulate).zero_()
         d_labelled = torch.empty_like(labelled) if ctx.needs_input_grad[4] else None
         for tile in ctx.tiles:

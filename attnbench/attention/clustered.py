@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.attention.largest_entries import largest
 from attnbench.attention.matrix_tiles import tiles
+from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -31,6 +32,7 @@ _SLOTS = 32
         target="softmax",
         causal=No("a cluster's mean query holds later queries, and its members share one row of weights"),
         cross=True,
+        bias=No("members of a cluster stand at different positions and share one row of weights"),
         key_padding=True,
         stochastic=True,
         exact_with=("improved={n}",),
@@ -86,7 +88,7 @@ class Clustered(nn.Module):
         # One cluster more, of what is padded.
         at = (cluster + (C + 1) * torch.arange(G, device=q.device).unsqueeze(1)).flatten()
         count = at.new_zeros(G * (C + 1)).index_add_(0, at, torch.ones_like(at)).view(G, C + 1)
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulator(q.dtype)
         total = torch.zeros((G * (C + 1), D), dtype=dtype, device=q.device).index_add(
             0, at, flat.flatten(0, 1).to(dtype)
         )
@@ -108,7 +110,7 @@ class Clustered(nn.Module):
     ) -> Tensor:
         (B, H, N, D), M = q.shape, k.shape[2]
         (G, C), device = count.shape, q.device
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulator(q.dtype)
         logits = torch.matmul(mean * D**-0.5, k.mT).to(dtype)
         weights = (logits if bias is None else logits + bias).softmax(-1).view(G, C, M)
         keys = min(self.improved or M, M)
@@ -149,7 +151,7 @@ class Clustered(nn.Module):
         """
         G, N, _ = q.shape
         C, bits = min(self.clusters, N), self.directions.shape[1]
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulator(q.dtype)
         codes = torch.where(torch.matmul(q.to(dtype), self.directions.to(dtype)) > 0, 1.0, -1.0)
         tokens = torch.full((G, 1), N, device=q.device)
         if real is not None:

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.decayed_sums import by_heads, chunked
-from attnbench.attention.feature_tiles import accumulator
+from attnbench.attention.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register

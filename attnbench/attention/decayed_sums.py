@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from attnbench.attention.feature_tiles import Group, accumulator, head_groups
+from attnbench.attention.feature_tiles import Group, head_groups
+from attnbench.attention.precision import accumulator
 
 Chunk = Annotated[int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")]
 """The option of all recurrences that form the pairs within a chunk."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, silu
 
 from attnbench.attention.decayed_sums import by_heads, stretches
-from attnbench.attention.feature_tiles import accumulator
+from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnbench.attention.feature_tiles import accumulator
+from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -58,7 +58,8 @@ class Efficient(nn.Module):
     from an earlier one is taken relative to log Σ exp at the border between them, so that no exponent is positive
     whatever the keys. Decoding keeps the D averages and D sums. Padded keys get a logit of -∞.
 
-    Differs from the authors' code: heads as everywhere here, no convolutions, no residual; the causal form is ours.
+    Differs from the authors' code: heads as everywhere here, no convolutions, no residual; the causal form is this
+    project's.
     """
 
     def __init__(

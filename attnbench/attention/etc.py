@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.bands import band, full_rows
 from attnbench.attention.block_sparse import Blocks, Keys, Label, Shared, Tile, Window, attend
+from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -28,6 +29,7 @@ from attnbench.variant import No, Traits, register
         target="other",
         causal=No("global tokens see the whole sequence, and every token sees them"),
         cross=No("the window needs queries and keys at the same positions"),
+        bias=No("the learned tables of relative positions are a bias of their own"),
         stochastic=True,
         permutable=False,
         exact_with=("window={n},max_distance=0", "window=0,global_tokens={n},max_distance=0"),
@@ -80,7 +82,7 @@ class Etc(nn.Module):
         if self.tables is None:
             return attend(q, k, v, self._tiles(q, g), key_mask=key_mask)
         # q enters two products: its gradient is rounded once where it is their sum.
-        x = q.to(torch.promote_types(q.dtype, torch.float32))
+        x = q.to(accumulator(q.dtype))
         of_long, of_global = (self.tables.to(x.dtype) * q.shape[-1] ** -0.5).mT
         labelled = torch.cat([x[:, :, :g] @ of_global, x[:, :, g:] @ of_long], 2)
         return attend(x, k, v, self._labelled(x, g), key_mask=key_mask, labelled=labelled).to(q.dtype)

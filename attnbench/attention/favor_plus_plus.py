@@ -10,8 +10,9 @@ from torch import Tensor
 
 from attnbench.attention import random_kernels
 from attnbench.attention.feature_attention import Chunk, FeatureAttention
-from attnbench.attention.feature_tiles import FeatureMap, accumulator
+from attnbench.attention.feature_tiles import FeatureMap
 from attnbench.attention.performer_features import PositiveFeatures
+from attnbench.attention.precision import accumulator
 from attnbench.attention.random_features import Projection, draw_projection
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register

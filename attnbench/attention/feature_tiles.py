@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnbench.attention.precision import accumulator, hidden
+
 LOG2E = 1.0 / log(2.0)
 """Exponentials are taken as 2^(x·log2(e)): torch's exp2 is several times as fast as its exp on some CPUs."""
 
@@ -55,11 +57,6 @@ class FeatureMap(ABC):
             d_weight: for a map with an offset, the gradient of w·ln(2) where w is the largest, ``(G, c, 1)``.
         """
         return self.queries_grad(x, features, grad)
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """float64 stays; everything else is summed in float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def tile_elements(device: torch.device) -> int:
@@ -187,7 +184,7 @@ class KeySums(NamedTuple):
         dtype = accumulator(like.dtype)
         return cls(
             like.new_zeros(*count, values + 1, features.width, dtype=dtype),
-            like.new_full((*count, 1, 1), torch.finfo(dtype).min / 4, dtype=dtype),
+            like.new_full((*count, 1, 1), hidden(dtype), dtype=dtype),
             like.new_zeros(*count, 1, values + 1, dtype=dtype),
         )
 

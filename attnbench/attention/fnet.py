@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -25,6 +26,7 @@ from attnbench.variant import No, Traits, register
         target="other",
         causal=No("each frequency is a sum over all tokens with weights of modulus 1, later ones included"),
         cross=No("the transform maps n tokens to n frequencies; there is no second sequence in it"),
+        bias=No("there are no logits that a bias could be added to"),
         key_padding=True,
         rows_sum_to_one=False,
     ),
@@ -71,7 +73,7 @@ class FNet(nn.Module):
 class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        half = torch.fft.rfft2(x.to(torch.promote_types(x.dtype, torch.float32)), dim=(1, 2)).real
+        half = torch.fft.rfft2(x.to(accumulator(x.dtype)), dim=(1, 2)).real
         given = half.shape[2]
         rest = half[:, :, 1 : x.shape[2] - given + 1]
         out = x.new_empty(x.shape)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
 from attnbench.attention.decayed_sums import by_heads, last_state, states_before, stretches
-from attnbench.attention.feature_tiles import LOG2E, accumulator
+from attnbench.attention.feature_tiles import LOG2E
+from attnbench.attention.precision import accumulator
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -30,6 +31,7 @@ from attnbench.variant import No, Traits, register
         target="other",
         causal=True,
         cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
+        bias=No("there are no logits: the decay is what depends on the distance"),
         key_padding=True,
         decode=True,
         stochastic=True,

@@ -31,6 +31,7 @@ _ROWS = 256
         target="other",
         causal=True,
         cross=No("W belongs to positions of one sequence, whose own tokens it gates"),
+        bias=No("there are no logits: W itself is learned for pairs of positions"),
         key_padding=True,
         stochastic=True,
         rows_sum_to_one=False,

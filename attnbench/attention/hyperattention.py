@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -40,7 +41,7 @@ class _Attend(torch.autograd.Function):
         q, k, v, sk, sv, _, out = ctx.saved_tensors
         c, D = k.shape[2:]
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        dsk, dsv = (torch.zeros(x.shape, dtype=_sums(q), device=q.device) for x in (sk, sv))
+        dsk, dsv = (torch.zeros(x.shape, dtype=accumulator(q.dtype), device=q.device) for x in (sk, sv))
         for tile in _tiles(q, c + sk.shape[1]):
             queries, keys, values, weights = _tile(ctx.saved_tensors[:6], tile)
             dout = grad[tile].to(keys.dtype).reshape(queries.shape)
@@ -55,10 +56,6 @@ class _Attend(torch.autograd.Function):
         return dq, dk, dv, dsk.to(sk.dtype), dsv.to(sv.dtype), None
 
 
-def _sums(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
 def _tiles(q: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
     """Heads and chunks whose weights stay in cache: several whole heads, or a part of one."""
     G, C, r, _ = q.shape
@@ -71,7 +68,7 @@ def _tiles(q: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
 def _tile(tensors: tuple[Tensor, ...], tile: tuple[slice, slice]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Scaled queries ``(g, r, D)``, keys and values ``(g, c + S, D)``, and weights ``(g, r, c + S)``."""
     q, k, v, sk, sv, bias = tensors
-    dtype, D = _sums(q), q.shape[3]
+    dtype, D = accumulator(q.dtype), q.shape[3]
 
     def join(own: Tensor, sample: Tensor) -> Tensor:
         shared = sample[tile[0]].unsqueeze(1).expand(-1, own[tile].shape[1], -1, -1)
@@ -161,7 +158,7 @@ class HyperAttention(nn.Module):
     def _order(self, x: Tensor, real: Tensor | None) -> Tensor:
         """``(B, H, n)``: tokens by hash and position, padding last."""
         B, H, n, D = x.shape
-        dtype = _sums(x)
+        dtype = accumulator(x.dtype)
         positive = x.reshape(-1, D).to(dtype) @ self.projections.to(dtype) > 0
         bits = positive.shape[1]
         place = 1 << torch.arange(bits - 1, -1, -1, device=x.device)
@@ -193,7 +190,7 @@ class HyperAttention(nn.Module):
         drawn = torch.arange(S, device=device)
         s = m.clamp(min=1, max=max(S, 1))
         sampled = ((drawn << _GRID) + self.draws[:S]) * m // (s << _GRID)
-        bias = torch.zeros(B, C, columns + S, dtype=_sums(q), device=device)
+        bias = torch.zeros(B, C, columns + S, dtype=accumulator(q.dtype), device=device)
         bias[:, :, :columns].masked_fill_(own >= end.unsqueeze(2), _FAR)
         twice = (sampled * blocks // m.clamp(min=1)).unsqueeze(1) == block.unsqueeze(2)
         bias[:, :, columns:] = (m.clamp(min=1).to(bias.dtype) / s).log().unsqueeze(2)
@@ -223,7 +220,7 @@ class HyperAttention(nn.Module):
 
         def ranks(x: Tensor) -> Tensor:
             codes = []
-            for signs in (x.to(_sums(x)) @ self.projections.to(_sums(x)) > 0).tolist():
+            for signs in (x.to(accumulator(x.dtype)) @ self.projections.to(accumulator(x.dtype)) > 0).tolist():
                 gray = int("".join("1" if sign else "0" for sign in signs), 2)
                 codes.append(next(i for i in range(1 << len(signs)) if i ^ (i >> 1) == gray))
             return torch.tensor(sorted(range(len(codes)), key=lambda t: codes[t]), device=x.device).argsort()
@@ -240,9 +237,9 @@ class HyperAttention(nn.Module):
             chunks = max(-(-n // b), blocks)
             rank = ranks(K)
             drawn = [((j << _GRID) + int(self.draws[j])) * m // (s << _GRID) for j in range(s)]
-            times = torch.tensor([drawn.count(r) * m / s if s else 0.0 for r in rank.tolist()], dtype=_sums(q)).to(
-                q.device
-            )
+            times = torch.tensor(
+                [drawn.count(r) * m / s if s else 0.0 for r in rank.tolist()], dtype=accumulator(q.dtype)
+            ).to(q.device)
             together = (ranks(Q) * chunks // n * blocks // chunks).unsqueeze(1) == rank * blocks // m
             weight = torch.where(together, 1.0, times).log() + (Q @ K.mT) * D**-0.5
             out[i, h, asked] = weight.softmax(-1).to(V.dtype) @ V

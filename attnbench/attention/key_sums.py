@@ -16,13 +16,13 @@ from attnbench.attention.feature_tiles import (
     FeatureMap,
     KeySums,
     Tiles,
-    accumulator,
     head_groups,
     row_blocks,
     tile_elements,
     unweighted,
     weigh,
 )
+from attnbench.attention.precision import accumulator
 
 
 def attend_all(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnbench.attention.precision import accumulator
 from attnbench.position_bias import PositionBias
 
 
@@ -50,7 +51,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: PositionBias | None = None) ->
     Args:
         bias: added to the logits; the query stands where the last key does.
     """
-    accumulate = torch.promote_types(q.dtype, torch.float32)
+    accumulate = accumulator(q.dtype)
     logits = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(2, 3)).to(accumulate)
     if bias is not None:
         logits = logits + last_row(bias, k.shape[2], accumulate)

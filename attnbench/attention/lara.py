@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.feature_tiles import accumulator
+from attnbench.attention.precision import accumulator
 from attnbench.attention.segments import Segments
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register

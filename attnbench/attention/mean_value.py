@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -45,7 +46,7 @@ class MeanValue(nn.Module):
         self.causal = shape.causal
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        sums = torch.promote_types(v.dtype, torch.float32)
+        sums = accumulator(v.dtype)
         if key_mask is not None:
             v = v.masked_fill(~key_mask[:, None, :, None], 0)
         if not self.causal:
@@ -71,7 +72,7 @@ class MeanValue(nn.Module):
 
     def begin(self, k: Tensor, v: Tensor) -> Mean:
         """k, v ``(B, H, n, D)``, n >= 0."""
-        return Mean(v.sum(2, keepdim=True, dtype=torch.promote_types(v.dtype, torch.float32)), v.shape[2])
+        return Mean(v.sum(2, keepdim=True, dtype=accumulator(v.dtype)), v.shape[2])
 
     def step(self, state: Mean, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Mean]:
         """v ``(B, H, 1, D)``."""

@@ -13,6 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from attnbench.attention import block_sparse
 from attnbench.attention.block_sparse import Blocks, Tile, Window, batches, minus_infinity, tile_scores
 from attnbench.attention.kv_cache import Cache, attend
+from attnbench.attention.precision import accumulator
 from attnbench.attention.segments import any_real, strided_convolution
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
@@ -104,7 +105,7 @@ class MemoryCompressed(nn.Module):
         c, n = self.compression, x.shape[2]
         real = torch.ones_like(x[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
         count = torch.unflatten(pad(real, (0, -n % c)), 1, (-1, c)).sum(2).clamp(min=1)[:, None, :, None]
-        total = torch.unflatten(pad(x, (0, 0, 0, -n % c)), 2, (-1, c)).sum(3, dtype=_accumulator(x))
+        total = torch.unflatten(pad(x, (0, 0, 0, -n % c)), 2, (-1, c)).sum(3, dtype=accumulator(x.dtype))
         return (total / count).to(x.dtype)
 
     def _causally(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, filled: Tensor | None) -> Tensor:
@@ -169,7 +170,3 @@ class MemoryCompressed(nn.Module):
             open_k, open_v = open_k[:, :, :0], open_v[:, :, :0]
         out = attend(q, blocks.keys, blocks.values) if blocks.length else v
         return out, Compressed(blocks, open_k, open_v)
-
-
-def _accumulator(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)

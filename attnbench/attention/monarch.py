@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -86,7 +87,7 @@ class Monarch(nn.Module):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, asked: Tensor | None, keys: Tensor | None) -> Tensor:
         """With real tokens at the front, as ``asked`` ``(B, N)`` and ``keys`` ``(B, M)`` say."""
         (B, H, N, D), M = q.shape, k.shape[2]
-        G, b, dtype = B * H, min(self.block, max(N, M)), torch.promote_types(q.dtype, torch.float32)
+        G, b, dtype = B * H, min(self.block, max(N, M)), accumulator(q.dtype)
         rows, columns = -(-N // b), -(-M // b)
         queries = q.to(dtype) * D**-0.5
         if asked is not None:

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad, scaled_dot_product_attention
 
+from attnbench.attention.precision import accumulator
 from attnbench.attention.segments import Segments
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
@@ -39,8 +40,8 @@ class Nystrom(nn.Module):
 
     Xiong et al. 2021, "Nyströmformer". q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. The landmarks
     Q̃ and K̃ are the averages (segment means, equation 16) of R runs of tokens whose lengths differ by at most one;
-    with fewer tokens than R each is its own landmark. Padding is cut out before the runs are formed, in self-attention
-    that of the queries as well.
+    with fewer tokens than R each is its own landmark. The defaults are the paper's. Padding is cut out before the runs
+    are formed, in self-attention that of the queries as well.
 
     - ``pinv=newton``: Z ← Z·(13 - AZ·(15 - AZ·(7 - AZ)))/4 from Aᵀ / (‖A‖₁·‖A‖∞), ``iterations`` times. The number
       belongs to the operator: few steps leave out the small singular values of A, whose inverses are what makes
@@ -84,7 +85,7 @@ class Nystrom(nn.Module):
         self.convolution = None if conv is None else nn.Parameter(torch.full((shape.H, conv), 1 / conv))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        accumulate = torch.promote_types(q.dtype, torch.float32)
+        accumulate = accumulator(q.dtype)
         of_keys = Segments(self.landmarks, k.shape[2], key_mask)
         of_queries = Segments(self.landmarks, q.shape[2]) if self.cross else of_keys
         q_mean, k_mean = of_queries.mean(q), of_keys.mean(k)

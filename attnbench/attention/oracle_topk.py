@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.kv_cache import Cache, CachedDecoding, last_row
+from attnbench.attention.precision import accumulator
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -22,7 +23,7 @@ _BLOCK = 256
     "oracle-topk",
     family="reference",
     source="this project's reference line",
-    formula="oᵢ = Σ_{j∈Tᵢ} pᵢⱼ·vⱼ / Σ_{j∈Tᵢ} pᵢⱼ, P = softmax(Q·Kᵀ/√D), Tᵢ the keys of the largest pᵢⱼ",
+    formula="oᵢ = Σ_{j∈Tᵢ} pᵢⱼ·vⱼ / Σ_{j∈Tᵢ} pᵢⱼ, P = softmax(Q·Kᵀ/√D), Tᵢ the t keys of largest pᵢⱼ",
     cost="O(n²·d)",
     time_exponent=2.0,
     memory_exponent=2.0,
@@ -43,18 +44,18 @@ class OracleTopK(CachedDecoding, nn.Module):
     """Keeps each query's most probable keys: the line for sparse methods.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Knows the exact probabilities, in float32 (float64
-    for float64), keeps the ``keys`` largest of each row and gives weight 0 to the others. Memory is O(n) forward,
+    for float64), keeps the t = ``keys`` largest of each row and gives weight 0 to the others. Memory is O(n) forward,
     256 rows at a time, and O(n²) where gradients are wanted.
 
     With ``renormalise`` the kept weights sum to 1, as in every method that takes a softmax over the keys it selected:
     this is what such a method gives that selects by probability and never errs. It is no lower bound: where attention
-    is flat, a few renormalised keys are noise, worse than ``mean-value``. Without it the matrix is the best one with
-    ``keys`` entries per row in the Frobenius norm, and so in the mean over white values.
+    is flat, a few renormalised keys are noise, worse than ``mean-value``. Without it the matrix is the best one with t
+    entries per row in the Frobenius norm, and so in the mean over white values.
 
     With ``renormalise`` it is the operator of ``topk``, which is Gupta et al.'s method at its real cost; here the code
     is as plain as the definition, and its time says nothing about that method.
 
-    ``keys`` >= M gives exact attention. Keys of equal probability are chosen as ``torch.topk`` does.
+    t >= M gives exact attention. Keys of equal probability are chosen as ``torch.topk`` does.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class OracleTopK(CachedDecoding, nn.Module):
         self.renormalise = renormalise
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulator(q.dtype)
         N, M = q.shape[2], k.shape[2]
         k, values = k.to(dtype), v.to(dtype)
         hidden = torch.finfo(dtype).min / 4
@@ -105,7 +106,7 @@ class OracleTopK(CachedDecoding, nn.Module):
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         """q, k, v ``(B, H, 1, D)``."""
         state = state.append(k, v)
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulator(q.dtype)
         logits = (q.to(dtype) * q.shape[-1] ** -0.5) @ state.keys.to(dtype).mT
         if self.position_bias is not None:
             logits = logits + last_row(self.position_bias, state.length, dtype)

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnbench.attention.precision import accumulator
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -84,7 +85,7 @@ class Perceiver(nn.Module):
         return out if some is None else out.masked_fill(~some, 0.0)
 
     def _causally(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        accumulate = torch.promote_types(q.dtype, torch.float32)
+        accumulate = accumulator(q.dtype)
         state, parts = self._nothing(k, v), []
         for a in range(0, q.shape[2], _CHUNK):
             tokens = slice(a, a + _CHUNK)
@@ -101,7 +102,7 @@ class Perceiver(nn.Module):
         return out if key_mask is None else out.masked_fill(~(key_mask.cumsum(1) > 0)[:, None, :, None], 0.0)
 
     def _nothing(self, k: Tensor, v: Tensor) -> Packed:
-        accumulate = torch.promote_types(k.dtype, torch.float32)
+        accumulate = accumulator(k.dtype)
         k, v = (x.new_zeros(*x.shape[:2], self.latents.shape[1], x.shape[3], dtype=accumulate) for x in (k, v))
         return Packed(torch.full_like(k[..., :1], torch.finfo(accumulate).min / 4), torch.zeros_like(k[..., :1]), k, v)
 

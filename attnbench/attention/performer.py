@@ -11,13 +11,14 @@ from torch import Tensor
 
 from attnbench.attention import random_kernels
 from attnbench.attention.feature_attention import Chunk, FeatureAttention
-from attnbench.attention.feature_tiles import FeatureMap, accumulator
+from attnbench.attention.feature_tiles import FeatureMap
 from attnbench.attention.performer_features import (
     HyperbolicFeatures,
     PositiveFeatures,
     ReluFeatures,
     TrigFeatures,
 )
+from attnbench.attention.precision import accumulator
 from attnbench.attention.random_features import Norms, Projection, draw_projection
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape

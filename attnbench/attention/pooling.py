@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from attnbench.attention.precision import accumulator
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -26,7 +27,8 @@ from attnbench.variant import No, Traits, register
     traits=Traits(
         target="other",
         causal=True,
-        cross=No("a token is compared with its own neighbours, so that M must equal N"),
+        cross=No("a token is averaged with its own neighbours; there is no second sequence"),
+        bias=No("there are no logits: all tokens of a window weigh the same"),
         key_padding=True,
         rows_sum_to_one=False,
         decode=True,
@@ -64,7 +66,7 @@ class Pooling(nn.Module):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
-        accumulate = torch.promote_types(x.dtype, torch.float32)
+        accumulate = accumulator(x.dtype)
         if key_mask is None:
             real = torch.ones(1, x.shape[1], 1, dtype=accumulate, device=x.device)
         else:
@@ -98,7 +100,7 @@ class Pooling(nn.Module):
     def step(self, state: tuple[Tensor], x: Tensor) -> tuple[Tensor, tuple[Tensor]]:
         """x ``(B, 1, C)``."""
         window = torch.cat((state[0], x), 1)
-        accumulate = torch.promote_types(x.dtype, torch.float32)
+        accumulate = accumulator(x.dtype)
         mean = window.mean(1, keepdim=True, dtype=accumulate)
         return (mean - x).to(x.dtype), self.begin(window)
 

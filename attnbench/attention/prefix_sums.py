@@ -17,12 +17,12 @@ from attnbench.attention.feature_tiles import (
     FeatureMap,
     KeySums,
     Tiles,
-    accumulator,
     head_groups,
     row_blocks,
     unweighted,
     weigh,
 )
+from attnbench.attention.precision import accumulator
 
 SEGMENT = 8
 """Chunks between two sums that are kept for the backward pass; those in between are computed again."""

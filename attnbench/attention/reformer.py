@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from attnbench.attention.kv_cache import Cache
+from attnbench.attention.precision import accumulator
 from attnbench.attention.reformer_chunks import FAR, SELF, Attend, Plan
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
@@ -170,7 +171,7 @@ class Reformer(nn.Module):
 
     def step(self, state: State, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
         """q, k, v ``(B, H, 1, D)``."""
-        cache, ring, dtype = state.cache.append(k, v), self.chunk + 1, torch.promote_types(k.dtype, torch.float32)
+        cache, ring, dtype = state.cache.append(k, v), self.chunk + 1, accumulator(k.dtype)
         now = state.cache.length
         code = self.hashes(k, length=self.length).permute(1, 2, 0, 3)
         before = state.fill.gather(3, code)
@@ -208,7 +209,7 @@ class Reformer(nn.Module):
             ``(rounds, ..., N)`` int64; padding gets a number above every bucket.
         """
         N, D = x.shape[-2:]
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = accumulator(x.dtype)
         hashes, columns = self._sizes(N if length is None else length)
         limits = None
         if real is not None and self.buckets is None:

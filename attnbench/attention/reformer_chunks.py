@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.attention.precision import accumulator
+
 SELF = -1e5
 """Logit of a token to itself; finite, so that a token with no other target attends to itself."""
 FAR = 1e25
@@ -85,7 +87,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, v: Tensor, plan: Plan) -> Tensor:
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulator(q.dtype)
         norm = torch.linalg.vector_norm(q, dim=-1, dtype=dtype)
         inverse = torch.where(norm > 0, 1 / norm, 0)
         # The row behind the last is written by empty slots and never read.

@@ -11,10 +11,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.decayed_sums import Chunk, by_heads, decayed_attention
-from attnbench.attention.feature_tiles import LOG2E, accumulator
+from attnbench.attention.feature_tiles import LOG2E
+from attnbench.attention.precision import accumulator
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import No, Traits, register
 
 
 class Retained(NamedTuple):
@@ -37,6 +38,7 @@ class Retained(NamedTuple):
         target="other",
         causal=True,
         cross=True,
+        bias=No("there are no logits: the decay is what depends on the distance"),
         key_padding=True,
         decode=True,
         rows_sum_to_one=False,

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from attnbench.attention import random_kernels
 from attnbench.attention.feature_attention import Chunk, FeatureAttention
-from attnbench.attention.feature_tiles import FeatureMap, accumulator
+from attnbench.attention.feature_tiles import FeatureMap
 from attnbench.attention.performer_features import CosineSineFeatures, ReluFeatures
+from attnbench.attention.precision import accumulator
 from attnbench.attention.random_features import Projection, draw_projection
 from attnbench.errors import UsageError
 from attnbench.shape import Shape

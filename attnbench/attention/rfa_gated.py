@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from attnbench.attention.decayed_sums import Chunk, by_heads, decayed_attention, last_state
-from attnbench.attention.feature_tiles import LOG2E, accumulator
+from attnbench.attention.feature_tiles import LOG2E
 from attnbench.attention.performer_features import ReluFeatures
+from attnbench.attention.precision import accumulator
 from attnbench.attention.random_features import draw_projection
 from attnbench.attention.rfa import unit
 from attnbench.errors import UsageError

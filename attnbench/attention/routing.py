@@ -13,6 +13,7 @@ from torch.nn.functional import layer_norm, normalize, scaled_dot_product_attent
 
 from attnbench.attention.largest_entries import largest
 from attnbench.attention.matrix_tiles import tiles
+from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -29,6 +30,7 @@ from attnbench.variant import No, Traits, register
         target="other",
         causal=No("a centroid ranks tokens against later ones, so that which of them meet depends on the future"),
         cross=True,
+        bias=No("centroids pick tokens by their content alone, which knows nothing of a bias"),
         key_padding=True,
         stochastic=True,
         rows_sum_to_one=False,
@@ -98,7 +100,7 @@ class Routing(nn.Module):
             out = out * real_q.unsqueeze(3)
         elif real_k is not None:
             out = out * real_k.any(2)[..., None, None]
-        total = out.new_zeros((B * H * N, D), dtype=torch.promote_types(q.dtype, torch.float32))
+        total = out.new_zeros((B * H * N, D), dtype=accumulator(q.dtype))
         total = total.index_add(0, at_q.flatten(), out.flatten(0, 2).to(total.dtype))
         times = self._times_picked(at_q, real_q, B * H * N).clamp_(min=1)
         return (total / times.unsqueeze(1)).view(B, H, N, D).to(v.dtype)
@@ -122,7 +124,7 @@ class Routing(nn.Module):
     ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
         """For queries and keys: tokens picked ``(B·H, clusters, window)``, counted over all heads, and which count."""
         heads = len(self.centroids)
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulator(q.dtype)
         centroids = self.centroids.to(dtype).repeat(len(q) // heads, 1, 1)
         real = None if key_mask is None else key_mask.repeat_interleave(heads, 0)
         q, k = q.to(dtype), k.to(dtype)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attnbench.attention.precision import accumulator
+
 
 class Segments:
     """At most ``count`` runs of the real tokens of a sequence, whose lengths differ by at most one, longer ones first.
@@ -36,7 +38,7 @@ class Segments:
         """Averages of x ``(B, H, tokens, D)`` over the runs, ``(B, H, R, D)``; 0 for an empty run."""
         if self.filled is None:
             return torch.cat([runs.mean(3) for runs in self._unmasked(x)], 2)
-        accumulate = torch.promote_types(x.dtype, torch.float32)
+        accumulate = accumulator(x.dtype)
         weights = self.inside.to(accumulate) / self.length.clamp(min=1)[..., None]
         means = torch.matmul(weights[:, None, :, None], self._slots(x).to(accumulate))
         return means.squeeze(3).to(x.dtype)

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from attnbench.attention.precision import accumulator
 from attnbench.attention.sinkhorn_blocks import FAR, Attend, Balance, inverse_mass
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
@@ -184,7 +185,7 @@ class Sinkhorn(nn.Module):
     def sort_matrix(self, q: Tensor, k: Tensor, H: int, real: Tensor | None = None) -> Tensor:
         """S ``(B·H, n, n)`` of q, k ``(B·H, n, b, D)``; ``real`` ``(B·H, n, b)``; k is 0 where not real."""
         G, n, _, D = q.shape
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulator(q.dtype)
         if self.net:
             W, w, U = (self.net[name].to(dtype) for name in ("W", "w", "U"))
             if n > U.shape[-1]:

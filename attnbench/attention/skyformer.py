@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.nystrom import newton
+from attnbench.attention.precision import accumulator
 from attnbench.attention.segments import nth_real, split, take
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
@@ -90,7 +91,7 @@ class Skyformer(nn.Module):
         self.register_buffer("place", place)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        accumulate = torch.promote_types(q.dtype, torch.float32)
+        accumulate = accumulator(q.dtype)
         X, filled = self._sample(q, k, key_mask)
         X = X.to(accumulate)
         if key_mask is not None:

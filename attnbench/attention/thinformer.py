@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -27,6 +28,7 @@ from attnbench.variant import No, Traits, register
         target="softmax",
         causal=No("the kept keys are chosen among all of them, so every output depends on later tokens"),
         cross=True,
+        bias=No("keys are kept for their content alone, which knows nothing of a bias"),
         key_padding=True,
         stochastic=True,
         exact_with=("oversampling=2",),
@@ -98,7 +100,7 @@ class Thinformer(nn.Module):
 
     def coreset(self, k: Tensor, v: Tensor) -> Tensor:
         """``(B, H, kept)``: positions of the kept keys among those of k, v ``(B, H, M, D)``, M >= 4^(g+1)."""
-        (B, H, M, D), dtype = k.shape, torch.promote_types(k.dtype, torch.float32)
+        (B, H, M, D), dtype = k.shape, accumulator(k.dtype)
         x, y = (k.to(dtype) * D**-0.25).reshape(B * H, M, D), v.to(dtype).reshape(B * H, M, D)
         shift = torch.linalg.vecdot(x, x).amax(-1).neg_().view(-1, 1, 1, 1)
         offset = torch.linalg.vector_norm(y, torch.inf, (1, 2)).square_().view(-1, 1, 1, 1)

@@ -12,6 +12,7 @@ from torch.nn.functional import embedding_bag
 from attnbench.attention.kv_cache import Cache, last_row
 from attnbench.attention.largest_entries import largest
 from attnbench.attention.matrix_tiles import tiles
+from attnbench.attention.precision import accumulator
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -36,7 +37,7 @@ class _Attend(torch.autograd.Function):
         rows: int | None,
     ) -> Tensor:
         (G, N, D), M = q.shape, k.shape[1]
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulator(q.dtype)
         keep = any(ctx.needs_input_grad)
         indices = torch.empty((G, N, keys) if keep else 0, dtype=torch.int32, device=q.device)
         weights = torch.empty((G, N, keys) if keep else 0, dtype=dtype, device=q.device)
@@ -121,10 +122,9 @@ class TopK(nn.Module):
     """Softmax over each query's t largest logits, in chunks of queries.
 
     Gupta et al. 2021, "Memory-efficient Transformers via Top-k Attention". q ``(B, H, N, D)``, k and v ``(B, H, M, D)``
-    -> ``(B, H, N, D)``. All logits of a chunk of queries are computed, the t = ``keys`` largest of each row are kept, and
-    the values of just these are read. Time stays O(n²·d) forward; memory is O(chunk·M + n·t), as only indices and
-    weights of the kept keys are saved, and the backward pass costs O(n·keys·d). The default of 64 keys is this
-    project's.
+    -> ``(B, H, N, D)``. All logits of a chunk of queries are computed, the t = ``keys`` largest of each row are kept,
+    and the values of just these are read. Time stays O(n²·d) forward; memory is O(chunk·M + n·t), as only indices and
+    weights of the kept keys are saved, and the backward pass costs O(n·t·d). The default of 64 keys is this project's.
 
     t >= M gives exact attention. Of keys with equal logits ``torch.topk`` says which are kept. Gradients flow
     through the kept logits only; the choice has none. Where fewer than t keys are visible all of them are kept.
@@ -159,7 +159,7 @@ class TopK(nn.Module):
         bias = None
         if self.position_bias is not None:
             distances = torch.arange(1 - q.shape[2], k.shape[2], device=q.device)
-            bias = self.position_bias.along(distances, torch.promote_types(q.dtype, torch.float32))
+            bias = self.position_bias.along(distances, accumulator(q.dtype))
         out: Tensor = _Attend.apply(*flat, bias, mask, keys, self.causal, self.chunk)  # type: ignore[no-untyped-call] # torch
         return out.view_as(q)
 
@@ -183,7 +183,7 @@ class TopK(nn.Module):
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         """q, k, v ``(B, H, 1, D)``."""
         state = state.append(k, v)
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = accumulator(q.dtype)
         logits = torch.matmul(q * q.shape[-1] ** -0.5, state.keys.mT).to(dtype)
         if self.position_bias is not None:
             logits = logits + last_row(self.position_bias, state.length, dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -21,6 +22,7 @@ from attnbench.variant import No, Traits, register
         target="other",
         causal=No("the likeness of two channels is a sum over all tokens, later ones included"),
         cross=No("two channels are compared token by token, so that queries and keys must be the same tokens"),
+        bias=No("logits belong to two channels, not to two tokens"),
         key_padding=True,
         rows_sum_to_one=False,
         permutable=True,
@@ -73,6 +75,6 @@ class XCA(nn.Module):
 
 def _norms(x: Tensor) -> Tensor:
     """Of every channel over the tokens, ``(B, H, 1, D)``, in float32 at least; never 0."""
-    accumulate = torch.promote_types(x.dtype, torch.float32)
+    accumulate = accumulator(x.dtype)
     norms: Tensor = torch.linalg.vector_norm(x, dim=2, keepdim=True, dtype=accumulate)
     return norms.clamp(min=1e-12)
