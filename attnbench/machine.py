@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import sys
+import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -98,6 +99,45 @@ def load_warning() -> str | None:
     if load / cores <= 0.5:
         return None
     return f"load {load:.1f} on {cores} cores before the run began: close other programs or expect wide intervals"
+
+
+class OtherLoad:
+    """How many cores other programs, or other guests of the same host, have kept busy since this object was made."""
+
+    def __init__(self) -> None:
+        self._wall, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def cores(self) -> float | None:
+        """None where the kernel does not tell, or too little time has passed for its counter."""
+        wall, busy = time.monotonic() - self._wall, _busy_seconds()
+        if busy is None or self._busy is None or wall < 0.1:
+            return None
+        return max(0.0, (busy - self._busy - (_own_seconds() - self._own)) / wall)
+
+
+def noise_warning(noise: float | None, others: float | None) -> str | None:
+    """What to say, and what to do, where one program seems to differ from itself by more than 2 %."""
+    if noise is None or noise <= 0.02:
+        return None
+    if others is None:
+        return f"noise {noise:.0%}: close other programs or raise --min-time"
+    if others < 0.2:
+        return f"noise {noise:.0%} with no other program at work: a core changes its speed; raise --min-time"
+    return f"noise {noise:.0%}: other programs use {others:.1f} cores; close them or raise --min-time"
+
+
+def _busy_seconds() -> float | None:
+    """Seconds that all cores together have worked, or were taken away by the host; None without /proc/stat."""
+    fields = _read(Path("/proc/stat")).partition("\n")[0].split()
+    if len(fields) < 9 or fields[0] != "cpu":
+        return None
+    user, nice, system, _idle, _wait, irq, softirq, steal = (int(field) for field in fields[1:9])
+    return (user + nice + system + irq + softirq + steal) / float(os.sysconf("SC_CLK_TCK"))
+
+
+def _own_seconds() -> float:
+    used = os.times()
+    return used.user + used.system
 
 
 def _processor() -> str:

@@ -12,7 +12,7 @@ from attnbench.status import Status
 SCHEMA_VERSION = 1
 # 1 (2026-11): the first.
 
-ADDED: dict[str, Any] = {"bias": "none", "state_bytes": None, "state_bytes_per_token": None}
+ADDED: dict[str, Any] = {"bias": "none", "state_bytes": None, "state_bytes_per_token": None, "bytes_per_s": None}
 """Columns that rows of this schema may lack, with what they stand for there."""
 
 
@@ -79,8 +79,12 @@ class Record:
 
     matmul_flops: int | None = None
     flops_per_s: float | None = None
+    bytes_per_s: float | None = None
+    """Inputs (in decoding: the state), parameters and output, each counted once, over the time: at least so many are
+    moved."""
     peak_fraction: float | None = None
-    """flops_per_s over the machine's own matmul rate, measured at the start of the run."""
+    """The larger of flops_per_s over the machine's own matmul rate and bytes_per_s over its rate of copying so many
+    bytes, both measured at the start of the run; of FLOPs alone in older rows, which have no bytes_per_s."""
 
     error_kind: str | None = None
     """``exact`` | ``approximation`` | ``distance`` (another operator) | ``learned`` (no meaning before fitting)."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 CONFIDENCE = 0.95
 FEWEST = 6
@@ -17,6 +18,8 @@ FASTER_BAND = math.log(1.01)
 """A difference counts only where the whole interval lies beyond 1 %."""
 SAME_BAND = math.log(1.02)
 """Two times are called the same where the whole interval lies within 2 %."""
+_NORMAL_IQR = 2 * float(norm.ppf(0.75))
+_NORMAL_REACH = float(norm.ppf((1 + CONFIDENCE) / 2))
 
 Verdict = Literal["faster", "slower", "same", "inconclusive"]
 
@@ -26,12 +29,27 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
     n = len(samples)
     if n < FEWEST:
         return None
+    k = _rank(n, confidence)
     ordered = sorted(samples)
-    # The largest k for which both (x_k, x_{n-1-k}) tails together hold at most 1 - confidence.
+    return (ordered[k], ordered[n - k - 1]) if k >= 0 else None
+
+
+@cache
+def _rank(n: int, confidence: float) -> int:
+    """The largest k for which the tails beyond x_k and x_{n-1-k} together hold at most 1 - confidence; -1: none."""
     k = int(binom.ppf((1 - confidence) / 2, n, 0.5)) - 1
     while k >= 0 and 2 * binom.cdf(k, n, 0.5) > 1 - confidence:
         k -= 1
-    return (ordered[k], ordered[n - k - 1]) if k >= 0 else None
+    return k
+
+
+def expected_half_width(samples: Sequence[float]) -> float:
+    """Half the width that :func:`median_interval` has on average for samples of this spread, were they normal.
+
+    A rule to stop by: it knows nothing of where the median is, so that stopping by it favours no value.
+    """
+    sigma = interquartile_range(samples) / _NORMAL_IQR
+    return _NORMAL_REACH * sigma * math.sqrt(math.pi / (2 * len(samples)))
 
 
 def interquartile_range(samples: Sequence[float]) -> float:
@@ -53,24 +71,41 @@ class Ratio:
     low: float | None
     high: float | None
     pairs: int
+    noise: float = 0.0
+    """By how much this machine finds one program faster than itself (:func:`noise_floor`), as a share."""
 
     @property
     def verdict(self) -> Verdict:
-        """What may be said of A against B; ``inconclusive`` without an interval."""
+        """What may be said of A against B; ``inconclusive`` without an interval, or below the noise floor."""
         if self.low is None or self.high is None:
             return "inconclusive"
         low, high = math.log(self.low), math.log(self.high)
-        if high < -FASTER_BAND:
+        band = max(FASTER_BAND, math.log1p(self.noise))
+        if high < -band:
             return "faster"
-        if low > FASTER_BAND:
+        if low > band:
             return "slower"
         if low > -SAME_BAND and high < SAME_BAND:
             return "same"
         return "inconclusive"
 
 
-def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
+def noise_floor(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """The difference that one program timed as A and as B shows: the far end of the interval of its ratio, minus 1.
+
+    None with fewer than six pairs. Between machines and moments it compares; no difference below it is a finding.
+    """
+    same = paired_ratio(a, b)
+    if same.low is None or same.high is None:
+        return None
+    return max(same.high, 1 / same.low) - 1
+
+
+def paired_ratio(a: Sequence[float], b: Sequence[float], *, noise: float = 0.0) -> Ratio:
     """Median of a_i / b_i on the log scale, with its exact interval; swapping a and b gives the reciprocal.
+
+    Args:
+        noise: the machine's noise floor, below which no verdict is given.
 
     Raises:
         ValueError: unequal numbers of samples, none, or a time that is not positive and finite.
@@ -82,7 +117,7 @@ def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     logs = [math.log(x) - math.log(y) for x, y in zip(a, b, strict=True)]
     interval = median_interval(logs)
     low, high = (None, None) if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
-    return Ratio(math.exp(median(logs)), low, high, len(logs))
+    return Ratio(math.exp(median(logs)), low, high, len(logs), noise)
 
 
 @dataclass(frozen=True, slots=True)

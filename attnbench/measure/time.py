@@ -22,6 +22,13 @@ class ClockError(RuntimeError):
     """The clock stands still, runs backwards or gives something that is not a time."""
 
 
+READS = 32
+"""Looks at the clock to find out what one costs: few enough for a clock that stands still to be found out soon."""
+OVERHEAD = 5e-4
+"""Of a sample for looking at the clock: half of the thousandth that it may take, since batches are sized from times
+that hold the looking as well."""
+
+
 @dataclass(frozen=True, slots=True)
 class TimingRules:
     """When to stop. Times in seconds, over all rounds together."""
@@ -35,7 +42,7 @@ class TimingRules:
     warmup_time: float = 0.2
     warmup_calls: int = 3
     shortest_sample: float = 1e-3
-    """Calls are batched until a sample takes this long."""
+    """Calls are batched until a sample takes this long, and far longer than looking at the clock."""
     rounds: int = 1
     quick: bool = False
     """One sample after the first call, no interval."""
@@ -58,6 +65,9 @@ class Sample:
 class Stopwatch(Protocol):
     """Times a number of calls."""
 
+    def cost(self) -> float:
+        """Seconds that looking at the clock adds to a sample."""
+
     def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
         """Seconds for all calls together, and involuntary context switches during them."""
 
@@ -68,6 +78,12 @@ class WallClock:
 
     clock: Callable[[], int] = time.perf_counter_ns
     sync: Callable[[], None] = lambda: None
+
+    def cost(self) -> float:
+        start = self.clock()
+        for _ in range(READS):
+            end = self.clock()
+        return (end - start) / READS / 1e9
 
     def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
         self.sync()
@@ -93,6 +109,9 @@ class CudaEvents:
         self._device = torch.device(device)
         size = torch.cuda.get_device_properties(self._device).L2_cache_size
         self._flush = torch.empty(2 * max(size, 1 << 20), dtype=torch.uint8, device=self._device)
+
+    def cost(self) -> float:
+        return 5e-7  # the resolution of an event, by CUDA's documentation of cudaEventElapsedTime
 
     def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
         cuda = self._torch.cuda
@@ -130,16 +149,16 @@ def measure_time(
         ClockError: a duration of zero, below zero or not finite.
     """
     watch = stopwatch or WallClock()
-    with _garbage_collection_off():
-        first, switches = _checked(watch, call, 1)
+    with garbage_collection_off():
+        first, switches = checked(watch, call, 1)
         if rules.quick:
-            seconds, switches = _checked(watch, call, 1)
+            seconds, switches = checked(watch, call, 1)
             return Timing(first, (Sample(seconds, 1, switches),), "quick")
         calls = _warm_up(watch, call, rules, first)
         samples: list[Sample] = []
         spent = 0.0
         while True:
-            seconds, switches = _checked(watch, call, calls)
+            seconds, switches = checked(watch, call, calls)
             samples.append(Sample(seconds / calls, calls, switches))
             spent += seconds
             stopped = _stop(samples, earlier, spent, rules)
@@ -151,16 +170,17 @@ def _warm_up(watch: Stopwatch, call: Callable[[], object], rules: TimingRules, f
     """Run until caches, allocator and clocks have settled; returns how many calls make one sample."""
     spent, calls_made, quickest = first, 1, math.inf
     calls = 1
+    shortest = max(rules.shortest_sample, watch.cost() / OVERHEAD)
     while spent < rules.warmup_time or (calls_made < rules.warmup_calls and spent < 5 * rules.warmup_time):
-        seconds, _ = _checked(watch, call, calls)
+        seconds, _ = checked(watch, call, calls)
         quickest = min(quickest, seconds / calls)
         spent += seconds
         calls_made += calls
-        if seconds < rules.shortest_sample:
+        if seconds < shortest:
             calls *= 2
     if math.isinf(quickest):
         quickest = first
-    return max(1, math.ceil(rules.shortest_sample / quickest))
+    return max(1, math.ceil(shortest / quickest))
 
 
 def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], spent: float, rules: TimingRules) -> str:
@@ -179,7 +199,12 @@ def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], spent: float, ru
     return "width" if narrow else ""
 
 
-def _checked(watch: Stopwatch, call: Callable[[], object], calls: int) -> tuple[float, int]:
+def checked(watch: Stopwatch, call: Callable[[], object], calls: int) -> tuple[float, int]:
+    """What the stopwatch says, if it is a time.
+
+    Raises:
+        ClockError: zero, below zero or not finite.
+    """
     seconds, switches = watch.time(call, calls)
     if not (math.isfinite(seconds) and seconds > 0):
         raise ClockError(f"the clock gave {seconds} s for {calls} call(s)")
@@ -191,7 +216,8 @@ def _involuntary_switches() -> int:
 
 
 @contextmanager
-def _garbage_collection_off() -> Iterator[None]:
+def garbage_collection_off() -> Iterator[None]:
+    """Collected once now, and not again until the end of the block."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()

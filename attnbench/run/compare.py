@@ -114,19 +114,24 @@ def compare(
     *,
     timeout: float = 120.0,
     on_length: Callable[[int], None] = lambda n: None,
+    against_itself: bool = False,
 ) -> Comparison:
     """Measure ``cells`` (one per variant, any length) against each other at every length.
+
+    Args:
+        against_itself: ``cells`` holds the same variant twice, to see what the machine makes of it.
 
     Raises:
         UsageError: fewer than two different variants.
     """
     labels = [cell.variant.label for cell in cells]
-    if len(set(labels)) < 2:
+    if len(set(labels)) < 2 and not against_itself:
         raise UsageError("compare needs two or more different variants")
     result = Comparison(labels)
     samples: dict[tuple[str, str], list[tuple[int, list[float], list[float]]]] = {}
     with Worker(settings) as worker:
         result.environment = {**worker.start(), "threads": settings.threads}
+        noise = worker.state["noise_floor"] or 0.0
         for n in lengths:
             on_length(n)
             here = [replace(cell, shape=replace(cell.shape, seq_len=n)) for cell in cells]
@@ -134,7 +139,7 @@ def compare(
             for i, j in combinations(range(len(cells)), 2):
                 pair = (labels[i], labels[j])
                 both = times[i] and times[j]
-                ratio = paired_ratio(times[i], times[j]) if both else None
+                ratio = paired_ratio(times[i], times[j], noise=noise) if both else None
                 result.rows.setdefault(pair, []).append(Row(n, sides[i], sides[j], ratio))
                 if both:
                     samples.setdefault(pair, []).append((n, times[i], times[j]))
@@ -158,8 +163,8 @@ def _one_length(
                 {"do": "pairs", "cells": [cells[i].to_json() for i in alive], "rules": _plain(rules)}, timeout
             )
             break
-        except CellFailed:
-            failed |= _find_culprits(worker, cells, alive, rules, timeout)
+        except CellFailed as failure:
+            failed |= _find_culprits(worker, cells, alive, rules, timeout, failure)
     else:
         answer = {"records": [], "ran": [], "blocks": []}
         alive = []
@@ -174,7 +179,12 @@ def _one_length(
 
 
 def _find_culprits(
-    worker: Worker, cells: Sequence[Cell], alive: Sequence[int], rules: TimingRules, timeout: float
+    worker: Worker,
+    cells: Sequence[Cell],
+    alive: Sequence[int],
+    rules: TimingRules,
+    timeout: float,
+    together: CellFailed,
 ) -> dict[int, Record]:
     """Ask for each cell alone, to name the one that died or hung; all of them where none does so alone."""
     culprits = {}
@@ -184,8 +194,10 @@ def _find_culprits(
             worker.ask({"do": "pairs", "cells": [cells[i].to_json()], "rules": _plain(quick)}, timeout)
         except CellFailed as failure:
             culprits[i] = Record.of(cells[i], failure.status, failure.reason)
-    reason = f"not finished together within {timeout:.0f} s; raise --timeout"
-    return culprits or {i: Record.of(cells[i], Status.TIMEOUT, reason) for i in alive}
+    reason = together.reason
+    if together.status is Status.TIMEOUT:
+        reason = f"not finished together within {timeout:.0f} s; raise --timeout"
+    return culprits or {i: Record.of(cells[i], together.status, reason) for i in alive}
 
 
 def _plain(rules: TimingRules) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from attnbench.cell import Cell, ModelSize
 from attnbench.errors import AttnbenchError, Unsupported, UsageError
 from attnbench.measure.error import measure_error
 from attnbench.measure.flops import count
+from attnbench.measure.limits import CopyRate, peak_fraction
 from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes, state_bytes
 from attnbench.measure.time import (
     CudaEvents,
@@ -185,6 +186,7 @@ def run_cell(
     previous: Record | None,
     resident: bool,
     matmul_rate: float | None,
+    copy_rates: Sequence[CopyRate] = (),
     tuned_limit: int | None = None,
     with_time: bool = True,
 ) -> tuple[Record, dict[str, Any] | None]:
@@ -194,7 +196,7 @@ def run_cell(
         earlier: time samples of earlier rounds.
         previous: the record of the round before, which later rounds refine.
         resident: also measure resident memory (only meaningful in the ``as-shipped`` process).
-        matmul_rate: this machine's FLOPs per second, for ``peak_fraction``.
+        matmul_rate: this machine's FLOPs per second, for ``peak_fraction``; ``copy_rates`` likewise.
         tuned_limit: in the tuned process, the memory limit: a cell that needs more than a third of it is measured with
             the allocator as shipped, and its row says so.
 
@@ -225,7 +227,8 @@ def run_cell(
                     "stopped": timing.stopped,
                     "samples": [asdict(sample) for sample in timing.samples],
                 }
-                _add_time(record, cell, summarise([*earlier, *timing.samples], quick=rules.quick), matmul_rate)
+                summary = summarise([*earlier, *timing.samples], quick=rules.quick)
+                _add_time(record, cell, summary, matmul_rate, copy_rates)
                 record.time_rounds = round_ + 1
                 record.first_call_s = record.first_call_s if round_ else timing.first_call_s
     except Exception as error:
@@ -275,7 +278,9 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> None:
             record.peak_rss_bytes = peak_resident_bytes(call.run)
 
 
-def _add_time(record: Record, cell: Cell, summary: TimeSummary, matmul_rate: float | None) -> None:
+def _add_time(
+    record: Record, cell: Cell, summary: TimeSummary, matmul_rate: float | None, copy_rates: Sequence[CopyRate]
+) -> None:
     record.time_median_s, record.time_min_s = summary.median, summary.minimum
     record.time_iqr_s = None if record.quick else summary.iqr
     record.time_ci_low_s, record.time_ci_high_s = summary.interval or (None, None)
@@ -286,5 +291,19 @@ def _add_time(record: Record, cell: Cell, summary: TimeSummary, matmul_rate: flo
     record.warnings = "; ".join(summary.warnings)
     if record.matmul_flops:
         record.flops_per_s = record.matmul_flops / summary.median
-        if matmul_rate:
-            record.peak_fraction = record.flops_per_s / matmul_rate
+    moved = moved_bytes(record)
+    record.bytes_per_s = moved / summary.median if moved else None
+    record.peak_fraction = peak_fraction(
+        summary.median, flops=record.matmul_flops, moved=moved, matmul_rate=matmul_rate, rates=copy_rates
+    )
+
+
+def moved_bytes(record: Record) -> int:
+    """What the call must at least move: inputs and parameters read once, the output written once.
+
+    A decoding step reads the state in the place of its inputs. 0 where nothing was allocated: its output is an input.
+    """
+    if record.peak_bytes == 0:
+        return 0
+    read = record.input_bytes if record.state_bytes is None else record.state_bytes
+    return (read or 0) + (record.param_bytes or 0) + (record.output_bytes or 0)

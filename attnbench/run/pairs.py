@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+import torch
+
 from attnbench.cell import Cell
-from attnbench.measure.statistics import median_interval
-from attnbench.measure.time import Sample, Stopwatch, TimingRules, measure_time
+from attnbench.measure.statistics import FEWEST, expected_half_width, noise_floor
+from attnbench.measure.time import Sample, Stopwatch, TimingRules, checked, garbage_collection_off, measure_time
 from attnbench.record import Record
 from attnbench.run.execute import Call, prepare, run_cell, status_of, stopwatch
 from attnbench.status import Status
+
+LOOK_AGAIN = 1.25
+"""Whether the ratios are narrow enough is asked at ever more blocks, each time a quarter more. Asked after each block,
+an interval that is narrow by chance ends the measurement, and such intervals miss the truth in more than 5 %."""
+NOISE_TIME = 0.3
+"""Seconds for the noise floor at the start of a run."""
 
 
 @dataclass(slots=True)
@@ -41,11 +50,27 @@ def measure_pairs(cells: Sequence[Cell], rules: TimingRules) -> Pairs:
             except Exception as error:
                 record.status, record.reason = status_of(error)
     watch = stopwatch(cells[0].device)
-    batches = {position: _calls_per_sample(watch, call, rules) for position, call in calls.items()}
+    batches = {position: _calls_per_sample(watch, call.run, rules) for position, call in calls.items()}
     result = Pairs([record.to_json() for record in records], sorted(calls))
     if calls:
-        _take_turns(watch, calls, batches, rules, result, seed=cells[0].seed)
+        turns = {position: call.run for position, call in calls.items()}
+        with garbage_collection_off():
+            result.blocks, result.disturbed = take_turns(watch, turns, batches, rules, seed=cells[0].seed)
     return result
+
+
+def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
+    """By how much this machine finds a small product slower than the same product, by the method of ``compare``."""
+    watch = watch or stopwatch(device)
+    a = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).to(device)
+    out = torch.empty_like(a)
+    call = lambda: torch.mm(a, a, out=out)  # noqa: E731  # the same object on both sides
+    rules = TimingRules(min_time=NOISE_TIME, max_time=NOISE_TIME, warmup_time=0.05)
+    with torch.inference_mode():
+        batch = _calls_per_sample(watch, call, rules)
+        with garbage_collection_off():
+            blocks, _ = take_turns(watch, {0: call, 1: call}, {0: batch, 1: batch}, rules, seed=0)
+    return noise_floor([first for first, _ in blocks], [second for _, second in blocks])
 
 
 def _without_time(cell: Cell, rules: TimingRules) -> Record:
@@ -55,56 +80,76 @@ def _without_time(cell: Cell, rules: TimingRules) -> Record:
     return record
 
 
-def _calls_per_sample(watch: Stopwatch, call: Call, rules: TimingRules) -> int:
+def _calls_per_sample(watch: Stopwatch, call: Callable[[], object], rules: TimingRules) -> int:
     """Warm up and size the batch as for a single measurement."""
     warm = TimingRules(
         min_time=0, max_time=0, min_samples=1, warmup_time=rules.warmup_time, warmup_calls=rules.warmup_calls, rounds=6
     )
-    return measure_time(call.run, warm, stopwatch=watch).samples[0].calls
+    return measure_time(call, warm, stopwatch=watch).samples[0].calls
 
 
-def _take_turns(
-    watch: Stopwatch, calls: dict[int, Call], batches: dict[int, int], rules: TimingRules, result: Pairs, seed: int
-) -> None:
-    """Blocks of one sample each. A random order is followed by its reverse, so that no position is favoured."""
+def take_turns(
+    watch: Stopwatch,
+    calls: Mapping[int, Callable[[], object]],
+    batches: Mapping[int, int],
+    rules: TimingRules,
+    *,
+    seed: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[list[list[float]], int]:
+    """Blocks of one sample of each call. A random order is followed by its reverse, so that no position is favoured.
+
+    Args:
+        calls: what to time, by position; blocks hold the positions in rising order.
+        batches: calls in one sample.
+        clock: seconds, for the budget.
+
+    Returns:
+        Seconds per call, a list a block, and how many blocks were left out because another process took the core.
+
+    Raises:
+        ClockError: a duration of zero, below zero or not finite.
+    """
     shuffler = random.Random(seed)
+    positions = sorted(calls)
+    clean: list[list[float]] = []
     disturbed: list[list[float]] = []
     order: list[int] = []
-    start = time.monotonic()
+    next_look = rules.min_samples
+    start = clock()
     while True:
         if order:
             order.reverse()
         else:
-            order = shuffler.sample(result.ran, len(result.ran))
+            order = shuffler.sample(positions, len(positions))
         samples: dict[int, Sample] = {}
         for position in order:
-            seconds, switches = watch.time(calls[position].run, batches[position])
+            seconds, switches = checked(watch, calls[position], batches[position])
             samples[position] = Sample(seconds / batches[position], batches[position], switches)
-        if len(result.blocks + disturbed) % 2:
+        if len(clean + disturbed) % 2:
             order = []
-        row = [samples[position].seconds for position in result.ran]
-        (result.blocks if all(s.clean for s in samples.values()) else disturbed).append(row)
-        if _enough(result.blocks, len(disturbed), time.monotonic() - start, rules):
+        row = [samples[position].seconds for position in positions]
+        (clean if all(s.clean for s in samples.values()) else disturbed).append(row)
+        seconds = clock() - start
+        if _spent(len(clean), len(disturbed), seconds, rules):
             break
-    result.disturbed = len(disturbed)
-    if len(result.blocks) < min(rules.min_samples, len(disturbed)):
+        if len(clean) >= next_look and seconds >= rules.min_time:
+            if all(_narrow(clean, i, j, rules.width) for i, j in combinations(range(len(positions)), 2)):
+                break
+            next_look = math.ceil(LOOK_AGAIN * len(clean))
+    if len(clean) < min(rules.min_samples, len(disturbed)):
         # On a machine this busy the clean blocks are too few to speak for it; the interval shows the noise.
-        result.blocks += disturbed
-        result.disturbed = 0
+        return clean + disturbed, 0
+    return clean, len(disturbed)
 
 
-def _enough(blocks: list[list[float]], disturbed: int, spent: float, rules: TimingRules) -> bool:
-    taken = len(blocks) + disturbed
+def _spent(clean: int, disturbed: int, seconds: float, rules: TimingRules) -> bool:
+    """Whether nothing more may be measured."""
+    taken = clean + disturbed
     if rules.quick or taken >= rules.max_samples:
         return True
-    if spent >= rules.max_time and taken >= min(rules.min_samples, 6):
-        return True
-    if spent < rules.min_time or len(blocks) < rules.min_samples:
-        return False
-    return all(_narrow(blocks, i, j, rules.width) for i, j in combinations(range(len(blocks[0])), 2))
+    return seconds >= rules.max_time and taken >= min(rules.min_samples, FEWEST)
 
 
 def _narrow(blocks: list[list[float]], i: int, j: int, width: float) -> bool:
-    ratios = [row[i] / row[j] for row in blocks]
-    interval = median_interval(ratios)
-    return interval is not None and (interval[1] - interval[0]) / 2 <= width * interval[0]
+    return expected_half_width([math.log(row[i] / row[j]) for row in blocks]) <= width

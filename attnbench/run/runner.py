@@ -243,7 +243,7 @@ def _open_folder(plan: Plan, key: str, state: dict[str, Any]) -> RunFolder:
         "started_at": _now(),
         "threads": plan.settings.threads,
         "memory_limit_bytes": plan.settings.memory_limit,
-        **{k: state[k] for k in ("machine_id", "process", "process_notes", "matmul_rate", "environment")},
+        **state,
     }
     for attempt in range(100):
         path = root / (name if not attempt else f"{name}-{attempt}")

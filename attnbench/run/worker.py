@@ -50,16 +50,21 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
 
     import attnbench.attention
     import attnbench.inputs  # noqa: F401  # fills the table of inputs
-    from attnbench.machine import describe, machine_id
-    from attnbench.measure.limits import matmul_rate
+    from attnbench.machine import OtherLoad, describe, machine_id, noise_warning
+    from attnbench.measure.limits import copy_rates, matmul_rate
     from attnbench.plugins import load
+    from attnbench.run.execute import stopwatch
+    from attnbench.run.pairs import measure_noise
 
     for plugin in settings["plugins"]:
         load(plugin)
     device = settings["device"]
     process, notes = apply(settings["process"], threads=settings["threads"], device=device)
-    rates = {}
+    rates, copies, others = {}, [], OtherLoad()
+    noise = measure_noise(device)
+    warning = noise_warning(noise, others.cores())
     if settings["rates"]:
+        copies = copy_rates(device)
         for dtype in settings["dtypes"]:
             rates[dtype] = matmul_rate(device, getattr(torch, dtype))
     return_freed_memory()
@@ -72,8 +77,11 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
         "environment": describe(device),
         "machine_id": machine_id(device),
         "process": process,
-        "process_notes": notes,
+        "process_notes": [*notes, *([warning] if warning else [])],
         "matmul_rate": rates,
+        "copy_rates": copies,
+        "timer_cost_s": stopwatch(device).cost(),
+        "noise_floor": noise,
     }
 
 
@@ -101,6 +109,7 @@ def _cell(
         previous=Record.from_json(previous) if previous else None,
         resident=state["process"] == "as-shipped",
         matmul_rate=state["matmul_rate"].get(what.dtype),
+        copy_rates=state["copy_rates"],
         tuned_limit=settings["memory_limit"] if state["process"] == "tuned" else None,
     )
     return {"record": record.to_json(), "samples": samples}

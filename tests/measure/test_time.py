@@ -22,6 +22,9 @@ class FakeClock:
     seconds: float = 0.01
     asked: list[int] = field(default_factory=list)
 
+    def cost(self) -> float:
+        return 0.0
+
     def time(self, call: object, calls: int) -> tuple[float, int]:
         self.asked.append(calls)
         each = self.durations.pop(0) if self.durations else self.seconds

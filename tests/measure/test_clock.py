@@ -1,0 +1,156 @@
+"""Calls, batches and stop points to the unit, on a clock that only goes on when it is read or called for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+
+import attnbench.attention
+import attnbench.inputs  # noqa: F401  # fills the table of inputs
+from attnbench.cell import Cell
+from attnbench.measure.time import READS, ClockError, TimingRules, WallClock, measure_time
+from attnbench.run import execute
+from attnbench.run.execute import run_cell
+from attnbench.run.pairs import measure_pairs, take_turns
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+from attnbench.status import Status
+
+MICROSECOND = 1000
+"""In the nanoseconds of the clock."""
+
+
+@dataclass
+class SlowClock:
+    """Looking at it takes ``cost`` nanoseconds, a call ``call`` nanoseconds, nothing else any time."""
+
+    cost: int
+    call: int
+    now: int = 0
+    reads: int = 0
+    calls: int = 0
+
+    def __call__(self) -> int:
+        self.now += self.cost
+        self.reads += 1
+        return self.now
+
+    def work(self) -> None:
+        self.now += self.call
+        self.calls += 1
+
+
+@pytest.mark.parametrize("cost", [25, 100, 1000, 5000])
+@pytest.mark.parametrize("call", [1000, 70_000, 10_000_000])
+def test_looking_at_the_clock_adds_at_most_a_thousandth_to_a_sample(cost: int, call: int) -> None:
+    clock = SlowClock(cost, call)
+    rules = TimingRules(min_time=0, min_samples=6, warmup_time=1e-3)
+    timing = measure_time(clock.work, rules, stopwatch=WallClock(clock))
+    for sample in timing.samples:
+        assert call <= sample.seconds * 1e9 <= 1.001 * call
+
+
+def test_calls_batches_and_reads_are_exactly_as_many_as_the_rules_say() -> None:
+    clock = SlowClock(cost=0, call=100 * MICROSECOND)
+    rules = TimingRules(min_time=0.4999, min_samples=20, warmup_time=0.1995)
+    timing = measure_time(clock.work, rules, stopwatch=WallClock(clock))
+    # The first call; warm-up in batches of 1, 2, 4, 8 calls, then of 16 until 1995 calls are over; samples of 10 calls,
+    # which take 1 ms, until 0.4999 s are over.
+    batches = 4 + math.ceil((1995 - 16) / 16)
+    assert {sample.calls for sample in timing.samples} == {10}
+    assert len(timing.samples) == 500
+    assert clock.calls == 16 + 16 * (batches - 4) + 10 * 500
+    assert clock.reads == READS + 1 + 2 * (1 + batches + 500)
+    assert timing.stopped == "width"
+
+
+@pytest.mark.parametrize(
+    ("rules", "samples", "stopped"),
+    [
+        (TimingRules(min_time=0.5, min_samples=20), 50, "width"),
+        (TimingRules(min_time=0.01, min_samples=20), 20, "width"),
+        (TimingRules(min_time=0.5, max_samples=7), 7, "budget"),
+        (TimingRules(min_time=9, max_time=0.3), 30, "budget"),
+        (TimingRules(min_time=9, max_time=0.01), 6, "budget"),
+        (TimingRules(min_time=0.49, min_samples=20, rounds=5), 10, "width"),
+        (TimingRules(min_time=0.5, max_samples=10, rounds=5), 2, "budget"),
+        (TimingRules(quick=True), 1, "quick"),
+    ],
+)
+def test_it_stops_at_the_sample_where_the_rule_is_met(rules: TimingRules, samples: int, stopped: str) -> None:
+    clock = SlowClock(cost=0, call=10_000 * MICROSECOND)
+    timing = measure_time(clock.work, rules, stopwatch=WallClock(clock))
+    assert (len(timing.samples), timing.stopped) == (samples, stopped)
+
+
+@pytest.mark.parametrize(
+    ("rules", "blocks"),
+    [
+        (TimingRules(min_time=0.1, min_samples=20), 20),
+        (TimingRules(min_time=1.0, min_samples=20), 50),
+        (TimingRules(min_time=9, max_time=1.0), 50),
+        (TimingRules(min_time=9, max_samples=11), 11),
+        (TimingRules(quick=True), 1),
+    ],
+)
+def test_pairs_stop_at_the_block_where_the_rule_is_met(rules: TimingRules, blocks: int) -> None:
+    clock = SlowClock(cost=0, call=10_000 * MICROSECOND)
+    calls = {0: clock.work, 1: clock.work}
+    taken, disturbed = take_turns(
+        WallClock(clock), calls, {0: 1, 1: 1}, rules, seed=0, clock=lambda: round(clock.now / 1e9, 9)
+    )
+    assert (len(taken), disturbed, clock.calls) == (blocks, 0, 2 * blocks)
+
+
+def test_every_position_comes_first_as_often_as_last() -> None:
+    said: list[int] = []
+    clock = SlowClock(cost=0, call=MICROSECOND)
+    calls = {i: lambda i=i: said.append(i) or clock.work() for i in range(3)}  # type: ignore[misc, func-returns-value]
+    rules = TimingRules(max_samples=20)
+    take_turns(WallClock(clock), calls, dict.fromkeys(calls, 1), rules, seed=0)
+    blocks = [said[i : i + 3] for i in range(0, len(said), 3)]
+    assert all(second == first[::-1] for first, second in zip(blocks[::2], blocks[1::2], strict=True))
+    assert {tuple(block) for block in blocks} == {(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)}
+
+
+@pytest.mark.parametrize("step", [0, -1000])
+def test_a_clock_that_is_stuck_or_runs_backwards_is_found_out_within_64_reads(step: int) -> None:
+    clock = SlowClock(step, 0)
+    with pytest.raises(ClockError, match="the clock gave"):
+        measure_time(clock.work, TimingRules(), stopwatch=WallClock(clock))
+    assert clock.reads <= 64
+
+
+def test_a_clock_that_stops_while_it_is_used_is_found_out_as_well() -> None:
+    clock = SlowClock(cost=0, call=10_000 * MICROSECOND)
+
+    def work() -> None:
+        if clock.calls < 30:
+            clock.work()
+
+    with pytest.raises(ClockError):
+        measure_time(work, TimingRules(), stopwatch=WallClock(clock))
+    with pytest.raises(ClockError):
+        take_turns(WallClock(clock), {0: work}, {0: 1}, TimingRules(), seed=0)
+
+
+@pytest.mark.parametrize("step", [0, -1000])
+def test_a_bad_clock_is_the_status_of_the_cell_and_never_a_number(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    monkeypatch.setattr(execute, "stopwatch", lambda device: WallClock(SlowClock(step, 0)))
+    cell = Cell("s", "w", Spec("softmax"), Shape(heads=1, seq_len=8, head_dim=4))
+    record, samples = run_cell(
+        cell, TimingRules(), round_=0, earlier=(), previous=None, resident=False, matmul_rate=None
+    )
+    assert record.status is Status.ERROR
+    assert "the clock gave" in record.reason
+    assert record.time_median_s is None
+    assert samples is None
+
+
+def test_a_bad_clock_gives_no_pair_and_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnbench.run.pairs.stopwatch", lambda device: WallClock(SlowClock(0, 0)))
+    cell = Cell("s", "w", Spec("softmax"), Shape(heads=1, seq_len=8, head_dim=4), measure=("time",))
+    with pytest.raises(ClockError, match="the clock gave"):
+        measure_pairs([cell, cell], TimingRules())
