@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnbench.cli.app import main
+from attnbench.testing import LAWS
+
+PLUGIN = """
+from attnbench import register
+from attnbench.attention.softmax import Softmax
+from attnbench.variant import Traits, VARIANTS
+
+if "mine" not in VARIANTS:
+
+    @register("mine", family="exact", source="me", formula="-", cost="O(n²·d)", time_exponent=2, memory_exponent=2,
+              traits=Traits(exact=True, decode=True, permutable=True, bias=True))
+    class Mine(Softmax):
+        \"\"\"Softmax attention that forgets its mask.\"\"\"
+
+        def forward(self, q, k, v, *, key_mask=None):
+            return super().forward(q, k, v)
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(PLUGIN)
+    return str(path)
+
+
+def test_a_variant_that_is_what_it_says_ends_with_0_and_a_line_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "linear", "--law", "formula", "--law", "causality"]) == 0
+    out = capsys.readouterr().out
+    assert "linear, in 2 settings" in out
+    assert "linear is what it says it is: 2 laws hold" in out
+    assert "BROKEN" not in out
+
+
+def test_a_fault_is_named_and_ends_with_1(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "mine", "--plugin", plugin, "--law", "hidden keys", "--law", "formula"]) == 1
+    out = capsys.readouterr().out
+    assert "mine breaks 'hidden keys'" in out
+    assert "other values at the padded positions moved the output by" in out
+    assert "mine is not what it says it is: 1 of 2 laws are broken" in out
+
+
+def test_several_variants_have_a_line_each(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "linear", "mine", "--plugin", plugin, "--law", "hidden keys", "--law", "formula"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:4] == ["linear", "2", "of", "2"] for line in lines)
+    assert any(line.split()[:4] == ["mine", "1", "of", "2"] and "hidden keys" in line for line in lines)
+    assert "1 of 2 variants are what they say they are" in lines
+
+
+def test_json_holds_every_finding_with_number_and_bound(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "mine", "--plugin", plugin, "--law", "hidden keys", "--json"]) == 1
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["variant"] == "mine"
+    assert report["held"] is False
+    assert {finding["law"] for finding in report["findings"]} == {"hidden keys"}
+    broken = [finding for finding in report["findings"] if not finding["held"]]
+    assert broken
+    assert all(finding["number"] > finding["bound"] and finding["fault"] for finding in broken)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name a variant, or 'all'"),
+        (["sofmax"], "did you mean 'softmax'?"),
+        (["softmax", "--law", "causalty"], "did you mean 'causality'?"),
+        (["local:window=0"], "option window=0 must be greater than or equal to 1"),
+        (["per-head:parts=9*local"], "heads"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert words in captured.err
+
+
+def test_every_law_has_a_sentence_that_fits_the_table() -> None:
+    for law in LAWS.values():
+        assert law.sentence.endswith(".")
+        assert len(law.sentence) <= 90
