@@ -21,8 +21,8 @@ from attnbench.testing.laws import SHAPE, Case, cases, gap
 from attnbench.variant import VARIANTS, No, Variant, build
 
 PACKAGE = [entry for entry in VARIANTS if entry.make.__module__.startswith("attnbench.attention.")]
-ALL = [entry for entry in PACKAGE if entry.name != "flex"]
-"""Without what is compiled for each shape, in seconds, and never in float64: see tests/attention/test_flex.py."""
+ALL = [entry for entry in PACKAGE if not entry.traits.compiled]
+"""Without what takes seconds for each shape."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,14 +45,14 @@ def spec_of(entry: Variant) -> Spec:
 # The laws
 
 
-@each(ALL)
+@each(PACKAGE)
 @pytest.mark.parametrize("law", [name for name, law in LAWS.items() if not law.needs_time])
 def test_it_holds(entry: Variant, law: str) -> None:
     report = check_variant(entry, laws=[law])
     assert report.held, [f"{finding.case}: {finding.fault}" for finding in report.faults]
 
 
-@each(ALL)
+@each(PACKAGE)
 def test_its_formula_is_written_down_and_compared_with(entry: Variant) -> None:
     found = check_variant(entry, laws=["formula"]).findings
     assert {finding.case for finding in found} == {str(case) for case in cases(entry) if _possible(case)}

@@ -62,7 +62,7 @@ class Etc(nn.Module):
         self,
         shape: Shape,
         *,
-        window: Annotated[int, Field(ge=0, description="long tokens seen on each side, the paper's radius")] = 84,
+        window: Annotated[int, Field(ge=1, description="long tokens seen on each side, the paper's radius")] = 84,
         global_tokens: Annotated[int, Field(ge=0, description="first tokens, which are the global input")] = 64,
         max_distance: Annotated[
             int, Field(ge=0, description="distances told apart by relative positions; 0: no relative positions")

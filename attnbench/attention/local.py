@@ -63,7 +63,7 @@ class Local(nn.Module):
         self,
         shape: Shape,
         *,
-        window: Annotated[int, Field(ge=0, description="tokens seen on each side; causal: before")] = _WINDOW,
+        window: Annotated[int, Field(ge=1, description="tokens seen on each side; causal: before")] = _WINDOW,
         block: Annotated[int | None, Field(ge=1, description="block length instead of a window")] = None,
         look_around: Annotated[int, Field(ge=0, description="neighbour blocks seen on each side; causal: before")] = 0,
         dilation: Annotated[int, Field(ge=1, description="distance between the window's tokens")] = 1,

@@ -55,7 +55,7 @@ class Longformer(nn.Module):
         self,
         shape: Shape,
         *,
-        window: Annotated[int, Field(ge=0, description="tokens seen on each side")] = 256,
+        window: Annotated[int, Field(ge=1, description="tokens seen on each side")] = 256,
         global_tokens: Annotated[int, Field(ge=0, description="first tokens that are global")] = 1,
         dilation: Annotated[int, Field(ge=1, description="distance between the window's tokens")] = 1,
         projections: Annotated[

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import attnbench.attention  # noqa: F401  # fills the registry
-from attnbench.errors import UsageError, did_you_mean
+from attnbench.errors import Unsupported, UsageError, did_you_mean
 from attnbench.spec import parse_spec
 from attnbench.testing.laws import LAWS, Finding, Law, cases
 from attnbench.variant import VARIANTS, Variant
@@ -54,6 +54,7 @@ def check_variant(variant: str | Variant, *, laws: Collection[str] | None = None
 
     Raises:
         UsageError: an unknown variant, option or law.
+        Unsupported: no setting can be built for the small shapes of the laws; the message is the reason.
     """
     if isinstance(variant, str):
         spec = parse_spec(variant)
@@ -61,8 +62,24 @@ def check_variant(variant: str | Variant, *, laws: Collection[str] | None = None
         entry.check(dict(spec.options))
         setting = spec.label.partition(":")[2]
         variant = replace(entry, settings=(setting,)) if setting else entry
+    _build_once(variant)
     wanted = [name for name in LAWS if time or not LAWS[name].needs_time] if laws is None else list(laws)
     return Report(variant.name, tuple(finding for name in wanted for finding in examine(name, variant)))
+
+
+def _build_once(variant: Variant) -> None:
+    """Raises Unsupported where every case of the variant does; other errors are for the laws to report."""
+    refusal = None
+    for case in cases(variant):
+        try:
+            case.module()
+            return
+        except Unsupported as error:
+            refusal = error
+        except Exception:
+            return
+    if refusal is not None:
+        raise Unsupported(f"{variant.name}: {refusal}") from None
 
 
 def examine(law: str, variant: Variant) -> Iterator[Finding]:
