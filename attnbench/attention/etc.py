@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.bands import band, full_rows
-from attnbench.attention.block_sparse import Blocks, Keys, Label, Shared, Tile, Window, attend
+from attnbench.attention.bands import around_global
+from attnbench.attention.block_sparse import Label, Tile, Window, attend
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -80,24 +80,16 @@ class Etc(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         g = min(self.global_tokens, q.shape[2])
         if self.tables is None:
-            return attend(q, k, v, self._tiles(q, g), key_mask=key_mask)
+            return attend(q, k, v, around_global(q, g, self.window), key_mask=key_mask)
         # q enters two products: its gradient is rounded once where it is their sum.
         x = q.to(accumulator(q.dtype))
         of_long, of_global = (self.tables.to(x.dtype) * q.shape[-1] ** -0.5).mT
         labelled = torch.cat([x[:, :, :g] @ of_global, x[:, :, g:] @ of_long], 2)
         return attend(x, k, v, self._labelled(x, g), key_mask=key_mask, labelled=labelled).to(q.dtype)
 
-    def _tiles(self, q: Tensor, g: int) -> Iterator[Tile]:
-        seen_by_all: tuple[Keys, ...] = (Shared(Blocks(0, g)),) if g else ()
-        yield from full_rows(q, 0, g)
-        # The band begins after the global tokens, so that these are never counted twice.
-        yield from band(
-            q, before=self.window, after=self.window, start=g, also=(lambda rows: seen_by_all) if g else None
-        )
-
     def _labelled(self, q: Tensor, g: int) -> Iterator[Tile]:
         known: dict[tuple[int, int, int], tuple[Label, ...]] = {}
-        for tile in self._tiles(q, g):
+        for tile in around_global(q, g, self.window):
             window = tile.keys[0]
             assert isinstance(window, Window)
             start = tile.rows.start

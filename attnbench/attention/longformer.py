@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.bands import band, full_rows
-from attnbench.attention.block_sparse import Blocks, Keys, Shared, Tile, attend
+from attnbench.attention.bands import around_global
+from attnbench.attention.block_sparse import attend
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -74,7 +73,7 @@ class Longformer(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         g = min(self.global_tokens, q.shape[2])
-        tiles = self._tiles(q, g)
+        tiles = around_global(q, g, self.window, self.dilation)
         if self.maps is None or g == 0:
             return attend(q, k, v, tiles, key_mask=key_mask)
         map_q, map_k, map_v = (m.to(q.dtype) for m in self.maps)
@@ -94,17 +93,3 @@ class Longformer(nn.Module):
             return out
         q, k, v = (x @ m.to(x.dtype) for x, m in zip((q, k, v), self.maps, strict=True))
         return torch.where(i < self.global_tokens, masked_attention(q, k, v, allowed), out)
-
-    def _tiles(self, q: Tensor, g: int) -> Iterator[Tile]:
-        # The window runs over the tokens after the global ones, so that these are never counted twice.
-        seen_by_all: tuple[Keys, ...] = (Shared(Blocks(0, g)),) if g else ()
-        yield from full_rows(q, 0, g)
-        for start in range(g, min(g + self.dilation, q.shape[2])):
-            yield from band(
-                q,
-                before=self.window,
-                after=self.window,
-                start=start,
-                stride=self.dilation,
-                also=(lambda rows: seen_by_all) if g else None,
-            )
