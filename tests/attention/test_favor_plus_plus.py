@@ -184,3 +184,22 @@ def test_runs_without_data_and_in_inference_mode(shape: Shape) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = [mode.from_tensor(x) for x in (q, k, v, mask())]
         assert model(*fakes[:3], key_mask=fakes[3]).shape == q.shape
+
+
+def test_features_are_bounded_where_those_of_the_performer_are_not() -> None:
+    x, y = torch.randn(2, 1, 1, 6, 8, dtype=torch.float64)
+    shape, largest = Shape(1, 1, 6, 8), []
+    for length in (1.0, 10.0, 100.0):
+        for model in (FavorPlusPlus(shape, features=64, spread=5.0).double(), Performer(shape, features=64).double()):
+            model.projection *= length
+            largest.append(float(model.kernel(x, y).max()))
+    bounded, growing = largest[::2], largest[1::2]
+    t = float(inverse_rho(torch.tensor(5.0, dtype=torch.float64), 8))
+    A = (1 - t) / 8
+    lengths = [float((z / 8**0.25).square().sum(-1).max()) for z in (x, y)]
+    # The exponent is largest at ω = √(1 - 4A)·x / -2A.
+    bound = (1 - 4 * A) ** 4
+    for square in lengths:
+        bound *= math.exp(((1 - 4 * A) / (-4 * A) - 0.5) * square)
+    assert max(bounded) <= bound
+    assert growing[2] > 1e6 * bound

@@ -100,3 +100,8 @@ def test_every_capability_that_it_lacks_has_a_reason() -> None:
     traits = VARIANTS.get("fnet").traits
     assert not any((traits.causal, traits.cross, traits.decode))
     assert not list(make(4, 4).parameters())
+
+
+def test_entries_grow_with_the_root_of_tokens_and_channels() -> None:
+    x = torch.randn(2, 60, 32, dtype=torch.float64)
+    assert float(make(60, 32)(x).std()) == pytest.approx((60 * 32 / 2) ** 0.5, rel=0.05)

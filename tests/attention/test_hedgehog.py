@@ -96,3 +96,10 @@ def test_fitting_the_matrices_brings_it_closer_to_softmax_attention() -> None:
         error().backward()
         optimiser.step()
     assert error().item() < 0.5 * before
+
+
+def test_a_row_whose_products_all_underflow_is_not_a_number() -> None:
+    q, k, v = (x.float() for x in qkv(SHAPE))
+    q[..., 0], k[..., 1] = 1e4, 1e4
+    out = Hedgehog(SHAPE)(q, k, v)
+    assert out.isnan().all()

@@ -251,6 +251,13 @@ def test_the_random_projection_is_the_construction_of_theorem_two() -> None:
     assert drawn.var().item() == pytest.approx(1 / 64, rel=0.02)
 
 
+def test_the_random_projection_weighs_all_rows_nearly_alike_at_ordinary_inputs() -> None:
+    q, k, v = qkv()
+    module = linformer(projection="jl")
+    rows = (module.G @ v).mean(2, keepdim=True)
+    torch.testing.assert_close(module(q, k, v), rows.expand_as(q), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("projection", ["mean-pool", "max-pool", "conv"])
 def test_pooling_and_convolution_have_no_longest_length(projection: str) -> None:
     q, k, v = qkv(M=29)

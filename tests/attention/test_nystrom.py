@@ -162,3 +162,10 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, object], what:
 def test_a_convolution_with_keys_of_another_sequence_is_refused() -> None:
     with pytest.raises(Unsupported, match="another sequence has no neighbours"):
         nystrom(23, 17, conv=3)
+
+
+def test_with_fewer_landmarks_than_tokens_the_exact_inverse_is_worse_than_six_steps() -> None:
+    q, k, v = qkv(256, D=16)
+    exact = exact_attention(q, k, v)
+    few, full = (relative_error(nystrom(256, D=16, landmarks=32, **o)(q, k, v), exact) for o in ({}, {"pinv": "exact"}))
+    assert 2 * few < full

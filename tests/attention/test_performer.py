@@ -565,3 +565,11 @@ def test_runs_without_data_and_in_inference_mode() -> None:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fakes = [mode.from_tensor(x) for x in (q, k, v)]
             assert model(*fakes, key_mask=mode.from_tensor(mask())).shape == q.shape
+
+
+def test_a_denominator_that_underflows_is_not_a_number() -> None:
+    shape = Shape(batch=1, heads=1, seq_len=4, head_dim=16)
+    model = Performer(shape, features=16)
+    q = torch.full((1, 1, 4, 16), 40.0)
+    assert model(q, -q, torch.randn(1, 1, 4, 16)).isnan().any()
+    assert model(q / 40, -q / 40, torch.randn(1, 1, 4, 16)).isfinite().all()

@@ -177,6 +177,15 @@ def test_topk_gradcheck(causal: bool) -> None:
     assert torch.autograd.gradcheck(lambda q, k, v: variant(q, k, v, key_mask=mask), (q, k, v))
 
 
+def test_topk_of_flat_attention_is_worse_than_the_mean_of_the_values_and_of_peaked_attention_better() -> None:
+    shape, v = Shape(1, 2, 64, D), torch.randn(1, 2, 64, D, dtype=torch.float64)
+    for scale, worse in ((0.1, True), (4.0, False)):
+        q, k = scale * torch.randn(2, 1, 2, 64, D, dtype=torch.float64)
+        exact = exact_attention(q, k, v)
+        errors = [relative_error(line(q, k, v), exact) for line in (OracleTopK(shape, keys=4), MeanValue(shape))]
+        assert (errors[0] > 2 * errors[1]) is worse
+
+
 def test_topk_without_renormalising_is_the_nearest_matrix_with_that_many_entries() -> None:
     q, k, _ = draw()
     identity = torch.eye(N, dtype=torch.float64).expand(B, H, N, N)
@@ -229,6 +238,18 @@ def test_lowrank_error_falls_with_the_rank_to_none() -> None:
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 0.1
     assert errors[-1] < 1e-7
+
+
+def test_lowrank_has_the_least_error_over_white_values_but_not_for_given_ones() -> None:
+    q, k, v = draw()
+    P = probabilities(q, k)
+    left = torch.linalg.qr(P @ v).Q[..., :D]  # the space of this output, of rank D
+    suited = left @ (left.mT @ P)
+    oracle = OracleLowRank(Shape(B, H, N, D), rank=D)
+    assert relative_error(suited @ v, P @ v) < 1e-12 < relative_error(oracle(q, k, v), P @ v)
+    white = torch.randn(B, H, N, 2000, dtype=torch.float64)
+    nearest = oracle(q, k, torch.eye(N, dtype=torch.float64).expand(B, H, -1, -1))
+    assert relative_error(nearest @ white, P @ white) < 0.9 * relative_error(suited @ white, P @ white)
 
 
 def test_lowrank_is_not_causal() -> None:

@@ -133,6 +133,12 @@ def test_hash_is_the_argmax_of_the_rotation_and_its_negative() -> None:
     assert torch.equal(module.hashes(q), torch.cat([rotated, -rotated], -1).argmax(-1))
 
 
+@pytest.mark.parametrize(("N", "buckets"), [(64, 2), (128, 2), (256, 4), (1024, 16)])
+def test_by_default_there_are_as_many_buckets_as_chunks_made_even(N: int, buckets: int) -> None:
+    x, _, _ = draw(N, B=4, H=4)
+    assert len(reformer("rounds=2", N).hashes(x).unique()) == buckets
+
+
 def test_many_buckets_are_pairs_of_hashes() -> None:
     q, _, _ = draw(3000, B=1, H=1, D=64)
     found = reformer("buckets=1000,rounds=1", 3000, D=64).hashes(q)

@@ -113,6 +113,18 @@ def test_a_token_that_no_centroid_picks_gives_zero_and_coverage_counts_the_other
     assert torch.equal(routing("clusters=1", 40).coverage(q, k), torch.ones(B, H, dtype=torch.float64))
 
 
+def test_more_than_a_third_of_random_directions_are_picked_by_no_centroid() -> None:
+    q, k, _ = torch.randn(3, 1, 1, 1024, 64, dtype=torch.float64)
+    module = build("routing", Shape(1, 1, 1024, 64)).double()
+    assert isinstance(module, Routing)
+    assert 0.5 < float(module.coverage(q, k)) < 2 / 3
+
+
+def test_a_window_above_the_tokens_is_all_of_them() -> None:
+    q, k, v = draw(20)
+    close(routing("clusters=2,window=1000", 20)(q, k, v), routing("clusters=1,window=20", 20)(q, k, v))
+
+
 def test_kmeans_pulls_the_centroids_to_the_keys() -> None:
     centres = torch.nn.functional.normalize(torch.randn(4, D, dtype=torch.float64), dim=1)
     k = (5 * centres.repeat_interleave(10, 0) + 0.1 * torch.randn(B, H, 40, D, dtype=torch.float64)).contiguous()

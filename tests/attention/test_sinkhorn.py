@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.sinkhorn import Sinkhorn
+from attnbench.attention.sinkhorn_blocks import FAR, Balance
 from attnbench.errors import Unsupported
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, masked_attention
@@ -105,6 +106,15 @@ def test_causal_sort_matrix_is_strictly_lower_triangular_and_its_rows_are_averag
     S = sort_matrix(sinkhorn("block=4", 32, causal=True), q, k)
     assert torch.equal(S.triu(), torch.zeros_like(S))
     torch.testing.assert_close(S.sum(-1)[:, 1:], torch.ones(6, 7, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_number_added_to_all_scores_of_a_block_of_keys_cancels(causal: bool) -> None:
+    scores, added = torch.randn(2, 7, 7, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
+    if causal:
+        scores = scores.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(), -FAR)
+    plain, biased = (Balance.apply(x, 3, causal) for x in (scores, scores + added))  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(plain, biased, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])

@@ -155,3 +155,13 @@ def test_memory_of_a_training_step_with_padding_grows_linearly() -> None:
 def test_iterations_of_the_exact_inverse_are_refused() -> None:
     with pytest.raises(UsageError, match="iterations needs inverse=newton"):
         skyformer(inverse="exact", iterations=3)
+
+
+def test_dividing_by_the_sums_of_rows_brings_the_eigenvalues_into_reach_of_the_iterations() -> None:
+    X = 0.5 * torch.randn(40, 5, dtype=F64)
+    gram = (-torch.cdist(X, X).square() / (2 * 5**0.5)).exp() + 0.1 * torch.eye(40, dtype=F64)
+    root = gram.sum(-1, keepdim=True).rsqrt()
+    values = torch.linalg.eigvalsh(root * gram * root.mT)
+    assert values.min() > 0
+    assert 0.5 < values.max() <= 1 + 1e-12
+    assert torch.linalg.eigvalsh(gram).max() > 5
