@@ -54,7 +54,7 @@ Mod = Callable[..., Tensor]
 class Flex(CachedDecoding, nn.Module):
     """PyTorch's FlexAttention: one kernel compiled for the shape.
 
-    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Causality is a block mask: blocks of 128 x 128
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Causality is a block mask: blocks of 128 × 128
     above the diagonal are skipped, those below it are computed without a mask. A key mask and a bias are functions of a
     pair compiled into the kernel; with a key mask every block left asks it. Memory is O(n). A query that sees no key
     gives 0. A decoding step reads the blocks of the cache that are filled.

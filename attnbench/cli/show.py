@@ -103,6 +103,8 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "stochastic": traits.stochastic,
         "rows_sum_to_one": traits.rows_sum_to_one,
         "permutable": traits.permutable,
+        "dtypes": list(traits.dtypes),
+        "compiled": traits.compiled,
         "exact_with": list(traits.exact_with),
         "converges_with": traits.converges_with or None,
         "settings_checked": [setting or "defaults" for setting in entry.settings],
@@ -147,6 +149,8 @@ def _print(data: dict[str, Any], width: int) -> None:
 
 def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     """What a variant claims, one line each: a word and the claim."""
+    from attnbench.variant import Traits
+
     target = "exact softmax attention" if data["exact"] else _TARGETS[data["target"]]
     claims = [f"{what} ~ {_power(data[f'claimed_{what}_exponent'])}" for what in ("time", "memory")]
     facts = [
@@ -165,6 +169,10 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     facts += _instead(data, "rows_sum_to_one", _WEIGHTS)
     facts.append(("order", _ORDER[data["permutable"]]))
     facts += _instead(data, "permutable", _ORDER)
+    if data["dtypes"] != list(Traits().dtypes):
+        facts.append(("dtypes", f"{', '.join(data['dtypes'])} on a CPU"))
+    if data["compiled"]:
+        facts.append(("compiled", "for each shape and dtype at the first call, in seconds"))
     facts += [("exact with", limit.replace("{n}", "n")) for limit in data["exact_with"]]
     if data["converges_with"]:
         facts.append(("converges", f"the squared error falls as 1/{data['converges_with']}"))

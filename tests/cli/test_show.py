@@ -57,6 +57,10 @@ def test_every_trait_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "matters: the output depends" in shown(capsys, "show", "local")
     assert "exact with  window=n" in shown(capsys, "show", "local")
     assert "no: it has no causal form" in shown(capsys, "show", "lara")
+    flex = shown(capsys, "show", "flex")
+    assert "dtypes      bfloat16, float16, float32 on a CPU" in flex
+    assert "compiled    for each shape and dtype" in flex
+    assert "compiled  " not in text
 
 
 def test_the_description_is_filled_to_the_width_of_the_terminal(
