@@ -40,7 +40,8 @@ class Pooling(nn.Module):
 
     Yu et al. 2022, "MetaFormer is Actually What You Need for Vision", the token mixing of PoolFormer, along one axis:
     an average over ``pool`` tokens side by side, stride 1, from which the token is subtracted because the residual path
-    around the layer adds it. x is ``(B, N, C)`` and so is the output; there are no parameters and no projections.
+    around the layer adds it; 3 tokens in the paper. x is ``(B, N, C)`` and so is the output; there are no parameters
+    and no projections.
 
     The window is centred, or holds the last ``pool`` tokens where ``shape.causal``. Only tokens that are there count:
     at the ends and beside padding an average is over fewer of them. A token with no real one in its window gives 0.
