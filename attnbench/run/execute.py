@@ -31,7 +31,7 @@ from attnbench.measure.time import (
 from attnbench.model import Encoder, as_layer
 from attnbench.qkv import draw_qkv
 from attnbench.record import Record, one_line
-from attnbench.run.process import freed_memory_returned, return_freed_memory
+from attnbench.run.process import choose_products, freed_memory_returned, return_freed_memory
 from attnbench.status import Status
 from attnbench.variant import VARIANTS, build
 
@@ -62,6 +62,7 @@ def prepare(cell: Cell, move: Callable[[nn.Module, torch.device, torch.dtype], n
         UsageError: unknown names or options.
     """
     device, dtype = torch.device(cell.device), getattr(torch, cell.dtype)
+    choose_products(of_one_row=cell.pass_ == "decode")
     module: nn.Module
     if cell.pass_ == "decode":
         if cell.level == "model":

@@ -67,9 +67,11 @@ def return_freed_memory() -> None:
 def apply(process: Process, *, threads: int, device: str) -> tuple[Process, list[str]]:
     """Set the process up; returns what could be had and what could not.
 
-    ``tuned`` on the CPU: freed memory stays with the allocator, and float32 products use oneDNN where a probe against
-    float64 proves that they keep float32's precision (on processors with AMX they would not).
+    ``tuned`` on the CPU: freed memory stays with the allocator, and float32 products use oneDNN (but see
+    :func:`choose_products`) where a probe against float64 proves that they keep float32's precision (on processors with
+    AMX they would not).
     """
+    global _fast_products
     import torch
 
     from attnbench.measure.limits import is_true_float32
@@ -84,7 +86,24 @@ def apply(process: Process, *, threads: int, device: str) -> tuple[Process, list
     if not is_true_float32():
         torch.set_float32_matmul_precision("highest")
         notes.append("float32 matmul stays with the default library: the faster one loses precision here")
+    else:
+        _fast_products = True
     return "tuned", notes
+
+
+_fast_products = False
+"""Whether the tuned process has oneDNN's float32 products."""
+
+
+def choose_products(*, of_one_row: bool) -> None:
+    """The library for the products of the next cell; does nothing unless the process is tuned.
+
+    For one row, a decoding step, oneDNN first copies the whole matrix: twelve times as slow as the default library.
+    """
+    import torch
+
+    if _fast_products:
+        torch.set_float32_matmul_precision("highest" if of_one_row else "medium")
 
 
 def limit_memory(extra_bytes: int | None) -> bool:

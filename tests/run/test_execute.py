@@ -13,6 +13,7 @@ from attnbench.cell import Cell, Pass
 from attnbench.measure.time import TimingRules
 from attnbench.model import as_layer
 from attnbench.record import Record
+from attnbench.run import process
 from attnbench.run.execute import run_cell
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
@@ -131,3 +132,18 @@ def test_a_layer_decodes_what_it_gives_for_the_whole_sequence() -> None:
     for t in range(5, 9):
         out, state = layer.step(state, x[:, t : t + 1])
         torch.testing.assert_close(out, layer(x)[:, t : t + 1])
+
+
+def test_a_decoding_step_in_the_tuned_process_does_not_copy_the_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_fast_products", True)
+    before = torch.get_float32_matmul_precision()
+    try:
+        wide = replace(cell("identity", level="layer", pass_="decode"), shape=Shape(heads=8, seq_len=8, head_dim=32))
+        peak = measure(wide).peak_bytes
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert peak is not None
+        assert peak < 4 * 256 * 256  # the smallest of its matrices
+        measure(cell())
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
