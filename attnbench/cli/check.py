@@ -87,7 +87,9 @@ def _worst(findings: list[Finding]) -> Finding:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"
+    if value is None:
+        return "-"
+    return f"{value:.2g}" if abs(value) < 0.01 else f"{value:.3g}"
 
 
 def _one(report: Report) -> None:
@@ -104,7 +106,7 @@ def _one(report: Report) -> None:
         ["law", "", "worst", "bound", "what it says"],
         rows,
         right=["worst", "bound"],
-        title=f"{report.variant}, in {cases} settings",
+        title=f"{report.variant}, in {cases} setting{'s' * (cases != 1)}",
     )
     _faults([report])
     console.line()
@@ -112,24 +114,29 @@ def _one(report: Report) -> None:
 
 
 def _several(reports: list[Report]) -> None:
+    from attnbench.variant import VARIANTS
+
     rows = []
     for report in reports:
         laws = dict.fromkeys(finding.law for finding in report.findings)
         broken = dict.fromkeys(finding.law for finding in report.faults)
         held = f"{len(laws) - len(broken)} of {len(laws)}"
-        powers = [_power(report, name) for name in ("time", "memory")]
+        entry = VARIANTS.get(report.variant)
+        claimed = {"time": entry.time_exponent, "memory": entry.memory_exponent}
+        powers = [_power(report, law, power) for law, power in claimed.items()]
         rows.append([report.variant, held, *powers, ", ".join(broken)])
-    console.table(["variant", "laws held", "time", "memory", "broken"], rows, right=["laws held", "time", "memory"])
+    columns = ["variant", "laws held", "time n^", "memory n^", "broken"]
+    console.table(columns, rows, right=["laws held", "time n^", "memory n^"])
     _faults(reports)
     console.line()
     good = sum(report.held for report in reports)
     console.line(f"{good} of {len(reports)} variants are what they say they are")
-    console.note("time and memory: measured power of n")
+    console.note("n^: the measured power of n, and the claimed one")
 
 
-def _power(report: Report, law: str) -> str:
+def _power(report: Report, law: str, claimed: float) -> str:
     numbers = [finding.number for finding in report.of(law) if finding.number is not None]
-    return f"n^{max(numbers):.2f}" if numbers else "-"
+    return f"{max(numbers):.2f} ({claimed:g})" if numbers else "-"
 
 
 def _faults(reports: list[Report]) -> None:
