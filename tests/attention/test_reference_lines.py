@@ -177,13 +177,16 @@ def test_topk_gradcheck(causal: bool) -> None:
     assert torch.autograd.gradcheck(lambda q, k, v: variant(q, k, v, key_mask=mask), (q, k, v))
 
 
-def test_topk_of_flat_attention_is_worse_than_the_mean_of_the_values_and_of_peaked_attention_better() -> None:
+def test_topk_of_flat_attention_is_noise_where_the_mean_of_the_values_is_close() -> None:
     shape, v = Shape(1, 2, 64, D), torch.randn(1, 2, 64, D, dtype=torch.float64)
-    for scale, worse in ((0.1, True), (4.0, False)):
+    errors = []
+    for scale in (0.1, 4.0):
         q, k = scale * torch.randn(2, 1, 2, 64, D, dtype=torch.float64)
         exact = exact_attention(q, k, v)
-        errors = [relative_error(line(q, k, v), exact) for line in (OracleTopK(shape, keys=4), MeanValue(shape))]
-        assert (errors[0] > 2 * errors[1]) is worse
+        errors += [relative_error(line(q, k, v), exact) for line in (OracleTopK(shape, keys=4), MeanValue(shape))]
+    flat, mean_of_flat, peaked, mean_of_peaked = errors
+    assert mean_of_flat < 0.1 < 2 < flat
+    assert peaked < 0.2 < 0.9 < mean_of_peaked
 
 
 def test_topk_without_renormalising_is_the_nearest_matrix_with_that_many_entries() -> None:
