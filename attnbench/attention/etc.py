@@ -32,7 +32,7 @@ from attnbench.variant import No, Traits, register
         bias=No("the learned tables of relative positions are a bias of their own"),
         stochastic=True,
         permutable=False,
-        exact_with=("window={n},max_distance=0", "window=0,global_tokens={n},max_distance=0"),
+        exact_with=("window={n},max_distance=0", "window=1,global_tokens={n},max_distance=0"),
         given=(("max_distance=0", {"target": "softmax", "stochastic": False}),),
     ),
     settings=("window=3,global_tokens=2,max_distance=2", "window=2,global_tokens=3,max_distance=0"),

@@ -28,7 +28,7 @@ from attnbench.variant import No, Traits, register
         cross=No("the window needs queries and keys at the same positions"),
         bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
         permutable=False,
-        exact_with=("window={n}", "window={n},global_tokens=0", "window=0,global_tokens={n}"),
+        exact_with=("window={n}", "window={n},global_tokens=0", "window=1,global_tokens={n}"),
     ),
     settings=("window=2,global_tokens=2", "window=1,dilation=2,projections=own"),
 )

@@ -8,9 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.aft import AFT
 from attnbench.attention.bigbird import BigBird
+from attnbench.attention.efficient import Efficient
 from attnbench.attention.linear import Linear
 from attnbench.attention.local import Local
+from attnbench.attention.memory_compressed import MemoryCompressed
 from attnbench.attention.nystrom import Nystrom
 from attnbench.attention.performer import Performer
 from attnbench.attention.sinkhorn import Sinkhorn
@@ -201,7 +204,73 @@ class StaleState(Linear):
         return super().step(state, q, k, torch.zeros_like(v))[0], after
 
 
+class ScaledAfterSoftmax(Efficient):
+    """Divides by √D what is a softmax already: rows sum to 1/√D."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q, k, v, key_mask=key_mask) * q.shape[-1] ** -0.5
+
+
+# Without queries
+
+
+class WrongAFT(AFT):
+    """Writes the simple form out, with logits and weights of its own."""
+
+    def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
+        B, N, _ = x.shape
+        q, k, v = (projection(x).view(B, N, self.heads, -1) for projection in (self.q, self.k, self.v))
+        allowed = allowed_keys(q.transpose(1, 2), k.transpose(1, 2), self.causal, key_mask)
+        allowed = allowed.expand(B, 1, N, N)[:, 0, :, :, None, None]
+        weights = self.weighted(k[:, None].expand(-1, N, -1, -1, -1), allowed)
+        return self.out((q.sigmoid() * (weights * v[:, None]).sum(2)).flatten(2))
+
+    def weighted(self, k: Tensor, allowed: Tensor) -> Tensor:
+        """Weights of keys k ``(B, N, N, H, D)``: of a query (1), a key (2), a head and a channel."""
+        raise NotImplementedError
+
+
+class LargestOverQueries(WrongAFT):
+    """Subtracts the largest logit of each key over the queries, which does not cancel."""
+
+    def weighted(self, k: Tensor, allowed: Tensor) -> Tensor:
+        e = (k - k.amax(1, keepdim=True)).exp() * allowed
+        return e / e.sum(2, keepdim=True)
+
+
+class DenominatorOfTheKey(WrongAFT):
+    """Divides by the sum up to the key instead of the sum up to the query."""
+
+    def weighted(self, k: Tensor, allowed: Tensor) -> Tensor:
+        e = k.exp() * allowed
+        return e / e.sum(2).unsqueeze(1)
+
+
+class BiasTimesKey(WrongAFT):
+    """Multiplies the keys by the bias, here 0, instead of adding it."""
+
+    def weighted(self, k: Tensor, allowed: Tensor) -> Tensor:
+        e = (0 * k).exp() * allowed
+        return e / e.sum(2, keepdim=True)
+
+
 # Softmax attention, spoilt
+
+
+class ScaledByTheModel(MemoryCompressed):
+    """Divides the logits by the square root of the model's width, not of the head's."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q * q.shape[1] ** -0.5, k, v, key_mask=key_mask)
+
+
+class PhantomKeys(Nystrom):
+    """Pads to a multiple of the landmarks with zeros that nothing masks."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        short = -q.shape[2] % self.landmarks
+        q, k, v = (nn.functional.pad(x, (0, 0, short, 0)) for x in (q, k, v))
+        return super().forward(q, k, v)[:, :, short:]
 
 
 class GlobalScale(Nystrom):
