@@ -17,7 +17,7 @@ from attnbench.variant import No, Traits, register
     "fnet",
     kind="mixer",
     family="mixing",
-    source="Lee-Thorp et al. 2021, arXiv:2105.03824",
+    source="Lee-Thorp et al. 2021, arXiv:2105.03824, section 3.2",
     formula="Re(F_seq(F_hidden(X)))",
     cost="O(n·d·log(n·d))",
     time_exponent=1.0,

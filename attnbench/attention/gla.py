@@ -22,7 +22,7 @@ from attnbench.variant import No, Traits, register
     "gla",
     kind="mixer",
     family="recurrence",
-    source="Yang et al. 2023, arXiv:2312.06635",
+    source="Yang et al. 2023, arXiv:2312.06635, section 4",
     formula="S_t = α_tᵀ1 ⊙ S_{t-1} + k_t v_tᵀ,  o_t = q_tᵀ S_t / √D,  α = σ(x W₁W₂ + b)^(1/τ)",
     cost="O(n·d²)",
     time_exponent=1.0,

@@ -28,7 +28,7 @@ class EluPlusOne(FeatureMap):
 @register(
     "linear",
     family="kernel",
-    source="Katharopoulos et al. 2020, arXiv:2006.16236",
+    source="Katharopoulos et al. 2020, arXiv:2006.16236, sections 3.2 and 3.3",
     formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = elu(x) + 1",
     cost="O(n·d²)",
     time_exponent=1.0,

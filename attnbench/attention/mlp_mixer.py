@@ -18,7 +18,7 @@ from attnbench.variant import No, Traits, register
     "mlp-mixer",
     kind="mixer",
     family="mixing",
-    source="Tolstikhin et al. 2021, arXiv:2105.01601",
+    source="Tolstikhin et al. 2021, arXiv:2105.01601, section 2",
     formula="W₂ GELU(W₁ X + b₁) + b₂,  W₁ ∈ ℝ^(S×n), W₂ ∈ ℝ^(n×S)",
     cost="O(n·S·d)",
     time_exponent=1.0,

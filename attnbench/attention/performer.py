@@ -28,7 +28,7 @@ from attnbench.variant import Traits, register
 @register(
     "performer",
     family="kernel",
-    source="Choromanski et al. 2021, arXiv:2009.14794",
+    source="Choromanski et al. 2021, arXiv:2009.14794, lemma 1",
     formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = exp(ωx - ‖x‖²/2),  x ← x/D^¼,  ω ~ N(0, I)",
     cost="O(n·R·d)",
     time_exponent=1.0,

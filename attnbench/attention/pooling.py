@@ -19,7 +19,7 @@ from attnbench.variant import No, Traits, register
     "pooling",
     kind="mixer",
     family="mixing",
-    source="Yu et al. 2022, arXiv:2111.11418",
+    source="Yu et al. 2022, arXiv:2111.11418, section 3.2",
     formula="mean of x_j over |i - j| <= (pool - 1)/2, minus x_i",
     cost="O(n·d)",
     time_exponent=1.0,

@@ -35,7 +35,7 @@ class State(NamedTuple):
 @register(
     "reformer",
     family="learned pattern",
-    source="Kitaev et al. 2020, arXiv:2001.04451",
+    source="Kitaev et al. 2020, arXiv:2001.04451, equations 2-6",
     formula="oᵢ = Σ_{j∈Pᵢ} softmax_j(xᵢ·xⱼ/‖xⱼ‖) vⱼ, Pᵢ = ∪ᵣ {j : chunkᵣ(i) - chunkᵣ(j) ∈ {0, 1}}, sorted by LSH",
     cost="O(r·n·(c·d + log n))",
     time_exponent=1.0,

@@ -29,7 +29,7 @@ class Retained(NamedTuple):
 @register(
     "retnet",
     family="recurrence",
-    source="Sun et al. 2023, arXiv:2307.08621",
+    source="Sun et al. 2023, arXiv:2307.08621, section 2.1",
     formula="(QKᵀ ⊙ Γ) V / √D,  Γ_ij = γ^(i-j),  γ_h = 1 - 2^(-5-h),  q, k rotated by position",
     cost="O(n·d²)",
     time_exponent=1.0,

@@ -27,7 +27,7 @@ def unit(x: Tensor) -> Tensor:
 @register(
     "rfa",
     family="kernel",
-    source="Peng et al. 2021, arXiv:2103.02143",
+    source="Peng et al. 2021, arXiv:2103.02143, section 3.1",
     formula="φ(q̂)ᵀ Σ φ(k̂)vᵀ / φ(q̂)ᵀ Σ φ(k̂),  φ(x) = [sin(ωx), cos(ωx)],  x̂ = σ∘x/(‖x‖τ),  ω ~ N(0, I)",
     cost="O(n·R·d)",
     time_exponent=1.0,

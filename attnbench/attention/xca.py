@@ -13,7 +13,7 @@ from attnbench.variant import No, Traits, register
 @register(
     "xca",
     family="mixing",
-    source="El-Nouby et al. 2021, arXiv:2106.09681",
+    source="El-Nouby et al. 2021, arXiv:2106.09681, section 3.2",
     formula="O = V·softmax(τ·Q̂ᵀ·K̂)ᵀ,  Q̂, K̂: every channel of unit norm over the tokens",
     cost="O(n·d²)",
     time_exponent=1.0,
