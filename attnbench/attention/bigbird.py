@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.bands import blocks_per_tile, full_rows
-from attnbench.attention.block_sparse import Blocks, Heads, Keys, Shared, Tile, attend, batches
+from attnbench.attention.block_sparse import Blocks, Heads, Keys, Shared, Tile, attend, batches, large_steps
 from attnbench.errors import Unsupported
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
@@ -196,6 +196,12 @@ class _Gathered:
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         whole = into.shape[-2] // self.size
         parts = p.transpose(2, 3) @ x
+        if large_steps(into):  # all heads in one step, token by token, since their blocks do not lie end to end
+            each = torch.arange(heads[1].start, heads[1].stop, device=into.device)
+            first = self.table[each % len(self.table)] * self.size + (each - each[0])[:, None, None] * into.shape[-2]
+            tokens = (first[..., None] + torch.arange(self.size, device=into.device)).flatten()
+            into[heads].view(-1, into.shape[-1]).index_add_(0, tokens, parts.view(-1, into.shape[-1]))
+            return
         for head, keys, part in zip(range(heads[1].start, heads[1].stop), into[heads], parts, strict=True):
             blocks = keys[: whole * self.size].view(whole, -1)
             blocks.index_add_(0, self.table[head % len(self.table)].flatten(), part.view(-1, blocks.shape[1]))

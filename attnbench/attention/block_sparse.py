@@ -198,7 +198,7 @@ def large_steps(q: Tensor) -> bool:
 
 def tile_scores(q: Tensor) -> int:
     """Scores that one step should hold at most."""
-    return max(2**22, q.numel()) if large_steps(q) else _TILE_SCORES
+    return max(2**24, q.numel()) if large_steps(q) else _TILE_SCORES
 
 
 def _like(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -61,7 +61,7 @@ class FeatureMap(ABC):
 
 def tile_elements(device: torch.device) -> int:
     """Elements that a tile of features may have: a GPU wants fewer and larger kernels."""
-    return CPU_TILE if device.type == "cpu" else 16 * CPU_TILE
+    return CPU_TILE if device.type == "cpu" else 64 * CPU_TILE
 
 
 def head_groups(x: Tensor, elements: int) -> list[Group]:

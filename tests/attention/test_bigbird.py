@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnbench.attention import bands, bigbird, block_sparse
 from attnbench.attention.bigbird import BigBird, random_blocks
 from attnbench.errors import Unsupported
 from attnbench.reference import exact_attention, masked_attention
@@ -151,3 +152,15 @@ def test_the_dense_formula_is_forward_and_the_plan_tested_above(n: int, wanted: 
     torch.testing.assert_close(f.dense(q, k, v), masked_attention(q, k, v, dense(f, n)), rtol=0, atol=1e-12)
     key_mask = torch.rand(2, n) < 0.6
     torch.testing.assert_close(f.dense(q, k, v, key_mask=key_mask), f(q, k, v, key_mask=key_mask), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [24, 27])
+def test_many_heads_in_one_step_give_what_one_at_a_time_gives(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    f, inputs = made(n, 4, 2), draw(n)
+    weight = torch.randn_like(inputs[0])
+    expected = [f(*inputs), *torch.autograd.grad((f(*inputs) * weight).sum(), inputs)]
+    for module in (bands, bigbird, block_sparse):
+        monkeypatch.setattr(module, "large_steps", lambda q: True)
+    output = f(*inputs)
+    for got, wanted in zip([output, *torch.autograd.grad((output * weight).sum(), inputs)], expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-13)
