@@ -117,7 +117,8 @@ def as_data(entry: Variant) -> dict[str, Any]:
 def _description(entry: Variant) -> str:
     import inspect
 
-    _, _, rest = (inspect.getdoc(entry.make) or "").partition("\n")
+    # Not getdoc, which finds that of nn.Module where a plug-in has none.
+    _, _, rest = inspect.cleandoc(entry.make.__doc__ or "").partition("\n")
     return rest.strip()
 
 

@@ -7,11 +7,14 @@ import re
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from torch import nn
 
 import attnbench.attention  # noqa: F401  # fills the table of variants
 from attnbench.cli import console
 from attnbench.cli.app import main
-from attnbench.variant import FAMILIES, VARIANTS
+from attnbench.cli.show import as_data
+from attnbench.shape import Shape
+from attnbench.variant import FAMILIES, VARIANTS, Variant
 
 NAMES = [entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.attention.")]
 
@@ -61,6 +64,16 @@ def test_every_trait_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dtypes      bfloat16, float16, float32 on a CPU" in flex
     assert "compiled    for each shape and dtype" in flex
     assert "compiled  " not in text
+
+
+def test_a_plug_in_without_a_docstring_has_no_description() -> None:
+    class Silent(nn.Module):
+        def __init__(self, shape: Shape) -> None:
+            super().__init__()
+
+    data = as_data(Variant("silent", Silent, ""))
+    assert data["description"] == ""
+    assert data["options"] == []
 
 
 def test_the_description_is_filled_to_the_width_of_the_terminal(
