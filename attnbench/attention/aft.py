@@ -11,6 +11,7 @@ from torch.nn.functional import embedding
 
 from attnbench.attention.aft_full import full
 from attnbench.attention.aft_sums import EMPTY, Sums, join, read, running, windowed
+from attnbench.attention.key_masks import visible_pairs
 from attnbench.attention.kv_cache import Cache
 from attnbench.attention.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
@@ -38,7 +39,7 @@ class Recent(NamedTuple):
     "aft",
     kind="mixer",
     family="mixing",
-    source="Zhai et al. 2021, arXiv:2105.14103",
+    source="Zhai et al. 2021, arXiv:2105.14103, equation 2",
     formula="σ(q_i) ⊙ Σ_j exp(k_j + w_ij) ⊙ v_j / Σ_j exp(k_j + w_ij)",
     cost="O(n²·d)",
     time_exponent=2.0,
@@ -237,11 +238,7 @@ class AFT(nn.Module):
                     w[i, j] = self.rows[i] @ self.columns[j]
                 else:
                     w[i, j] = self.w[i, j if self.mode == "full" else j - i + self.back]
-        visible = torch.ones(B, N, N, dtype=torch.bool, device=x.device)
-        if self.causal:
-            visible = visible.tril()
-        if key_mask is not None:
-            visible = visible & key_mask[:, None]
+        visible = visible_pairs(x, x, self.causal, key_mask)[:, 0]
         logits = (k[:, None] + w[..., None]).masked_fill(~visible[..., None, None], float("-inf"))
         weights = logits.softmax(2).masked_fill(~visible[..., None, None], 0.0)
         out: Tensor = self.out((q.sigmoid() * (weights * v[:, None]).sum(2)).flatten(2))

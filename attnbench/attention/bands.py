@@ -11,6 +11,7 @@ from attnbench.attention.block_sparse import (
     Blocks,
     Keys,
     Mask,
+    Shared,
     Tile,
     Window,
     batches,
@@ -80,6 +81,16 @@ def band(
             window = Window(Blocks(start + keys.start * stride, len(keys), count, step, stride), known[form])
             queries = Blocks(start + i * stride, len(rows), count, step, stride)
             yield Tile(queries, (window, *also(queries)) if also else (window,), by_head=least > 1)
+
+
+def around_global(q: Tensor, g: int, window: int, dilation: int = 1) -> Iterator[Tile]:
+    """Token i sees i ± t·dilation for t = 0 .. window; the first ``g`` tokens see every token and are seen by all."""
+    yield from full_rows(q, 0, g)
+    seen_by_all: tuple[Keys, ...] = (Shared(Blocks(0, g)),) if g else ()
+    # The band runs over the tokens after the global ones, so that these are never counted twice.
+    for start in range(g, min(g + dilation, q.shape[2])):
+        also = (lambda rows: seen_by_all) if g else None
+        yield from band(q, before=window, after=window, start=start, stride=dilation, also=also)
 
 
 def _corners(q: Tensor, shift: int, rows: int, keys: int, before: int, after: int) -> Iterator[Mask]:

@@ -11,7 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from attnbench.attention.key_masks import added_to_logits, seeing
 from attnbench.attention.kv_cache import Cache, CachedDecoding
+from attnbench.attention.precision import accumulator, hidden
 from attnbench.position_bias import PositionBias, position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -118,16 +120,13 @@ class _Tiles:
         self.causal, self.bias, self.position = causal, bias, position
         self.query_chunk, self.key_chunk = chunks
         self.scale: float = q.shape[-1] ** -0.5
-        self.sums = torch.float64 if q.dtype == torch.float64 else torch.float32
-        # Finite, also twice plus a logit, so that a tile in which a query sees nothing makes no NaN.
-        self.hidden = torch.finfo(self.sums).min / 4
+        self.sums = accumulator(q.dtype)
+        self.hidden = hidden(self.sums)
         self.padding = self.unseen = None
         if key_mask is not None:
             H = q.shape[1]
-            padding = torch.zeros_like(key_mask, dtype=self.sums).masked_fill_(~key_mask, self.hidden)
-            seen = key_mask.cumsum(1) > 0 if causal else key_mask.any(1, keepdim=True)
-            self.padding = padding.repeat_interleave(H, 0)[:, None]
-            self.unseen = ~seen.repeat_interleave(H, 0)[..., None]
+            self.padding = added_to_logits(key_mask, self.sums).repeat_interleave(H, 0)[:, None]
+            self.unseen = ~seeing(key_mask, causal).repeat_interleave(H, 0)[:, 0]
 
     def rows(self) -> Iterator[tuple[slice, slice]]:
         """Heads and queries worked on together: on a CPU one tile of query rows per thread, each in its own cache."""

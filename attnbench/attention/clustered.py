@@ -10,8 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnbench.attention.key_masks import added_to_logits, seeing
 from attnbench.attention.largest_entries import largest
-from attnbench.attention.matrix_tiles import tiles
+from attnbench.attention.matrix_tiles import fitting, tiles
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -23,7 +24,7 @@ _SLOTS = 32
 @register(
     "clustered",
     family="learned pattern",
-    source="Vyas et al. 2020, arXiv:2007.04825",
+    source="Vyas et al. 2020, arXiv:2007.04825, sections 3.2 and 3.3",
     formula="oᵢ = softmax(q̄_c·Kᵀ/√D)·V, q̄_c the mean query of the cluster of i; improved: its top keys for each query",
     cost="O(n·c·(d + b·t))",
     time_exponent=1.0,
@@ -53,6 +54,8 @@ class Clustered(nn.Module):
     With t = ``improved`` it is the paper's i-clustered attention: of each cluster's weights the t largest are taken
     together, and each member spreads their sum over these keys by its own softmax. The other keys keep the weight that
     the mean query gives them. t >= M gives exact attention. It costs O(n·t·D) more.
+
+    ``bits`` and ``iterations`` are by default those of the authors' code.
 
     Padding is cut out: with ``key_mask``, padded queries (unless they are another sequence) are in no cluster and give
     0. Gradients flow through means and weights, not through the clusters.
@@ -93,16 +96,14 @@ class Clustered(nn.Module):
             0, at, flat.flatten(0, 1).to(dtype)
         )
         mean = (total.view(G, C + 1, D) / count.clamp(min=1).unsqueeze(2)).to(q.dtype).view(B, H, C + 1, D)
-        hidden = torch.finfo(q.dtype).min / 4
-        bias = None if key_mask is None else torch.zeros_like(key_mask, dtype=q.dtype).masked_fill_(~key_mask, hidden)
-        bias = None if bias is None else bias[:, None, None]
+        bias = None if key_mask is None else added_to_logits(key_mask, q.dtype)[:, None, None]
         if self.improved is None:
             out = scaled_dot_product_attention(mean, k, v, attn_mask=bias).reshape(-1, D)[at].view(B, H, N, D)
         else:
             out = self._improved(q, k, v, mean, bias, cluster, count)
         if key_mask is None:
             return out
-        seen = key_mask.any(1)[:, None, None, None] if self.cross else key_mask[:, None, :, None]
+        seen = seeing(key_mask, False) if self.cross else key_mask[:, None, :, None]
         return out.masked_fill(~seen, 0)
 
     def _improved(
@@ -167,9 +168,8 @@ class Clustered(nn.Module):
         digits = torch.where(index < used, 0, -4 * bits * base).add_(base - 1 - index).to(codes.dtype).unsqueeze(2)
         columns, heads = codes.mT.contiguous(), torch.arange(G, device=q.device).unsqueeze(1)
         nearest, best = torch.empty(0), torch.empty((G, N), dtype=codes.dtype, device=q.device)
-        most = 1 << (18 if q.device.type == "cpu" else 26)
         for step in range(self.iterations):
-            for some, a, b in tiles(G, N, C, most):
+            for some, a, b in tiles(G, N, C, fitting(q.device)):
                 scores = torch.baddbmm(digits[some], centroids[some], columns[some, :, a:b], alpha=base)
                 best[some, a:b] = scores.amax(1)
             nearest = base - 1 - (best.long() & (base - 1))

@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnbench.attention.precision import accumulator
+from attnbench.attention.key_masks import seeing, visible_pairs
+from attnbench.attention.precision import accumulator, hidden
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -20,7 +21,7 @@ class Averages(NamedTuple):
     context: Tensor
     """Average of the values, weighted by exp(k_c): ``(G, D, E)``."""
     log_total: Tensor
-    """log Σ exp(k_c), ``(G, 1, D)``; :func:`_hidden` before the first key."""
+    """log Σ exp(k_c), ``(G, 1, D)``; :func:`hidden` before the first key."""
 
     def then(self, k: Tensor, v: Tensor, log_total: Tensor) -> Averages:
         """With more keys k ``(G, c, D)``, values v and the new ``log_total``; no exponent is above 0."""
@@ -28,15 +29,10 @@ class Averages(NamedTuple):
         return Averages(torch.baddbmm(self.context * kept, (k - log_total).exp().mT, v), log_total)
 
 
-def _hidden(dtype: torch.dtype) -> float:
-    """Stands for a logit of -∞: finite, so that the difference of two is 0 and not NaN."""
-    return torch.finfo(dtype).min / 8
-
-
 @register(
     "efficient",
     family="kernel",
-    source="Shen et al. 2021, arXiv:1812.01243",
+    source="Shen et al. 2021, arXiv:1812.01243, section 3.2",
     formula="ρ_q(Q)·(ρ_k(K)ᵀ·V),  ρ_q: softmax over the channels of a row,  ρ_k: over the positions of a column",
     cost="O(n·d²)",
     time_exponent=1.0,
@@ -81,16 +77,13 @@ class Efficient(nn.Module):
         queries, keys, values = (x.reshape(B * H, x.shape[2], -1).to(dtype) for x in (q, k, v))
         if key_mask is not None:
             padded = ~key_mask.repeat_interleave(H, 0)[..., None]
-            keys = keys.masked_fill(padded, _hidden(dtype))
+            keys = keys.masked_fill(padded, hidden(dtype))
         if self.causal:
             out = self._causal(queries, keys, values)
         else:
             out = torch.bmm(queries.softmax(-1), torch.bmm(keys.softmax(1).mT, values))
         out = out.to(q.dtype).view(B, H, N, -1)
-        if key_mask is None:
-            return out
-        seen = key_mask.cumsum(1) > 0 if self.causal else key_mask.any(1, keepdim=True)
-        return out.masked_fill(~seen[:, None, :, None], 0.0)
+        return out if key_mask is None else out.masked_fill(~seeing(key_mask, self.causal), 0.0)
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         state = _empty(q.shape[0], q.shape[2], v)
@@ -106,12 +99,8 @@ class Efficient(nn.Module):
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """A softmax over keys for every query and channel, ``(B, H, N, M, D)``, then the mixture over channels."""
-        allowed = torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
-        if self.causal:
-            allowed = allowed.tril()
-        if key_mask is not None:
-            allowed = allowed & key_mask[:, None, None]
-        logits = k[:, :, None].masked_fill(~allowed[..., None], float("-inf"))
+        unseen = ~visible_pairs(q, k, self.causal, key_mask)
+        logits = k[:, :, None].masked_fill(unseen[..., None], float("-inf"))
         shares = logits.softmax(3).nan_to_num(0.0)
         return torch.einsum("bhnc,bhnmc,bhme->bhne", q.softmax(-1), shares, v)
 
@@ -131,7 +120,7 @@ class Efficient(nn.Module):
 
 
 def _empty(pairs: int, channels: int, v: Tensor) -> Averages:
-    log_total = v.new_full((pairs, 1, channels), _hidden(v.dtype))
+    log_total = v.new_full((pairs, 1, channels), hidden(v.dtype))
     return Averages(v.new_zeros(pairs, channels, v.shape[2]), log_total)
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.feature_tiles import FeatureMap, KeySums, Tiles, head_groups
+from attnbench.attention.key_masks import visible_pairs
 from attnbench.attention.key_sums import add_keys, attend_all
 from attnbench.attention.prefix_sums import attend_causally
 from attnbench.shape import Shape
@@ -54,11 +55,7 @@ class FeatureAttention(nn.Module):
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The output again from :meth:`pair_weights`, without tiles or running sums."""
-        allowed = torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
-        if self.causal:
-            allowed = allowed.tril()
-        if key_mask is not None:
-            allowed = allowed & key_mask[:, None, None]
+        allowed = visible_pairs(q, k, self.causal, key_mask)
         weights = self.pair_weights(q, k, allowed).masked_fill(~allowed, 0.0)
         total = weights.sum(-1, keepdim=True).masked_fill(~allowed.any(-1, keepdim=True), 1.0)
         return (weights / total) @ v

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from attnbench.attention.key_masks import visible_pairs
 from attnbench.attention.kv_cache import Cache, attend
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
@@ -22,7 +23,7 @@ _ROWS = 256
     "gmlp",
     kind="mixer",
     family="mixing",
-    source="Liu et al. 2021, arXiv:2105.08050",
+    source="Liu et al. 2021, arXiv:2105.08050, section 2",
     formula="V(Z₁ ⊙ (W·LN(Z₂) + b)),  [Z₁, Z₂] = GELU(U·X)",
     cost="O(n²·d)",
     time_exponent=2.0,
@@ -151,12 +152,8 @@ class GMLP(nn.Module):
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """With a matrix of its own for each example, in which what is hidden is 0."""
-        B, N, _ = x.shape
-        visible = torch.ones(B, N, N, dtype=torch.bool, device=x.device)
-        if self.causal:
-            visible = visible.tril()
-        if key_mask is not None:
-            visible = visible & key_mask[:, None]
+        N = x.shape[1]
+        visible = visible_pairs(x, x, self.causal, key_mask)[:, 0]
         units = self.U(x)
         units = units * (1 + torch.erf(units * 0.5**0.5)) / 2
         half = units.shape[-1] // 2

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.attention.matrix_tiles import fitting, tiles
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -59,10 +60,7 @@ class _Attend(torch.autograd.Function):
 def _tiles(q: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
     """Heads and chunks whose weights stay in cache: several whole heads, or a part of one."""
     G, C, r, _ = q.shape
-    most = max(1, (1 << (18 if q.device.type == "cpu" else 26)) // (r * width))
-    heads = max(1, most // C)
-    for head, chunk in product(range(0, G, heads), range(0, C, most)):
-        yield slice(head, head + heads), slice(chunk, chunk + most)
+    return ((heads, slice(a, b)) for heads, a, b in tiles(G, C, r * width, fitting(q.device)))
 
 
 def _tile(tensors: tuple[Tensor, ...], tile: tuple[slice, slice]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -83,7 +81,7 @@ def _tile(tensors: tuple[Tensor, ...], tile: tuple[slice, slice]) -> tuple[Tenso
 @register(
     "hyperattention",
     family="learned pattern",
-    source="Han et al. 2023, arXiv:2310.05869",
+    source="Han et al. 2023, arXiv:2310.05869, algorithms 1 and 3",
     formula="oᵢ = Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√D) vⱼ / Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√D), w = 1 in i's LSH block, else M/m·[j sampled]",
     cost="O(n·(b + m)·d)",
     time_exponent=1.0,
@@ -237,9 +235,9 @@ class HyperAttention(nn.Module):
             chunks = max(-(-n // b), blocks)
             rank = ranks(K)
             drawn = [((j << _GRID) + int(self.draws[j])) * m // (s << _GRID) for j in range(s)]
-            times = torch.tensor(
-                [drawn.count(r) * m / s if s else 0.0 for r in rank.tolist()], dtype=accumulator(q.dtype)
-            ).to(q.device)
+            times = torch.zeros(m, dtype=accumulator(q.dtype), device=q.device)
+            for r in drawn:
+                times[rank == r] += m / s
             together = (ranks(Q) * chunks // n * blocks // chunks).unsqueeze(1) == rank * blocks // m
             weight = torch.where(together, 1.0, times).log() + (Q @ K.mT) * D**-0.5
             out[i, h, asked] = weight.softmax(-1).to(V.dtype) @ V

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.precision import accumulator
+from attnbench.attention.precision import accumulator, hidden
 from attnbench.attention.segments import Segments
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -82,7 +82,7 @@ class LARA(nn.Module):
         mu = (near_x + near_y).flatten(0, 1)
         C = mu.shape[1]
         omega = mu + self.noise[:C].to(dtype)
-        lowest = torch.finfo(dtype).min / 4
+        lowest = hidden(dtype)
         unused = None if used is None else (~used).repeat_interleave(H, 0)
         # log N(ω_c; μ_c', I) up to what is the same for all c', (G, c, c')
         density = torch.baddbmm(_half_square(mu).mT, omega, mu.mT)
@@ -91,8 +91,8 @@ class LARA(nn.Module):
         x, y, values = x.reshape(B * H, N, D), y.reshape(B * H, M, D), v.reshape(B * H, M, -1).to(dtype)
         over_keys = torch.baddbmm(_half_square(y).mT, omega, y.mT)
         if key_mask is not None:
-            hidden = (~key_mask).repeat_interleave(H, 0)[:, None]
-            over_keys = over_keys.masked_fill(hidden, lowest)
+            padded = (~key_mask).repeat_interleave(H, 0)[:, None]
+            over_keys = over_keys.masked_fill(padded, lowest)
         total = over_keys.logsumexp(-1, keepdim=True)
         context = torch.bmm((over_keys - total).exp(), values)  # (G, C, E)
         mixture = density.logsumexp(-1)
@@ -125,11 +125,11 @@ class LARA(nn.Module):
             t = closeness.softmax(-1)
             term = t - 1 / t.shape[-1]
         else:
-            t = closeness.masked_fill(unused[:, None], torch.finfo(x.dtype).min / 4).softmax(-1)
+            t = closeness.masked_fill(unused[:, None], hidden(x.dtype)).softmax(-1)
             term = t - (~unused).sum(1).clamp(min=1).to(t.dtype).reciprocal()[:, None, None]
         alpha = torch.add(balance[:, None], term, alpha=self.query_term)
         cut = alpha <= 0
-        return alpha.masked_fill(cut, 1.0).log().masked_fill(cut, torch.finfo(x.dtype).min / 4)
+        return alpha.masked_fill(cut, 1.0).log().masked_fill(cut, hidden(x.dtype))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Example by example over its real tokens: the N × M weights Σ_c w_nc ξ(y_m, ω_c)."""

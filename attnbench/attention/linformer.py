@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.attention.segments import Segments, any_real, strided_convolution
+from attnbench.attention.segments import Segments, any_real, attend_to_filled, strided_convolution
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -19,7 +18,7 @@ from attnbench.variant import No, Traits, register
 @register(
     "linformer",
     family="low rank",
-    source="Wang et al. 2020, arXiv:2006.04768",
+    source="Wang et al. 2020, arXiv:2006.04768, equation 7",
     formula="softmax(Q (E K)ᵀ / √D) (F V),  E, F ∈ ℝ^(R×M)",
     cost="O(n·R·d)",
     time_exponent=1.0,
@@ -127,19 +126,19 @@ class Linformer(nn.Module):
         if self.E is None and self.projection != "jl":
             runs = Segments(self.rank, k.shape[2], key_mask)
             pool = runs.mean if self.projection == "mean-pool" else runs.max
-            return _attend(q, pool(k), pool(v), runs.filled)
+            return attend_to_filled(q, pool(k), pool(v), runs.filled)
         if key_mask is not None:
             padded = ~key_mask[:, None, :, None]
             k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
         if self.E is not None and self.projection == "conv":
             filled = None if key_mask is None else any_real(key_mask, self.E.shape[-3])
             keys = strided_convolution(k, self.E)
-            return _attend(q, keys, strided_convolution(v, self.E if self.F is None else self.F), filled)
+            return attend_to_filled(q, keys, strided_convolution(v, self.E if self.F is None else self.F), filled)
         E = self._columns(self.G if self.E is None else self.E, k.shape[2])
         F = E if self.F is None else self._columns(self.F, k.shape[2])
         if self.E is None:
-            return _attend(q, self.delta * _project(E, k), math.exp(-self.delta) * _project(F, v), None)
-        return _attend(q, _project(E, k), _project(F, v), None)
+            return attend_to_filled(q, self.delta * _project(E, k), math.exp(-self.delta) * _project(F, v), None)
+        return attend_to_filled(q, _project(E, k), _project(F, v), None)
 
     @staticmethod
     def _columns(E: Tensor, M: int) -> Tensor:
@@ -172,15 +171,6 @@ class Linformer(nn.Module):
         for t in real.nonzero()[:, 0].tolist():
             rows[t // c] = rows.get(t // c, 0) + x[:, t, None] @ W[..., t % c, :, :]
         return torch.cat([row for row in rows.values() if isinstance(row, Tensor)], 1)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, filled: Tensor | None) -> Tensor:
-    """Softmax attention to R rows, of which ``filled`` ``(B, R)`` are there."""
-    if filled is None:
-        return scaled_dot_product_attention(q, k, v)
-    # With no real key every row is zero: attending to all of them gives 0, to none gives NaN on some devices.
-    mask = filled | ~filled.any(1, keepdim=True)
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
 
 
 def _project(E: Tensor, x: Tensor) -> Tensor:

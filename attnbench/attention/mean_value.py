@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.key_masks import visible_pairs
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -63,11 +64,7 @@ class MeanValue(nn.Module):
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Equal weights for the keys that each query may see, as a matrix ``(B, 1, N, M)``."""
-        seen = torch.ones(v.shape[0], 1, q.shape[2], v.shape[2], dtype=v.dtype, device=v.device)
-        if self.causal:
-            seen = seen.tril()
-        if key_mask is not None:
-            seen = seen * key_mask[:, None, None]
+        seen = visible_pairs(q, v, self.causal, key_mask).to(v.dtype)
         return torch.matmul(seen / seen.sum(-1, keepdim=True).clamp(min=1), v)
 
     def begin(self, k: Tensor, v: Tensor) -> Mean:

@@ -8,13 +8,13 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from attnbench.attention import block_sparse
 from attnbench.attention.block_sparse import Blocks, Tile, Window, batches, minus_infinity, tile_scores
 from attnbench.attention.kv_cache import Cache, attend
 from attnbench.attention.precision import accumulator
-from attnbench.attention.segments import any_real, strided_convolution
+from attnbench.attention.segments import any_real, attend_to_filled, strided_convolution
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -52,7 +52,7 @@ class MemoryCompressed(nn.Module):
     Liu et al. 2018, "Generating Wikipedia by summarizing long sequences". q ``(B, H, N, D)``, k and v ``(B, H, M, D)``
     -> ``(B, H, N, D)``. Block b holds the keys b·c .. b·c + c - 1, the last one with zeros after its last key. A
     convolution for k and another for v, each with a kernel of D × D for every head and place in the block, without
-    bias, drawn from N(0, 1 / (c·D)); time stays quadratic.
+    bias, drawn from N(0, 1 / (c·D)); time stays quadratic. c = 3 is the paper's.
 
     Causal: query i sees the blocks that end at or before i. Where there is none, as for i < c - 1, it attends to its
     own key alone, uncompressed: its output is v_i.
@@ -92,11 +92,7 @@ class MemoryCompressed(nn.Module):
         if self.causal:
             return self._causally(q, k, v, key_mask, filled)
         keys, values = self._compress(k, self.of_keys, key_mask), self._compress(v, self.of_values, key_mask)
-        if filled is None:
-            return scaled_dot_product_attention(q, keys, values)
-        # With no real key every row is zero: attending to all of them gives 0, to none gives NaN on some devices.
-        seen = filled | ~filled.any(1, keepdim=True)
-        return scaled_dot_product_attention(q, keys, values, attn_mask=seen[:, None, None])
+        return attend_to_filled(q, keys, values, filled)
 
     def _compress(self, x: Tensor, kernel: Tensor | None, key_mask: Tensor | None = None) -> Tensor:
         """``(B, H, ceil(n / c), D)`` from x ``(B, H, n, D)``, which is zero where it is padding."""

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from attnbench.attention.precision import accumulator
+from attnbench.attention.segments import take
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -73,16 +74,15 @@ class Monarch(nn.Module):
         self.steps, self.cross = steps, shape.cross
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        B, H, M, D = k.shape
         if key_mask is None:
             return self._attend(q, k, v, None, None)
-        order = key_mask.logical_not().sort(dim=1, stable=True).indices[:, None, :, None].expand(B, H, M, D)
-        keys = torch.arange(M, device=k.device) < key_mask.sum(1, keepdim=True)
-        k, v = k.gather(2, order), v.gather(2, order)
+        order = key_mask.logical_not().sort(dim=1, stable=True).indices
+        keys = torch.arange(k.shape[2], device=k.device) < key_mask.sum(1, keepdim=True)
+        k, v = take(k, order), take(v, order)
         if self.cross:
             return self._attend(q, k, v, None, keys).masked_fill(~key_mask.any(1)[:, None, None, None], 0)
-        out = self._attend(q.gather(2, order), k, v, keys, keys).masked_fill(~keys[:, None, :, None], 0)
-        return torch.zeros_like(out).scatter(2, order, out)
+        out = self._attend(take(q, order), k, v, keys, keys).masked_fill(~keys[:, None, :, None], 0)
+        return take(out, order.argsort(1))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, asked: Tensor | None, keys: Tensor | None) -> Tensor:
         """With real tokens at the front, as ``asked`` ``(B, N)`` and ``keys`` ``(B, M)`` say."""

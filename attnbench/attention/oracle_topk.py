@@ -9,8 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.attention.key_masks import added_to_logits, seeing, visible_pairs
 from attnbench.attention.kv_cache import Cache, CachedDecoding, last_row
-from attnbench.attention.precision import accumulator
+from attnbench.attention.precision import accumulator, hidden
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -75,10 +76,7 @@ class OracleTopK(CachedDecoding, nn.Module):
         dtype = accumulator(q.dtype)
         N, M = q.shape[2], k.shape[2]
         k, values = k.to(dtype), v.to(dtype)
-        hidden = torch.finfo(dtype).min / 4
-        padding = None
-        if key_mask is not None:
-            padding = torch.zeros_like(key_mask, dtype=dtype).masked_fill_(~key_mask, hidden)[:, None, None]
+        padding = None if key_mask is None else added_to_logits(key_mask, dtype)[:, None, None]
         blocks = []
         for start in range(0, N, _BLOCK):
             rows = q[:, :, start : start + _BLOCK].to(dtype) * q.shape[-1] ** -0.5
@@ -86,16 +84,13 @@ class OracleTopK(CachedDecoding, nn.Module):
             if self.position_bias is not None:
                 logits = logits + self.position_bias(slice(start, start + rows.shape[2]), slice(0, M), dtype)
             if self.causal:
-                future = torch.full((rows.shape[2], M), hidden, dtype=dtype, device=q.device).triu(start + 1)
+                future = torch.full((rows.shape[2], M), hidden(dtype), dtype=dtype, device=q.device).triu(start + 1)
                 logits = logits + future
             if padding is not None:
                 logits = logits + padding
             blocks.append(self._of_the_largest(logits, values))
         output = torch.cat(blocks, 2).to(v.dtype)
-        if key_mask is None:
-            return output
-        seen = key_mask.cumsum(1) > 0 if self.causal else key_mask.any(1, keepdim=True)
-        return output.masked_fill(~seen[:, None, :, None], 0)
+        return output if key_mask is None else output.masked_fill(~seeing(key_mask, self.causal), 0)
 
     def _of_the_largest(self, logits: Tensor, values: Tensor) -> Tensor:
         kept, chosen = logits.softmax(-1).topk(min(self.keys, logits.shape[-1]), sorted=False)
@@ -114,15 +109,10 @@ class OracleTopK(CachedDecoding, nn.Module):
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Row by row: the probabilities, all but the largest of them set to 0, times V."""
-        seen = torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
-        if self.causal:
-            seen = seen.tril()
-        if key_mask is not None:
-            seen = seen & key_mask[:, None, None]
         logits = (q.double() @ k.double().mT) / math.sqrt(q.shape[-1])
         if self.position_bias is not None:
             logits = logits + self.position_bias(slice(0, q.shape[2]), slice(0, k.shape[2]), torch.float64)
-        weights = logits.exp() * seen
+        weights = logits.exp() * visible_pairs(q, k, self.causal, key_mask)
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         rows = []
         for row in weights.flatten(0, 2):

@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.attention.precision import accumulator
+from attnbench.attention.key_masks import seeing
+from attnbench.attention.precision import accumulator, hidden
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -38,7 +39,7 @@ class Packed(NamedTuple):
 @register(
     "perceiver",
     family="memory",
-    source="Jaegle et al. 2021, arXiv:2103.03206; Ma et al. 2021 (LUNA), arXiv:2106.01540",
+    source="Jaegle et al. 2021, arXiv:2103.03206; Ma et al. 2021 (LUNA), arXiv:2106.01540, section 3.1",
     formula="softmax(Q·(W·K)ᵀ/√D)·(W·V),  W = softmax(L·Kᵀ/√D),  L ∈ ℝ^(R×D) learned",
     cost="O(n·R·d)",
     time_exponent=1.0,
@@ -99,19 +100,19 @@ class Perceiver(nn.Module):
             parts.append(((p @ w.mT).tril() @ V + p @ state.v).to(q.dtype))
             state = state.add(w, K, V)
         out = torch.cat(parts, 2)
-        return out if key_mask is None else out.masked_fill(~(key_mask.cumsum(1) > 0)[:, None, :, None], 0.0)
+        return out if key_mask is None else out.masked_fill(~seeing(key_mask, True), 0.0)
 
     def _nothing(self, k: Tensor, v: Tensor) -> Packed:
         accumulate = accumulator(k.dtype)
         k, v = (x.new_zeros(*x.shape[:2], self.latents.shape[1], x.shape[3], dtype=accumulate) for x in (k, v))
-        return Packed(torch.full_like(k[..., :1], torch.finfo(accumulate).min / 4), torch.zeros_like(k[..., :1]), k, v)
+        return Packed(torch.full_like(k[..., :1], hidden(accumulate)), torch.zeros_like(k[..., :1]), k, v)
 
     def _rescaled(self, state: Packed, k: Tensor, key_mask: Tensor | None = None) -> tuple[Packed, Tensor]:
         """The sums so far and the weights ``(B, H, T, R)`` of T more keys, both relative to the largest logit."""
         logits = k @ (self.latents.to(k.dtype) * k.shape[-1] ** -0.5).mT
         if key_mask is not None:
             # As low as top begins: weights of 1 until the first real key comes, which scales them to 0.
-            logits = logits.masked_fill(~key_mask[:, None, :, None], torch.finfo(k.dtype).min / 4)
+            logits = logits.masked_fill(~key_mask[:, None, :, None], hidden(k.dtype))
         top = torch.maximum(state.top, logits.detach().amax(2)[..., None])
         old, w = (state.top - top).exp(), (logits - top.mT).exp()
         return Packed(top, state.total * old, state.k * old, state.v * old), w

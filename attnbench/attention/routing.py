@@ -11,8 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize, scaled_dot_product_attention
 
+from attnbench.attention.key_masks import added_to_logits
 from attnbench.attention.largest_entries import largest
-from attnbench.attention.matrix_tiles import tiles
+from attnbench.attention.matrix_tiles import fitting, tiles
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -92,8 +93,7 @@ class Routing(nn.Module):
         bias = None
         if real_k is not None:
             # Finite, so that a centroid without any key gives numbers, of which none is used.
-            bias = torch.zeros_like(real_k, dtype=q.dtype).masked_fill_(~real_k, torch.finfo(q.dtype).min / 4)
-            bias = bias.unsqueeze(2)
+            bias = added_to_logits(real_k, q.dtype).unsqueeze(2)
         queries, keys, values = (x.reshape(-1, D)[at] for x, at in ((q, at_q), (k, at_k), (v, at_k)))
         out = scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
         if real_q is not None:
@@ -135,7 +135,7 @@ class Routing(nn.Module):
         (G, N, _), C = x.shape, centroids.shape[1]
         most = min(N, self.window or -(-N // C))
         chosen = torch.empty((G, C, most), dtype=torch.long, device=x.device)
-        for heads, a, b in tiles(G, C, N, _most(x)):
+        for heads, a, b in tiles(G, C, N, fitting(x.device, 16)):
             scores = torch.bmm(centroids[heads, a:b], x[heads].mT)
             if real is not None:
                 scores.masked_fill_(~real[heads].unsqueeze(1), -torch.inf)
@@ -155,7 +155,7 @@ class Routing(nn.Module):
             x = x.masked_fill(~real.unsqueeze(2), 0)
         for _ in range(self.kmeans):
             nearest = torch.empty((G, N), dtype=torch.long, device=x.device)
-            for heads, a, b in tiles(G, N, C, _most(x)):
+            for heads, a, b in tiles(G, N, C, fitting(x.device, 16)):
                 nearest[heads, a:b] = torch.bmm(x[heads, a:b], centroids[heads].mT).argmax(2)
             nearest += C * torch.arange(G, device=x.device).unsqueeze(1)
             sums = x.new_zeros((G * C, D)).index_add_(0, nearest.flatten(), x.flatten(0, 1)).view(G, C, D)
@@ -185,8 +185,3 @@ class Routing(nn.Module):
                 times += inside_q[:, None]
             out[b, h, queries] = total / times.clamp(min=1)
         return out
-
-
-def _most(x: Tensor) -> int:
-    """Scores computed at a time."""
-    return 1 << (16 if x.device.type == "cpu" else 26)

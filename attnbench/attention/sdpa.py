@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from attnbench.attention.key_masks import seeing
 from attnbench.attention.kv_cache import Cache, CachedDecoding, last_row
 from attnbench.errors import Unsupported
 from attnbench.position_bias import PositionBias, position_bias
@@ -88,14 +89,14 @@ class Sdpa(CachedDecoding, nn.Module):
             return self._with_bias(self.position_bias, q, k, v, key_mask)
         if key_mask is None:
             return self._attend(q, k, v, causal=self.causal)
-        seen = key_mask.cumsum(1) > 0 if self.causal else key_mask.any(1, keepdim=True)
+        seen = seeing(key_mask, self.causal)
         if self.columns:
             D = q.shape[-1]
             output = self._attend(*_with_mask_columns(q, k, v, key_mask), causal=self.causal, scale=D**-0.5)[..., :D]
         else:
             # Queries without a key see all of them instead, so that no kernel meets an empty row and makes NaN of it.
-            output = self._attend(q, k, v, (key_mask | ~seen)[:, None, None], causal=self.causal)
-        return output.masked_fill(~seen[:, None, :, None], 0)
+            output = self._attend(q, k, v, key_mask[:, None, None] | ~seen, causal=self.causal)
+        return output.masked_fill(~seen, 0)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         """q, k, v ``(B, H, 1, D)``."""
@@ -111,7 +112,7 @@ class Sdpa(CachedDecoding, nn.Module):
         hidden = torch.ones(N, M, dtype=torch.bool, device=q.device).triu(1) if self.causal else None
         seen = None
         if key_mask is not None:
-            seen = (key_mask.cumsum(1) > 0 if self.causal else key_mask.any(1, keepdim=True))[:, None, :, None]
+            seen = seeing(key_mask, self.causal)
             padded = ~key_mask[:, None, None]
             # Queries without a key see all of them instead, so that no kernel meets an empty row and makes NaN of it.
             hidden = (padded if hidden is None else padded | hidden) & seen

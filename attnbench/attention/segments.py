@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attnbench.attention.precision import accumulator
 
@@ -105,3 +105,12 @@ def strided_convolution(x: Tensor, kernel: Tensor) -> Tensor:
 def any_real(key_mask: Tensor, c: int) -> Tensor:
     """``(B, ceil(M / c))`` bool: the blocks of c tokens with a real one, from ``key_mask`` ``(B, M)``."""
     return torch.unflatten(pad(key_mask, (0, -key_mask.shape[1] % c)), 1, (-1, c)).any(2)
+
+
+def attend_to_filled(q: Tensor, k: Tensor, v: Tensor, filled: Tensor | None) -> Tensor:
+    """Softmax attention to R rows, of which ``filled`` ``(B, R)`` are there; the others must be zero."""
+    if filled is None:
+        return scaled_dot_product_attention(q, k, v)
+    # With no real key every row is zero: attending to all of them gives 0, to none gives NaN on some devices.
+    mask = filled | ~filled.any(1, keepdim=True)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])

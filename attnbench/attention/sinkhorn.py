@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attnbench.attention.precision import accumulator
+from attnbench.attention.precision import accumulator, hidden
 from attnbench.attention.sinkhorn_blocks import FAR, Attend, Balance, inverse_mass
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
@@ -128,7 +128,7 @@ class Sinkhorn(nn.Module):
         if log_mass is not None:
             log_mass = log_mass[:, :cut].reshape(G, 1, -1)
             mixed = [x * inverse_mass(log_mass[:, 0]) for x in mixed]
-            bias = log_mass.clamp(min=torch.finfo(q.dtype).min / 4).to(q.dtype).unsqueeze(1)
+            bias = log_mass.clamp(min=hidden(q.dtype)).to(q.dtype).unsqueeze(1)
         # A head axis of 1, as only with four axes is there a kernel without the matrix of weights.
         keys, values = (x.to(q.dtype).unsqueeze(1) for x in mixed)
         return scaled_dot_product_attention(q.flatten(1, 2).unsqueeze(1), keys, values, attn_mask=bias).squeeze(1)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.attention.matrix_tiles import fitting, tiles
+
 FAR = 1e30
 
 
@@ -117,11 +119,7 @@ class Attend(torch.autograd.Function):
 def _tiles(q: Tensor) -> Iterator[tuple[slice, slice]]:
     """Heads and blocks whose weights stay in cache: several whole heads, or a part of one."""
     G, n, b, _ = q.shape
-    most = max(1, (1 << (18 if q.device.type == "cpu" else 26)) // (2 * b * b))
-    heads = max(1, most // n)
-    for head in range(0, G, heads):
-        for block in range(0, n, most):
-            yield slice(head, head + heads), slice(block, min(block + most, n))
+    return ((heads, slice(first, stop)) for heads, first, stop in tiles(G, n, 2 * b * b, fitting(q.device)))
 
 
 def inverse_mass(log_mass: Tensor) -> Tensor:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.key_masks import added_to_logits, seeing
 from attnbench.attention.kv_cache import CachedDecoding
+from attnbench.attention.precision import hidden
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -52,17 +54,13 @@ class Softmax(CachedDecoding, nn.Module):
         logits = torch.bmm((q * D**-0.5).reshape(B * H, N, D), k.reshape(B * H, M, D).mT)
         if self.position_bias is not None:
             logits.view(B, H, N, M).add_(self.position_bias(slice(0, N), slice(0, M), logits.dtype))
-        # A quarter of the range: two of them plus a logit stay finite, so no row becomes NaN. Adding is five times
-        # faster on a CPU than masked_fill_.
-        hidden = torch.finfo(q.dtype).min / 4
+        # Adding is five times faster on a CPU than masked_fill_.
         if self.causal:
-            logits += torch.full((N, M), hidden, dtype=q.dtype, device=q.device).triu(1)
+            logits += torch.full((N, M), hidden(q.dtype), dtype=q.dtype, device=q.device).triu(1)
         if key_mask is not None:
-            bias = torch.zeros_like(key_mask, dtype=q.dtype).masked_fill_(~key_mask, hidden)
-            logits += bias.repeat_interleave(H, 0)[:, None]
+            logits += added_to_logits(key_mask, q.dtype).repeat_interleave(H, 0)[:, None]
         weights = logits.softmax(-1) if logits.requires_grad else torch.softmax(logits, -1, out=logits)
         output = torch.bmm(weights, v.reshape(B * H, M, D)).view(B, H, N, D)
         if key_mask is None:
             return output
-        seen = key_mask.cumsum(1) > 0 if self.causal else key_mask.any(1, keepdim=True)
-        return output.masked_fill(~seen[:, None, :, None], 0)
+        return output.masked_fill(~seeing(key_mask, self.causal), 0)

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.attention.key_masks import visible_pairs
 from attnbench.attention.kv_cache import Cache
 from attnbench.attention.synthesizer_logits import (
     Dense,
@@ -34,7 +35,7 @@ Mixture = Literal["random+dense", "random+dot", "dense+dot", "random+dense+dot"]
     "synthesizer",
     kind="mixer",
     family="synthetic",
-    source="Tay et al. 2020, arXiv:2005.00743",
+    source="Tay et al. 2020, arXiv:2005.00743, section 3",
     formula="softmax(B) V,  B = W₂ ReLU(W₁ x + b₁) + b₂  |  R  |  R₁ R₂ᵀ  |  tile(A)·repeat(B)  |  Σ α B",
     cost="O(n²·d)",
     time_exponent=2.0,
@@ -64,7 +65,8 @@ class Synthesizer(nn.Module):
 
     - ``mode=dense``: ``W₂ ReLU(W₁ x_i + b₁) + b₂``, from token i alone;
     - ``mode=random``: row i of a learned N × N matrix, the same for every input;
-    - ``mode=factorized-random``: row i of ``R₁ R₂ᵀ`` with two learned matrices of ``factors`` columns;
+    - ``mode=factorized-random``: row i of ``R₁ R₂ᵀ`` with two learned matrices of ``factors`` columns, by default the
+      paper's 8;
     - ``mode=factorized-dense``: ``A_i[j mod a] · B_i[j div a]`` with A_i and B_i, of length a = ``factors`` and N / a,
       from token i through one hidden layer;
     - ``mode=mixture``: ``Σ α_p B_p`` of two or three of these and of dot products ``q_i · k_j / √D``, one before the
@@ -206,11 +208,7 @@ class Synthesizer(nn.Module):
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """With every weight in memory, ``(B, H, N, N)``."""
         B, N, _ = x.shape
-        visible = torch.ones(B, 1, N, N, dtype=torch.bool, device=x.device)
-        if self.causal:
-            visible = visible.tril()
-        if key_mask is not None:
-            visible = visible & key_mask[:, None, None]
+        visible = visible_pairs(x, x, self.causal, key_mask)
         shares = torch.ones(1, device=x.device, dtype=x.dtype) if self.alpha is None else self.alpha.softmax(0)
         pairs = torch.stack([source.of_pairs(x) for source in self._sources()], -1) @ shares
         weights = pairs.masked_fill(~visible, float("-inf")).softmax(-1).masked_fill(~visible, 0.0)

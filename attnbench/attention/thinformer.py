@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnbench.attention.matrix_tiles import fitting
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -172,7 +173,7 @@ def _products(x: Tensor, y: Tensor, shift: Tensor, offset: Tensor) -> Tensor:
     """
     X, P = x.shape[:2]
     out = x.new_empty(X, P, P)
-    step = max(1, (1 << (18 if x.device.type == "cpu" else 26)) // P**2)
+    step = max(1, fitting(x.device) // P**2)
     for a in range(0, X, step):
         tile = [t[a : a + step] for t in (x, y, shift, offset)]
         across = _kernel(0, 1, *tile)

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding_bag
 
 from attnbench.attention.kv_cache import Cache, last_row
 from attnbench.attention.largest_entries import largest
-from attnbench.attention.matrix_tiles import tiles
+from attnbench.attention.matrix_tiles import fitting, tiles
 from attnbench.attention.precision import accumulator
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
@@ -42,8 +42,7 @@ class _Attend(torch.autograd.Function):
         indices = torch.empty((G, N, keys) if keep else 0, dtype=torch.int32, device=q.device)
         weights = torch.empty((G, N, keys) if keep else 0, dtype=dtype, device=q.device)
         out, table = torch.empty_like(q), v.reshape(G * M, -1).to(dtype)
-        most = 1 << (19 if q.device.type == "cpu" else 26)
-        for heads, a, b in tiles(G, N, M, most, rows):
+        for heads, a, b in tiles(G, N, M, fitting(q.device, 19), rows):
             logits = torch.bmm(q[heads, a:b].to(dtype) * D**-0.5, k[heads, : b if causal else M].mT.to(dtype))
             if bias is not None:
                 lines = bias[torch.arange(heads.start, heads.stop, device=q.device) % len(bias)]
@@ -79,7 +78,7 @@ class _Attend(torch.autograd.Function):
             torch.zeros_like(v_table),
         )
         dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
-        rows = max(1, (1 << (18 if q.device.type == "cpu" else 26)) // (indices.shape[2] * D))
+        rows = max(1, fitting(q.device) // (indices.shape[2] * D))
         flat = [x.reshape(G * N, -1) for x in (q, grad, indices, weights)]
         for a in range(0, G * N, rows):
             queries, dout, chosen, part = (x[a : a + rows] for x in flat)
