@@ -40,8 +40,8 @@ class Nystrom(nn.Module):
 
     Xiong et al. 2021, "Nyströmformer". q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. The landmarks
     Q̃ and K̃ are the averages (segment means, equation 16) of R runs of tokens whose lengths differ by at most one;
-    with fewer tokens than R each is its own landmark. The defaults are the paper's. Padding is cut out before the runs
-    are formed, in self-attention that of the queries as well.
+    with fewer tokens than R each is its own landmark. 64 landmarks and 6 steps are the paper's. Padding is cut out
+    before the runs are formed, in self-attention that of the queries as well.
 
     - ``pinv=newton``: Z ← Z·(13 - AZ·(15 - AZ·(7 - AZ)))/4 from Aᵀ / (‖A‖₁·‖A‖∞), ``iterations`` times. The number
       belongs to the operator: few steps leave out the small singular values of A, whose inverses are what makes
@@ -51,9 +51,10 @@ class Nystrom(nn.Module):
 
     With R = N and the exact pseudo-inverse it is softmax attention; the matrices are multiplied there too.
 
-    Differs from the authors' code: norms are those of each head, not the largest of the batch; with R = N nothing is
-    skipped; padding is not averaged into the landmarks, and N need not be a multiple of R; the kernel of the
-    convolution starts as a moving average. A and Z are in float32 at least, and so is the query side of half precision.
+    Differs from the authors' code: no convolution unless asked for, where theirs has a kernel of 33 or 35; norms are
+    those of each head, not the largest of the batch; with R = N nothing is skipped; padding is not averaged into the
+    landmarks, and N need not be a multiple of R; the kernel of the convolution starts as a moving average. A and Z are
+    in float32 at least, and so is the query side of half precision.
 
     Raises:
         Unsupported: ``conv`` with keys from another sequence, whose tokens stand beside no query.
