@@ -74,7 +74,9 @@ class Routing(nn.Module):
         self,
         shape: Shape,
         *,
-        clusters: Annotated[int | None, Field(ge=1, description="centroids of each head; none: √M, rounded")] = None,
+        clusters: Annotated[
+            int | None, Field(ge=1, description="centroids of each head; none: √M, the paper's")
+        ] = None,
         window: Annotated[
             int | None, Field(ge=1, description="queries, and keys, that a centroid picks; none: n / clusters, upwards")
         ] = None,
