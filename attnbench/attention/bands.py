@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from attnbench.attention.block_sparse import (
+from attnbench.attention.blocks import (
     Blocks,
     Keys,
     Mask,

@@ -11,7 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.bands import blocks_per_tile, full_rows
-from attnbench.attention.block_sparse import Blocks, Heads, Keys, Shared, Tile, attend, batches, large_steps
+from attnbench.attention.block_sparse import attend
+from attnbench.attention.blocks import Blocks, Heads, Keys, Shared, Tile, batches, large_steps
 from attnbench.errors import Unsupported
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape

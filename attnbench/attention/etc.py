@@ -11,7 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.bands import around_global
-from attnbench.attention.block_sparse import Label, Tile, Window, attend
+from attnbench.attention.block_sparse import attend
+from attnbench.attention.blocks import Label, Tile, Window
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from attnbench.attention import kv_cache
 from attnbench.attention.bands import ROWS, band, blocks_per_tile, triangle
-from attnbench.attention.block_sparse import Blocks, Tile, Window, attend, batches
+from attnbench.attention.block_sparse import attend
+from attnbench.attention.blocks import Blocks, Tile, Window, batches
 from attnbench.attention.ring import Ring
 from attnbench.errors import UsageError
 from attnbench.reference import masked_attention

@@ -12,7 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention import kv_cache, sparse_tiles
-from attnbench.attention.block_sparse import Tile, attend
+from attnbench.attention.block_sparse import attend
+from attnbench.attention.blocks import Tile
 from attnbench.attention.head_groups import HeadGroups
 from attnbench.attention.kv_cache import Cache
 from attnbench.attention.local import Local

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.bands import ROWS, band, blocks_per_tile, triangle
-from attnbench.attention.block_sparse import (
+from attnbench.attention.blocks import (
     Blocks,
     Heads,
     Keys,

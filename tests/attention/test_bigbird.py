@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import bands, bigbird, block_sparse
+from attnbench.attention import bands, bigbird, block_sparse, blocks
 from attnbench.attention.bigbird import BigBird, random_blocks
 from attnbench.errors import Unsupported
 from attnbench.reference import exact_attention, masked_attention
@@ -159,7 +159,7 @@ def test_many_heads_in_one_step_give_what_one_at_a_time_gives(n: int, monkeypatc
     f, inputs = made(n, 4, 2), draw(n)
     weight = torch.randn_like(inputs[0])
     expected = [f(*inputs), *torch.autograd.grad((f(*inputs) * weight).sum(), inputs)]
-    for module in (bands, bigbird, block_sparse):
+    for module in (bands, bigbird, block_sparse, blocks):
         monkeypatch.setattr(module, "large_steps", lambda q: True)
     output = f(*inputs)
     for got, wanted in zip([output, *torch.autograd.grad((output * weight).sum(), inputs)], expected, strict=True):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnbench.attention import bands, bigbird, block_sparse, etc, local, longformer, sparse
-from attnbench.attention.block_sparse import Blocks, Tile
+from attnbench.attention import bands, bigbird, block_sparse, blocks, etc, local, longformer, sparse
+from attnbench.attention.blocks import Blocks, Tile
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 from attnbench.variant import VARIANTS, build
@@ -81,7 +81,7 @@ def test_tiles_of_every_size_give_the_same_output_and_gradients(
     f = made(spec, 2, 2, 90, 3, causal)
     expected = out_and_gradients(f, q, k, v)
     for scores in (1, 700, 10**9):
-        monkeypatch.setattr(block_sparse, "_TILE_SCORES", scores)
+        monkeypatch.setattr(blocks, "_TILE_SCORES", scores)
         for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
@@ -93,7 +93,7 @@ def test_large_steps_as_on_a_gpu_give_the_same_output_and_gradients(
     q, k, v = draw(2, 2, 90, 3, grad=True)
     f = made(spec, 2, 2, 90, 3, causal)
     expected = out_and_gradients(f, q, k, v)
-    for module in (block_sparse, bands):
+    for module in (blocks, block_sparse, bands):
         monkeypatch.setattr(module, "large_steps", lambda q: True)
     for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
@@ -123,7 +123,7 @@ def test_strided_inputs_are_not_copied_and_the_output_is_laid_out_like_them(spec
     assert f(q, k, v).transpose(1, 2).is_contiguous()
     peak = peak_tensor_bytes(partial(f, q, k, v))
     assert peak is not None
-    assert peak <= 4 * q.numel() + 2 * 4 * block_sparse._TILE_SCORES
+    assert peak <= 4 * q.numel() + 2 * 4 * blocks._TILE_SCORES
 
 
 @pytest.mark.cuda
@@ -206,7 +206,7 @@ def test_inference_mode_gives_the_same_bits(spec: str, causal: bool) -> None:
 
 @pytest.mark.parametrize("spec", [*WINDOWS, "sparse", "sparse:pattern=fixed"])
 def test_memory_grows_at_most_linearly_forward_and_backward(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_sparse, "_TILE_SCORES", 2**14)  # else a tile outweighs these small tensors
+    monkeypatch.setattr(blocks, "_TILE_SCORES", 2**14)  # else a tile outweighs these small tensors
     peaks = []
     for n in (512, 2048):
         f = build(spec, Shape(1, 1, n, 32))
@@ -220,7 +220,7 @@ def test_memory_grows_at_most_linearly_forward_and_backward(spec: str, monkeypat
 
 @pytest.mark.parametrize("spec", ["local", "longformer:window=128", "sparse:pattern=fixed"])
 def test_only_the_output_and_a_tile_are_held_forward_and_the_gradients_backward(spec: str) -> None:
-    n, tile = 2048, 4 * block_sparse._TILE_SCORES
+    n, tile = 2048, 4 * blocks._TILE_SCORES
     q, k, v = draw(1, 4, n, 32, torch.float32, grad=True)
     tensor = 4 * q.numel()
     f = build(spec, Shape(1, 4, n, 32))

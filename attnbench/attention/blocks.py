@@ -1,0 +1,170 @@
+"""How a pattern of blocks is written down: tiles of query rows and all the keys that they see.
+
+A pattern is a list of :class:`Tile`. A tile holds some query rows and *all* the keys that they see, so that one
+softmax per row is complete inside its tile. No key is ever counted twice as long as the key sets of a tile do not
+intersect; that is the duty of whoever lists the tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from attnbench.attention.precision import accumulator
+
+_TILE_SCORES = 2**18
+"""Scores per tile on the CPU: 1 MiB of float32, what stays in one core's L2 cache between the passes over it."""
+
+Heads = tuple[int, slice]
+"""Index of consecutive heads of one example in a tensor ``(B, H, n, d)``."""
+
+Mask = tuple[int, Tensor]
+"""A first column and 0 / -inf, broadcastable to (blocks, rows, columns), added to the scores from that column on."""
+
+Label = tuple[slice, int | Tensor]
+"""Some columns, and the label of their pairs: one for all, or (rows, columns)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """``count`` blocks of ``size`` tokens, ``step`` apart, the tokens of a block ``stride`` positions apart.
+
+    ``start`` is a position in the sequence; ``size`` and ``step`` count tokens of the strided sequence.
+    """
+
+    start: int
+    size: int
+    count: int = 1
+    step: int = 1
+    stride: int = 1
+
+    def of(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """View of x ``(heads, n, d)`` as ``(heads, count, size, d)``; blocks may overlap, nothing is copied."""
+        stop = self.start + self.stride * ((self.count - 1) * self.step + self.size - 1) + 1
+        part = x[:, self.start : stop : self.stride]
+        return part.to(dtype or x.dtype).unfold(1, self.size, self.step).transpose(2, 3)
+
+
+class Keys(Protocol):
+    """Some keys of a tile, and the three products of attention with them.
+
+    x is ``(heads, blocks, rows, d)`` in the dtype of accumulation, y and ``into`` are ``(B, H, n, d)``, p is
+    ``(heads, blocks, rows, width)``; ``heads`` says which of y's heads x has.
+    """
+
+    @property
+    def width(self) -> int:
+        """Keys per query row."""
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """Which of the pairs are not attended to; columns count from this object's first."""
+
+    def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
+        """Inner products of the rows with their keys, shaped as p."""
+
+    def mix(self, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
+        """Each row's sum of its keys' y, weighted by p; shaped as x."""
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        """The transpose of :meth:`mix`: add p times the row's x to each of its keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The queries of block t see the keys of block t."""
+
+    blocks: Blocks
+    masks: tuple[Mask, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return self.blocks.size
+
+    def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
+        return x @ self.blocks.of(y[heads], x.dtype).transpose(2, 3)
+
+    def mix(self, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
+        return p @ self.blocks.of(y[heads], p.dtype)
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        b = self.blocks
+        part = p.transpose(2, 3) @ x
+        length = b.size if b.count == 1 else b.step
+        for first in range(0, b.size, length):  # pieces no longer than the step do not overlap between blocks
+            size = min(length, b.size - first)
+            piece = Blocks(b.start + first * b.stride, size, b.count, b.step, b.stride)
+            piece.of(into[heads]).add_(part[:, :, first : first + size])
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Every query of the tile sees the keys of every one of these blocks."""
+
+    blocks: Blocks
+    masks: tuple[Mask, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return self.blocks.count * self.blocks.size
+
+    def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
+        keys = self.blocks.of(y[heads], x.dtype).flatten(1, 2)
+        return (x.flatten(1, 2) @ keys.transpose(1, 2)).view(*x.shape[:3], self.width)
+
+    def mix(self, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
+        keys = self.blocks.of(y[heads], p.dtype).flatten(1, 2)
+        return (p.flatten(1, 2) @ keys).view(*p.shape[:3], y.shape[-1])
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        keys = p.flatten(1, 2).transpose(1, 2) @ x.flatten(1, 2)
+        self.blocks.of(into[heads]).add_(keys.view(-1, self.blocks.count, self.blocks.size, x.shape[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Query rows and all the keys that they see; the key sets must be disjoint."""
+
+    rows: Blocks
+    keys: tuple[Keys, ...]
+    by_head: bool = False
+    """On the CPU, one head at a time: where batching heads would copy keys."""
+    labels: tuple[Label, ...] = ()
+    """Which of its row's logits by label is added to a pair's score; columns count over all ``keys``."""
+
+    @property
+    def scores(self) -> int:
+        """Scores of one head."""
+        return self.rows.count * self.rows.size * sum(keys.width for keys in self.keys)
+
+    def columns(self) -> Iterator[tuple[Keys, slice]]:
+        first = 0
+        for keys in self.keys:
+            yield keys, slice(first, first + keys.width)
+            first += keys.width
+
+
+def minus_infinity(blocked: Tensor, like: Tensor) -> Tensor:
+    """0 / -inf from a bool mask, in the dtype in which ``like`` is accumulated."""
+    accumulate = accumulator(like.dtype)
+    return torch.zeros(blocked.shape, dtype=accumulate, device=like.device).masked_fill_(blocked, float("-inf"))
+
+
+def batches(first: int, stop: int, count: int) -> Iterator[tuple[int, int]]:
+    """(start, length) of consecutive runs of at most ``count`` in first .. stop - 1."""
+    for start in range(first, stop, count):
+        yield start, min(count, stop - start)
+
+
+def large_steps(q: Tensor) -> bool:
+    """Whether few large steps beat many that fit a cache, even where keys have to be copied for it."""
+    return q.device.type != "cpu"
+
+
+def tile_scores(q: Tensor) -> int:
+    """Scores that one step should hold at most."""
+    return max(2**24, q.numel()) if large_steps(q) else _TILE_SCORES
