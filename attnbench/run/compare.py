@@ -156,8 +156,8 @@ def _one_length(
 ) -> tuple[list[Side], list[list[float]]]:
     """Sides and paired times of all cells; a cell that kills the process is left out and the others asked again."""
     failed: dict[int, Record] = {}
-    for _ in range(len(cells)):
-        alive = [i for i in range(len(cells)) if i not in failed]
+    answer: dict[str, Any] = {"records": [], "ran": [], "blocks": []}
+    while alive := [i for i in range(len(cells)) if i not in failed]:
         try:
             answer = worker.ask(
                 {"do": "pairs", "cells": [cells[i].to_json() for i in alive], "rules": _plain(rules)}, timeout
@@ -165,9 +165,6 @@ def _one_length(
             break
         except CellFailed as failure:
             failed |= _find_culprits(worker, cells, alive, rules, timeout, failure)
-    else:
-        answer = {"records": [], "ran": [], "blocks": []}
-        alive = []
     records = {i: Record.from_json(row) for i, row in zip(alive, answer["records"], strict=True)} | failed
     times: list[list[float]] = [[] for _ in cells]
     for column, position in enumerate(answer["ran"]):

@@ -19,9 +19,6 @@ from attnbench.record import Record
 from attnbench.run.execute import Call, prepare, run_cell, status_of, stopwatch
 from attnbench.status import Status
 
-LOOK_AGAIN = 1.25
-"""Whether the ratios are narrow enough is asked at ever more blocks, each time a quarter more. Asked after each block,
-an interval that is narrow by chance ends the measurement, and such intervals miss the truth in more than 5 %."""
 NOISE_TIME = 0.3
 """Seconds for the noise floor at the start of a run."""
 
@@ -115,7 +112,7 @@ def take_turns(
     clean: list[list[float]] = []
     disturbed: list[list[float]] = []
     order: list[int] = []
-    next_look = rules.min_samples
+    wanted = 0
     start = clock()
     while True:
         if order:
@@ -133,10 +130,10 @@ def take_turns(
         seconds = clock() - start
         if _spent(len(clean), len(disturbed), seconds, rules):
             break
-        if len(clean) >= next_look and seconds >= rules.min_time:
-            if all(_narrow(clean, i, j, rules.width) for i, j in combinations(range(len(positions)), 2)):
-                break
-            next_look = math.ceil(LOOK_AGAIN * len(clean))
+        if not wanted and len(clean) >= rules.min_samples and seconds >= rules.min_time:
+            wanted = _blocks_needed(clean, rules.width)
+        if wanted and len(clean) >= wanted:
+            break
     if len(clean) < min(rules.min_samples, len(disturbed)):
         # On a machine this busy the clean blocks are too few to speak for it; the interval shows the noise.
         return clean + disturbed, 0
@@ -151,5 +148,13 @@ def _spent(clean: int, disturbed: int, seconds: float, rules: TimingRules) -> bo
     return seconds >= rules.max_time and taken >= min(rules.min_samples, FEWEST)
 
 
-def _narrow(blocks: list[list[float]], i: int, j: int, width: float) -> bool:
-    return expected_half_width([math.log(row[i] / row[j]) for row in blocks]) <= width
+def _blocks_needed(blocks: list[list[float]], width: float) -> int:
+    """How many blocks make the interval of every ratio narrow enough, by the spread of those taken so far.
+
+    Asked once. Who asks after each block stops where the interval is narrow by chance, and such an interval misses the
+    truth more often than it says.
+    """
+    n = len(blocks)
+    pairs = combinations(range(len(blocks[0])), 2)
+    widths = [expected_half_width([math.log(row[i] / row[j]) for row in blocks]) for i, j in pairs]
+    return max([n, *(math.ceil(n * (one / width) ** 2) for one in widths)])

@@ -1,0 +1,121 @@
+"""Rows and verdicts from answers of a worker that is made up."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import attnbench.attention
+import attnbench.inputs  # noqa: F401  # fills the table of inputs
+from attnbench.cell import Cell
+from attnbench.errors import UsageError
+from attnbench.measure.time import TimingRules
+from attnbench.record import Record
+from attnbench.run import compare as module
+from attnbench.run.compare import Comparison, compare
+from attnbench.run.isolation import CellFailed, Settings
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+from attnbench.status import Status
+
+LENGTHS = (512, 1024, 2048, 4096)
+SLOPE = {"softmax": 2.0, "linear": 1.0, "sdpa": 2.0}
+MIRROR = {"faster": "slower", "slower": "faster", "same": "same", "inconclusive": "inconclusive"}
+
+
+class MadeUp:
+    """A worker in which time is a power of n: the same samples of a variant in whatever order it is asked for."""
+
+    noise_floor: ClassVar[float | None] = 0.0
+    failing: ClassVar[CellFailed | None] = None
+
+    def __init__(self, settings: Settings) -> None:
+        self.state = {"noise_floor": self.noise_floor}
+
+    def __enter__(self) -> MadeUp:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self) -> dict[str, Any]:
+        return self.state
+
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        cells = [Cell.from_json(cell) for cell in request["cells"]]
+        if self.failing and len(cells) > 1:
+            raise self.failing
+        columns = []
+        for cell in cells:
+            rng = np.random.default_rng([cell.shape.N, *cell.variant.name.encode()])
+            columns.append((cell.shape.N / 1500) ** SLOPE[cell.variant.name] * rng.lognormal(0, 0.02, 30))
+        return {
+            "records": [Record.of(cell, Status.OK).to_json() for cell in cells],
+            "ran": list(range(len(cells))),
+            "blocks": np.stack(columns, axis=1).tolist(),
+        }
+
+
+@pytest.fixture(autouse=True)
+def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Worker", MadeUp)
+
+
+def of(*names: str, **more: Any) -> Comparison:
+    cells = [Cell("s", "w", Spec(name), Shape(heads=1, seq_len=8, head_dim=4)) for name in names]
+    return compare(cells, LENGTHS, Settings(), TimingRules(), **more)
+
+
+def test_a_against_b_and_b_against_a_mirror_each_other_on_the_same_samples() -> None:
+    one, other = of("softmax", "linear"), of("linear", "softmax")
+    rows = zip(one.rows["softmax", "linear"], other.rows["linear", "softmax"], strict=True)
+    for here, there in rows:
+        assert here.ratio is not None
+        assert there.ratio is not None
+        assert here.ratio.estimate * there.ratio.estimate == pytest.approx(1, abs=1e-12)
+        assert here.ratio.low * there.ratio.high == pytest.approx(1, abs=1e-12)  # type: ignore[operator]  # 30 pairs
+        assert here.ratio.high * there.ratio.low == pytest.approx(1, abs=1e-12)  # type: ignore[operator]  # as above
+        assert MIRROR[here.verdict] == there.verdict
+        assert (here.a.time, here.b.time) == (there.b.time, there.a.time)
+    assert [row.verdict for row in one.rows["softmax", "linear"]] == ["faster", "faster", "slower", "slower"]
+    a, b = one.crossovers["softmax", "linear"], other.crossovers["linear", "softmax"]
+    assert a.n == pytest.approx(1500, rel=0.02)
+    assert (a.n, a.low, a.high) == pytest.approx((b.n, b.low, b.high), rel=1e-12)
+    assert a.note == b.note
+
+
+def test_the_noise_floor_of_the_machine_decides_which_verdicts_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MadeUp, "noise_floor", 0.6)
+    verdicts = [row.verdict for row in of("softmax", "linear").rows["softmax", "linear"]]
+    assert verdicts == ["faster", "inconclusive", "inconclusive", "slower"]
+    monkeypatch.setattr(MadeUp, "noise_floor", None)
+    assert "inconclusive" not in [row.verdict for row in of("softmax", "linear").rows["softmax", "linear"]]
+
+
+def test_a_variant_against_itself_is_compared_only_where_that_is_meant() -> None:
+    with pytest.raises(UsageError, match="two or more different"):
+        of("softmax", "softmax")
+    rows = of("softmax", "softmax", against_itself=True).rows["softmax", "softmax"]
+    assert [row.verdict for row in rows] == ["same"] * 4
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "reason"),
+    [
+        (
+            CellFailed(Status.ERROR, "ClockError: the clock gave 0.0 s"),
+            Status.ERROR,
+            "ClockError: the clock gave 0.0 s",
+        ),
+        (CellFailed(Status.TIMEOUT, "no answer"), Status.TIMEOUT, "not finished together within 7 s; raise --timeout"),
+    ],
+)
+def test_what_fails_only_together_is_said_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, failure: CellFailed, status: Status, reason: str
+) -> None:
+    monkeypatch.setattr(MadeUp, "failing", failure)
+    for row in of("softmax", "linear", timeout=7).rows["softmax", "linear"]:
+        assert (row.a.record.status, row.a.record.reason, row.ratio) == (status, reason, None)
+        assert row.verdict == f"softmax {status}"

@@ -1,0 +1,130 @@
+"""What pairs find in noise that is known, by the rule that stops them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from attnbench.measure.statistics import Ratio, noise_floor, paired_ratio
+from attnbench.measure.time import TimingRules, WallClock
+from attnbench.run.pairs import measure_noise, take_turns
+
+NOISES = ("independent", "autocorrelated", "drifting", "spiky")
+RULES = TimingRules(min_time=0.2, max_time=3.0)
+
+
+class NoisyWatch:
+    """Calls say how many seconds of work they are; what a sample takes is that with noise of standard deviation ``sd``.
+
+    autocorrelated: a level that keeps nine tenths of itself from sample to sample wanders by ``sd`` as well; drifting:
+    half a per cent slower with each hundredth of a second; spiky: one sample in ten takes five times as long.
+    """
+
+    def __init__(self, noise: str, seed: int, sd: float) -> None:
+        rng = np.random.default_rng([seed, NOISES.index(noise)])
+        self._noise, self._sd = noise, sd
+        self._normal, self._uniform = iter(rng.standard_normal(4096).tolist()), iter(rng.random(4096).tolist())
+        self._level = self.now = 0.0
+
+    def cost(self) -> float:
+        return 0.0
+
+    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
+        work = call()
+        if not isinstance(work, float):  # a real call
+            work = 0.001
+        seconds = calls * work * math.exp(self._sd * next(self._normal))
+        if self._noise == "autocorrelated":
+            self._level = 0.9 * self._level + self._sd * next(self._normal)
+            seconds *= math.exp(self._level)
+        elif self._noise == "drifting":
+            seconds *= 1 + 0.5 * self.now
+        elif self._noise == "spiky" and next(self._uniform) < 0.1:
+            seconds *= 5
+        self.now += seconds
+        return seconds, 0
+
+
+def ratio(noise: str, seed: int, *, work: float = 1.0, sd: float = 0.02, rules: TimingRules = RULES) -> Ratio:
+    """Of a program that does ``work`` times as much as the other."""
+    watch = NoisyWatch(noise, seed, sd)
+    calls = {0: lambda: 0.005 * work, 1: lambda: 0.005}
+    blocks, _ = take_turns(watch, calls, {0: 1, 1: 1}, rules, seed=seed, clock=lambda: watch.now)
+    return paired_ratio([a for a, _ in blocks], [b for _, b in blocks])
+
+
+def excludes(found: Ratio, truth: float) -> bool:
+    assert found.low is not None
+    assert found.high is not None
+    return not found.low <= truth <= found.high
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_program_against_itself_is_found_different_in_at_most_one_of_twenty_and_gets_no_verdict(noise: str) -> None:
+    found = [ratio(noise, seed) for seed in range(400)]
+    assert sum(excludes(one, 1.0) for one in found) <= 0.05 * 400
+    assert sum(one.verdict in ("faster", "slower") for one in found) <= 0.01 * 400
+
+
+def test_much_noise_does_not_make_the_interval_miss_more_often_though_it_decides_when_to_stop() -> None:
+    found = [ratio("independent", seed, sd=0.05) for seed in range(600)]
+    assert len({one.pairs for one in found}) > 3  # it did decide
+    assert sum(excludes(one, 1.0) for one in found) <= 0.05 * 600
+    assert sum(one.verdict in ("faster", "slower") for one in found) <= 0.01 * 600
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_ten_per_cent_more_work_is_found_and_two_per_cent_never_called_less(noise: str) -> None:
+    ten = [ratio(noise, seed, work=1.10) for seed in range(40)]
+    assert sum(one.verdict == "slower" for one in ten) >= 38
+    assert sum(not excludes(one, 1.10) for one in ten) >= 36
+    assert not any(ratio(noise, seed, work=1.02).verdict == "faster" for seed in range(200))
+
+
+def test_the_noise_floor_is_the_far_end_of_the_interval_on_either_side() -> None:
+    slow = [1.0 + 0.01 * i for i in range(6)]
+    assert noise_floor(slow, [1.0] * 6) == pytest.approx(0.05)
+    assert noise_floor([1.0] * 6, slow) == pytest.approx(0.05)
+    assert noise_floor(slow[:5], slow[:5]) is None
+
+
+def test_the_floor_of_a_noisy_machine_is_above_that_of_a_quiet_one() -> None:
+    floors = [measure_noise("cpu", NoisyWatch("independent", 0, sd)) for sd in (0.0, 0.02, 0.2)]
+    assert floors[0] == 0
+    assert floors[1] is not None
+    assert floors[2] is not None
+    assert 0 < floors[1] < 0.02 < floors[2]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "noise", "verdict"),
+    [
+        (1.03, 1.05, 0.0, "slower"),
+        (1.03, 1.05, 0.029, "slower"),
+        (1.03, 1.05, 0.031, "inconclusive"),
+        (1 / 1.05, 1 / 1.03, 0.029, "faster"),
+        (1 / 1.05, 1 / 1.03, 0.031, "inconclusive"),
+        (1.005, 1.02, 0.0, "inconclusive"),
+        (0.99, 1.01, 0.1, "same"),
+    ],
+)
+def test_no_verdict_lies_below_the_noise_floor(low: float, high: float, noise: float, verdict: str) -> None:
+    assert Ratio(math.sqrt(low * high), low, high, 30, noise).verdict == verdict
+
+
+def test_pairs_of_a_process_that_loses_its_core_are_left_out_while_enough_remain() -> None:
+    class Disturbed(WallClock):
+        taken = 0
+
+        def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
+            self.taken += 1
+            return (1.0, 100) if self.taken % 10 == 0 else (0.01, 0)
+
+    rules = TimingRules(max_samples=50)
+    calls = {0: lambda: None, 1: lambda: None}
+    blocks, disturbed = take_turns(Disturbed(), calls, {0: 1, 1: 1}, rules, seed=0, clock=lambda: 0.0)
+    assert (len(blocks), disturbed) == (40, 10)
+    assert {seconds for row in blocks for seconds in row} == {0.01}
