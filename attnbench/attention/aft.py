@@ -43,13 +43,10 @@ class Recent(NamedTuple):
     formula="σ(q_i) ⊙ Σ_j exp(k_j + w_ij) ⊙ v_j / Σ_j exp(k_j + w_ij)",
     cost="O(n²·d)",
     time_exponent=2.0,
-    memory_exponent=1.0,
     traits=Traits(
         target="other",
-        causal=True,
         cross=No("a layer that mixes its own input; the biases belong to positions of one sequence"),
         bias=No("the learned w of two positions is a bias already"),
-        key_padding=True,
         stochastic=True,
         rows_sum_to_one=False,
         decode=True,

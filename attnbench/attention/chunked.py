@@ -29,17 +29,7 @@ _GPU_TILE = 2**24
     formula="oᵢ = Σ_c exp(L_c - L)·softmax(qᵢ·K_cᵀ/√D)·V_c, L_c = log Σ_{j∈c} exp(qᵢ·kⱼ/√D), L = log Σ_c exp(L_c)",
     cost="O(n²·d)",
     time_exponent=2.0,
-    memory_exponent=1.0,
-    traits=Traits(
-        target="softmax",
-        exact=True,
-        causal=True,
-        cross=True,
-        key_padding=True,
-        decode=True,
-        bias=True,
-        permutable=True,
-    ),
+    traits=Traits(exact=True, decode=True, bias=True, permutable=True),
     settings=("query_chunk=5,key_chunk=7",),
 )
 class Chunked(CachedDecoding, nn.Module):

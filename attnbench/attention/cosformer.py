@@ -31,16 +31,7 @@ class CosineSums(NamedTuple):
     source="Qin et al. 2022, arXiv:2202.08791",
     formula="w_ij = relu(q_i)·relu(k_j) cos(π(i-j)/2M);  o_i = Σ_j w_ij v_j / Σ_j w_ij",
     cost="O(n·d²)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        causal=True,
-        cross=True,
-        key_padding=True,
-        decode=True,
-        rows_sum_to_one=False,
-    ),
+    traits=Traits(target="other", decode=True, rows_sum_to_one=False),
     settings=("chunk=5", "chunk=5,horizon=40"),
 )
 class CosFormer(nn.Module):

@@ -23,13 +23,9 @@ from attnbench.variant import No, Traits, register
     source="Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024, arXiv:2406.06484",
     formula="S_t = (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t,  β = σ(w·x),  ‖k‖ = ‖q‖ = 1",
     cost="O(n·d²)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
         target="other",
-        causal=True,
         cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        key_padding=True,
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,

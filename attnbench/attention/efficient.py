@@ -35,9 +35,7 @@ class Averages(NamedTuple):
     source="Shen et al. 2021, arXiv:1812.01243, section 3.2",
     formula="ρ_q(Q)·(ρ_k(K)ᵀ·V),  ρ_q: softmax over the channels of a row,  ρ_k: over the positions of a column",
     cost="O(n·d²)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
-    traits=Traits(target="other", causal=True, cross=True, key_padding=True, decode=True, permutable=True),
+    traits=Traits(target="other", decode=True, permutable=True),
     settings=("chunk=4",),
 )
 class Efficient(nn.Module):

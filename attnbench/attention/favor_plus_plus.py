@@ -34,18 +34,7 @@ class ExponentialFeatures(PositiveFeatures):
     source="Likhosherstov et al. 2022, arXiv:2205.15317",
     formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = exp(A‖ω‖² + √(1-4A)·ωx - ‖x‖²/2),  x ← x/D^¼,  ω ~ N(0, I)",
     cost="O(n·R·d)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
-    traits=Traits(
-        target="softmax",
-        causal=True,
-        cross=True,
-        key_padding=True,
-        stochastic=True,
-        decode=True,
-        permutable=True,
-        converges_with="features",
-    ),
+    traits=Traits(stochastic=True, decode=True, permutable=True, converges_with="features"),
     settings=("features=16,chunk=5", "features=16,projection=iid,spread=3.0,chunk=5"),
 )
 class FavorPlusPlus(FeatureAttention):

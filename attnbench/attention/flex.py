@@ -37,13 +37,8 @@ Mod = Callable[..., Tensor]
     formula="O = softmax(Q·Kᵀ/√D)·V",
     cost="O(n²·d)",
     time_exponent=2.0,
-    memory_exponent=1.0,
     traits=Traits(
-        target="softmax",
         exact=True,
-        causal=True,
-        cross=True,
-        key_padding=True,
         decode=True,
         bias=True,
         permutable=True,

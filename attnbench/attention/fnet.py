@@ -20,14 +20,11 @@ from attnbench.variant import No, Traits, register
     source="Lee-Thorp et al. 2021, arXiv:2105.03824, section 3.2",
     formula="Re(F_seq(F_hidden(X)))",
     cost="O(n·d·log(n·d))",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
         target="other",
         causal=No("each frequency is a sum over all tokens with weights of modulus 1, later ones included"),
         cross=No("the transform maps n tokens to n frequencies; there is no second sequence in it"),
         bias=No("there are no logits that a bias could be added to"),
-        key_padding=True,
         rows_sum_to_one=False,
     ),
 )

@@ -43,9 +43,7 @@ class SpikyFeatures(FeatureMap):
     source="Zhang et al. 2024, arXiv:2402.04347",
     formula="φ_q(q)ᵀ Σ φ_k(k)vᵀ / φ_q(q)ᵀ Σ φ_k(k),  φ(x) = softmax([Wx, -Wx]),  W learned",
     cost="O(n·d²)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
-    traits=Traits(target="learned", causal=True, cross=True, key_padding=True, decode=True, permutable=True),
+    traits=Traits(target="learned", decode=True, permutable=True),
     settings=("chunk=5",),
 )
 class Hedgehog(FeatureAttention):

@@ -84,13 +84,8 @@ def _tile(tensors: tuple[Tensor, ...], tile: tuple[slice, slice]) -> tuple[Tenso
     source="Han et al. 2023, arXiv:2310.05869, algorithms 1 and 3",
     formula="oᵢ = Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√D) vⱼ / Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√D), w = 1 in i's LSH block, else M/m·[j sampled]",
     cost="O(n·(b + m)·d)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
-        target="softmax",
         causal=No("queries are sorted together with later ones, which moves the borders of earlier queries' blocks"),
-        cross=True,
-        key_padding=True,
         bias=No("large entries are found by hashing q and k, which knows nothing of a bias"),
         stochastic=True,
         exact_with=("block={n},samples=0", "block=3,samples={n}"),

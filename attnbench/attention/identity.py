@@ -19,9 +19,7 @@ from attnbench.variant import No, Traits, register
     memory_exponent=0.0,
     traits=Traits(
         target="other",
-        causal=True,
         cross=No("returns the values, one per query, so that M must equal N"),
-        key_padding=True,
         decode=True,
         permutable=True,
     ),

@@ -20,13 +20,8 @@ from attnbench.variant import No, Traits, register
     source="Zheng et al. 2022, arXiv:2204.04667",
     formula="Σ_c w_nc Σ_m ξ(k_m,ω_c)v_m / Σ_c w_nc Σ_m ξ(k_m,ω_c),  w_nc = α_nc ξ(q_n,ω_c) N(ω_c;0,I)/N(ω_c;μ_c,I)",
     cost="O(n·R·d)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
-        target="softmax",
         causal=No("each proposal is a mean over a run of tokens, so every output would see the future"),
-        cross=True,
-        key_padding=True,
         stochastic=True,
         given=(("sampled=false", {"stochastic": False}),),
     ),

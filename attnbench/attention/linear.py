@@ -31,9 +31,7 @@ class EluPlusOne(FeatureMap):
     source="Katharopoulos et al. 2020, arXiv:2006.16236, sections 3.2 and 3.3",
     formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = elu(x) + 1",
     cost="O(n·d²)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
-    traits=Traits(target="other", causal=True, cross=True, key_padding=True, decode=True, permutable=True),
+    traits=Traits(target="other", decode=True, permutable=True),
     settings=("chunk=5",),
 )
 class Linear(FeatureAttention):

@@ -21,13 +21,9 @@ from attnbench.variant import No, Traits, register
     source="Wang et al. 2020, arXiv:2006.04768, equation 7",
     formula="softmax(Q (E K)ᵀ / √D) (F V),  E, F ∈ ℝ^(R×M)",
     cost="O(n·R·d)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
         target="learned",
         causal=No("each projected row mixes keys from the whole sequence, so every output sees the future"),
-        cross=True,
-        key_padding=True,
         stochastic=True,
         rows_sum_to_one=False,
         exact_with=("rank={n},projection=mean-pool", "rank={n},projection=max-pool"),

@@ -28,13 +28,10 @@ _WINDOW = 128
     source="Liu et al. 2018, arXiv:1801.10198, section 4.2.4; Beltagy et al. 2020, arXiv:2004.05150, section 3.1",
     formula="softmax over {j : |i - j| ∈ {0, δ, …, w·δ}}, or over the blocks within r of i's own",
     cost="O(n·w·d)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
         cross=No("the window needs queries and keys at the same positions"),
         decode=True,
         bias=No("the window is all that this operator takes from positions; the papers add no bias to it"),
-        permutable=False,
         exact_with=("window={n}", "block={n}", "block=3,look_around={n}"),
     ),
     settings=("window=3", "block=5,look_around=1", "window=2,dilation=3", "block=4"),

@@ -21,13 +21,10 @@ from attnbench.variant import No, Traits, register
     source="Beltagy et al. 2020, arXiv:2004.05150, section 3.1",
     formula="softmax over {j : |i - j| ∈ {0, δ, …, w·δ}} ∪ {0 … g - 1}; the g global rows over all j",
     cost="O(n·(w + g)·d)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
         causal=No("global tokens see the whole sequence, and every token sees them"),
         cross=No("the window needs queries and keys at the same positions"),
         bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
-        permutable=False,
         exact_with=("window={n}", "window={n},global_tokens=0", "window=1,global_tokens={n}"),
     ),
     settings=("window=2,global_tokens=2", "window=1,dilation=2,projections=own"),

@@ -27,9 +27,7 @@ class Mean(NamedTuple):
     source="this project's reference line",
     formula="oᵢ = (1/|Sᵢ|)·Σ_{j∈Sᵢ} vⱼ, Sᵢ the keys that query i may see",
     cost="O(n·d)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
-    traits=Traits(target="softmax", causal=True, cross=True, key_padding=True, decode=True, permutable=True),
+    traits=Traits(decode=True, permutable=True),
 )
 class MeanValue(nn.Module):
     """Every row is the mean of the visible values: the trivial answer.

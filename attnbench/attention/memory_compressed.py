@@ -35,7 +35,6 @@ class Compressed(NamedTuple):
     formula="softmax(Q·conv(K)ᵀ/√D)·conv(V),  kernel = stride = c",
     cost="O(n²·d/c)",
     time_exponent=2.0,
-    memory_exponent=1.0,
     traits=Traits(
         target="learned",
         stochastic=True,

@@ -27,12 +27,8 @@ _FAR = -1e30  # finite, so that a block without any key makes no NaN
     formula="P = L∘R,  P_(l,j),(k,i) = L_jkl·R_kji,  argmax over L, then R, … of ⟨P, Q·Kᵀ/√D⟩ + entropy(P);  O = P·V",
     cost="O(t·n^1.5·d)",
     time_exponent=1.5,
-    memory_exponent=1.0,
     traits=Traits(
-        target="softmax",
         causal=No("each update of a factor averages over queries and keys of all blocks, later ones included"),
-        cross=True,
-        key_padding=True,
         exact_with=("block={n}", "block=1"),
     ),
     settings=("block=4", "block=5,steps=1", "block=3,steps=3"),

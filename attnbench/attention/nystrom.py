@@ -22,8 +22,6 @@ from attnbench.variant import No, Traits, register
     source="Xiong et al. 2021, arXiv:2102.03902",
     formula="softmax(Q·K̃ᵀ/√D)·softmax(Q̃·K̃ᵀ/√D)⁺·softmax(Q̃·Kᵀ/√D)·V,  Q̃, K̃ means of runs",
     cost="O(n·R·d + R³)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
         causal=No("landmarks average queries and keys of the whole sequence, so every output sees the future"),
         rows_sum_to_one=False,

@@ -24,10 +24,7 @@ from attnbench.variant import No, Traits, register
     time_exponent=3.0,
     memory_exponent=2.0,
     traits=Traits(
-        target="softmax",
         causal=No("truncating the singular values puts weight above the diagonal: rows would see the future"),
-        cross=True,
-        key_padding=True,
         rows_sum_to_one=False,
         bias=True,
         permutable=True,

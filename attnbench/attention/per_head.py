@@ -72,13 +72,8 @@ def heads_of(parts: list[Part], total: int) -> list[int]:
     source="Child et al. 2019, arXiv:1904.10509, section 5.1; Roy et al. 2021, arXiv:2003.05997",
     formula="o = concat over heads h of f_h(q_h, k_h, v_h), each f_h a variant of its own",
     cost="sum of its parts",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
         # Of the defaults; with other parts what these claim: see PerHead.claims.
-        causal=True,
-        cross=True,
-        key_padding=True,
         stochastic=True,
         decode=True,
         bias=No("a bias differs from head to head, and a part numbers its own heads from the first"),

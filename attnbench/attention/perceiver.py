@@ -42,8 +42,6 @@ class Packed(NamedTuple):
     source="Jaegle et al. 2021, arXiv:2103.03206; Ma et al. 2021 (LUNA), arXiv:2106.01540, section 3.1",
     formula="softmax(Q·(W·K)ᵀ/√D)·(W·V),  W = softmax(L·Kᵀ/√D),  L ∈ ℝ^(R×D) learned",
     cost="O(n·R·d)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(target="learned", stochastic=True, decode=True, permutable=True),
     settings=("latents=4",),
 )

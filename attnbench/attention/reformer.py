@@ -38,13 +38,9 @@ class State(NamedTuple):
     source="Kitaev et al. 2020, arXiv:2001.04451, equations 2-6",
     formula="oᵢ = Σ_{j∈Pᵢ} softmax_j(xᵢ·xⱼ/‖xⱼ‖) vⱼ, Pᵢ = ∪ᵣ {j : chunkᵣ(i) - chunkᵣ(j) ∈ {0, 1}}, sorted by LSH",
     cost="O(r·n·(c·d + log n))",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
         target="other",
-        causal=True,
         cross=No("queries and keys are the same vectors, so there is no second sequence"),
-        key_padding=True,
         stochastic=True,
         decode=True,
         bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),

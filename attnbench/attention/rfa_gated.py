@@ -28,13 +28,9 @@ from attnbench.variant import No, Traits, register
     source="Peng et al. 2021, arXiv:2103.02143, section 3.2",
     formula="S_t = g_t S_{t-1} + (1-g_t) φ(k_t)v_tᵀ, z_t likewise,  o_t = φ(q_t)ᵀS_t / φ(q_t)·z_t,  g = σ(wx + b)",
     cost="O(n·R·d)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
         target="other",
-        causal=True,
         cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        key_padding=True,
         stochastic=True,
         decode=True,
         rows_sum_to_one=False,

@@ -26,13 +26,10 @@ from attnbench.variant import No, Traits, register
     formula="oᵢ = mean over centroids c that pick i of Σ_{j∈K_c} softmax_{j∈K_c}(LN(qᵢ)·LN(kⱼ)/√D) vⱼ",
     cost="O(n·(c + w)·d)",
     time_exponent=1.5,
-    memory_exponent=1.0,
     traits=Traits(
         target="other",
         causal=No("a centroid ranks tokens against later ones, so that which of them meet depends on the future"),
-        cross=True,
         bias=No("centroids pick tokens by their content alone, which knows nothing of a bias"),
-        key_padding=True,
         stochastic=True,
         rows_sum_to_one=False,
         permutable=True,

@@ -36,17 +36,7 @@ _EXTRA = 8
     formula="O = softmax(Q·Kᵀ/√D)·V",
     cost="O(n²·d)",
     time_exponent=2.0,
-    memory_exponent=1.0,
-    traits=Traits(
-        target="softmax",
-        exact=True,
-        causal=True,
-        cross=True,
-        key_padding=True,
-        decode=True,
-        bias=True,
-        permutable=True,
-    ),
+    traits=Traits(exact=True, decode=True, bias=True, permutable=True),
     settings=("", "backend=math"),
 )
 class Sdpa(CachedDecoding, nn.Module):

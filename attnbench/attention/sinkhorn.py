@@ -23,12 +23,9 @@ from attnbench.variant import No, Traits, register
     formula="o_I = softmax(Q_I [K_I; Σ_J S_IJ K_J]ᵀ/√D) [V_I; Σ_J S_IJ V_J], S = Sinkhorn(exp(sort(q, k)/τ))",
     cost="O(n·b·d + n²·d/b)",
     time_exponent=2.0,
-    memory_exponent=1.0,
     traits=Traits(
         target="other",
-        causal=True,
         cross=No("a block of queries attends to the block of keys at its own place"),
-        key_padding=True,
         decode=No("blocks are sorted by the mean of earlier queries too, which a cache of keys and values lacks"),
         bias=No("a sorted block mixes keys of several positions, so that a pair has no one distance"),
         given=(("sort=learned", {"stochastic": True}),),

@@ -27,8 +27,6 @@ _BITS = 31
     source="Chen et al. 2021, arXiv:2111.00035",
     formula="κ(Q, X)·(κ(X, X) + γI)⁻¹·κ(X, K)·V,  κ(a, b) = exp(-‖a - b‖²/(2√D)),  X a sample of Q and K",
     cost="O(n·R·d + R³)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
     traits=Traits(
         target="other",
         causal=No("landmarks come from the whole sequence, so every output sees the future"),

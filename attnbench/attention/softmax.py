@@ -21,16 +21,7 @@ from attnbench.variant import Traits, register
     cost="O(n²·d)",
     time_exponent=2.0,
     memory_exponent=2.0,
-    traits=Traits(
-        target="softmax",
-        exact=True,
-        causal=True,
-        cross=True,
-        key_padding=True,
-        decode=True,
-        bias=True,
-        permutable=True,
-    ),
+    traits=Traits(exact=True, decode=True, bias=True, permutable=True),
 )
 class Softmax(CachedDecoding, nn.Module):
     """Exact softmax attention with the whole N × M matrix in memory.

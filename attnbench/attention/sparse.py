@@ -47,7 +47,6 @@ class Summaries(NamedTuple):
         cross=No("both patterns need queries and keys at the same positions"),
         decode=True,
         bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
-        permutable=False,
         exact_with=("length={n}", "pattern=fixed,length={n},summary=1", "pattern=stride,length=1"),
     ),
     settings=(

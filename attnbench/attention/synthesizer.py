@@ -42,10 +42,8 @@ Mixture = Literal["random+dense", "random+dot", "dense+dot", "random+dense+dot"]
     memory_exponent=2.0,
     traits=Traits(
         target="other",
-        causal=True,
         cross=No("the weights belong to positions of one sequence, there are no keys to compare with"),
         bias=No("its logits are learned for positions, which is all that a bias would add"),
-        key_padding=True,
         stochastic=True,
         decode=True,
     ),

@@ -65,9 +65,7 @@ class TaylorFeatures(FeatureMap):
     source="Arora et al. 2024, arXiv:2402.18668",
     formula="w_ij = 1 + s + s²/2,  s = q_i·k_j/√D;  o_i = Σ_j w_ij v_j / Σ_j w_ij",
     cost="O(n·d³)",
-    time_exponent=1.0,
-    memory_exponent=1.0,
-    traits=Traits(target="softmax", causal=True, cross=True, key_padding=True, decode=True, permutable=True),
+    traits=Traits(decode=True, permutable=True),
     settings=("chunk=5",),
 )
 class Taylor(FeatureAttention):

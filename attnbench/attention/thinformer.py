@@ -24,13 +24,9 @@ from attnbench.variant import No, Traits, register
     formula="softmax(Q·K_Sᵀ/√D)·V_S,  S ⊂ keys, |S| ≈ 2^g·√n, by halving under exp(k·k'/√D)·(v·v' + max|v|²)",
     cost="O(2^g·n^1.5·d)",
     time_exponent=1.5,
-    memory_exponent=1.0,
     traits=Traits(
-        target="softmax",
         causal=No("the kept keys are chosen among all of them, so every output depends on later tokens"),
-        cross=True,
         bias=No("keys are kept for their content alone, which knows nothing of a bias"),
-        key_padding=True,
         stochastic=True,
         exact_with=("oversampling=2",),
     ),

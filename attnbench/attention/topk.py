@@ -104,17 +104,7 @@ class _Attend(torch.autograd.Function):
     formula="oᵢ = Σ_{j∈Tᵢ} softmax_{j∈Tᵢ}(qᵢ·kⱼ/√D) vⱼ, Tᵢ the t keys of largest qᵢ·kⱼ",
     cost="O(n²·d)",
     time_exponent=2.0,
-    memory_exponent=1.0,
-    traits=Traits(
-        target="softmax",
-        causal=True,
-        cross=True,
-        key_padding=True,
-        decode=True,
-        bias=True,
-        permutable=True,
-        exact_with=("keys={n}",),
-    ),
+    traits=Traits(decode=True, bias=True, permutable=True, exact_with=("keys={n}",)),
     settings=("keys=3,chunk=5", "keys=1"),
 )
 class TopK(nn.Module):
