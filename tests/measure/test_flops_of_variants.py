@@ -1,0 +1,84 @@
+"""The counted FLOPs of exact and sparse variants against closed forms: 4·D for each pair of a row and a key.
+
+Tiles of a sliding window have 64 rows, of which every one meets the keys that any of them sees: the documented cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import attnbench.attention  # noqa: F401  # fills the table of variants
+from attnbench.measure.flops import count, predict
+from attnbench.shape import Shape
+from attnbench.variant import build
+
+H, D = 2, 16
+ROWS = 64
+
+Pairs = Callable[[int], int]
+
+
+def every(n: int) -> int:
+    return n * n
+
+
+def window(n: int, before: int, after: int) -> int:
+    """Tiles of 64 rows, each with the keys from ``before`` its first row to ``after`` its last."""
+    tiles = [(i, min(n, i + ROWS)) for i in range(0, n, ROWS)]
+    return sum((stop - i) * (min(n, stop + after) - max(0, i - before)) for i, stop in tiles)
+
+
+def around_global(n: int, side: int, g: int) -> int:
+    """``g`` rows see everything; the others their window of the others, and the g."""
+    return g * n + window(n - g, side, side) + (n - g) * g
+
+
+def bigbird(n: int, block: int, drawn: int) -> int:
+    """The first and last block see all; inner ones the first, the last, three around their own and those drawn."""
+    total = n // block
+    return block**2 * (2 * total + 2 * (4 + drawn) + (total - 4) * (5 + drawn))
+
+
+CLOSED_FORMS: dict[str, Pairs] = {
+    "softmax": every,
+    "sdpa": every,
+    "chunked": every,
+    "local:window=40": lambda n: window(n, 40, 40),
+    "local:window=40,dilation=2": lambda n: 2 * window(n // 2, 40, 40),
+    "local:block=32,look_around=1": lambda n: n * 3 * 32 - 2 * 32**2,
+    "sparse:pattern=strided,length=16": lambda n: n * 3 * 16 - 2 * 16**2 + n * n // 16,
+    "sparse:pattern=stride,length=16": lambda n: n * n // 16,
+    "longformer:window=40,global_tokens=3": lambda n: around_global(n, 40, 3),
+    "etc:window=40,global_tokens=3,max_distance=0": lambda n: around_global(n, 40, 3),
+    "bigbird:block=16,random_blocks=2": lambda n: bigbird(n, 16, 2),
+    # Scores of all pairs; the values of those chosen are added up without a product.
+    "topk:keys=8": lambda n: n * n // 2,
+}
+CAUSAL: dict[str, Pairs] = {
+    "softmax": every,
+    "sdpa": every,
+    "chunked": lambda n: n * (n + 256) // 2,
+    "local:window=40": lambda n: window(n, 40, 0),
+    "local:block=32,look_around=1": lambda n: sum(32 * (32 + min(i, 32)) for i in range(0, n, 32)),
+}
+
+
+def call(variant: str, n: int, causal: bool) -> Callable[[], object]:
+    module = build(variant, Shape(heads=H, seq_len=n, head_dim=D, causal=causal)).requires_grad_(False)
+    q, k, v = torch.randn(3, 1, H, n, D).unbind()
+    return lambda: module(q, k, v)
+
+
+@pytest.mark.parametrize("n", [256, 1024])
+@pytest.mark.parametrize(
+    ("variant", "pairs", "causal"),
+    [(name, form, False) for name, form in CLOSED_FORMS.items()]
+    + [(name, form, True) for name, form in CAUSAL.items()],
+)
+def test_counted_and_predicted_flops_are_the_closed_form(variant: str, pairs: Pairs, causal: bool, n: int) -> None:
+    wanted = 4 * D * H * pairs(n)
+    assert count(call(variant, n, causal)).matmul_flops == wanted
+    assert predict(lambda: call(variant, n, causal)).matmul_flops == wanted
