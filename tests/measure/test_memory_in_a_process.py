@@ -1,0 +1,37 @@
+"""The memory of a cell is its own: neither what ran before it nor what started its process counts."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+
+import pytest
+
+import attnbench.attention
+import attnbench.inputs  # noqa: F401  # fills the table of inputs
+from attnbench.cell import Cell
+from attnbench.measure.time import TimingRules
+from attnbench.record import Record
+from attnbench.run.isolation import Settings, Worker
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+
+MIB = 2**20
+SCORES = {n: n * n * 4 for n in (4608, 9216)}
+
+
+def measure(worker: Worker, n: int) -> Record:
+    cell = Cell("s", "w", Spec("softmax"), Shape(heads=1, seq_len=n, head_dim=16), measure=("memory",))
+    request = {"cell": cell.to_json(), "rules": asdict(TimingRules()), "round": 0, "earlier": [], "previous": None}
+    return Record.from_json(worker.ask({"do": "cell", **request}, timeout=60)["record"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_small_cell_after_a_big_one_and_under_a_large_parent_takes_what_it_takes_alone() -> None:
+    ballast = bytearray(b"x" * (400 * MIB))
+    with Worker(Settings(process="as-shipped", rates=False)) as worker:
+        alone, big, after = measure(worker, 4608), measure(worker, 9216), measure(worker, 4608)
+    assert len(ballast) == 400 * MIB
+    for record, n in ((alone, 4608), (big, 9216), (after, 4608)):
+        assert record.peak_bytes == SCORES[n] + n * 16 * 4  # scores, which become the weights, and output
+        assert record.peak_rss_bytes == pytest.approx(record.peak_bytes, rel=0.01)
