@@ -12,8 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.attention.blocks import Heads, Tile, batches, large_steps, minus_infinity, tile_scores
+from attnbench.attention.blocks import (
+    Heads,
+    Shared,
+    Tile,
+    Window,
+    batches,
+    large_steps,
+    minus_infinity,
+    tile_scores,
+)
 from attnbench.attention.precision import accumulator
+from attnbench.position_bias import PositionBias
 
 
 def attend(
@@ -24,6 +34,7 @@ def attend(
     *,
     key_mask: Tensor | None = None,
     labelled: Tensor | None = None,
+    position_bias: PositionBias | None = None,
 ) -> Tensor:
     """Softmax attention over the pairs that ``tiles`` lists, scaled by D^-1/2.
 
@@ -32,6 +43,7 @@ def attend(
         tiles: every row of q in exactly one tile, every key at most once per row.
         key_mask: ``(B, M)`` bool, True where the key is real.
         labelled: ``(B, H, N, labels)``, what a row adds to the score of each pair of a label, unscaled.
+        position_bias: added to the scores, for tiles of :class:`Window` and :class:`Shared`.
 
     Returns:
         ``(B, H, N, D)`` in q's dtype; accumulated in float32, float64 for float64. Rows that see no key give 0.
@@ -42,7 +54,11 @@ def attend(
         flat = [x.contiguous().view(1, -1, *x.shape[2:]) for x in flat]
         bias = None if bias is None else bias.reshape(1, -1, *bias.shape[2:])
         labelled = None if labelled is None else labelled.reshape(1, -1, *labelled.shape[2:])
-    out: Tensor = _BlockSparse.apply(*flat, bias, labelled, tuple(tiles))  # type: ignore[no-untyped-call]  # torch leaves it so
+    line = None
+    if position_bias is not None:
+        n = max(q.shape[2], k.shape[2])
+        line = position_bias.along(torch.arange(1 - n, n, device=q.device), accumulator(q.dtype))
+    out: Tensor = _BlockSparse.apply(*flat, bias, labelled, line, tuple(tiles))  # type: ignore[no-untyped-call]  # torch leaves it so
     return out.view(q.shape)
 
 
@@ -69,10 +85,12 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _weights(
-    tile: Tile, q: Tensor, k: Tensor, bias: Tensor | None, labelled: Tensor | None, heads: Heads
-) -> tuple[Tensor, Tensor]:
+_Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+def _weights(tile: Tile, heads: Heads, inputs: _Inputs) -> tuple[Tensor, Tensor]:
     """Scaled query rows ``(heads, blocks, rows, d)`` and their softmax weights ``(heads, blocks, rows, keys)``."""
+    q, k, _, bias, labelled, line = inputs
     accumulate = accumulator(q.dtype)
     x = tile.rows.of(q[heads], accumulate) * q.shape[-1] ** -0.5
     p = _joined([keys.dot(x, k, heads) for keys in tile.keys])
@@ -85,12 +103,33 @@ def _weights(
         for columns, label in tile.labels:
             chosen = rows[..., label, None] if isinstance(label, int) else rows.gather(-1, _repeated(label, rows))
             p[..., columns].add_(chosen)
+    if line is not None:
+        p.add_(line[_numbers(line, heads)][:, _distances(tile, line)])
     if bias is None:
         return x, torch.softmax(p, -1, out=p)
     one = torch.ones_like(x[..., :1])  # its inner product with the bias is the bias of each row's own keys
     p.add_(_joined([keys.dot(one, bias, heads) for keys in tile.keys]))
     blind = p.amax(-1, keepdim=True) == float("-inf")
     return x, torch.softmax(p, -1, out=p).masked_fill_(blind, 0.0)
+
+
+def _numbers(line: Tensor, heads: Heads) -> Tensor:
+    """Which rows of line ``(H, ·)`` belong to some of the B·H heads."""
+    return torch.arange(heads[1].start, heads[1].stop, device=line.device) % len(line)
+
+
+def _distances(tile: Tile, line: Tensor) -> Tensor:
+    """Where in ``line`` the number for each pair is, ``(blocks, rows, keys)``, or once for blocks that are alike."""
+    rows, middle = tile.rows.positions(line.device)[:, :, None], line.shape[1] // 2
+    parts = []
+    for keys in tile.keys:
+        assert isinstance(keys, Window | Shared)
+        positions = keys.blocks.positions(line.device)
+        parts.append((positions[:, None] if isinstance(keys, Window) else positions.view(1, 1, -1)) - rows + middle)
+    step = (tile.rows.step, tile.rows.stride)
+    if all(isinstance(keys, Window) and (keys.blocks.step, keys.blocks.stride) == step for keys in tile.keys):
+        parts = [part[:1] for part in parts]
+    return _joined(parts)
 
 
 def _repeated(label: Tensor, rows: Tensor) -> Tensor:
@@ -115,14 +154,10 @@ def _mixed(tile: Tile, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
     return parts[0]
 
 
-_Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-
-
 # One function per tile, so that nothing of a tile outlives it.
 def _attend_tile(tile: Tile, heads: Heads, inputs: _Inputs, out: Tensor) -> None:
-    q, k, v, bias, labelled = inputs
-    _, p = _weights(tile, q, k, bias, labelled, heads)
-    tile.rows.of(out[heads]).copy_(_mixed(tile, p, v, heads))
+    _, p = _weights(tile, heads, inputs)
+    tile.rows.of(out[heads]).copy_(_mixed(tile, p, inputs[2], heads))
 
 
 def _differentiate_tile(
@@ -130,11 +165,11 @@ def _differentiate_tile(
     heads: Heads,
     inputs: _Inputs,
     grad: Tensor,
-    outputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    outputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
 ) -> None:
-    q, k, v, bias, labelled = inputs
-    dq, dk, dv, d_labelled = outputs
-    x, p = _weights(tile, q, k, bias, labelled, heads)
+    q, k, v, *_ = inputs
+    dq, dk, dv, d_labelled, d_line = outputs
+    x, p = _weights(tile, heads, inputs)
     g = tile.rows.of(grad[heads], x.dtype)
     for keys, columns in tile.columns():
         keys.spread(p[..., columns], g, dv, heads)
@@ -145,10 +180,18 @@ def _differentiate_tile(
     tile.rows.of(dq[heads]).copy_(_mixed(tile, ds, k, heads).mul_(q.shape[-1] ** -0.5))
     if d_labelled is not None:
         tile.rows.of(d_labelled[heads]).copy_(_by_label(tile, ds, d_labelled))
+    if d_line is not None:
+        at = _distances(tile, d_line)
+        by_distance = d_line.new_zeros(len(ds), d_line.shape[1])
+        by_distance.index_add_(1, at.flatten(), ds.view(len(ds), -1, *at.shape).sum(1).flatten(1))
+        d_line.index_add_(0, _numbers(d_line, heads), by_distance)
 
 
 class _BlockSparse(torch.autograd.Function):
-    """q, k, v ``(B, H, n, D)``, tokens contiguous; bias ``(B, H, n, 1)``, labelled ``(B, H, n, labels)``, or None."""
+    """q, k, v ``(B, H, n, D)``, tokens contiguous; bias ``(B, H, n, 1)``, labelled ``(B, H, n, labels)``, or None.
+
+    line ``(H, 2n - 1)``, what is added at the distances 1 - n .. n - 1, or None.
+    """
 
     @staticmethod
     def forward(
@@ -158,25 +201,27 @@ class _BlockSparse(torch.autograd.Function):
         v: Tensor,
         bias: Tensor | None,
         labelled: Tensor | None,
+        line: Tensor | None,
         tiles: tuple[Tile, ...],
     ) -> Tensor:
-        ctx.save_for_backward(q, k, v, bias, labelled)
+        ctx.save_for_backward(q, k, v, bias, labelled, line)
         ctx.tiles = tiles
         out = _like(q, q.dtype)
         for tile in tiles:
             for heads in _head_batches(q, tile):
-                _attend_tile(tile, heads, (q, k, v, bias, labelled), out)
+                _attend_tile(tile, heads, (q, k, v, bias, labelled, line), out)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, _, labelled = ctx.saved_tensors
+        q, k, v, _, labelled, line = ctx.saved_tensors
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         accumulate = accumulator(q.dtype)
         dq, dk, dv = _like(q, q.dtype), _like(k, accumulate).zero_(), _like(v, accumulate).zero_()
         d_labelled = torch.empty_like(labelled) if ctx.needs_input_grad[4] else None
+        d_line = torch.zeros_like(line) if ctx.needs_input_grad[5] else None
         for tile in ctx.tiles:
             for heads in _head_batches(q, tile):
-                _differentiate_tile(tile, heads, ctx.saved_tensors, grad, (dq, dk, dv, d_labelled))
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None, d_labelled, None
+                _differentiate_tile(tile, heads, ctx.saved_tensors, grad, (dq, dk, dv, d_labelled, d_line))
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, d_labelled, d_line, None

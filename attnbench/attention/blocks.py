@@ -48,6 +48,11 @@ class Blocks:
         part = x[:, self.start : stop : self.stride]
         return part.to(dtype or x.dtype).unfold(1, self.size, self.step).transpose(2, 3)
 
+    def positions(self, device: torch.device) -> Tensor:
+        """``(count, size)``."""
+        block, token = torch.arange(self.count, device=device), torch.arange(self.size, device=device)
+        return self.start + self.stride * (block[:, None] * self.step + token)
+
 
 class Keys(Protocol):
     """Some keys of a tile, and the three products of attention with them.

@@ -45,16 +45,16 @@ class Cache(NamedTuple):
         return self.v[:, :, : self.length]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: PositionBias | None = None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None) -> Tensor:
     """Softmax attention of the last query ``(B, H, 1, D)`` to k and v ``(B, H, n, D)``; statistics in float32 at least.
 
     Args:
-        bias: added to the logits; the query stands where the last key does.
+        added: to the logits, ``(H, 1, n)``.
     """
     accumulate = accumulator(q.dtype)
     logits = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(2, 3)).to(accumulate)
-    if bias is not None:
-        logits = logits + last_row(bias, k.shape[2], accumulate)
+    if added is not None:
+        logits = logits + added
     return torch.matmul(logits.softmax(-1).to(v.dtype), v)
 
 
@@ -80,4 +80,6 @@ class CachedDecoding:
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         """q, k, v ``(B, H, 1, D)``."""
         state = state.append(k, v)
-        return attend(q, state.keys, state.values, getattr(self, "position_bias", None)), state
+        bias: PositionBias | None = getattr(self, "position_bias", None)
+        added = None if bias is None else last_row(bias, state.length, accumulator(q.dtype))
+        return attend(q, state.keys, state.values, added), state

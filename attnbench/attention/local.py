@@ -13,8 +13,10 @@ from attnbench.attention import kv_cache
 from attnbench.attention.bands import ROWS, band, blocks_per_tile, triangle
 from attnbench.attention.block_sparse import attend
 from attnbench.attention.blocks import Blocks, Tile, Window, batches
+from attnbench.attention.precision import accumulator
 from attnbench.attention.ring import Ring
 from attnbench.errors import UsageError
+from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -31,7 +33,7 @@ _WINDOW = 128
     traits=Traits(
         cross=No("the window needs queries and keys at the same positions"),
         decode=True,
-        bias=No("the window is all that this operator takes from positions; the papers add no bias to it"),
+        bias=True,
         exact_with=("window={n}", "block={n}", "block=3,look_around={n}"),
     ),
     settings=("window=3", "block=5,look_around=1", "window=2,dilation=3", "block=4"),
@@ -79,11 +81,14 @@ class Local(nn.Module):
         self.look_around = look_around
         self.dilation = dilation
         self.room = shape.N
+        self.position_bias = position_bias(shape)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if self.block is None:
-            return attend(q, k, v, _windows(q, self.window, self.dilation, self.causal), key_mask=key_mask)
-        return attend(q, k, v, _blocks(q, self.block, self.look_around, self.causal), key_mask=key_mask)
+            tiles = _windows(q, self.window, self.dilation, self.causal)
+        else:
+            tiles = _blocks(q, self.block, self.look_around, self.causal)
+        return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` by an N × N mask."""
@@ -94,7 +99,9 @@ class Local(nn.Module):
             allowed = (i // self.block - j // self.block).abs() <= self.look_around
         if self.causal:
             allowed = allowed & (j <= i)
-        return masked_attention(q, k, v, allowed if key_mask is None else allowed & key_mask[:, None, None])
+        allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
+        n, bias = q.shape[2], self.position_bias
+        return masked_attention(q, k, v, allowed, None if bias is None else bias(slice(0, n), slice(0, n), q.dtype))
 
     def begin(self, k: Tensor, v: Tensor) -> Ring:
         """k, v ``(B, H, n, D)``, n >= 0."""
@@ -106,17 +113,24 @@ class Local(nn.Module):
         """q, k, v ``(B, H, 1, D)``."""
         slot = state.length % state.size
         state = state.append(k, v)
-        keys, values = state.keys, state.values
+        filled = state.keys.shape[2]
         if self.block is None:
-            seen = slice(slot % self.dilation, None, self.dilation)
-            return kv_cache.attend(q, keys[:, :, seen], values[:, :, seen]), state
-        # The slots of this block that are not yet overwritten hold the block that is just out of reach.
-        after = (slot // self.block + 1) * self.block
-        if after < keys.shape[2]:
-            keys, values = (torch.cat([x[:, :, : slot + 1], x[:, :, after:]], 2) for x in (keys, values))
+            parts = [slice(slot % self.dilation, filled, self.dilation)]
         else:
-            keys, values = keys[:, :, : slot + 1], values[:, :, : slot + 1]
-        return kv_cache.attend(q, keys, values), state
+            # The slots of this block that are not yet overwritten hold the block that is just out of reach.
+            after = (slot // self.block + 1) * self.block
+            parts = [slice(0, slot + 1), slice(after, filled)] if after < filled else [slice(0, slot + 1)]
+        added = None
+        if self.position_bias is not None:
+            age = (slot - _of_slots(torch.arange(filled, device=k.device)[:, None], parts)[:, 0]) % state.size
+            added = self.position_bias.along(-age, accumulator(q.dtype))[:, None]
+        keys, values = _of_slots(state.keys, parts), _of_slots(state.values, parts)
+        return kv_cache.attend(q, keys, values, added), state
+
+
+def _of_slots(x: Tensor, parts: list[slice]) -> Tensor:
+    pieces = [x[..., part, :] for part in parts]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)
 
 
 def _windows(q: Tensor, window: int, dilation: int, causal: bool) -> Iterator[Tile]:

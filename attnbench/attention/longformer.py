@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.bands import around_global
 from attnbench.attention.block_sparse import attend
+from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -24,7 +25,7 @@ from attnbench.variant import No, Traits, register
     traits=Traits(
         causal=No("global tokens see the whole sequence, and every token sees them"),
         cross=No("the window needs queries and keys at the same positions"),
-        bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
+        bias=True,
         exact_with=("window={n}", "window={n},global_tokens=0", "window=1,global_tokens={n}"),
     ),
     settings=("window=2,global_tokens=2", "window=1,dilation=2,projections=own"),
@@ -63,6 +64,7 @@ class Longformer(nn.Module):
         self.window = window
         self.global_tokens = global_tokens
         self.dilation = dilation
+        self.position_bias = position_bias(shape)
         self.maps: nn.ParameterList | None = None
         if projections == "own":
             identity = torch.eye(shape.D).expand(shape.H, -1, -1)
@@ -72,11 +74,11 @@ class Longformer(nn.Module):
         g = min(self.global_tokens, q.shape[2])
         tiles = around_global(q, g, self.window, self.dilation)
         if self.maps is None or g == 0:
-            return attend(q, k, v, tiles, key_mask=key_mask)
+            return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
         map_q, map_k, map_v = (m.to(q.dtype) for m in self.maps)
         # (q Wq)(k Wk)ᵀ = (q Wq Wkᵀ) kᵀ and P (v Wv) = (P v) Wv: only the g rows are mapped, never all keys.
         q = torch.cat([q[:, :, :g] @ map_q @ map_k.transpose(1, 2), q[:, :, g:]], 2)
-        out = attend(q, k, v, tiles, key_mask=key_mask)
+        out = attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
         return torch.cat([out[:, :, :g] @ map_v, out[:, :, g:]], 2)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -85,8 +87,10 @@ class Longformer(nn.Module):
         near = ((i - j).abs() <= self.window * self.dilation) & ((i - j) % self.dilation == 0)
         allowed = near | (i < self.global_tokens) | (j < self.global_tokens)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
-        out = masked_attention(q, k, v, allowed)
+        n, bias = q.shape[2], self.position_bias
+        added = None if bias is None else bias(slice(0, n), slice(0, n), q.dtype)
+        out = masked_attention(q, k, v, allowed, added)
         if self.maps is None:
             return out
         q, k, v = (x @ m.to(x.dtype) for x, m in zip((q, k, v), self.maps, strict=True))
-        return torch.where(i < self.global_tokens, masked_attention(q, k, v, allowed), out)
+        return torch.where(i < self.global_tokens, masked_attention(q, k, v, allowed, added), out)

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attnbench.attention import bands, bigbird, block_sparse, blocks, etc, local, longformer, sparse
 from attnbench.attention.blocks import Blocks, Tile
 from attnbench.measure.memory import peak_tensor_bytes
-from attnbench.shape import Shape
+from attnbench.shape import Bias, Shape
 from attnbench.variant import VARIANTS, build
 
 SPECS = (
@@ -97,6 +97,45 @@ def test_large_steps_as_on_a_gpu_give_the_same_output_and_gradients(
         monkeypatch.setattr(module, "large_steps", lambda q: True)
     for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
+BIASED = [
+    ("local:window=10", False),
+    ("local:window=10", True),
+    ("local:window=3,dilation=4", True),
+    ("local:block=20,look_around=1", False),
+    ("local:block=20,look_around=1", True),
+    ("longformer:window=10,global_tokens=3", False),
+    ("longformer:window=3,dilation=4,projections=own", False),
+]
+
+
+@pytest.mark.parametrize(("spec", "causal"), BIASED)
+@pytest.mark.parametrize("kind", ["alibi", "relative"])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_bias_is_added_to_every_pair_and_learned(spec: str, causal: bool, kind: Bias, contiguous: bool) -> None:
+    q, k, v = draw(2, 3, 150, 4, grad=True)
+    f = build(spec, Shape(2, 3, 150, 4, causal=causal, bias=kind)).double()
+    key_mask = torch.rand(2, 150) < 0.7
+    inputs = [x if contiguous else x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    weight, learned = torch.randn_like(v), [q, k, v, *f.parameters()]
+    for mask in (None, key_mask):
+        out, expected = f(*inputs, key_mask=mask), f.dense(q, k, v, key_mask=mask)
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+        ours, theirs = (torch.autograd.grad(x, learned, weight) for x in (out, expected))
+        for got, wanted in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("options", ["window=4", "window=3,dilation=4", "block=5", "block=5,look_around=2"])
+@pytest.mark.parametrize("kind", ["alibi", "relative"])
+def test_with_a_bias_it_decodes_what_it_gives_for_the_whole_sequence(options: str, kind: Bias) -> None:
+    q, k, v = draw(2, 3, 41, 4)
+    f = build(f"local:{options}", Shape(2, 3, 41, 4, causal=True, bias=kind)).double()
+    expected, state = f(q, k, v), f.begin(k[:, :, :7], v[:, :, :7])
+    for t in range(7, 41):
+        out, state = f.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
+        torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("spec", "causal"), CASES)
