@@ -1,0 +1,128 @@
+"""What the machine can do, and how close to it a cell comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import attnbench.attention
+import attnbench.inputs  # noqa: F401  # fills the table of inputs
+from attnbench import machine
+from attnbench.cell import Cell, Pass
+from attnbench.machine import OtherLoad, noise_warning
+from attnbench.measure.limits import copy_rates, matmul_rate, memory_rate, peak_fraction
+from attnbench.measure.time import TimingRules
+from attnbench.record import Record
+from attnbench.run.execute import run_cell
+from attnbench.shape import Shape
+from attnbench.spec import parse_spec
+
+RATES = [(1000, 50.0), (4000, 10.0)]
+
+
+def test_a_cell_is_held_against_the_copy_that_moves_as_much_or_less() -> None:
+    assert [memory_rate(moved, RATES) for moved in (1, 1000, 3999, 4000, 10**9)] == [50, 50, 50, 10, 10]
+    assert memory_rate(1000, []) is None
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "matmul", "wanted"),
+    [
+        (200, 1000, 1000.0, 10.0),  # 20 s of copying in 2 s of time; 0.2 s of products
+        (200_000, 1000, 1000.0, 100.0),
+        (200, 0, 1000.0, 0.1),
+        (200, 1000, None, 10.0),
+        (None, 1000, 1000.0, 10.0),
+        (200, 0, None, None),
+    ],
+)
+def test_the_fraction_is_the_larger_of_products_and_memory(
+    flops: int | None, moved: int, matmul: float | None, wanted: float | None
+) -> None:
+    got = peak_fraction(2.0, flops=flops, moved=moved, matmul_rate=matmul, rates=RATES)
+    assert got == (None if wanted is None else pytest.approx(wanted))
+
+
+def record(variant: str, pass_: Pass = "forward", **rates: object) -> Record:
+    cell = Cell("s", "w", parse_spec(variant), Shape(batch=2, heads=4, seq_len=64, head_dim=8), pass_=pass_)
+    how = {"round_": 0, "earlier": (), "previous": None, "resident": False, "matmul_rate": None, **rates}
+    return run_cell(cell, TimingRules(quick=True), **how)[0]  # type: ignore[arg-type]  # as spelled above
+
+
+TOKENS = 2 * 4 * 64 * 8 * 4
+"""Bytes of q, and of k, v and the output."""
+
+
+@pytest.mark.parametrize(
+    ("variant", "pass_", "moved"),
+    [
+        ("softmax", "forward", 4 * TOKENS),  # q, k, v and the output
+        ("mean-value", "forward", 4 * TOKENS),
+        ("softmax", "backward", 6 * TOKENS),  # q, k, v and a gradient of each
+        ("softmax", "decode", 2 * TOKENS + TOKENS // 64),  # keys and values kept, one token put out
+        (
+            "linformer:rank=4,sharing=headwise",
+            "forward",
+            4 * TOKENS + 2 * 4 * 64 * 4,
+        ),  # two projections of 64 tokens to 4
+    ],
+)
+def test_what_a_call_must_move_is_counted_once(variant: str, pass_: Pass, moved: int) -> None:
+    got = record(variant, pass_, copy_rates=[(1, 1e9)])
+    assert got.time_median_s is not None
+    assert got.bytes_per_s == pytest.approx(moved / got.time_median_s)
+    assert got.peak_fraction == pytest.approx(got.bytes_per_s / 1e9)
+
+
+def test_what_hands_its_input_back_moves_nothing() -> None:
+    got = record("identity", copy_rates=[(1, 1e9)])
+    assert (got.peak_bytes, got.bytes_per_s, got.peak_fraction) == (0, None, None)
+
+
+def test_rows_of_before_have_the_fraction_of_products_alone() -> None:
+    old = {key: value for key, value in record("softmax").to_json().items() if key != "bytes_per_s"}
+    assert Record.from_json(old).bytes_per_s is None
+
+
+def test_the_rates_of_this_machine_are_possible_ones() -> None:
+    rates = copy_rates("cpu", sizes=[1 << 16, 1 << 20])
+    assert [size for size, _ in rates] == [1 << 16, 1 << 20]
+    assert all(1e8 < rate < 1e13 for _, rate in rates)
+    assert 1e8 < matmul_rate("cpu", torch.float32, size=64) < 1e15
+
+
+@pytest.mark.parametrize(
+    ("noise", "others", "words"),
+    [
+        (None, 1.0, None),
+        (0.02, 1.0, None),
+        (0.12, 1.1, "noise 12%: other programs use 1.1 cores; close them or raise --min-time"),
+        (0.12, 0.1, "noise 12% with no other program at work: a core changes its speed; raise --min-time"),
+        (0.12, None, "noise 12%: close other programs or raise --min-time"),
+    ],
+)
+def test_the_warning_of_noise_names_who_makes_it_and_what_to_do(
+    noise: float | None, others: float | None, words: str | None
+) -> None:
+    assert noise_warning(noise, others) == words
+
+
+def test_the_cores_that_others_use_are_those_busy_less_ones_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ticks = machine.os.sysconf("SC_CLK_TCK")
+    lines = iter(
+        [f"cpu {10 * ticks} 0 0 500 0 0 0 0 0 0\ncpu0 1", f"cpu {12 * ticks} {ticks} 0 900 0 0 0 {ticks} 0 0\n"]
+    )
+    seconds, own = iter([100.0, 102.0]), iter([1.0, 2.0])
+    monkeypatch.setattr(machine, "_read", lambda path: next(lines))
+    monkeypatch.setattr(machine.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(machine, "_own_seconds", lambda: next(own))
+    assert OtherLoad().cores() == pytest.approx((2 + 1 + 1 - 1) / 2)
+
+
+def test_where_the_kernel_does_not_tell_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_read", lambda path: "")
+    assert OtherLoad().cores() is None
