@@ -25,6 +25,10 @@ ALL = [entry for entry in PACKAGE if not entry.traits.compiled]
 """Without what takes seconds for each shape."""
 
 
+# Loading the compiler of flex imports a part of torch that uses another, deprecated one.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _quick_collection() -> Iterator[None]:
     """The memory measurement collects garbage first; among all of torch's objects that takes longer than the rest."""
