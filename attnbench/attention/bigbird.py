@@ -14,6 +14,7 @@ from attnbench.attention.bands import blocks_per_tile, full_rows
 from attnbench.attention.block_sparse import attend
 from attnbench.attention.blocks import Blocks, Heads, Keys, Shared, Tile, batches, large_steps
 from attnbench.errors import Unsupported
+from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -28,7 +29,7 @@ from attnbench.variant import No, Traits, register
     traits=Traits(
         causal=No("the last block is global: every token sees it"),
         cross=No("the blocks need queries and keys at the same positions"),
-        bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
+        bias=True,
         stochastic=True,
         exact_with=("block={n}", "block=1,random_blocks={n}"),
         given=(("random_blocks=0", {"stochastic": False}),),
@@ -68,6 +69,7 @@ class BigBird(nn.Module):
     ) -> None:
         super().__init__()
         self.block = block
+        self.position_bias = position_bias(shape)
         # Blocks first: with the same seed a shorter shape draws the same numbers for the blocks that it has.
         self.register_buffer("draws", torch.randint(2**53, (-(-shape.N // block), shape.H, random_blocks)))
 
@@ -76,19 +78,23 @@ class BigBird(nn.Module):
             raise Unsupported(f"random blocks were drawn for {len(self.draws) * self.block} tokens, not {q.shape[2]}")
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # blocks are gathered as wholes
         if key_mask is None:
-            return attend(q, k, v, self._tiles(q))
+            return attend(q, k, v, self._tiles(q), position_bias=self.position_bias)
         position = torch.arange(1, key_mask.shape[1] + 1, device=key_mask.device)
         lengths: list[int] = (key_mask * position).amax(1).tolist()
         out = torch.zeros_like(q)
         for n in sorted(set(lengths) - {0}):
             rows = [b for b, length in enumerate(lengths) if length == n]
             x, y, z = (x[rows, :, :n] for x in (q, k, v))
-            out[rows, :, :n] = attend(x, y, z, self._tiles(x), key_mask=key_mask[rows, :n])
+            out[rows, :, :n] = attend(
+                x, y, z, self._tiles(x), key_mask=key_mask[rows, :n], position_bias=self.position_bias
+            )
         return out
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` by an N × N mask for each head and example."""
         real = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
+        whole, bias = slice(0, q.shape[2]), self.position_bias
+        added = None if bias is None else bias(whole, whole, q.dtype)
         examples = []
         for b, mask in enumerate(real):
             n = int(mask.nonzero().amax()) + 1 if mask.any() else 0
@@ -98,7 +104,7 @@ class BigBird(nn.Module):
                     for J in seen:
                         rows, columns = (slice(x * self.block, min(n, (x + 1) * self.block)) for x in (I, J))
                         allowed[h, rows, columns] = True
-            examples.append(masked_attention(q[b], k[b], v[b], allowed & mask))
+            examples.append(masked_attention(q[b], k[b], v[b], allowed & mask, added))
         return torch.stack(examples)
 
     def _plan(self, head: int, total: int) -> Iterator[set[int]]:
@@ -176,6 +182,11 @@ class _Gathered:
     @property
     def width(self) -> int:
         return self.table.shape[2] * self.size
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        head = torch.arange(heads[1].start, heads[1].stop, device=device) % len(self.table)
+        tokens = self.table[head][..., None] * self.size + torch.arange(self.size, device=device)
+        return tokens.flatten(2)[:, :, None]
 
     def _gathered(self, y: Tensor, heads: Heads, dtype: torch.dtype) -> Tensor:
         whole = y.shape[-2] // self.size

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from attnbench.attention.blocks import (
     Heads,
-    Shared,
     Tile,
     Window,
     batches,
@@ -43,7 +42,7 @@ def attend(
         tiles: every row of q in exactly one tile, every key at most once per row.
         key_mask: ``(B, M)`` bool, True where the key is real.
         labelled: ``(B, H, N, labels)``, what a row adds to the score of each pair of a label, unscaled.
-        position_bias: added to the scores, for tiles of :class:`Window` and :class:`Shared`.
+        position_bias: added to the scores.
 
     Returns:
         ``(B, H, N, D)`` in q's dtype; accumulated in float32, float64 for float64. Rows that see no key give 0.
@@ -104,7 +103,8 @@ def _weights(tile: Tile, heads: Heads, inputs: _Inputs) -> tuple[Tensor, Tensor]
             chosen = rows[..., label, None] if isinstance(label, int) else rows.gather(-1, _repeated(label, rows))
             p[..., columns].add_(chosen)
     if line is not None:
-        p.add_(line[_numbers(line, heads)][:, _distances(tile, line)])
+        own, at = line[_numbers(line, heads)], _distances(tile, heads, line)
+        p.add_(own.gather(1, at.expand(len(own), -1, -1, -1).flatten(1)).view(-1, *at.shape[1:]))
     if bias is None:
         return x, torch.softmax(p, -1, out=p)
     one = torch.ones_like(x[..., :1])  # its inner product with the bias is the bias of each row's own keys
@@ -118,18 +118,19 @@ def _numbers(line: Tensor, heads: Heads) -> Tensor:
     return torch.arange(heads[1].start, heads[1].stop, device=line.device) % len(line)
 
 
-def _distances(tile: Tile, line: Tensor) -> Tensor:
-    """Where in ``line`` the number for each pair is, ``(blocks, rows, keys)``, or once for blocks that are alike."""
+def _distances(tile: Tile, heads: Heads, line: Tensor) -> Tensor:
+    """Where in ``line`` the number for each pair is, ``(heads, blocks, rows, keys)``.
+
+    The first two are 1 where heads, or blocks, are alike.
+    """
     rows, middle = tile.rows.positions(line.device)[:, :, None], line.shape[1] // 2
-    parts = []
-    for keys in tile.keys:
-        assert isinstance(keys, Window | Shared)
-        positions = keys.blocks.positions(line.device)
-        parts.append((positions[:, None] if isinstance(keys, Window) else positions.view(1, 1, -1)) - rows + middle)
+    parts = [keys.positions(tile.rows, heads, line.device) - rows + middle for keys in tile.keys]
+    # Blocks of queries and of keys that are the same step apart are alike.
     step = (tile.rows.step, tile.rows.stride)
     if all(isinstance(keys, Window) and (keys.blocks.step, keys.blocks.stride) == step for keys in tile.keys):
-        parts = [part[:1] for part in parts]
-    return _joined(parts)
+        parts = [part[:, :1] for part in parts]
+    most = max(len(part) for part in parts)
+    return _joined([part.expand(most, -1, -1, -1) for part in parts])
 
 
 def _repeated(label: Tensor, rows: Tensor) -> Tensor:
@@ -181,9 +182,10 @@ def _differentiate_tile(
     if d_labelled is not None:
         tile.rows.of(d_labelled[heads]).copy_(_by_label(tile, ds, d_labelled))
     if d_line is not None:
-        at = _distances(tile, d_line)
+        at = _distances(tile, heads, d_line)
+        alike = ds if at.shape[1] == ds.shape[1] else ds.sum(1, keepdim=True)
         by_distance = d_line.new_zeros(len(ds), d_line.shape[1])
-        by_distance.index_add_(1, at.flatten(), ds.view(len(ds), -1, *at.shape).sum(1).flatten(1))
+        by_distance.scatter_add_(1, at.expand_as(alike).flatten(1), alike.flatten(1))
         d_line.index_add_(0, _numbers(d_line, heads), by_distance)
 
 

@@ -69,6 +69,9 @@ class Keys(Protocol):
     def masks(self) -> tuple[Mask, ...]:
         """Which of the pairs are not attended to; columns count from this object's first."""
 
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        """Of the keys of ``rows``, broadcastable to ``(heads, blocks, rows, width)``."""
+
     def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
         """Inner products of the rows with their keys, shaped as p."""
 
@@ -89,6 +92,9 @@ class Window:
     @property
     def width(self) -> int:
         return self.blocks.size
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        return self.blocks.positions(device)[None, :, None]
 
     def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
         return x @ self.blocks.of(y[heads], x.dtype).transpose(2, 3)
@@ -116,6 +122,9 @@ class Shared:
     @property
     def width(self) -> int:
         return self.blocks.count * self.blocks.size
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        return self.blocks.positions(device).view(1, 1, 1, -1)
 
     def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
         keys = self.blocks.of(y[heads], x.dtype).flatten(1, 2)

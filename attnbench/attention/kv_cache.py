@@ -58,6 +58,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None) -> Tens
     return torch.matmul(logits.softmax(-1).to(v.dtype), v)
 
 
+def pick(x: Tensor, parts: list[slice]) -> Tensor:
+    """Rows of x ``(..., n, d)`` in some ranges, side by side; a view where there is one range."""
+    pieces = [x[..., part, :] for part in parts]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)
+
+
 def last_row(bias: PositionBias, n: int, dtype: torch.dtype) -> Tensor:
     """The bias ``(H, 1, n)`` of the last of n queries."""
     row: Tensor = bias(slice(n - 1, n), slice(0, n), dtype)

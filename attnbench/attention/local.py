@@ -122,15 +122,10 @@ class Local(nn.Module):
             parts = [slice(0, slot + 1), slice(after, filled)] if after < filled else [slice(0, slot + 1)]
         added = None
         if self.position_bias is not None:
-            age = (slot - _of_slots(torch.arange(filled, device=k.device)[:, None], parts)[:, 0]) % state.size
+            age = (slot - kv_cache.pick(torch.arange(filled, device=k.device)[:, None], parts)[:, 0]) % state.size
             added = self.position_bias.along(-age, accumulator(q.dtype))[:, None]
-        keys, values = _of_slots(state.keys, parts), _of_slots(state.values, parts)
+        keys, values = kv_cache.pick(state.keys, parts), kv_cache.pick(state.values, parts)
         return kv_cache.attend(q, keys, values, added), state
-
-
-def _of_slots(x: Tensor, parts: list[slice]) -> Tensor:
-    pieces = [x[..., part, :] for part in parts]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)
 
 
 def _windows(q: Tensor, window: int, dilation: int, causal: bool) -> Iterator[Tile]:

@@ -17,7 +17,9 @@ from attnbench.attention.blocks import Tile
 from attnbench.attention.head_groups import HeadGroups
 from attnbench.attention.kv_cache import Cache
 from attnbench.attention.local import Local
-from attnbench.errors import UsageError
+from attnbench.attention.precision import accumulator
+from attnbench.errors import Unsupported, UsageError
+from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -46,7 +48,7 @@ class Summaries(NamedTuple):
     traits=Traits(
         cross=No("both patterns need queries and keys at the same positions"),
         decode=True,
-        bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
+        bias=True,
         exact_with=("length={n}", "pattern=fixed,length={n},summary=1", "pattern=stride,length=1"),
     ),
     settings=(
@@ -84,6 +86,7 @@ class Sparse(nn.Module):
 
     Raises:
         UsageError: ``summary`` with a pattern that has none, or above ``length``; ``heads=split`` of a single part.
+        Unsupported: a bias with ``heads=split``.
     """
 
     def __init__(
@@ -109,7 +112,9 @@ class Sparse(nn.Module):
             raise UsageError(f"sparse: summary={summary} does not fit into blocks of length={length}")
         if heads == "split" and pattern in ("stride", "summary"):
             raise UsageError(f"sparse: pattern={pattern} is one part, which heads=split cannot divide")
-        self.causal, self.tokens = shape.causal, shape.N
+        if heads == "split" and shape.bias != "none":
+            raise Unsupported("bias: it differs from head to head, and with heads=split a half numbers its own")
+        self.causal, self.tokens, self.position_bias = shape.causal, shape.N, position_bias(shape)
         self.pattern = pattern
         self.length = length or max(1, isqrt(shape.N))
         self.summary = min(summary, self.length)
@@ -135,7 +140,7 @@ class Sparse(nn.Module):
             # Columns of equal length; the band never reaches the padding, and a column masks its own.
             k, v = nn.functional.pad(k, (0, 0, 0, missing)), nn.functional.pad(v, (0, 0, 0, missing))
             key_mask = None if key_mask is None else nn.functional.pad(key_mask, (0, missing))
-        return attend(q, k, v, self._tiles(q), key_mask=key_mask)
+        return attend(q, k, v, self._tiles(q), key_mask=key_mask, position_bias=self.position_bias)
 
     def _tiles(self, q: Tensor) -> Iterator[Tile]:
         match self.pattern:
@@ -166,7 +171,9 @@ class Sparse(nn.Module):
         allowed = allowed & (j <= i)
         if not self.causal:
             allowed = allowed | allowed.mT
-        return masked_attention(q, k, v, allowed if key_mask is None else allowed & key_mask[:, None, None])
+        allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
+        whole, bias = slice(0, n), self.position_bias
+        return masked_attention(q, k, v, allowed, None if bias is None else bias(whole, whole, q.dtype))
 
     def begin(self, k: Tensor, v: Tensor) -> tuple[Any, ...]:
         """k, v ``(B, H, n, D)``, n >= 0. The state is a Cache, Summaries, or that of each half of the heads."""
@@ -194,14 +201,14 @@ class Sparse(nn.Module):
         cache = Cache(*state)
         t = cache.length
         cache = cache.append(k, v)
-        keys, values = cache.keys, cache.values
         first = max(0, t - self.length) if self.pattern == "strided" else t + 1
-        column = slice(t % self.length, first, self.length)
-        if first <= t:
-            keys, values = (torch.cat([x[:, :, column], x[:, :, first:]], 2) for x in (keys, values))
-        else:
-            keys, values = keys[:, :, column], values[:, :, column]
-        return kv_cache.attend(q, keys, values), cache
+        parts = [slice(t % self.length, first, self.length), slice(first, t + 1)][: 2 if first <= t else 1]
+        keys, values = kv_cache.pick(cache.keys, parts), kv_cache.pick(cache.values, parts)
+        added = None
+        if self.position_bias is not None:
+            position = kv_cache.pick(torch.arange(t + 1, device=q.device)[:, None], parts)[:, 0]
+            added = self.position_bias.along(position - t, accumulator(q.dtype))[:, None]
+        return kv_cache.attend(q, keys, values, added), cache
 
     def _step_summaries(self, state: Summaries, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Summaries]:
         summaries, block, t = state
@@ -209,12 +216,23 @@ class Sparse(nn.Module):
             if t % self.length >= self.length - self.summary:
                 summaries = summaries.append(k, v)
             keys, values = (summaries.keys, summaries.values) if summaries.length else (k, v)
-            return kv_cache.attend(q, keys, values), Summaries(summaries, block, t + 1)
+            added = self._added_to_summaries(summaries, t, 0 if summaries.length else 1, q)
+            return kv_cache.attend(q, keys, values, added), Summaries(summaries, block, t + 1)
         block = block.append(k, v)
         keys, values = torch.cat([summaries.keys, block.keys], 2), torch.cat([summaries.values, block.values], 2)
-        out = kv_cache.attend(q, keys, values)
+        out = kv_cache.attend(q, keys, values, self._added_to_summaries(summaries, t, block.length, q))
         if block.length == self.length:
             for i in range(self.length - self.summary, self.length):
                 summaries = summaries.append(block.k[:, :, i : i + 1], block.v[:, :, i : i + 1])
             block = block._replace(length=0)
         return out, Summaries(summaries, block, t + 1)
+
+    def _added_to_summaries(self, summaries: Cache, t: int, latest: int, q: Tensor) -> Tensor | None:
+        """The bias ``(H, 1, n)`` of the summaries and of the latest tokens, up to token t."""
+        if self.position_bias is None:
+            return None
+        which = torch.arange(summaries.length, device=q.device)
+        block = torch.div(which, self.summary, rounding_mode="floor")
+        position = (block + 1) * self.length - self.summary + which % self.summary
+        position = torch.cat([position, torch.arange(t + 1 - latest, t + 1, device=q.device)])
+        return self.position_bias.along(position - t, accumulator(q.dtype))[:, None]

@@ -57,6 +57,10 @@ class _Column:
     width: int
     masks: tuple[Mask, ...]
 
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        row = self.residue + torch.arange(rows.size, device=device)
+        return (row[:, None] + torch.arange(self.width, device=device) * self.length)[None, None]
+
     def _columns(self, y: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
         blocks = Blocks(0, self.length, self.width, self.length).of(y, dtype)
         return blocks[:, :, self.residue : self.residue + rows].transpose(1, 2)
@@ -81,6 +85,10 @@ class _Classes(Blocks):
         part = x[:, self.start : self.start + (self.size - 1) * self.stride + self.count]
         return part.to(dtype or x.dtype).unfold(1, self.count, self.stride).permute(0, 3, 1, 2)
 
+    def positions(self, device: torch.device) -> Tensor:
+        residue, token = torch.arange(self.count, device=device), torch.arange(self.size, device=device)
+        return self.start + residue[:, None] + token * self.stride
+
 
 @dataclass(frozen=True, slots=True)
 class _OfClass:
@@ -92,6 +100,9 @@ class _OfClass:
     @property
     def width(self) -> int:
         return self.classes.size
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        return self.classes.positions(device)[None, :, None]
 
     def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
         return x @ self.classes.of(y[heads], x.dtype).transpose(2, 3)

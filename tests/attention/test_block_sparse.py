@@ -99,6 +99,12 @@ def test_large_steps_as_on_a_gpu_give_the_same_output_and_gradients(
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
+PATTERNS = [
+    "length=7",
+    "pattern=fixed,length=7,summary=2",
+    "pattern=stride,length=7",
+    "pattern=summary,length=7,summary=2",
+]
 BIASED = [
     ("local:window=10", False),
     ("local:window=10", True),
@@ -107,6 +113,9 @@ BIASED = [
     ("local:block=20,look_around=1", True),
     ("longformer:window=10,global_tokens=3", False),
     ("longformer:window=3,dilation=4,projections=own", False),
+    *[(f"sparse:{pattern}", causal) for pattern in PATTERNS for causal in (False, True)],
+    ("bigbird:block=7,random_blocks=2", False),
+    ("bigbird:block=10,random_blocks=3", False),
 ]
 
 
@@ -127,13 +136,16 @@ def test_a_bias_is_added_to_every_pair_and_learned(spec: str, causal: bool, kind
             torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("options", ["window=4", "window=3,dilation=4", "block=5", "block=5,look_around=2"])
+DECODED = [f"local:{window}" for window in ("window=4", "window=3,dilation=4", "block=5", "block=5,look_around=2")]
+
+
+@pytest.mark.parametrize("spec", [*DECODED, *(f"sparse:{pattern}" for pattern in PATTERNS)])
 @pytest.mark.parametrize("kind", ["alibi", "relative"])
-def test_with_a_bias_it_decodes_what_it_gives_for_the_whole_sequence(options: str, kind: Bias) -> None:
+def test_with_a_bias_it_decodes_what_it_gives_for_the_whole_sequence(spec: str, kind: Bias) -> None:
     q, k, v = draw(2, 3, 41, 4)
-    f = build(f"local:{options}", Shape(2, 3, 41, 4, causal=True, bias=kind)).double()
-    expected, state = f(q, k, v), f.begin(k[:, :, :7], v[:, :, :7])
-    for t in range(7, 41):
+    f = build(spec, Shape(2, 3, 41, 4, causal=True, bias=kind)).double()
+    expected, state = f(q, k, v), f.begin(k[:, :, :3], v[:, :, :3])
+    for t in range(3, 41):
         out, state = f.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
         torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-12)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from attnbench.attention import sparse
-from attnbench.errors import UsageError
+from attnbench.errors import Unsupported, UsageError
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import build
@@ -200,3 +200,8 @@ def test_a_single_head_takes_the_local_part() -> None:
 def test_options_that_do_not_fit_are_refused(spec: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build(spec, Shape(1, 1, 8, 4))
+
+
+def test_halves_of_the_heads_take_no_bias() -> None:
+    with pytest.raises(Unsupported, match="a half numbers its own"):
+        build("sparse:heads=split", Shape(1, 2, 9, 4, bias="alibi"))
