@@ -64,9 +64,7 @@ class FavorPlusPlus(FeatureAttention):
         shape: Shape,
         *,
         features: Annotated[int, Field(ge=1, description="random projections R")] = 256,
-        projection: Annotated[
-            Projection, Field(description="rows of ω orthogonal in blocks of D, or independent")
-        ] = "orthogonal",
+        projection: Projection = "orthogonal",
         spread: Annotated[
             float | None,
             Field(ge=0, description="mean of ‖q+k‖²/√D to tune for; none: that of the data, where causal 2√D"),

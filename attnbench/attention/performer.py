@@ -79,9 +79,7 @@ class Performer(FeatureAttention):
             Literal["positive", "trig", "hyperbolic", "relu"],
             Field(description="feature map; relu has another target than softmax"),
         ] = "positive",
-        projection: Annotated[
-            Projection, Field(description="rows of ω orthogonal in blocks of D, or independent")
-        ] = "orthogonal",
+        projection: Projection = "orthogonal",
         norms: Annotated[
             Norms,
             Field(description="lengths of the rows: random chi, all √D, or chi quantiles i/(R+1) in random order"),

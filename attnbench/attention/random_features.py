@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-Projection = Literal["orthogonal", "iid"]
+Projection = Annotated[
+    Literal["orthogonal", "iid"], Field(description="rows of ω orthogonal in blocks of D, or independent")
+]
 Norms = Literal["chi", "sqrt-d", "quantile"]
 
 

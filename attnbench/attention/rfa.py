@@ -18,6 +18,12 @@ from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
+Features = Annotated[int, Field(ge=1, description="random projections R; gaussian makes two features of each")]
+Kernel = Annotated[Literal["gaussian", "arccos"], Field(description="which kernel of q̂ and k̂ the features estimate")]
+Temperature = Annotated[
+    float, Field(gt=0, description="τ: queries and keys have length 1/τ, the largest logit is 1/τ²")
+]
+
 
 def unit(x: Tensor) -> Tensor:
     """x / ‖x‖ in float32 at least; 0 stays 0."""
@@ -65,18 +71,10 @@ class RandomFeatureAttention(FeatureAttention):
         self,
         shape: Shape,
         *,
-        features: Annotated[
-            int, Field(ge=1, description="random projections R; gaussian makes two features of each")
-        ] = 64,
-        kernel: Annotated[
-            Literal["gaussian", "arccos"], Field(description="which kernel of q̂ and k̂ the features estimate")
-        ] = "gaussian",
-        temperature: Annotated[
-            float, Field(gt=0, description="τ: queries and keys have length 1/τ, the largest logit is 1/τ²")
-        ] = 1.0,
-        projection: Annotated[
-            Projection, Field(description="rows of ω orthogonal in blocks of D, or independent")
-        ] = "iid",
+        features: Features = 64,
+        kernel: Kernel = "gaussian",
+        temperature: Temperature = 1.0,
+        projection: Projection = "iid",
         chunk: Chunk = None,
     ) -> None:
         super().__init__(shape, chunk)

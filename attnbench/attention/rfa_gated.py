@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
@@ -15,7 +13,7 @@ from attnbench.attention.feature_tiles import LOG2E
 from attnbench.attention.performer_features import ReluFeatures
 from attnbench.attention.precision import accumulator
 from attnbench.attention.random_features import draw_projection
-from attnbench.attention.rfa import unit
+from attnbench.attention.rfa import Features, Kernel, Temperature, unit
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -63,15 +61,9 @@ class GatedRandomFeatureAttention(nn.Module):
         self,
         shape: Shape,
         *,
-        features: Annotated[
-            int, Field(ge=1, description="random projections R; gaussian makes two features of each")
-        ] = 64,
-        kernel: Annotated[
-            Literal["gaussian", "arccos"], Field(description="which kernel of q̂ and k̂ the features estimate")
-        ] = "gaussian",
-        temperature: Annotated[
-            float, Field(gt=0, description="τ: queries and keys have length 1/τ, the largest logit is 1/τ²")
-        ] = 1.0,
+        features: Features = 64,
+        kernel: Kernel = "gaussian",
+        temperature: Temperature = 1.0,
         chunk: Chunk = 64,
     ) -> None:
         super().__init__()
