@@ -6,30 +6,38 @@
 from __future__ import annotations
 
 import csv
+import errno
+import functools
 import io
 import json
 import os
+import re
 import tempfile
 import time
+import types
+import typing
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from attnbench.errors import CannotCreate, CorruptResults, Locked, StoreError
-from attnbench.record import COLUMNS, Record
+from attnbench.record import COLUMNS, Record, one_line
 
 RECORDS, SAMPLES, TABLE = "records.jsonl", "samples.jsonl", "results.csv"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
+_WRITER = ".writer"
+"""Names the process that holds the lock; what a killed one left here is overwritten by the next."""
 
 
 class RunFolder:
     """One run on disk.
 
     Raises:
-        CannotCreate: the folder or a file in it cannot be made.
+        CannotCreate: the folder or a file in it cannot be made, or a link stands in its place.
         StoreError: a row cannot be written (disk full); rows before it are intact.
         Locked: another process writes here.
         CorruptResults: damage other than a torn last line.
@@ -38,6 +46,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._csv_written = 0.0
+        self.repairs: list[str] = []
+        """What reading had to mend, for people."""
 
     @classmethod
     def create(cls, path: Path, *, environment: dict[str, Any], suite_text: str) -> RunFolder:
@@ -57,24 +67,48 @@ class RunFolder:
         """What was written when the run began; empty where it cannot be read."""
         try:
             data = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return data if isinstance(data, dict) else {}
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold this folder against other runs; the system frees it when the process ends, however it ends."""
+        for path in (self.path, *(self.path / name for name in (RECORDS, SAMPLES, _WRITER))):
+            if path.is_symlink():
+                raise CannotCreate(f"{path} is a link, and results are written to no other place; remove it")
         try:
             lock = FileLock(self.path / ".lock", timeout=0)
             lock.acquire()
         except Timeout:
-            raise Locked(f"another attnbench run writes to {self.path}; wait for it or choose another --out") from None
+            raise Locked(
+                f"another attnbench run{self._writer()} writes to {self.path}; wait for it or choose another --out"
+            ) from None
         except OSError as error:
             raise CannotCreate(f"cannot write in {self.path}: {error.strerror}") from error
         try:
+            self._tidy()
             yield
         finally:
+            with suppress(OSError):
+                (self.path / _WRITER).unlink()
             lock.release()
+
+    def _tidy(self) -> None:
+        """Say who writes here, and remove the unfinished tables that killed runs left behind."""
+        with suppress(OSError):  # a full disk is told where a row is lost
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            (self.path / _WRITER).write_text(f"process {os.getpid()}, since {since}", encoding="utf-8")
+        for left in self.path.glob(f".{TABLE}.*"):
+            with suppress(OSError):
+                left.unlink()
+
+    def _writer(self) -> str:
+        try:
+            said = (self.path / _WRITER).read_text(encoding="utf-8")[:100]
+        except (OSError, ValueError):
+            return ""
+        return f" ({one_line(said)})" if said else ""
 
     def append(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
         """Append rows to a JSON-lines file: one write, then fsync."""
@@ -82,17 +116,23 @@ class RunFolder:
         try:
             handle = os.open(self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
             try:
-                written = os.write(handle, data)
-                if written != len(data):
-                    raise OSError(28, "No space left on device")
-                os.fsync(handle)
+                whole = os.fstat(handle).st_size
+                try:
+                    written = os.write(handle, data)
+                    if written != len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    os.fsync(handle)
+                except OSError:
+                    with suppress(OSError):  # a torn line that stays is cut off when the run goes on
+                        os.ftruncate(handle, whole)
+                    raise
             finally:
                 os.close(handle)
         except OSError as error:
-            raise StoreError(
-                f"cannot write {self.path / name}: {error.strerror}; earlier rows are safe, "
-                "make room and run the same command again"
-            ) from error
+            remedy = "earlier rows are safe, make room and run the same command again"
+            if not self.path.is_dir():
+                remedy = "the folder is gone, and the rows in it; run the same command again"
+            raise StoreError(f"cannot write {self.path / name}: {error.strerror}; {remedy}") from error
 
     def add(self, record: Record, samples: dict[str, Any] | None = None) -> None:
         """Store one cell's row and the raw samples behind it."""
@@ -105,7 +145,7 @@ class RunFolder:
         rows: dict[str, Record] = {}
         for number, row in self._lines(RECORDS):
             try:
-                record = Record.from_json(row)
+                record = _checked(Record.from_json(row))
             except (TypeError, ValueError, KeyError) as error:
                 raise CorruptResults(f"{self.path / RECORDS}:{number}: not a record of this version: {error}") from None
             rows[record.cell_id] = record
@@ -117,6 +157,8 @@ class RunFolder:
         for number, row in self._lines(SAMPLES):
             if not isinstance(row.get("cell_id"), str):
                 raise CorruptResults(f"{self.path / SAMPLES}:{number}: a line without cell_id")
+            if type(row.get("round")) is not int or not _are_samples(row.get("samples")):
+                raise CorruptResults(f"{self.path / SAMPLES}:{number}: not samples of one round")
             rounds.setdefault(row["cell_id"], []).append(row)
         return rounds
 
@@ -127,18 +169,23 @@ class RunFolder:
             data = path.read_bytes()
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}; check its permissions") from error
         whole, newline, torn = data.rpartition(b"\n")
         if torn:
             # The process died inside its last write: that cell was never acknowledged and will run again.
             os.truncate(path, len(whole) + len(newline))
-        for number, line in enumerate(whole.splitlines() if whole else [], start=1):
+            self.repairs.append(
+                f"{path}:{data.count(10) + 1}: the last line was cut short when a run ended; it was removed"
+            )
+        for number, line in enumerate(whole.split(b"\n") if newline else [], start=1):
             try:
-                row = json.loads(line)
+                row = json.loads(line, parse_constant=_refuse)
                 if not isinstance(row, dict):
                     raise ValueError("not an object")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise CorruptResults(
-                    f"{path}:{number}: damaged line: {error}; restore it or start with --fresh"
+                    f"{path}:{number}: damaged line: {one_line(str(error))}; restore it or start with --fresh"
                 ) from None
             yield number, row
 
@@ -179,7 +226,42 @@ def _csv_cell(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     text = repr(value) if isinstance(value, float) else str(value)
-    return f"'{text}" if isinstance(value, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    return f"'{text}" if isinstance(value, str) and _FORMULA.match(text) else text
+
+
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+"""A text that already has the mark gets another, so that a reader who takes one off has the text."""
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number of ours")
+
+
+@functools.cache
+def _kinds() -> dict[str, tuple[type, ...]]:
+    """Types that may stand in each field of a record."""
+    kinds = {}
+    for name, hint in typing.get_type_hints(Record).items():
+        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        kinds[name] = (*members, int) if float in members else members
+    return kinds
+
+
+def _checked(record: Record) -> Record:
+    for name, kinds in _kinds().items():
+        value = getattr(record, name)
+        if type(value) not in kinds:  # not isinstance: true is no number
+            raise ValueError(f"{name} is {one_line(repr(value), 40)}")
+    return record
+
+
+def _are_samples(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, dict)
+        and {"seconds", "calls"} <= set(one) <= {"seconds", "calls", "switches"}
+        and all(type(number) in (int, float) for number in one.values())
+        for one in value
+    )
 
 
 def find_runs(root: Path) -> list[RunFolder]:

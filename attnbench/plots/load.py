@@ -101,7 +101,7 @@ def _typed(column: pd.Series[str], kind: type, name: str, file: Path) -> pd.Seri
     try:
         if kind is str:
             # The writer puts ' before what a spreadsheet would run as a formula.
-            return column.fillna("").str.replace(r"^'(?=[=+\-@\t\r])", "", regex=True).astype(object)
+            return column.fillna("").str.replace(r"^'(?='*[=+\-@\t\r])", "", regex=True).astype(object)
         if kind is bool:
             flags = column.map({"True": True, "False": False, "true": True, "false": False})
             if flags.isna().any():

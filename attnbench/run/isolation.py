@@ -21,6 +21,8 @@ from attnbench.run.process import Process, environment_for
 from attnbench.status import Status
 
 START_TIMEOUT = 120.0
+_STARTS = 3
+"""Attempts: a process that was killed while it set itself up has lost nothing."""
 _TAIL_LINES = 40
 _NOISE = ("USDT:",)
 """torch's profiler writes lines of its own to stderr."""
@@ -78,6 +80,17 @@ class Worker:
         """
         if self._process is not None:
             return self.state
+        for attempt in range(_STARTS):
+            try:
+                self.state = self._set_up()
+            except CellFailed as failed:
+                if attempt + 1 == _STARTS or failed.status is Status.TIMEOUT:
+                    raise WorkerFailed(f"the measuring process did not start: {failed.reason}") from None
+            else:
+                break
+        return self.state
+
+    def _set_up(self) -> dict[str, Any]:
         self._answers, self._tail = queue.Queue(), deque(maxlen=_TAIL_LINES)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "attnbench.run.worker"],
@@ -93,14 +106,10 @@ class Worker:
         threading.Thread(target=_read_answers, args=(self._process.stdout, self._answers), daemon=True).start()
         self._tail_reader = threading.Thread(target=_read_tail, args=(self._process.stderr, self._tail), daemon=True)
         self._tail_reader.start()
-        try:
-            state = self._exchange({f: getattr(self.settings, f) for f in Settings.__slots__}, START_TIMEOUT)
-        except CellFailed as failed:
-            raise WorkerFailed(f"the measuring process did not start: {failed.reason}") from None
+        state = self._exchange({f: getattr(self.settings, f) for f in Settings.__slots__}, START_TIMEOUT)
         if "failed" in state:
             self.stop()
             raise WorkerFailed(f"the measuring process did not start: {one_line(state['failed'])}")
-        self.state = state
         return state
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
@@ -133,11 +142,16 @@ class Worker:
             raise self._death()
         try:
             answer = json.loads(line)
-        except ValueError:
-            self.stop()
-            raise CellFailed(Status.CRASH, "the measuring process sent garbage") from None
-        assert isinstance(answer, dict)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise self.garbage()
         return answer
+
+    def garbage(self) -> CellFailed:
+        """An answer that makes no sense: throw the process away, since the next answers may be out of step."""
+        self.stop()
+        return CellFailed(Status.CRASH, "the measuring process sent garbage")
 
     def _wait(self, timeout: float) -> str | None:
         """The next answer. Waits in slices, since a signal only interrupts the main thread between them on Windows."""
@@ -152,10 +166,14 @@ class Worker:
     def _death(self) -> CellFailed:
         """What the exit of the process tells."""
         assert self._process is not None
-        code = self._process.wait(timeout=5)
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return CellFailed(Status.CRASH, "the measuring process closed its output")
         self._tail_reader.join(timeout=1)
         self.stop()
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        how = f"killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
         said = "\n".join(self._tail)
         if "MemoryError" in said or "bad_alloc" in said:
             return CellFailed(Status.OOM, f"the measuring process ran out of memory and {how}")
@@ -177,6 +195,13 @@ class Worker:
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 def _read_answers(stream: IO[str], answers: queue.Queue[str | None]) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench import __version__
 from attnbench.cell import METHOD_VERSION, Cell
-from attnbench.errors import CannotCreate
-from attnbench.machine import load_warning
+from attnbench.errors import CannotCreate, StoreError
+from attnbench.machine import load_warning, machine_id
 from attnbench.measure.time import Sample
 from attnbench.record import Record
 from attnbench.run.isolation import CellFailed, Worker
@@ -53,11 +54,15 @@ def execute(plan: Plan, watcher: Watcher | None = None) -> tuple[RunFolder, list
     """
     watcher = watcher or Watcher()
     with Worker(plan.settings) as worker:
-        state = worker.start()
-        key = _run_key(plan, state["machine_id"])
-        folder = _open_folder(plan, key, state)
+        # Setting the worker up takes seconds, and a folder that another run holds is told before that. On a GPU only
+        # the worker may ask for the machine, for asking takes memory there.
+        on_cpu = plan.settings.device == "cpu"
+        key = _run_key(plan, machine_id("cpu") if on_cpu else worker.start()["machine_id"])
+        folder = _find_folder(plan, key)
+        if folder is None:
+            folder = _new_folder(plan, key, worker.start())
         with folder.lock():
-            return folder, _Run(plan, worker, state, folder, watcher).go()
+            return folder, _Run(plan, worker, worker.start(), folder, watcher).go()
 
 
 def run(suite: Suite | str | Path, **options: Any) -> pd.DataFrame:
@@ -96,15 +101,18 @@ class _Run:
         expected = sum(len(due) for due in visits)
         finished = sum(1 for cell in self.plan.cells if cell.cell_id in self.records)
         self.watcher.begun(self.folder.path, cells=len(self.plan.cells), visits=expected, resumed=finished)
-        for note in (load_warning(), *self.state["process_notes"]):
+        for note in (*self.folder.repairs, load_warning(), *self.state["process_notes"]):
             if note:
                 self.watcher.warned(note)
         try:
             for round_ in range(self.rules.rounds):
                 for cell in self._in_order(self._due(round_), round_):
                     self._visit(cell, round_)
-        finally:
-            self.folder.write_csv(self._rows())
+        except BaseException:
+            with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
+                self.folder.write_csv(self._rows())
+            raise
+        self.folder.write_csv(self._rows())
         return self._rows()
 
     def _rows(self) -> list[Record]:
@@ -171,10 +179,16 @@ class _Run:
             },
             self.plan.options.cell_timeout,
         )
-        samples = answer["samples"]
+        try:
+            record, samples = Record.from_json(answer["record"]), answer["samples"]
+            taken = [Sample(**one) for one in samples["samples"]] if samples else []
+        except (KeyError, TypeError, ValueError):
+            raise self.worker.garbage() from None
+        if record.cell_id != cell.cell_id:
+            raise self.worker.garbage()
         if samples:
-            self.samples.setdefault(cell.cell_id, {})[round_] = [Sample(**one) for one in samples["samples"]]
-        return Record.from_json(answer["record"]), samples
+            self.samples.setdefault(cell.cell_id, {})[round_] = taken
+        return record, samples
 
     def _inferred(self, cell: Cell) -> Record | None:
         """The outcome of a shorter length of the same thing that ran out of memory or time."""
@@ -227,13 +241,20 @@ def _run_key(plan: Plan, machine_id: str) -> str:
     return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:16]
 
 
-def _open_folder(plan: Plan, key: str, state: dict[str, Any]) -> RunFolder:
-    """The newest folder of the same run, or a new one."""
+def _find_folder(plan: Plan, key: str) -> RunFolder | None:
+    """The newest folder of the same run, unless a new one is wanted."""
     root = plan.options.out / plan.suite.name
+    if root.is_symlink():
+        raise CannotCreate(f"{root} is a link, and results are written to no other place; remove it")
     if not plan.options.fresh:
         for folder in reversed(find_runs(root) if root.is_dir() else []):
             if folder.environment.get("run_key") == key:
                 return folder
+    return None
+
+
+def _new_folder(plan: Plan, key: str, state: dict[str, Any]) -> RunFolder:
+    root = plan.options.out / plan.suite.name
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     name = f"{stamp}-{plan.settings.device.replace(':', '')}"
     environment = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -27,7 +29,21 @@ OPERATOR_AXES = ("kv_len", "inputs")
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
+_DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
+"""What Windows takes for a device, in any folder and with any suffix."""
+
+
+def _name_of_a_folder(name: str) -> str:
+    if _DEVICE.fullmatch(name):
+        wrong(f"'name': {name!r} is a device on Windows, where no folder can be called so; choose another")
+    if name.endswith("."):
+        wrong(f"'name': {name!r} ends in a dot, which Windows drops; choose another")
+    return name
+
+
+Name = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z"), AfterValidator(_name_of_a_folder)
+]
 
 
 class _Strict(BaseModel):

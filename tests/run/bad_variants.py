@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +41,9 @@ class Build(Bad):
 
     def __init__(self, shape: Shape) -> None:
         raise Unsupported("the mathematics forbids it")
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return v
 
 
 @bad("exit")
@@ -129,6 +134,28 @@ class Child(Bad):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)  # attnbench-orphan"])
+        return v.clone()
+
+
+@bad("closed")
+class Closed(Bad):
+    """Closes every file of its process, the way to the parent among them, and goes on."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        os.closerange(0, 1000)
+        while True:
+            time.sleep(1)
+
+
+@bad("answers")
+class Answers(Bad):
+    """Writes garbage to every file of its process, the way to the parent among them."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        for number in range(3, 50):
+            with suppress(OSError):
+                if stat.S_ISFIFO(os.fstat(number).st_mode):
+                    os.write(number, b'{"record": {"status": "ok"}, "samples": null}\n')
         return v.clone()
 
 

@@ -43,6 +43,7 @@ def by_label(records: list[Record]) -> dict[tuple[str, int], Record]:
 def test_every_kind_of_bad_cell_is_a_row_with_its_reason_and_the_others_are_measured(tmp_path: Path) -> None:
     load(PLUGIN)
     names = ["raise", "build", "exit", "abort", "segfault", "kill", "hang", "noise", "nan", "memory", "child", "shape"]
+    names += ["closed", "answers"]
     path = suite(tmp_path, f"[softmax, {', '.join('bad-' + name for name in names)}, mean-value]")
     plan = make_plan(path, options(tmp_path, plugins=(PLUGIN,), cell_timeout=10.0, memory_limit=2 * 2**30, quick=True))
     folder, records = execute(plan)
@@ -61,6 +62,8 @@ def test_every_kind_of_bad_cell_is_a_row_with_its_reason_and_the_others_are_meas
         "memory": "oom",
         "child": "ok",
         "shape": "error",
+        "closed": "crash",
+        "answers": "crash",
         "mean-value": "ok",
     }
     assert got["raise"][1] == "KeyError: 'no such thing\\nsecond line'"
@@ -70,6 +73,9 @@ def test_every_kind_of_bad_cell_is_a_row_with_its_reason_and_the_others_are_meas
     assert "SIGSEGV" in got["segfault"][1]
     assert "SIGKILL" in got["kill"][1]
     assert "raise --cell-timeout" in got["hang"][1]
+    assert got["abort"][1].endswith(": about to abort")
+    assert got["closed"][1] == "the measuring process closed its output"
+    assert got["answers"][1] == "the measuring process sent garbage"
     assert got["shape"][1] == "it breaks the contract: the output is (1, 32, 2, 8) float32, not (1, 2, 32, 8) float32"
     table = pd.read_csv(folder.path / "results.csv", keep_default_na=False)
     assert list(table["status"]) == [str(record.status) for record in records]

@@ -205,6 +205,12 @@ def test_a_good_suite_is_read(tmp_path: Path) -> None:
             "4: 'name': 'a/b' is not a name; use letters, digits, '.', '_' and '-', at most 64",
         ),
         ("name: small", "name: ..", "1: 'name': '..' is not a name; use letters, digits, '.', '_' and '-', at most 64"),
+        (
+            "name: small",
+            "name: NUL.txt",
+            "1: 'name': 'NUL.txt' is a device on Windows, where no folder can be called so; choose another",
+        ),
+        ("name: small", "name: small.", "1: 'name': 'small.' ends in a dot, which Windows drops; choose another"),
         ("name: small", "name: 7", "1: 'name' must be text, got 7; put it in quotes"),
         ("name: small\n", "", "1: 'name' is missing; add it"),
         ("profiles:", "profile:", "12: unknown key 'profile'; did you mean 'profiles'?"),

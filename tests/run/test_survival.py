@@ -1,0 +1,329 @@
+"""Whole runs of cells that cost nothing, ended or hindered in every way that an operating system has."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import attnbench.attention
+import attnbench.inputs  # fills the table of inputs
+from attnbench.cell import Cell
+from attnbench.cli.app import main
+from attnbench.record import Record
+from attnbench.run import runner
+from attnbench.run.plan import Options, make_plan
+from attnbench.status import Status
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
+
+KILLS = int(os.environ.get("ATTNBENCH_KILLS", "12"))
+"""200 before a release."""
+
+
+class Instant:
+    """Stands for the measuring process: answers at once, the same for the same cell."""
+
+    def __init__(self, settings: object) -> None:
+        pass
+
+    def __enter__(self) -> Instant:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self) -> dict[str, Any]:
+        return {"machine_id": "m", "process": "tuned", "process_notes": [], "environment": {"torch": "2"}}
+
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        cell, round_ = Cell.from_json(request["cell"]), request["round"]
+        columns = {"time_median_s": cell.shape.N / 7, "time_rounds": round_ + 1, "process": "tuned"}
+        samples = [{"seconds": cell.shape.N / 7, "calls": 1, "switches": 0}]
+        return {
+            "record": Record.of(cell, Status.OK, **columns).to_json(),
+            "samples": {"cell_id": cell.cell_id, "round": round_, "samples": samples},
+        }
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "Worker", Instant)
+    monkeypatch.setattr(runner, "load_warning", lambda: None)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    path = tmp_path / "s.yaml"
+    path.write_text("name: s\nsweeps: [{name: w, matrix: {variant: [softmax, linear], seq_len: 1..10+1}}]\n")
+    return path
+
+
+@dataclass
+class Ended:
+    code: int
+    said: str
+
+
+def fork(action: Callable[[], int], said: Path) -> int:
+    """Run ``action`` in a child process with its stdout and stderr in a file: milliseconds, where a new one imports."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        with said.open("w", encoding="utf-8") as stream:
+            os.dup2(stream.fileno(), 1)
+            os.dup2(stream.fileno(), 2)
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", buffering=1) for number in (1, 2))
+            code = action()
+            sys.stdout.flush()
+            sys.stderr.flush()
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def wait(pid: int, said: Path) -> Ended:
+    return Ended(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.read_text())
+
+
+@pytest.fixture
+def attnbench(tmp_path: Path, suite: Path) -> Callable[..., Ended]:
+    def command(out: Path | None = None, first: Callable[[], object] = lambda: None) -> Ended:
+        said = tmp_path / "said.txt"
+
+        def action() -> int:
+            first()
+            return main(["run", str(suite), "--out", str(out or tmp_path / "out"), "--device", "cpu", "--rounds", "1"])
+
+        return wait(fork(action, said), said)
+
+    return command
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    (file,) = out.glob("s/*/records.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def error_line(ended: Ended) -> str:
+    (line,) = [line for line in ended.said.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in ended.said
+    return line
+
+
+def test_a_run_killed_again_and_again_at_any_moment_has_the_rows_of_one_that_was_not(
+    tmp_path: Path, suite: Path
+) -> None:
+    lengths = {"seq_len": f"1..{2 * KILLS}+1"}  # twice as many visits as the kills can let through
+    plan, chance = make_plan(suite, Options("cpu", out=tmp_path / "out", overrides=lengths, rounds=2)), random.Random(1)
+    told, kills, ended = [], 0, Ended(-9, "")
+    while ended.code:
+        reads, writes = os.pipe()
+
+        class Tell(runner.Watcher):
+            def visited(self, record: Record) -> None:
+                os.write(writes, f"{record.cell_id} {record.time_rounds}\n".encode())  # noqa: B023  # used at once
+
+        pid = fork(lambda: bool(runner.execute(plan, Tell())[0]) - 1, tmp_path / "said.txt")
+        os.close(writes)
+        with os.fdopen(reads) as pipe:
+            if kills < KILLS:
+                for _ in range(chance.randrange(4)):
+                    told.append(pipe.readline().strip())
+                time.sleep(chance.random() * 0.02)
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+            told += pipe.read().split("\n")
+        ended = wait(pid, tmp_path / "said.txt")
+        assert ended.code in (0, -9), ended.said
+    stored = [f"{row['cell_id']} {row['time_rounds']}" for row in rows(tmp_path / "out")]
+    assert kills == KILLS
+    assert len(stored) == len(set(stored)) == 2 * len(plan.cells)
+    assert set(filter(None, told)) <= set(stored)
+    whole, _ = runner.execute(make_plan(suite, Options("cpu", out=tmp_path / "whole", overrides=lengths, rounds=2)))
+    (killed,) = (tmp_path / "out").glob("s/*/results.csv")
+    tables = [pd.read_csv(path).drop(columns="started_at") for path in (killed, whole.path / "results.csv")]
+    pd.testing.assert_frame_equal(*tables)
+    assert not [path for path in killed.parent.iterdir() if path.name.startswith((".results", ".writer"))]
+
+
+def test_a_full_disk_stops_the_run_with_what_failed_and_the_next_goes_on(
+    tmp_path: Path, attnbench: Callable[..., Ended]
+) -> None:
+    def full() -> None:  # a file that may not grow writes what fits and then fails, as a full disk does
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    ended = attnbench(first=full)
+    assert ended.code == 74
+    assert "cannot write" in error_line(ended)
+    assert "records.jsonl" in error_line(ended)
+    kept = rows(tmp_path / "out")  # whole lines only
+    assert 1 < len(kept) < 20
+    (folder,) = (tmp_path / "out" / "s").iterdir()
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".") and path.name != ".lock"]
+    assert attnbench().code == 0
+    after = rows(tmp_path / "out")
+    assert after[: len(kept)] == kept
+    assert len({row["cell_id"] for row in after}) == len(after) == 20
+
+
+def test_a_folder_that_vanishes_stops_the_run(
+    tmp_path: Path, attnbench: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Vanishing(Instant):
+        def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+            shutil.rmtree(tmp_path / "out")
+            return super().ask(request, timeout)
+
+    monkeypatch.setattr(runner, "Worker", Vanishing)
+    ended = attnbench()
+    assert ended.code == 74
+    assert "the folder is gone" in error_line(ended)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_place_where_nothing_can_be_made_is_exit_code_73(tmp_path: Path, attnbench: Callable[..., Ended]) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (Path("/proc/attnbench"), tmp_path / "file", tmp_path / "file" / "deeper"):
+        ended = attnbench(out)
+        assert ended.code == 73
+        assert f"cannot create {out}" in error_line(ended)
+        assert "--out" in error_line(ended)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A folder that a user without rights can reach: root may write anywhere."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_folder_that_became_read_only_is_exit_code_73_and_stays_as_it_is(
+    open_to_all: Path, attnbench: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert attnbench(open_to_all).code == 0
+    (folder,) = (open_to_all / "s").iterdir()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    folder.chmod(0o555)
+    for path in folder.iterdir():
+        path.chmod(0o444)
+
+    find = runner._find_folder
+
+    def find_and_give_up_rights(*what: Any) -> Any:
+        found = find(*what)
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        return found
+
+    monkeypatch.setattr(runner, "_find_folder", find_and_give_up_rights)
+    ended = attnbench(open_to_all)
+    folder.chmod(0o755)
+    assert ended.code == 73, ended.said
+    assert f"cannot write in {folder}: Permission denied" in error_line(ended)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_second_run_names_the_first_within_two_seconds_and_goes_on_when_that_is_killed(
+    tmp_path: Path, attnbench: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, suite: Path
+) -> None:
+    class Waiting(Instant):
+        def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+            (tmp_path / "waits").touch()
+            time.sleep(60)
+            raise AssertionError
+
+    monkeypatch.setattr(runner, "Worker", Waiting)
+    plan = make_plan(suite, Options("cpu", out=tmp_path / "out", rounds=1))
+    first = fork(lambda: bool(runner.execute(plan)), tmp_path / "first.txt")
+    try:
+        while not (tmp_path / "waits").exists():
+            time.sleep(0.005)
+        started = time.perf_counter()
+        second = attnbench()
+        assert time.perf_counter() - started < 2
+    finally:
+        os.kill(first, signal.SIGKILL)
+        wait(first, tmp_path / "first.txt")
+    assert second.code == 75
+    assert f"another attnbench run (process {first}, since 20" in error_line(second)
+    monkeypatch.setattr(runner, "Worker", Instant)
+    assert attnbench().code == 0
+    assert len(rows(tmp_path / "out")) == 20
+
+
+def test_a_torn_last_line_is_told_and_other_damage_is_refused_untouched(
+    tmp_path: Path, attnbench: Callable[..., Ended]
+) -> None:
+    assert attnbench().code == 0
+    (file,) = (tmp_path / "out").glob("s/*/records.jsonl")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-50])
+    ended = attnbench()
+    assert ended.code == 0
+    assert f"warning: {file}:20: the last line was cut short" in ended.said
+    assert len(rows(tmp_path / "out")) == 20
+    damaged = whole.replace(b'"seq_len": 3,', b'"seq_len": "3",', 1)
+    file.write_bytes(damaged)
+    ended = attnbench()
+    assert ended.code == 65
+    number = damaged[: damaged.index(b'"seq_len": "3"')].count(b"\n") + 1
+    assert f"{file}:{number}: not a record of this version: seq_len is '3'" in error_line(ended)
+    assert file.read_bytes() == damaged
+
+
+def test_a_link_in_the_place_of_a_folder_or_file_is_refused_and_nothing_is_written_through_it(
+    tmp_path: Path, attnbench: Callable[..., Ended]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "s").symlink_to(tmp_path / "elsewhere")
+    ended = attnbench()
+    assert (ended.code, "is a link" in error_line(ended)) == (73, True)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    (tmp_path / "out" / "s").unlink()
+    assert attnbench().code == 0
+    (file,) = (tmp_path / "out").glob("s/*/records.jsonl")
+    other = tmp_path / "elsewhere" / "records.jsonl"
+    file.rename(other)
+    other.write_bytes(other.read_bytes() + b'{"torn')
+    before = other.read_bytes()
+    file.symlink_to(other)
+    ended = attnbench()
+    assert (ended.code, "is a link" in error_line(ended)) == (73, True)
+    assert other.read_bytes() == before
+
+
+def test_the_unfinished_table_of_a_killed_run_is_removed(tmp_path: Path, attnbench: Callable[..., Ended]) -> None:
+    assert attnbench().code == 0
+    (folder,) = (tmp_path / "out" / "s").iterdir()
+    (folder / ".results.csv.abc").write_text("half")
+    with suppress(FileNotFoundError):
+        (folder / "results.csv").unlink()
+    assert attnbench().code == 0
+    assert not (folder / ".results.csv.abc").exists()
+    assert (folder / "results.csv").read_text().count("\n") == 21
