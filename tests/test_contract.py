@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,9 @@ from attnbench.variant import VARIANTS, No, Variant, build
 PACKAGE = [entry for entry in VARIANTS if entry.make.__module__.startswith("attnbench.attention.")]
 ALL = [entry for entry in PACKAGE if not entry.traits.compiled]
 """Without what takes seconds for each shape."""
+
+LAWFUL = PACKAGE if any(map(shutil.which, ("g++", "clang++"))) else ALL
+"""Compiled variants where there is a compiler."""
 
 
 # Loading the compiler of flex imports a part of torch that uses another, deprecated one.
@@ -49,14 +53,14 @@ def spec_of(entry: Variant) -> Spec:
 # The laws
 
 
-@each(PACKAGE)
+@each(LAWFUL)
 @pytest.mark.parametrize("law", [name for name, law in LAWS.items() if not law.needs_time])
 def test_it_holds(entry: Variant, law: str) -> None:
     report = check_variant(entry, laws=[law])
     assert report.held, [f"{finding.case}: {finding.fault}" for finding in report.faults]
 
 
-@each(PACKAGE)
+@each(LAWFUL)
 def test_its_formula_is_written_down_and_compared_with(entry: Variant) -> None:
     found = check_variant(entry, laws=["formula"]).findings
     assert {finding.case for finding in found} == {str(case) for case in cases(entry) if _possible(case)}
