@@ -1,4 +1,5 @@
 # Two commands: `make bench` measures this machine and draws the figure, `make test` runs everything that must hold.
+# `make selfcheck` measures the measuring, for ten minutes, on a machine with nothing else to do.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +7,7 @@ BIN := $(VENV)/bin
 # The CPU build of torch, without the CUDA packages: make bench PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_OPTIONS ?=
 
-.PHONY: bench test lint clean
+.PHONY: bench test selfcheck lint clean
 
 bench: $(VENV)/installed
 	$(BIN)/attnbench run lra
@@ -17,6 +18,9 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q
+
+selfcheck: $(VENV)/installed-dev
+	$(BIN)/pytest -q -s --timeout=1800 $(wildcard tests/benchmarks/live_*.py)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format .

@@ -15,6 +15,9 @@ from typing import Any
 
 from attnbench.errors import UsageError
 
+NOISY = 0.02
+"""A noise floor above this is worth a warning."""
+
 
 def available_cores() -> int:
     """Cores that this process may use."""
@@ -117,7 +120,7 @@ class OtherLoad:
 
 def noise_warning(noise: float | None, others: float | None) -> str | None:
     """What to say, and what to do, where one program seems to differ from itself by more than 2 %."""
-    if noise is None or noise <= 0.02:
+    if noise is None or noise <= NOISY:
         return None
     if others is None:
         return f"noise {noise:.0%}: close other programs or raise --min-time"

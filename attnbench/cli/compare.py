@@ -71,6 +71,7 @@ def compare(
     import attnbench.inputs  # noqa: F401  # fills the table of inputs
     from attnbench.cell import Cell
     from attnbench.machine import available_cores, resolve_device
+    from attnbench.measure.statistics import FASTER_BAND
     from attnbench.measure.time import TimingRules
     from attnbench.plugins import load
     from attnbench.qkv import INPUTS
@@ -145,6 +146,11 @@ def compare(
     else:
         console.line(what)
         console.line(f"{how}; ± is a 95 % interval")
+        floor = comparison.environment["noise_floor"] or 0.0
+        if floor > math.expm1(FASTER_BAND):
+            console.line(f"noise floor {floor:.1%}: differences below it get no verdict")
+        for note in comparison.environment["process_notes"]:
+            console.warning(note)
         _print(comparison)
 
 

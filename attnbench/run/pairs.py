@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from attnbench.cell import Cell
+from attnbench.machine import NOISY
 from attnbench.measure.statistics import FEWEST, expected_half_width, noise_floor
 from attnbench.measure.time import Sample, Stopwatch, TimingRules, checked, garbage_collection_off, measure_time
 from attnbench.record import Record
@@ -21,6 +22,7 @@ from attnbench.status import Status
 
 NOISE_TIME = 0.3
 """Seconds for the noise floor at the start of a run."""
+NOISE_TRIES = 3
 
 
 @dataclass(slots=True)
@@ -57,17 +59,28 @@ def measure_pairs(cells: Sequence[Cell], rules: TimingRules) -> Pairs:
 
 
 def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
-    """By how much this machine finds a small product slower than the same product, by the method of ``compare``."""
+    """By how much this machine finds a small product slower than the same product, by the method of ``compare``.
+
+    The least of a few tries, where the first is above 2 %: a short disturbance says nothing of the run.
+    """
     watch = watch or stopwatch(device)
     a = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).to(device)
     out = torch.empty_like(a)
     call = lambda: torch.mm(a, a, out=out)  # noqa: E731  # the same object on both sides
     rules = TimingRules(min_time=NOISE_TIME, max_time=NOISE_TIME, warmup_time=0.05)
+    least: float | None = None
     with torch.inference_mode():
         batch = _calls_per_sample(watch, call, rules)
-        with garbage_collection_off():
-            blocks, _ = take_turns(watch, {0: call, 1: call}, {0: batch, 1: batch}, rules, seed=0)
-    return noise_floor([first for first, _ in blocks], [second for _, second in blocks])
+        for _ in range(NOISE_TRIES):
+            with garbage_collection_off():
+                blocks, _ = take_turns(watch, {0: call, 1: call}, {0: batch, 1: batch}, rules, seed=0)
+            noise = noise_floor([first for first, _ in blocks], [second for _, second in blocks])
+            if noise is None:
+                return None
+            least = noise if least is None else min(least, noise)
+            if least <= NOISY:
+                break
+    return least
 
 
 def _without_time(cell: Cell, rules: TimingRules) -> Record:

@@ -26,7 +26,7 @@ class NoisyWatch:
     def __init__(self, noise: str, seed: int, sd: float) -> None:
         rng = np.random.default_rng([seed, NOISES.index(noise)])
         self._noise, self._sd = noise, sd
-        self._normal, self._uniform = iter(rng.standard_normal(4096).tolist()), iter(rng.random(4096).tolist())
+        self._normal, self._uniform = iter(rng.standard_normal(8192).tolist()), iter(rng.random(4096).tolist())
         self._level = self.now = 0.0
 
     def cost(self) -> float:
@@ -64,9 +64,9 @@ def excludes(found: Ratio, truth: float) -> bool:
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_a_program_against_itself_is_found_different_in_at_most_one_of_twenty_and_gets_no_verdict(noise: str) -> None:
-    found = [ratio(noise, seed) for seed in range(400)]
-    assert sum(excludes(one, 1.0) for one in found) <= 0.05 * 400
-    assert sum(one.verdict in ("faster", "slower") for one in found) <= 0.01 * 400
+    found = [ratio(noise, seed) for seed in range(1000)]  # of 4000 it is 3.2 to 4.4 %
+    assert sum(excludes(one, 1.0) for one in found) <= 0.05 * 1000
+    assert sum(one.verdict in ("faster", "slower") for one in found) <= 0.01 * 1000
 
 
 def test_much_noise_does_not_make_the_interval_miss_more_often_though_it_decides_when_to_stop() -> None:
@@ -97,6 +97,22 @@ def test_the_floor_of_a_noisy_machine_is_above_that_of_a_quiet_one() -> None:
     assert floors[1] is not None
     assert floors[2] is not None
     assert 0 < floors[1] < 0.02 < floors[2]
+
+
+def test_a_disturbance_while_the_floor_is_measured_does_not_stand_for_the_whole_run() -> None:
+    class Restless(NoisyWatch):
+        """Quiet after its first thousand samples."""
+
+        taken = 0
+
+        def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
+            self.taken += 1
+            self._sd = 0.5 if self.taken < 1000 else 0.001
+            return super().time(call, calls)
+
+    floor = measure_noise("cpu", Restless("independent", 0, 0.0))
+    assert floor is not None
+    assert floor < 0.001
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""A whole suite twice, on a machine with nothing else to do. See `make selfcheck`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnbench.measure.statistics import median
+from attnbench.record import Record
+from attnbench.run.plan import Options, make_plan
+from attnbench.run.runner import execute
+
+
+def run(out: Path) -> list[Record]:
+    return execute(make_plan("quick", Options(device="cpu", out=out, threads=1)))[1]
+
+
+def test_two_runs_of_quick_agree_within_their_intervals_in_nine_cells_of_ten(tmp_path: Path) -> None:
+    first, second = run(tmp_path / "1"), run(tmp_path / "2")
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.time_median_s and b.time_median_s]
+    differences = []
+    agreeing = 0
+    for a, b in pairs:
+        assert a.cell_id == b.cell_id
+        assert a.time_median_s is not None
+        assert b.time_median_s is not None
+        assert a.time_ci_low_s is not None
+        assert a.time_ci_high_s is not None
+        assert b.time_ci_low_s is not None
+        assert b.time_ci_high_s is not None
+        assert (a.peak_bytes, a.matmul_flops, a.rel_error) == (b.peak_bytes, b.matmul_flops, b.rel_error)
+        differences.append(abs(b.time_median_s / a.time_median_s - 1))
+        agree = a.time_ci_low_s <= b.time_ci_high_s and b.time_ci_low_s <= a.time_ci_high_s
+        agreeing += agree
+        print(f"\n{a.label}: {differences[-1]:.1%} {'agree' if agree else 'DISAGREE'}", end="")
+    print(f"\nquick twice: {agreeing} of {len(pairs)} agree, difference in the median {median(differences):.1%}")
+    assert agreeing >= 0.9 * len(pairs)
