@@ -162,7 +162,7 @@ def heads(case: Case) -> Iterator[Measured]:
 
 @law(
     "permutation",
-    applies=lambda case: not case.causal and case.traits.permutable is not None,
+    applies=lambda case: not case.causal,
 )
 def permutation(case: Case) -> Iterator[Measured]:
     """Permuting the tokens permutes the output, where claimed and only there."""
