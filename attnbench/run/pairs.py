@@ -64,7 +64,8 @@ def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
     The least of a few tries, where the first is above 2 %: a short disturbance says nothing of the run.
     """
     watch = watch or stopwatch(device)
-    a = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).to(device)
+    n = 2048 if device.startswith("cuda") else 256  # long beside the resolution of an event
+    a = torch.randn(n, n, generator=torch.Generator().manual_seed(0)).to(device)
     out = torch.empty_like(a)
     call = lambda: torch.mm(a, a, out=out)  # noqa: E731  # the same object on both sides
     rules = TimingRules(min_time=NOISE_TIME, max_time=NOISE_TIME, warmup_time=0.05)
