@@ -173,12 +173,12 @@ class Worker:
             return CellFailed(Status.CRASH, "the measuring process closed its output")
         self._tail_reader.join(timeout=1)
         self.stop()
-        how = f"killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
         said = "\n".join(self._tail)
         if "MemoryError" in said or "bad_alloc" in said:
             return CellFailed(Status.OOM, f"the measuring process ran out of memory and {how}")
         last = one_line(self._tail[-1]) if self._tail else ""
-        return CellFailed(Status.CRASH, f"the measuring process was {how}" + (f": {last}" if last else ""))
+        return CellFailed(Status.CRASH, f"the measuring process {how}" + (f": {last}" if last else ""))
 
     def stop(self) -> None:
         """End the process and everything it started, at once."""
