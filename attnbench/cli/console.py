@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +23,17 @@ for _stream in (sys.stdout, sys.stderr):
     if hasattr(_stream, "reconfigure"):
         _stream.reconfigure(errors="replace")
 
-_out = Console(highlight=False)
-_err = Console(stderr=True, highlight=False)
+
+class _Console(Console):
+    """Goes on in silence when whoever read it has seen enough: a run measures on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+_out = _Console(highlight=False)
+_err = _Console(stderr=True, highlight=False)
 
 
 def width() -> int:

@@ -194,14 +194,18 @@ def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_terminal_without_unicode_changes_only_the_looks() -> None:
-    for environment in (
-        {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"},
-        {"PYTHONIOENCODING": "cp1252"},
-        {"NO_COLOR": "1"},
+def test_a_terminal_without_unicode_or_colour_changes_only_the_looks() -> None:
+    plain = attnbench("show", "softmax", PYTHONIOENCODING="utf-8").stdout
+    assert "√" in plain
+    for encoding, environment in (
+        ("ascii", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}),
+        ("cp1252", {"PYTHONIOENCODING": "cp1252"}),
+        ("utf-8", {"NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}),
     ):
         done = attnbench("show", "softmax", **environment)
         assert done.returncode == 0, done.stderr
+        seen = plain.encode(encoding, "replace").decode(encoding)
+        assert done.stdout == seen.encode(encoding).decode("utf-8", "replace")
 
 
 def test_a_reader_who_has_seen_enough_is_no_error() -> None:

@@ -327,3 +327,21 @@ def test_the_unfinished_table_of_a_killed_run_is_removed(tmp_path: Path, attnben
     assert attnbench().code == 0
     assert not (folder / ".results.csv.abc").exists()
     assert (folder / "results.csv").read_text().count("\n") == 21
+
+
+@pytest.mark.parametrize("streams", [[1], [2], [1, 2]])
+def test_a_run_goes_on_when_nobody_reads_it(
+    tmp_path: Path, attnbench: Callable[..., Ended], streams: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang_up() -> None:
+        reads, writes = os.pipe()
+        os.close(reads)
+        for stream in streams:
+            os.dup2(writes, stream)
+
+    failing = Record.of
+    monkeypatch.setattr(Record, "of", lambda cell, status, **columns: failing(cell, Status.CRASH, "told on stderr"))
+    ended = attnbench(first=hang_up)
+    assert ended.code == 0
+    assert "Traceback" not in ended.said
+    assert len(rows(tmp_path / "out")) == 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import string
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from attnbench.suite.schema import AXES, Suite
 
 pytestmark = pytest.mark.usefixtures("small_registry")
 
-same_fixtures = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+CASES = int(os.environ.get("ATTNBENCH_CASES", "200"))
+"""20000 before a release."""
+
+same_fixtures = settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 GOOD = """\
 name: small
