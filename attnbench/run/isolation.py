@@ -106,7 +106,9 @@ class Worker:
         threading.Thread(target=_read_answers, args=(self._process.stdout, self._answers), daemon=True).start()
         self._tail_reader = threading.Thread(target=_read_tail, args=(self._process.stderr, self._tail), daemon=True)
         self._tail_reader.start()
-        state = self._exchange({f: getattr(self.settings, f) for f in Settings.__slots__}, START_TIMEOUT)
+        settings = {f: getattr(self.settings, f) for f in Settings.__slots__}
+        # A process started anew takes the limits of the machine over: one run has one set of them.
+        state = self._exchange({**settings, "known": self.state}, START_TIMEOUT)
         if "failed" in state:
             self.stop()
             raise WorkerFailed(f"the measuring process did not start: {one_line(state['failed'])}")

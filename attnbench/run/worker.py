@@ -50,23 +50,17 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
 
     import attnbench.attention
     import attnbench.inputs  # noqa: F401  # fills the table of inputs
-    from attnbench.machine import OtherLoad, describe, machine_id, noise_warning
-    from attnbench.measure.limits import copy_rates, matmul_rate
+    from attnbench.machine import describe, machine_id
     from attnbench.plugins import load
-    from attnbench.run.execute import stopwatch
-    from attnbench.run.pairs import measure_noise
 
     for plugin in settings["plugins"]:
         load(plugin)
     device = settings["device"]
     process, notes = apply(settings["process"], threads=settings["threads"], device=device)
-    rates, copies, others = {}, [], OtherLoad()
-    noise = measure_noise(device)
-    warning = noise_warning(noise, others.cores())
-    if settings["rates"]:
-        copies = copy_rates(device)
-        for dtype in settings["dtypes"]:
-            rates[dtype] = matmul_rate(device, getattr(torch, dtype))
+    limits = {name: settings["known"].get(name) for name in _LIMITS}
+    if not settings["known"]:
+        limits, warning = _limits(settings)
+        notes += [warning] if warning else []
     return_freed_memory()
     if device == "cpu":
         limit_memory(settings["memory_limit"])
@@ -77,12 +71,30 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
         "environment": describe(device),
         "machine_id": machine_id(device),
         "process": process,
-        "process_notes": [*notes, *([warning] if warning else [])],
-        "matmul_rate": rates,
-        "copy_rates": copies,
-        "timer_cost_s": stopwatch(device).cost(),
-        "noise_floor": noise,
+        "process_notes": notes,
+        **limits,
     }
+
+
+_LIMITS = ("matmul_rate", "copy_rates", "timer_cost_s", "noise_floor")
+
+
+def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """What this machine can do, by name of _LIMITS, and a warning where it is restless."""
+    import torch
+
+    from attnbench.machine import OtherLoad, noise_warning
+    from attnbench.measure.limits import copy_rates, matmul_rate
+    from attnbench.run.execute import stopwatch
+    from attnbench.run.pairs import measure_noise
+
+    device, wanted, others = settings["device"], settings["rates"], OtherLoad()
+    noise = measure_noise(device)
+    warning = noise_warning(noise, others.cores())
+    dtypes = settings["dtypes"] if wanted else ()
+    rates = {dtype: matmul_rate(device, getattr(torch, dtype)) for dtype in dtypes}
+    copies = copy_rates(device) if wanted else []
+    return dict(zip(_LIMITS, (rates, copies, stopwatch(device).cost(), noise), strict=True)), warning
 
 
 def _cell(

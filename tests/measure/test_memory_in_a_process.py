@@ -32,6 +32,8 @@ def test_a_small_cell_after_a_big_one_and_under_a_large_parent_takes_what_it_tak
     with Worker(Settings(process="as-shipped", rates=False)) as worker:
         alone, big, after = measure(worker, 4608), measure(worker, 9216), measure(worker, 4608)
         state = worker.start()
+        worker.stop()
+        again = worker.start()
     assert len(ballast) == 400 * MIB
     for record, n in ((alone, 4608), (big, 9216), (after, 4608)):
         assert record.peak_bytes == SCORES[n] + n * 16 * 4  # scores, which become the weights, and output
@@ -39,3 +41,5 @@ def test_a_small_cell_after_a_big_one_and_under_a_large_parent_takes_what_it_tak
     # What every worker finds out about its machine before the first cell.
     assert 0 < state["timer_cost_s"] < 1e-4
     assert state["noise_floor"] > 0
+    # And it is not asked twice.
+    assert {**again, "process_notes": state["process_notes"]} == state
