@@ -147,7 +147,8 @@ class RunFolder:
             try:
                 record = _checked(Record.from_json(row))
             except (TypeError, ValueError, KeyError) as error:
-                raise CorruptResults(f"{self.path / RECORDS}:{number}: not a record of this version: {error}") from None
+                what = one_line(str(error))  # may hold what stands in the file
+                raise CorruptResults(f"{self.path / RECORDS}:{number}: not a record of this version: {what}") from None
             rows[record.cell_id] = record
         return rows
 

@@ -70,6 +70,7 @@ def resumed(folder: Path, name: str, content: bytes) -> None:
 @cases
 @given(damaged(LINES))
 @example(b"[" * 100_000 + b"\n")
+@example(LINES.replace(b'"suite"', b'"\x7fsuite"', 1))
 @example(LINES.replace(b'"seq_len": 2', b'"seq_len": true', 1))
 @example(LINES.replace(b'"cell_id": ', b'"cell_id": [], "x": ', 1))
 def test_a_run_goes_on_from_any_rows_or_refuses_them_in_one_line(tmp_path: Path, content: bytes) -> None:
