@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -90,12 +91,19 @@ def test_nan_never_enters_the_store(folder: RunFolder) -> None:
     assert folder.records() == {}
 
 
-def test_a_full_disk_is_one_line_and_earlier_rows_stay(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_what_was_half_written_is_taken_back(folder: RunFolder) -> None:
     folder.add(record())
-    (folder.path / SAMPLES).symlink_to("/dev/full")
-    with pytest.raises(StoreError, match="cannot write"):
-        folder.add(record(n=128), {"cell_id": "x", "round": 0, "samples": []})
-    assert len(folder.records()) == 1
+    whole = (folder.path / RECORDS).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 100, limits[1]))  # so much fits, and no more
+    try:
+        with pytest.raises(StoreError, match=r"cannot write .*records\.jsonl: .*; earlier rows are safe, make room"):
+            folder.add(record(n=128))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (folder.path / RECORDS).read_bytes() == whole
+    folder.add(record(n=128))
+    assert len(folder.records()) == 2
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
