@@ -345,3 +345,22 @@ def test_a_run_goes_on_when_nobody_reads_it(
     assert ended.code == 0
     assert "Traceback" not in ended.said
     assert len(rows(tmp_path / "out")) == 20
+
+
+def test_a_changed_suite_machine_or_method_starts_a_new_run_and_the_same_goes_on(
+    tmp_path: Path, suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folder(**options: Any) -> str:
+        return runner.execute(make_plan(suite, Options("cpu", out=tmp_path / "out", rounds=1, **options)))[0].path.name
+
+    seen = {folder()}
+    assert folder() in seen
+    seen.add(folder(overrides={"seq_len": "1..11+1"}))
+    with monkeypatch.context() as changed:
+        changed.setattr(runner, "machine_id", lambda device: "another")
+        seen.add(folder())
+    with monkeypatch.context() as changed:
+        changed.setattr(runner, "METHOD_VERSION", runner.METHOD_VERSION + 1)
+        seen.add(folder())
+    assert len(seen) == 4
+    assert folder() in seen
