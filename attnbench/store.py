@@ -196,7 +196,7 @@ class RunFolder:
         if at_most_every and now - self._csv_written < at_most_every:
             return
         self._csv_written = now
-        rows = [[_csv_cell(record.to_json()[column]) for column in COLUMNS] for record in records]
+        rows = [[_csv_cell(row[column]) for column in COLUMNS] for row in (record.to_json() for record in records)]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
