@@ -89,12 +89,12 @@ class Monarch(nn.Module):
         if asked is not None:
             queries = queries.masked_fill(~asked[:, None, :, None], 0)
         queries, key, value = (
-            pad(x.to(dtype).reshape(G, -1, D), (0, 0, 0, n * b - x.shape[2])).view(G, n, b, D)
+            pad(x.to(dtype).reshape(G, -1, D), (0, 0, 0, n * b - x.shape[2])).reshape(G, n, b, D)
             for x, n in ((queries, rows), (k, columns), (v, columns))
         )
         x = pad(queries, (0, 0, 0, 0, 0, columns - rows))  # L is the identity; a negative width cuts off
         queries = queries.transpose(1, 2).reshape(G * b, rows, D)  # all blocks at one place
-        key, value = key.view(-1, b, D), value.view(-1, b, D)
+        key, value = key.reshape(-1, b, D), value.reshape(-1, b, D)
         no_key, no_query = _hidden(keys, k, columns * b, dtype), _hidden(asked, q, rows * b, dtype)
         if no_key is not None:
             no_key = no_key.view(-1, 1, b)
@@ -109,7 +109,7 @@ class Monarch(nn.Module):
             )
             ends = (read[0], None) if last else (None, no_query)
             (x,) = _in_tiles(_left, cells // (rows * columns), queries, mean, entropy.mT, *ends)
-            x = x.view(G, b, -1, D).transpose(1, 2)
+            x = x.reshape(G, b, -1, D).transpose(1, 2)
         return x.reshape(B, H, rows * b, D)[:, :, :N].to(q.dtype)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

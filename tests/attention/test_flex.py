@@ -171,12 +171,12 @@ def test_what_a_cpu_cannot_compile_is_refused_and_nothing_runs_in_its_place() ->
         build("flex", replace(SHAPE, bias="relative"))(q, k.detach(), v)
 
 
-def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_compiler_is_told_so() -> None:
     import torch._inductor.config as settings
 
-    monkeypatch.setattr(settings.cpp, "cxx", ("there-is-no-such-compiler",))
     module = build("flex", Shape(1, 1, 7, D))
-    with pytest.raises(Unsupported, match="there is no working C\\+\\+ compiler"):
+    without = settings.patch({"cpp.cxx": ("there-is-no-such-compiler",)})
+    with without, pytest.raises(Unsupported, match="there is no working C\\+\\+ compiler"):
         module(*torch.randn(3, 1, 1, 7, D))
 
 

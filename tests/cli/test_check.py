@@ -1,35 +1,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from attnbench.cli.app import main
 from attnbench.testing import LAWS
+from attnbench.variant import VARIANTS
 
 PLUGIN = """
 from attnbench import register
 from attnbench.attention.softmax import Softmax
-from attnbench.variant import Traits, VARIANTS
+from attnbench.variant import Traits
 
-if "mine" not in VARIANTS:
+@register("mine", family="exact", source="me", formula="-", cost="O(n²·d)", time_exponent=2, memory_exponent=2,
+          traits=Traits(exact=True, decode=True, permutable=True, bias=True))
+class Mine(Softmax):
+    \"\"\"Softmax attention that forgets its mask.\"\"\"
 
-    @register("mine", family="exact", source="me", formula="-", cost="O(n²·d)", time_exponent=2, memory_exponent=2,
-              traits=Traits(exact=True, decode=True, permutable=True, bias=True))
-    class Mine(Softmax):
-        \"\"\"Softmax attention that forgets its mask.\"\"\"
-
-        def forward(self, q, k, v, *, key_mask=None):
-            return super().forward(q, k, v)
+    def forward(self, q, k, v, *, key_mask=None):
+        return super().forward(q, k, v)
 """
 
 
 @pytest.fixture
-def plugin(tmp_path: Path) -> str:
+def plugin(tmp_path: Path) -> Iterator[str]:
     path = tmp_path / "mine.py"
     path.write_text(PLUGIN)
-    return str(path)
+    yield str(path)
+    VARIANTS._entries.pop("mine", None)
 
 
 def test_a_variant_that_is_what_it_says_ends_with_0_and_a_line_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,6 +148,8 @@ def test_rounds_add_samples_to_the_same_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_stopped_run_keeps_its_rows_leaves_no_process_and_goes_on(tmp_path: Path, sign: int, code: int) -> None:
     load(PLUGIN)
+    # Whoever runs the tests in the background may ignore Ctrl-C, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     path = suite(tmp_path, "[mean-value, bad-slow]", n="1..8+1")
     out = tmp_path / "results"
     command = [sys.executable, "-m", "attnbench", "run", str(path), "--out", str(out), "--plugin", PLUGIN]
