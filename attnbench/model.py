@@ -38,8 +38,7 @@ class MultiHead(nn.Module):
 
     def begin(self, x: Tensor) -> Any:
         """State after the tokens x ``(B, n, C)``, of an operator that decodes."""
-        _, k, v = self._projected(x)
-        return self.operator.begin(k, v)  # type: ignore[operator]  # a module may hold anything
+        return self.operator.begin(*self._projected(x))  # type: ignore[operator]  # a module may hold anything
 
     def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
         """The next token x ``(B, 1, C)``: its output and the state after it."""

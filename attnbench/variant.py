@@ -9,10 +9,10 @@ A module may have more methods, which other passes and ``attnbench check`` use w
 
 - ``dense(*inputs, key_mask=None)``: the output of ``forward`` again, written out from the documented formula with
   plain N × M matrices. It is the oracle; the fast path is what is tested.
-- ``begin(*prompt) -> state`` and ``step(state, *token) -> (output, state)``: decoding (``Traits.decode``). The prompt
-  holds any number of tokens, none included (k and v, or x for a mixer); a token is q, k, v ``(B, H, 1, D)`` or x
-  ``(B, 1, C)``. A state is a tuple of tensors, numbers and such tuples. ``step`` leaves the state that it was given
-  usable: the same step twice gives the same output.
+- ``begin(*prompt) -> state`` and ``step(state, *token) -> (output, state)``: decoding (``Traits.decode``). Both take
+  the inputs of ``forward``, q, k, v or x: of a prompt of any number of tokens, none included, and of one token. A state
+  is a tuple of tensors, numbers and such tuples. ``step`` leaves the state that it was given usable: the same step twice
+  gives the same output.
 - ``tied``: names of parameters of which all layers of a model have the same one.
 - ``position_bias``: the :class:`~attnbench.position_bias.PositionBias` that it adds to the logits, made from
   ``shape.bias``, or None (``Traits.bias``).
@@ -218,7 +218,13 @@ def _broken_rule(cls: Callable[..., Any], family: str, kind: str, traits: Traits
         return "forward must take key_mask=None, also where it can only refuse it"
     if traits.decode and not (hasattr(cls, "begin") and hasattr(cls, "step")):
         return "it claims to decode and lacks begin or step"
+    if traits.decode and _inputs(cls.begin) != _inputs(forward):  # type: ignore[attr-defined]  # seen the line before
+        return f"begin must take the inputs of forward, of a prompt: begin(self, {', '.join(_inputs(forward))})"
     return None
+
+
+def _inputs(method: Callable[..., Any]) -> list[str]:
+    return [p.name for p in inspect.signature(method).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
 
 
 def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -> nn.Module:

@@ -191,7 +191,7 @@ def test_decoding_adds_the_row_of_the_last_query(text: str, prompt: int, bias: B
     module = build(text, replace(SHAPE, causal=True, bias=bias)).double()
     inputs = draw()
     expected = module(*inputs)
-    state = module.begin(*(x[:, :, :prompt] for x in inputs[1:]))
+    state = module.begin(*(x[:, :, :prompt] for x in inputs))
     for t in range(prompt, N):
         output, state = module.step(state, *(x[:, :, t : t + 1] for x in inputs))
         torch.testing.assert_close(output, expected[:, :, t : t + 1], rtol=0, atol=1e-12)

@@ -225,6 +225,14 @@ class NoMask(Whole):
         return v
 
 
+class NoQueries(Whole):
+    def begin(self, k: torch.Tensor, v: torch.Tensor) -> tuple[()]:
+        return ()
+
+    def step(self, state: tuple[()], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return v, state
+
+
 @pytest.mark.parametrize(
     ("cls", "more", "rule"),
     [
@@ -234,6 +242,11 @@ class NoMask(Whole):
         (NoForward, {}, "it has no forward"),
         (NoMask, {}, "forward must take key_mask=None"),
         (Whole, {"traits": Traits(decode=True)}, "it claims to decode and lacks begin or step"),
+        (
+            NoQueries,
+            {"traits": Traits(decode=True)},
+            "begin must take the inputs of forward, of a prompt: begin(self, q, k, v)",
+        ),
     ],
 )
 def test_a_class_that_breaks_the_contract_is_told_which_rule(

@@ -88,8 +88,8 @@ class CosFormer(nn.Module):
         total = weights.sum(-1, keepdim=True)
         return weights @ v / torch.where(total > 0, total, 1.0)
 
-    def begin(self, k: Tensor, v: Tensor) -> CosineSums:
-        """k, v ``(B, H, n, D)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> CosineSums:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
         n, dtype = k.shape[2], accumulator(k.dtype)
         features = _features(k.to(dtype), *self._turns(0, n, k))
         return CosineSums(features.mT @ _with_ones(v.to(dtype)), n)

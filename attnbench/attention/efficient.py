@@ -103,8 +103,8 @@ class Efficient(nn.Module):
         return torch.einsum("bhnc,bhnmc,bhme->bhne", q.softmax(-1), shares, v)
 
     @torch.no_grad()
-    def begin(self, k: Tensor, v: Tensor) -> Averages:
-        """k, v ``(B, H, n, D)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Averages:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
         keys, values = (x.flatten(0, 1).to(accumulator(x.dtype)) for x in (k, v))
         state = _empty(keys.shape[0], keys.shape[2], values)
         return state.then(keys, values, keys.logsumexp(1, keepdim=True)) if k.shape[2] else state

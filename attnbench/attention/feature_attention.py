@@ -61,7 +61,7 @@ class FeatureAttention(nn.Module):
         return (weights / total) @ v
 
     @torch.no_grad()
-    def begin(self, k: Tensor, v: Tensor) -> KeySums:
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> KeySums:
         """The sums over a prompt ``(B, H, n, D)``, n >= 0: E + 1 numbers per feature, whatever the length."""
         k, features = self.prepare(k), self.feature_map(k.dtype)
         rows = min(256, max(1, k.shape[2]))

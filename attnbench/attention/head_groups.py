@@ -33,9 +33,9 @@ class HeadGroups(nn.Module):
         slices = zip(*(torch.split(x, self.heads, 1) for x in inputs), strict=True)
         return list(zip(self.parts, slices, strict=True))
 
-    def begin(self, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-        """k, v ``(B, H, n, D)``, n >= 0. The state holds that of each part."""
-        return tuple(part.begin(*x) for part, x in self.split(k, v))
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+        """q, k, v ``(B, H, n, D)``, n >= 0. The state holds that of each part."""
+        return tuple(part.begin(*x) for part, x in self.split(q, k, v))
 
     def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
         """q, k, v ``(B, H, 1, D)``."""

@@ -81,8 +81,8 @@ class Hedgehog(FeatureAttention):
         phi_q, phi_k = (torch.cat([u, -u], -1).softmax(-1) for u in (q, k))
         return phi_q @ phi_k.mT
 
-    def begin(self, k: Tensor, v: Tensor) -> KeySums:
-        return super().begin(k @ self.W_k.mT, v)
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> KeySums:
+        return super().begin(q @ self.W_q.mT, k @ self.W_k.mT, v)
 
     def step(self, state: KeySums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeySums]:
         """q, k, v ``(B, H, 1, D)``."""

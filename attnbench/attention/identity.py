@@ -44,7 +44,7 @@ class Identity(nn.Module):
             matrix = matrix * key_mask[:, None, :, None]
         return torch.matmul(matrix, v)
 
-    def begin(self, k: Tensor, v: Tensor) -> tuple[()]:
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[()]:
         """Nothing is kept of k and v ``(B, H, n, D)``."""
         return ()
 

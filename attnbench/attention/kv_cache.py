@@ -79,8 +79,8 @@ class CachedDecoding:
     capacity: int
     """Tokens for which room is made at once."""
 
-    def begin(self, k: Tensor, v: Tensor) -> Cache:
-        """k, v ``(B, H, n, D)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
         return Cache.of(k, v, self.capacity)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:

@@ -103,8 +103,8 @@ class Local(nn.Module):
         n, bias = q.shape[2], self.position_bias
         return masked_attention(q, k, v, allowed, None if bias is None else bias(slice(0, n), slice(0, n), q.dtype))
 
-    def begin(self, k: Tensor, v: Tensor) -> Ring:
-        """k, v ``(B, H, n, D)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Ring:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
         # In whole turns of the dilation, or blocks, so that their tokens come to lie in the same slots again.
         size = (self.window + 1) * self.dilation if self.block is None else (self.look_around + 1) * self.block
         return Ring.of(k, v, size, self.room)

@@ -65,8 +65,8 @@ class MeanValue(nn.Module):
         seen = visible_pairs(q, v, self.causal, key_mask).to(v.dtype)
         return torch.matmul(seen / seen.sum(-1, keepdim=True).clamp(min=1), v)
 
-    def begin(self, k: Tensor, v: Tensor) -> Mean:
-        """k, v ``(B, H, n, D)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Mean:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
         return Mean(v.sum(2, keepdim=True, dtype=accumulator(v.dtype)), v.shape[2])
 
     def step(self, state: Mean, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Mean]:

@@ -151,8 +151,8 @@ class MemoryCompressed(nn.Module):
             return out
         return torch.where(allowed.any(-1, keepdim=True), out, v * real[:, None, :, None])
 
-    def begin(self, k: Tensor, v: Tensor) -> Compressed:
-        """k, v ``(B, H, n, D)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Compressed:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
         whole = k.shape[2] - k.shape[2] % self.compression
         keys, values = self._compress(k[:, :, :whole], self.of_keys), self._compress(v[:, :, :whole], self.of_values)
         return Compressed(Cache.of(keys, values, self.capacity), k[:, :, whole:], v[:, :, whole:])

@@ -170,10 +170,10 @@ class PerHead(nn.Module):
         """:meth:`forward` by the formula of each part."""
         return self.groups.joined(lambda part, *x: _formula(part, self.shape.causal)(*x, key_mask=key_mask), q, k, v)
 
-    def begin(self, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-        """k, v ``(B, H, n, D)``, n >= 0. The state holds that of each part."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+        """q, k, v ``(B, H, n, D)``, n >= 0. The state holds that of each part."""
         self._require(decode=True)
-        return self.groups.begin(k, v)
+        return self.groups.begin(q, k, v)
 
     def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
         """q, k, v ``(B, H, 1, D)``."""

@@ -128,8 +128,8 @@ class Perceiver(nn.Module):
             rows.append(masked_attention(asking, keys, values, seen.any(-1, keepdim=True)))
         return torch.cat(rows, 2)
 
-    def begin(self, k: Tensor, v: Tensor) -> Packed:
-        """k, v ``(B, H, n, D)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Packed:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
         state = self._nothing(k, v)
         return self._pack(state, k, v) if k.shape[2] else state
 

@@ -147,8 +147,8 @@ class Reformer(nn.Module):
             out[b, h, real] = logits.softmax(-1) @ v[b, h, real]
         return out
 
-    def begin(self, k: Tensor, v: Tensor) -> State:
-        """k, v ``(B, H, n, D)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> State:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
         if not self.same_bucket:
             raise Unsupported("decode: with members=chunk later tokens move the borders between chunks")
         B, H, n, _ = k.shape

@@ -104,8 +104,8 @@ class RetNet(nn.Module):
             weights = weights * key_mask[:, None, None]
         return (weights @ v.double()).to(v.dtype)
 
-    def begin(self, k: Tensor, v: Tensor) -> Retained:
-        """k, v ``(B, H, n, D)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Retained:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
         n, dtype = k.shape[2], accumulator(k.dtype)
         position = torch.arange(n, device=k.device)
         k = k.to(dtype)

@@ -9,8 +9,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from attnbench.attention.kv_cache import Cache, attend
 from attnbench.attention.precision import accumulator, hidden
 from attnbench.attention.sinkhorn_blocks import FAR, Attend, Balance, inverse_mass
+from attnbench.attention.sinkhorn_steps import Sorted, balanced_row
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -26,7 +28,7 @@ from attnbench.variant import No, Traits, register
     traits=Traits(
         target="other",
         cross=No("a block of queries attends to the block of keys at its own place"),
-        decode=No("blocks are sorted by the mean of earlier queries too, which a cache of keys and values lacks"),
+        decode=True,
         bias=No("a sorted block mixes keys of several positions, so that a pair has no one distance"),
         given=(("sort=learned", {"stochastic": True}),),
     ),
@@ -48,6 +50,7 @@ class Sinkhorn(nn.Module):
     Causal: block I is scored from the mean over its first token and all before it, S is strictly lower triangular, and
     column sums run only over blocks up to I (the paper's run over all, which reads later tokens): S_IJ =
     exp(R_IJ - f_I) / Σ_{L<=I} exp(R_LJ - f_L), with f making rows sum to 1. The first block attends to itself only.
+    Decoding sorts in one step of every ``block``, which costs O(n·d); the others cost O(b·d).
 
     ``sort_cut``: the paper's SortCut. There is no own block: every query attends to the first ``sort_cut`` mixtures
     only, Σ_J S_IJ K_J for I < ``sort_cut``, all of them where there are fewer. That costs O(n·sort_cut·b·d), beside the
@@ -87,6 +90,7 @@ class Sinkhorn(nn.Module):
             raise Unsupported("causal: the first sorted blocks mix tokens of the whole sequence")
         self.sort_cut = sort_cut
         self.block, self.temperature, self.iterations, self.causal = block, temperature, iterations, shape.causal
+        self.tokens = shape.N
         self.net = nn.ParameterDict()
         if sort == "learned":
             H, D, most = shape.H, shape.D, -(-shape.N // block)
@@ -184,11 +188,7 @@ class Sinkhorn(nn.Module):
         G, n, _, D = q.shape
         dtype = accumulator(q.dtype)
         if self.net:
-            W, w, U = (self.net[name].to(dtype) for name in ("W", "w", "U"))
-            if n > U.shape[-1]:
-                raise Unsupported(f"sort=learned knows {U.shape[-1]} blocks and the sequence has {n}")
-            mean = self._mean(k, real, self.causal, dtype).view(-1, H, n, D)
-            scores = ((mean @ W + w).relu() @ U[..., :n]).view(G, n, n)
+            scores = self._learned(self._mean(k, real, self.causal, dtype).view(-1, H, n, D), n).reshape(G, n, n)
         else:
             seen = q if real is None else q.masked_fill(~real.unsqueeze(-1), 0)
             mean = self._mean(seen, real, self.causal, dtype) * D**-0.5
@@ -201,6 +201,13 @@ class Sinkhorn(nn.Module):
             scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(), -FAR)
         balanced: Tensor = Balance.apply(scores, self.iterations, self.causal)  # type: ignore[no-untyped-call] # torch
         return balanced
+
+    def _learned(self, mean: Tensor, n: int) -> Tensor:
+        """Scores ``(B, H, rows, n)`` of blocks of mean key ``(B, H, rows, D)`` with the first n blocks."""
+        W, w, U = (self.net[name].to(mean.dtype) for name in ("W", "w", "U"))
+        if n > U.shape[-1]:
+            raise Unsupported(f"sort=learned knows {U.shape[-1]} blocks and the sequence has {n}")
+        return (mean @ W + w).relu() @ U[..., :n]
 
     @staticmethod
     def _mean(x: Tensor, real: Tensor | None, cumulative: bool, dtype: torch.dtype) -> Tensor:
@@ -216,3 +223,46 @@ class Sinkhorn(nn.Module):
             total = pad(total.cumsum(1), (0, 0, 1, -1)) + x[:, :, 0].to(dtype)
             count = pad(count.cumsum(1), (0, 0, 1, -1)) + first
         return total / count.clamp(min=1)
+
+    @torch.no_grad()
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Sorted:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
+        B, H, n, D = k.shape
+        b, dtype = self.block, accumulator(k.dtype)
+        nothing = k.new_empty((B, H, 0, D))
+        columns = k.new_empty((B, H, self.iterations, 0), dtype=dtype)
+        total = k.new_zeros((B, H, 1, D), dtype=dtype)
+        state = Sorted(Cache.of(k, v, self.tokens), total, columns, nothing, nothing)
+        seen = k if self.net else q
+        for start in range(0, n, b):
+            state = self._begin_block(state, seen[:, :, start : start + 1], start, mix=start + b >= n)
+            inside = seen[:, :, start : start + b].sum(2, keepdim=True, dtype=dtype)
+            state = state._replace(total=state.total + inside)
+        return state
+
+    @torch.no_grad()
+    def step(self, state: Sorted, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Sorted]:
+        """q, k, v ``(B, H, 1, D)``."""
+        start, seen = state.cache.length - state.cache.length % self.block, k if self.net else q
+        if start == state.cache.length:
+            state = self._begin_block(state, seen, start)
+        state = state._replace(cache=state.cache.append(k, v), total=state.total + seen)
+        keys = torch.cat([state.keys, state.cache.keys[:, :, start:]], 2)
+        return attend(q, keys, torch.cat([state.values, state.cache.values[:, :, start:]], 2)), state
+
+    def _begin_block(self, state: Sorted, first: Tensor, start: int, *, mix: bool = True) -> Sorted:
+        """Sort for the block of which ``first`` ``(B, H, 1, D)`` is the first token, the one at ``start``."""
+        n = start // self.block
+        if not n:
+            return state
+        keys, values = (x[:, :, :start].unflatten(2, (n, self.block)) for x in state.cache[:2])
+        mean = (state.total + first) / (start + 1)
+        if self.net:
+            scores = self._learned(mean, n + 1)[..., :n]
+        else:
+            scores = mean * mean.shape[-1] ** -0.5 @ keys.mean(3, dtype=mean.dtype).mT
+        row, columns = balanced_row(scores / self.temperature, state.columns)
+        if not mix:
+            return state._replace(columns=columns)
+        mixed = ((row @ x.flatten(3).to(row.dtype)).view_as(x[:, :, 0]).to(x.dtype) for x in (keys, values))
+        return Sorted(state.cache, state.total, columns, *mixed)

@@ -175,10 +175,10 @@ class Sparse(nn.Module):
         whole, bias = slice(0, n), self.position_bias
         return masked_attention(q, k, v, allowed, None if bias is None else bias(whole, whole, q.dtype))
 
-    def begin(self, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-        """k, v ``(B, H, n, D)``, n >= 0. The state is a Cache, Summaries, or that of each half of the heads."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+        """q, k, v ``(B, H, n, D)``, n >= 0. The state is a Cache, Summaries, or that of each half of the heads."""
         if self.groups is not None:
-            return self.groups.begin(k, v)
+            return self.groups.begin(q, k, v)
         if self.pattern in ("strided", "stride"):
             return Cache.of(k, v, self.tokens)
         length, n = self.length, k.shape[2]

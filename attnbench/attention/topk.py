@@ -165,8 +165,8 @@ class TopK(nn.Module):
         weights = logits.masked_fill(rank >= self.keys, -torch.inf).softmax(-1)
         return torch.matmul(weights.nan_to_num(0), v)
 
-    def begin(self, k: Tensor, v: Tensor) -> Cache:
-        """k, v ``(B, H, n, D)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
         return Cache.of(k, v, self.capacity)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:

@@ -120,10 +120,9 @@ def _pass(cell: Cell, module: nn.Module, inputs: Sequence[Tensor]) -> Callable[[
 def _decode(cell: Cell, module: Any, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], Any]:
     """One step, and the state of all tokens but the last against which it is taken, always the same."""
     module.requires_grad_(False)
-    prompt = inputs[1:] if cell.level == "operator" else inputs
     token = [x[..., -1:, :] for x in inputs]
     with torch.inference_mode():
-        state = module.begin(*(x[..., :-1, :] for x in prompt))
+        state = module.begin(*(x[..., :-1, :] for x in inputs))
 
     @torch.inference_mode()
     def step() -> Tensor:

@@ -130,9 +130,8 @@ def decoding(case: Case) -> Iterator[Measured]:
     """Token by token it gives what the whole sequence gives."""
     module, inputs = case.module(), case.draw()
     expected = module(*inputs)
-    prompt_inputs = inputs[1:] if case.operator else inputs
     for prompt in (0, 9, case.shape.N - 1):
-        state = module.begin(*(x[..., :prompt, :] for x in prompt_inputs))  # type: ignore[operator]  # any attribute
+        state = module.begin(*(x[..., :prompt, :] for x in inputs))  # type: ignore[operator]  # any attribute
         for t in range(prompt, case.shape.N):
             token = [x[..., t : t + 1, :] for x in inputs]
             module.step(state, *token)  # type: ignore[operator]  # the next line must not see that

@@ -144,7 +144,7 @@ DECODED = [f"local:{window}" for window in ("window=4", "window=3,dilation=4", "
 def test_with_a_bias_it_decodes_what_it_gives_for_the_whole_sequence(spec: str, kind: Bias) -> None:
     q, k, v = draw(2, 3, 41, 4)
     f = build(spec, Shape(2, 3, 41, 4, causal=True, bias=kind)).double()
-    expected, state = f(q, k, v), f.begin(k[:, :, :3], v[:, :, :3])
+    expected, state = f(q, k, v), f.begin(q[:, :, :3], k[:, :, :3], v[:, :, :3])
     for t in range(3, 41):
         out, state = f.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
         torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-12)

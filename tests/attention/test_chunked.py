@@ -190,7 +190,7 @@ def test_decoding_goes_over_the_cache_in_chunks(key_chunk: int) -> None:
     q, k, v = draw()
     module = Chunked(Shape(B, H, N, D, causal=True), query_chunk=4, key_chunk=key_chunk)
     exact = exact_attention(q, k, v, causal=True)
-    state = module.begin(k[:, :, :0], v[:, :, :0])
+    state = module.begin(q[:, :, :0], k[:, :, :0], v[:, :, :0])
     for t in range(N):
         output, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
         torch.testing.assert_close(output, exact[:, :, t : t + 1], rtol=0, atol=1e-14)
@@ -200,7 +200,7 @@ def test_a_decoding_step_holds_the_logits_of_a_chunk() -> None:
     n = 4096
     q, k, v = torch.randn(3, 1, 1, n, 4)
     module = Chunked(Shape(1, 1, n, 4, causal=True), query_chunk=4, key_chunk=64)
-    state = module.begin(k[:, :, 1:], v[:, :, 1:])
+    state = module.begin(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:])
     token = [x[:, :, :1] for x in (q, k, v)]
     assert (peak_tensor_bytes(lambda: module.step(state, *token)) or 0) < n * 4 / 4
 

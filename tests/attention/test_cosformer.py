@@ -102,7 +102,7 @@ def test_positions_beyond_the_horizon_are_refused() -> None:
     inputs = qkv(Shape(batch=1, heads=3, seq_len=24, head_dim=4))
     with pytest.raises(Unsupported, match="24 tokens"):
         module(*inputs)
-    state = module.begin(*(x[:, :, :23] for x in inputs[1:]))
+    state = module.begin(*(x[:, :, :23] for x in inputs))
     with pytest.raises(Unsupported, match="24 tokens"):
         module.step(state, *(x[:, :, 23:] for x in inputs))
     with pytest.raises(UsageError, match="at least the 23 tokens"):
@@ -111,4 +111,4 @@ def test_positions_beyond_the_horizon_are_refused() -> None:
 
 def test_the_state_has_two_rows_per_channel() -> None:
     module, (_, k, v) = CosFormer(CAUSAL), qkv(CAUSAL)
-    assert module.begin(k, v).sums.shape == (2, 3, 8, 5)
+    assert module.begin(q, k, v).sums.shape == (2, 3, 8, 5)

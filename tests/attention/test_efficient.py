@@ -110,7 +110,7 @@ def test_decoding_keeps_one_average_and_one_sum_for_each_channel() -> None:
     q, k, v = qkv(CAUSAL)
     model = Efficient(CAUSAL)
     expected = model(q, k, v)
-    state = model.begin(k[:, :, :0], v[:, :, :0])
+    state = model.begin(q[:, :, :0], k[:, :, :0], v[:, :, :0])
     for t in range(23):
         out, state = model.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
         assert torch.allclose(out, expected[:, :, t : t + 1], atol=1e-13)

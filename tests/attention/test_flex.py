@@ -103,7 +103,7 @@ def test_decoding_compiles_once_and_sees_every_key(bias: Bias) -> None:
     inputs = draw()
     module = build("flex", replace(SHAPE, causal=True, bias=bias))
     exact = exact_attention(*inputs, causal=True, bias=module.position_bias)  # type: ignore[arg-type]
-    state = module.begin(*(x[:, :, :100] for x in inputs[1:]))
+    state = module.begin(*(x[:, :, :100] for x in inputs))
     recompiles = torch._dynamo.config.patch(error_on_recompile=True)
     for t in range(100, N):
         token = [x[:, :, t : t + 1] for x in inputs]

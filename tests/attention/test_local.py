@@ -137,7 +137,7 @@ def test_decoding_gives_what_forward_gives_however_many_tokens_were_expected(spe
     f = build(spec, Shape(2, 2, room, 4, causal=True))
     q, k, v = (x.detach() for x in draw(30))
     expected = f(q, k, v)
-    state = f.begin(k[:, :, :prompt], v[:, :, :prompt])
+    state = f.begin(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
     for t in range(prompt, 30):
         token = [x[:, :, t : t + 1] for x in (q, k, v)]
         f.step(state, *token)
@@ -158,7 +158,7 @@ def test_decoding_gives_what_forward_gives_however_many_tokens_were_expected(spe
 def test_decoding_keeps_the_window_and_no_more(spec: str, kept: int) -> None:
     f = build(spec, Shape(1, 1, 40, 4, causal=True))
     _, k, v = (x.detach() for x in draw(30, 1, 1))
-    state = f.begin(k, v)
+    state = f.begin(q, k, v)
     for _ in range(10):
         _, state = f.step(state, k[:, :, :1], k[:, :, :1], v[:, :, :1])
     assert state.k.shape[2] == state.v.shape[2] == kept
@@ -168,7 +168,7 @@ def test_the_prompt_is_not_written_to() -> None:
     f = build("local:window=3", Shape(1, 1, 20, 4, causal=True))
     _, k, v = (x.detach() for x in draw(4, 1, 1))
     copies = k.clone(), v.clone()
-    state = f.begin(k, v)
+    state = f.begin(q, k, v)
     for _ in range(9):
         _, state = f.step(state, k[:, :, :1], k[:, :, 1:2], v[:, :, 1:2])
     assert torch.equal(k, copies[0])

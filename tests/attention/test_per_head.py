@@ -184,7 +184,7 @@ def test_key_padding_and_decoding_are_refused_where_they_are_asked_for(monkeypat
     with pytest.raises(Unsupported, match="linear: key padding: it has no mask"):
         f(q, k, v, key_mask=torch.ones(2, 23, dtype=torch.bool))
     with pytest.raises(Unsupported, match="linear: decode: it has no state"):
-        f.begin(k, v)
+        f.begin(q, k, v)
 
 
 @pytest.mark.parametrize("parts", ["local[window=3]+softmax", "1*sparse[length=4]+local[block=5]", "local[window=2]"])
@@ -193,7 +193,7 @@ def test_decoding_gives_what_forward_gives(parts: str, prompt: int) -> None:
     f = made(parts, CAUSAL)
     q, k, v = draw()
     expected = f(q, k, v)
-    state = f.begin(k[:, :, :prompt], v[:, :, :prompt])
+    state = f.begin(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
     for t in range(prompt, 23):
         token = [x[:, :, t : t + 1] for x in (q, k, v)]
         f.step(state, *token)

@@ -373,7 +373,7 @@ def test_a_state_is_as_small_as_its_sums_and_survives_keys_of_very_different_siz
     q, k, v = qkv(dtype=torch.float32)
     k[:, :, 9] *= 40.0
     expected = model(q, k, v)
-    state = model.begin(k[:, :, :5], v[:, :, :5])
+    state = model.begin(q[:, :, :5], k[:, :, :5], v[:, :, :5])
     size = sum(part.numel() for part in state)
     assert size == 2 * 3 * (16 * 9 + 1 + 9)
     for t in range(5, 23):

@@ -66,7 +66,7 @@ def test_identity_has_no_answer_for_cross_attention() -> None:
 def test_identity_keeps_nothing_when_it_decodes() -> None:
     q, k, v = draw()
     module = Identity(Shape(B, H, N, D, causal=True))
-    assert module.begin(k, v) == ()
+    assert module.begin(q, k, v) == ()
     output, state = module.step((), q[:, :, :1], k[:, :, :1], v[:, :, :1])
     assert torch.equal(output, v[:, :, :1])
     assert state == ()
@@ -117,7 +117,7 @@ def test_mean_value_error_on_gaussian_logits_is_the_known_one() -> None:
 def test_mean_value_keeps_one_sum_when_it_decodes_in_float32_at_least() -> None:
     q, k, v = draw(dtype=torch.float16)
     module = MeanValue(Shape(B, H, N, D, causal=True))
-    state = module.begin(k, v)
+    state = module.begin(q, k, v)
     assert state.total.shape == (B, H, 1, D)
     assert (state.total.dtype, state.tokens) == (torch.float32, N)
     for _ in range(3000):  # of 100 each: more than float16 can hold

@@ -310,7 +310,7 @@ def test_decoding_gives_what_forward_gives(options: str, chunk: int, prompt: int
     q, k, v = draw(29)
     module = reformer(f"chunk={chunk},{options}".rstrip(","), 29, causal=True)
     expected = module(q, k, v)
-    state = module.begin(k[:, :, :prompt], v[:, :, :prompt])
+    state = module.begin(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
     for t in range(prompt, 29):
         token = [x[:, :, t : t + 1] for x in (q, k, v)]
         again, _ = module.step(state, *token)
@@ -322,7 +322,7 @@ def test_decoding_gives_what_forward_gives(options: str, chunk: int, prompt: int
 def test_decoding_goes_on_beyond_the_length_it_was_built_for() -> None:
     q, k, v = draw(40)
     module = reformer("chunk=4,buckets=4", 10, causal=True)
-    state = module.begin(k[:, :, :3], v[:, :, :3])
+    state = module.begin(q[:, :, :3], k[:, :, :3], v[:, :, :3])
     for t in range(3, 40):
         out, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
     torch.testing.assert_close(out, module(q, k, v)[:, :, -1:], atol=1e-12, rtol=1e-12)
@@ -331,7 +331,7 @@ def test_decoding_goes_on_beyond_the_length_it_was_built_for() -> None:
 def test_chunks_of_the_paper_cannot_decode() -> None:
     _, k, v = draw(8)
     with pytest.raises(Unsupported, match="borders"):
-        reformer("members=chunk", 8, causal=True).begin(k, v)
+        reformer("members=chunk", 8, causal=True).begin(q, k, v)
 
 
 def test_refuses_what_is_not_defined() -> None:

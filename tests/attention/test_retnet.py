@@ -102,7 +102,7 @@ def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, mo
 
 def test_the_state_is_as_small_as_the_head_and_fades() -> None:
     module, (q, k, v) = RetNet(CAUSAL), qkv(CAUSAL)
-    state = module.begin(k[:, :, :20], v[:, :, :20])
+    state = module.begin(q[:, :, :20], k[:, :, :20], v[:, :, :20])
     assert state.state.shape == (2, 3, 4, 4)
     before = state.state.clone()
     nothing = torch.zeros_like(k[:, :, :1])

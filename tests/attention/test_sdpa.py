@@ -132,7 +132,7 @@ def test_decoding_runs_on_the_same_back_end_and_sees_every_key(backend: str, pro
     q, k, v = draw()
     module = Sdpa(Shape(B, H, N, D, causal=True), backend=backend)  # type: ignore[arg-type]  # a plain str
     exact = exact_attention(q, k, v, causal=True)
-    state = module.begin(k[:, :, :prompt], v[:, :, :prompt])
+    state = module.begin(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
     for t in range(prompt, N):
         token = [x[:, :, t : t + 1] for x in (q, k, v)]
         counted = count(lambda: module.step(state, *token))  # noqa: B023  # called at once

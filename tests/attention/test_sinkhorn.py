@@ -352,6 +352,22 @@ def test_sort_cut_is_not_causal() -> None:
         sinkhorn("sort_cut=1", 8, causal=True)
 
 
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+@pytest.mark.parametrize("options", ["sort=bilinear", "sort=learned", "sort=bilinear,iterations=1"])
+def test_decoding_sorts_by_earlier_queries_when_a_block_begins(options: str, scale: float) -> None:
+    q, k, v = draw(22, scale=scale)
+    module = sinkhorn(f"block=4,{options}", 22, causal=True)
+    expected = module(q, k, v)
+    for prompt in (0, 7, 8, 9):
+        state = module.begin(*(x[:, :, :prompt] for x in (q, k, v)))
+        for t in range(prompt, 22):
+            out, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
+            torch.testing.assert_close(out, expected[:, :, t : t + 1], atol=1e-9, rtol=1e-9)
+    # Beside the cache one number per block and iteration, not one per pair of blocks.
+    assert state.columns.shape == (2, 3, module.iterations, 5)
+    assert state.cache.k.shape == (2, 3, 22, 6)
+
+
 def test_refuses_what_is_not_defined() -> None:
     q, k, v = draw(21)
     with pytest.raises(Unsupported, match="knows 5 blocks and the sequence has 6"):

@@ -136,7 +136,7 @@ def test_decoding_gives_what_forward_gives_however_many_tokens_were_expected(
     f = build(f"sparse:{options}", Shape(2, 2, room, 4, causal=True))
     q, k, v = (x.detach() for x in draw(30))
     expected = f(q, k, v)
-    state = f.begin(k[:, :, :prompt], v[:, :, :prompt])
+    state = f.begin(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
     for t in range(prompt, 30):
         token = [x[:, :, t : t + 1] for x in (q, k, v)]
         f.step(state, *token)
@@ -151,7 +151,7 @@ def test_decoding_the_fixed_pattern_keeps_one_block_and_the_summaries() -> None:
     ):
         f = build(f"sparse:{options}", Shape(1, 1, 44, 4, causal=True))
         _, k, v = (x.detach() for x in draw(20, 1, 1))
-        state = f.begin(k, v)
+        state = f.begin(q, k, v)
         for _ in range(24):
             _, state = f.step(state, k[:, :, :1], k[:, :, :1], v[:, :, :1])
         assert state.summaries.k.shape[2] + state.block.k.shape[2] == kept

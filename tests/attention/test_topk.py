@@ -109,7 +109,7 @@ def test_decoding_gives_what_forward_gives(prompt: int) -> None:
     q, k, v = draw(n=60, M=60)
     module = TopK(Shape(B, H, 60, D, causal=True), keys=3)
     expected = module(q, k, v)
-    state = module.begin(k[:, :, :prompt], v[:, :, :prompt])
+    state = module.begin(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
     for t in range(prompt, 60):
         out, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
         torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-13)
@@ -181,6 +181,6 @@ def test_with_a_bias_it_decodes_what_it_gives_for_the_whole_sequence() -> None:
     q, k, v = draw()
     f = build("topk:keys=3", Shape(B, H, N, D, causal=True, bias="alibi")).double()
     assert isinstance(f, TopK)
-    state = f.begin(k[:, :, :-1], v[:, :, :-1])
+    state = f.begin(q[:, :, :-1], k[:, :, :-1], v[:, :, :-1])
     out, _ = f.step(state, q[:, :, -1:], k[:, :, -1:], v[:, :, -1:])
     torch.testing.assert_close(out, f(q, k, v)[:, :, -1:], rtol=0, atol=1e-12)
