@@ -7,9 +7,10 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from attnbench import __version__
 from attnbench.cli import check, compare, console, list_, plot, run, show
@@ -18,19 +19,48 @@ from attnbench.errors import AttnbenchError, Exit
 UsageProblem = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 """The base of everything that typer finds wrong with a command line; it has no public name."""
 
+
+class _Command(TyperCommand):
+    """Does not convert values while the shell completes: all that counts is which are given already.
+
+    Converting them imports pydantic, which takes longer than everything else that completion does.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        given, ctx.args, _ = self.make_parser(ctx).parse_args(args=args)
+        for parameter in self.get_params(ctx):
+            ctx.params[parameter.name], source = parameter.consume_value(ctx, given)
+            ctx.set_parameter_source(parameter.name, source)
+        rest: list[str] = ctx.args
+        return rest
+
+
+class _Group(TyperGroup):
+    """The same before a command: of typer's own flags it would otherwise convert that they are not given."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for flag in self.get_params(ctx):
+            flag.default = flag.default or False
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
+    cls=_Group,
     name="attnbench",
     help="Which attention variant is faster at my length, by how much, in how much memory, and at what error?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help by rich takes twice as long as all the rest: it brings a Markdown parser along
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(run.run)
-app.command("plot")(plot.plot)
-app.command("compare")(compare.compare)
-app.command("check")(check.check)
-app.command("list")(list_.list_)
-app.command("show")(show.show)
+app.command("run", cls=_Command)(run.run)
+app.command("plot", cls=_Command)(plot.plot)
+app.command("compare", cls=_Command)(compare.compare)
+app.command("check", cls=_Command)(check.check)
+app.command("list", cls=_Command)(list_.list_)
+app.command("show", cls=_Command)(show.show)
 
 
 def _version(wanted: bool) -> None:

@@ -1,9 +1,11 @@
-"""Names for the shell to complete, found without importing torch."""
+"""Names for the shell to complete, found without importing what a command needs."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+from attnbench.suite.shipped import shipped_suites
 
 _PACKAGE = Path(__file__).parent.parent
 _REGISTERED = re.compile(r"^@register(?:_input)?\(\s*\"([^\"]+)\"", re.MULTILINE)
@@ -22,8 +24,6 @@ def variants(incomplete: str) -> list[str]:
 
 def suites(incomplete: str) -> list[str]:
     """Shipped suites that begin so; anything else is left to the shell's own files."""
-    from attnbench.suite.load import shipped_suites
-
     return [name for name in shipped_suites() if name.startswith(incomplete)]
 
 

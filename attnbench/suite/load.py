@@ -12,6 +12,7 @@ from attnbench.suite.expand import apply_overrides
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
 
+from attnbench.suite.shipped import shipped_folder, shipped_suites
 MAX_BYTES = 2**20
 _SUFFIXES = (".yaml", ".yml")
 
@@ -37,11 +38,6 @@ def load_suite(path_or_name: str | Path, *, overrides: Mapping[str, str] | None 
     return apply_overrides(suite, overrides) if overrides else suite
 
 
-def shipped_suites() -> list[str]:
-    """Names of the suites that come with attnbench, without reading them."""
-    return sorted(path.stem for path in _shipped_folder().glob("*.yaml"))
-
-
 def shipped_descriptions() -> dict[str, str]:
     """Name -> description of each shipped suite, without checking the rest of it."""
     return {name: str(read_document(_read_text(suite_path(name)))[0]["description"]) for name in shipped_suites()}
@@ -59,15 +55,9 @@ def suite_path(path_or_name: str | Path) -> Path:
         return path
     shipped = shipped_suites()
     if text in shipped:
-        return _shipped_folder() / f"{text}.yaml"
+        return shipped_folder() / f"{text}.yaml"
     hint = did_you_mean(text[:100], shipped) or f"; write a path that ends in .yaml, or {', '.join(shipped)}"
     raise SuiteError(f"unknown suite {one_line(text, 100)!r}{hint}")
-
-
-def _shipped_folder() -> Path:
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "suites"
-    return installed if installed.is_dir() else package.parent / "suites"
 
 
 def _read_text(path: Path) -> str:

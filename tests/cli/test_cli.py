@@ -40,14 +40,17 @@ def suite(tmp_path: Path) -> Path:
     return path
 
 
+_NOTHING_HEAVY = (
+    "import sys; from attnbench.cli.app import main; code = main(sys.argv[1:]); assert code == 0; "
+    "heavy = {'torch', 'pandas', 'matplotlib', 'numpy', 'pydantic', 'rich'} & set(sys.modules); assert not heavy, heavy"
+)
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["plot", "--help"], ["compare", "--help"]])
-def test_help_does_not_import_torch(arguments: list[str]) -> None:
-    code = (
-        "import sys; from attnbench.cli.app import main; code = main(sys.argv[1:]); "
-        "assert code == 0; "
-        "heavy = {'torch', 'pandas', 'matplotlib', 'numpy'} & set(sys.modules); assert not heavy, heavy"
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _NOTHING_HEAVY, *arguments], capture_output=True, text=True, check=False
     )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
 
@@ -73,11 +76,25 @@ def test_completion_knows_every_shipped_name_without_torch() -> None:
     assert completion.variants("perf") == ["performer"]
 
 
-def test_the_shell_completes_variants() -> None:
-    done = attnbench(
-        _ATTNBENCH_COMPLETE="complete_bash", COMP_WORDS="attnbench compare perf", COMP_CWORD="2", SHELL="/bin/bash"
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("compare perf", "performer"),
+        ("compare --heads 4 softmax perf", "performer"),
+        ("compare perf --batch 2 --n 64 --de", "--device"),
+        ("run sca", "scaling"),
+        ("list sui", "suites"),
+        ("plo", "plot"),
+    ],
+)
+def test_the_shell_completes_without_importing_anything_heavy(words: str, expected: str) -> None:
+    typed = f"attnbench {words}"
+    asked = {"_ATTNBENCH_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", _NOTHING_HEAVY], capture_output=True, text=True, env=os.environ | asked, check=False
     )
-    assert done.stdout.split() == ["performer"]
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [expected]
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ NAMES = [entry.name for entry in VARIANTS if entry.make.__module__.startswith("a
 
 @pytest.fixture(autouse=True)
 def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "_out", Console(highlight=False, width=80))
+    monkeypatch.setattr(console, "_out", lambda: Console(highlight=False, width=80))
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -80,7 +80,7 @@ def test_the_description_is_filled_to_the_width_of_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow = shown(capsys, "show", "softmax").rpartition("claimed")[2].split()
-    monkeypatch.setattr(console, "_out", Console(highlight=False, width=50))
+    monkeypatch.setattr(console, "_out", lambda: Console(highlight=False, width=50))
     text = shown(capsys, "show", "softmax")
     assert max(map(cell_len, text.splitlines())) <= 50
     assert text.rpartition("claimed")[2].split() == narrow

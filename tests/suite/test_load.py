@@ -353,7 +353,8 @@ def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path: Path) -> N
 
 def test_a_missing_file_names_the_shipped_suite_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("attnbench.suite.load._shipped_folder", lambda: tmp_path)
+    for module in ("shipped", "load"):
+        monkeypatch.setattr(f"attnbench.suite.{module}.shipped_folder", lambda: tmp_path)
     (tmp_path / "lra.yaml").write_text(GOOD)
     for path, expected in [
         ("suites/lra.yaml", "suites/lra.yaml:1: no such file; did you mean the shipped suite 'lra'?"),
