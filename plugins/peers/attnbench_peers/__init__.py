@@ -1,0 +1,25 @@
+"""The packages that people use, as variants ``peer.NAME``: importing this registers them.
+
+What an adapter wraps is imported when it is built, so that listing variants does not load eleven packages.
+"""
+
+from importlib import import_module
+
+for _name in (
+    "layouts",
+    "performer",
+    "linear_attention_transformer",
+    "flash_linear_attention",
+    "linformer",
+    "nystrom",
+    "local_attention",
+    "reformer",
+    "routing",
+    "sinkhorn",
+    "longformer",
+    "bigbird",
+    "nystromformer",
+    "reformer_of_transformers",
+    "fnet",
+):
+    import_module(f"{__name__}.{_name}")

@@ -1,0 +1,87 @@
+"""linear-attention-transformer: attention by a softmax over channels and one over positions."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from attnbench.errors import Unsupported
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, build, register
+
+
+@register(
+    "peer.efficient",
+    family="kernel",
+    source="linear-attention-transformer, linear_attn",
+    formula="ρ_q(Q)·(ρ_k(K)ᵀ·V),  ρ_q: softmax over the channels of a row,  ρ_k: over the positions of a column",
+    cost="O(n·d²)",
+    traits=Traits(
+        target="other",
+        causal=No("its causal form is another operator: see peer.linear.buckets"),
+        permutable=True,
+        dtypes=("float32", "float64"),
+    ),
+)
+class PeerEfficient(nn.Module):
+    """linear-attention-transformer's linear_attn, which is efficient attention.
+
+    The core alone, q ``(B, H, N, D)``.
+
+    Where it differs from its formula: the row softmax is multiplied by 1/√D afterwards, so that the weights of a row
+    sum to 1/√D; with a mask it overwrites the k and v that it was handed.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        from linear_attention_transformer import linear_attention_transformer
+
+        self.shape = shape
+        self.attend = linear_attention_transformer.linear_attn
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        out: Tensor = self.attend(q, k, v, kv_mask=key_mask)
+        return out
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        out: Tensor = build("efficient", self.shape).dense(q, k, v, key_mask=key_mask)  # type: ignore[operator]  # ours
+        return out
+
+
+@register(
+    "peer.linear.buckets",
+    family="kernel",
+    source="linear-attention-transformer, causal_linear_attn",
+    formula="ρ(q_t)ᵀ Σ_{j in buckets before t's} exp(k_j)v_jᵀ / ρ(q_t)ᵀ Σ exp(k_j),  ρ: softmax over channels",
+    cost="O(n·d²)",
+    traits=Traits(
+        target="other",
+        key_padding=No("not offered by this adapter"),
+        cross=No("buckets of queries and keys stand side by side"),
+        rows_sum_to_one=False,
+        dtypes=("float32", "float64"),
+    ),
+)
+class PeerCausalBuckets(nn.Module):
+    """linear-attention-transformer's causal path in its buckets of 64, the fastest public one in plain PyTorch.
+
+    The core alone, q ``(B, H, N, D)``, causal only; N must be whole buckets. It is another operator than causal linear
+    attention with elu + 1, at the same number of operations, so that only time and memory can be compared: features are
+    a softmax and an exponential, and a query sees the buckets before its own and nothing of its own, so that the first
+    64 outputs are 0. Exponentials are not stabilised: keys of 90 give infinity.
+    """
+
+    BUCKET = 64
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        from linear_attention_transformer import linear_attention_transformer
+
+        if not shape.causal:
+            raise Unsupported("it is a causal form")
+        if shape.N % self.BUCKET:
+            raise Unsupported(f"n = {shape.N} is not a whole number of buckets of {self.BUCKET}")
+        self.attend = linear_attention_transformer.causal_linear_attn
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        out: Tensor = self.attend(q, k, v, bucket_size=self.BUCKET)
+        return out

@@ -1,0 +1,50 @@
+"""sinkhorn-transformer: blocks beside sorted blocks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.errors import Unsupported
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+
+@register(
+    "peer.sinkhorn",
+    family="learned pattern",
+    source="sinkhorn-transformer, SinkhornAttention",
+    formula="softmax over the own block and the sorted block beside it",
+    cost="O(n·b·d + (n/b)²)",
+    traits=Traits(
+        target="other",
+        causal=No("the causal form is another module, with two kinds of heads and learned null keys"),
+        cross=No("blocks of queries and keys stand side by side"),
+        key_padding=No("not offered by this adapter"),
+        dtypes=("float32", "float64"),
+    ),
+    settings=("block=1",),  # check takes 23 tokens
+)
+class PeerSinkhorn(nn.Module):
+    """sinkhorn-transformer's SinkhornAttention: wrong, since its sorted values are the sorted keys.
+
+    The core alone, q ``(B, H, N, D)``; N must be whole blocks. ``check`` finds it by the law "average": v = 1 does not
+    give 1; and v = 0 does not give 0. As it comes there is no Sinkhorn normalisation either: each block takes the one
+    block of largest mean q · mean k, weighted by its softmax.
+    """
+
+    def __init__(
+        self, shape: Shape, *, block: Annotated[int, Field(ge=1, description="tokens per block")] = 64
+    ) -> None:
+        super().__init__()
+        from sinkhorn_transformer.sinkhorn_transformer import SinkhornAttention
+
+        if shape.N % block:
+            raise Unsupported(f"n = {shape.N} is not a whole number of blocks of {block}")
+        self.peer = SinkhornAttention(block, shape.C, shape.D, shape.H, shape.N)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        out: Tensor = self.peer(q, k, v)
+        return out
