@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -46,6 +46,8 @@ class Cell:
     measure: tuple[Measure, ...] = ("time", "memory")
     model: ModelSize | None = None
     error_draws: int = 5
+    compile: bool = False
+    """By ``torch.compile``, all of it or nothing (see :mod:`attnbench.compiled`)."""
 
     def __post_init__(self) -> None:
         if self.pass_ == "decode" and not self.shape.causal:  # what comes after the last token is not known yet
@@ -80,8 +82,18 @@ class Cell:
 
 @lru_cache(maxsize=200_000)
 def _identify(cell: Cell) -> str:
-    data = cell.to_json()
-    if data["shape"]["bias"] == "none":  # cells from before there were biases keep their names
-        del data["shape"]["bias"]
-    canonical = json.dumps([METHOD_VERSION, data], sort_keys=True)
+    parts = (f'"{name}": {_canonical(getattr(cell, name))}' for name in _FIELDS if name != "compile" or cell.compile)
+    canonical = f"[{METHOD_VERSION}, {{{', '.join(parts)}}}]"
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+_FIELDS = tuple(sorted(field.name for field in fields(Cell)))
+
+
+@lru_cache(maxsize=100_000, typed=True)
+def _canonical(part: Any) -> str:
+    """One field as JSON. The cells of a suite share most of theirs."""
+    data = asdict(part) if is_dataclass(part) and not isinstance(part, type) else part
+    if isinstance(part, Shape) and part.bias == "none":  # cells from before there were biases keep their names
+        del data["bias"]
+    return json.dumps(data, sort_keys=True)

@@ -1,14 +1,67 @@
-"""Compiled code within a count of FLOPs: the dispatcher does not see what it does, so that it says so itself."""
+"""What ``torch.compile`` makes: all of a function or an error, and what it does within a count of FLOPs.
+
+The dispatcher does not see compiled code, so that it says itself what it does.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+from attnbench.errors import Unsupported
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_COMPILERS = ("torch._dynamo.", "torch._inductor.", "torch._functorch.")
+_NOTHING = "torch.compile with fullgraph=True found no compiled frames"
+"""What torch's RuntimeError begins with where its compiler is switched off."""
+_USER_CODE = re.compile(r"File \"[^\"]*?([^/\"]+)\", line (\d+)")
+
+
+def whole(function: Function) -> Function:
+    """``torch.compile`` without graph breaks, for the sizes of its first call; a module stays one.
+
+    Calling it raises an exception of which :func:`why_not_compiled` knows the reason, where not all of it can be
+    compiled: no part ever runs uncompiled.
+    """
+    torch.compiler.reset()  # what was compiled before must not use up how often torch compiles a piece of code
+    return cast("Function", torch.compile(function, fullgraph=True, dynamic=False))
+
+
+def why_not_compiled(error: BaseException) -> str | None:
+    """What kept torch from compiling, with the line of code that it names; None for an error of another kind."""
+    text = str(error)
+    if not type(error).__module__.startswith(_COMPILERS) and not text.startswith(_NOTHING):
+        return None
+    place = _USER_CODE.findall(text.partition("from user code:")[2])
+    where = f" ({place[-1][0]}:{place[-1][1]})" if place else ""
+    return f"torch.compile: {text.partition(chr(10))[0].strip() or type(error).__name__}{where}"
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Compile what is called inside, though an earlier process may have kept the same code.
+
+    Raises:
+        Unsupported: nothing was compiled, though nothing failed: torch's compiler is switched off, say.
+    """
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import fresh_cache
+
+    graphs = counters["stats"]["unique_graphs"]
+    with TemporaryDirectory() as folder, fresh_cache(dir=folder):
+        yield
+    if counters["stats"]["unique_graphs"] == graphs:
+        raise Unsupported("torch.compile made nothing: it is switched off, or there is nothing to compile")
+
 
 _booked: list[list[tuple[str, int]]] = []
 """Of each count or prediction in progress: kernels and FLOPs of what ran out of the dispatcher's sight."""

@@ -12,7 +12,13 @@ from attnbench.status import Status
 SCHEMA_VERSION = 1
 # 1 (2026-11): the first.
 
-ADDED: dict[str, Any] = {"bias": "none", "state_bytes": None, "state_bytes_per_token": None, "bytes_per_s": None}
+ADDED: dict[str, Any] = {
+    "bias": "none",
+    "compile": False,
+    "state_bytes": None,
+    "state_bytes_per_token": None,
+    "bytes_per_s": None,
+}
 """Columns that rows of this schema may lack, with what they stand for there."""
 
 
@@ -45,6 +51,8 @@ class Record:
     causal: bool
     bias: str
     """Added to the logits: ``none``, ``alibi`` or ``relative``."""
+    compile: bool
+    """Asked for ``torch.compile``; in ``compiled`` stands what came of it."""
     dtype: str
     device: str
     inputs: str
@@ -103,6 +111,7 @@ class Record:
     kernel: str | None = None
     """Fused kernel that really ran, where there is a choice."""
     compiled: bool = False
+    """What was measured is compiled code from end to end, by ``torch.compile`` or because the variant always is."""
     process: str = ""
     """``tuned`` or ``as-shipped``."""
     quick: bool = False
@@ -146,6 +155,7 @@ class Record:
             "kv_len": shape.M,
             "causal": shape.causal,
             "bias": shape.bias,
+            "compile": cell.compile,
             "dtype": cell.dtype,
             "device": cell.device,
             "inputs": "bytes"

@@ -42,6 +42,9 @@ def compare(
     ] = "operator",
     causal: Annotated[bool, typer.Option("--causal", help="Query i sees keys up to i.")] = False,
     bias: Annotated[Bias, typer.Option(help="Added to the logits; exact attention only.")] = "none",
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="By torch.compile, each variant as a whole or not at all.")
+    ] = False,
     inputs: Annotated[str, typer.Option(help="Where q, k, v come from (attnbench list inputs).")] = "gaussian",
     error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error.")] = True,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default all cores.")] = None,
@@ -110,6 +113,7 @@ def compare(
             seed=seed,
             measure=("time", "memory", "error") if error and level == "operator" else ("time", "memory"),
             error_draws=2,
+            compile=compile_,
         )
         for spec in specs
     ]
@@ -134,7 +138,7 @@ def compare(
             bar.stop()
             console.note("stopped; compare keeps nothing, use a suite and attnbench run for long measurements")
             raise typer.Exit(Exit.INTERRUPTED) from None
-    form = "".join([" causal" * causal, f" {bias}" if bias != "none" else ""])
+    form = "".join([" causal" * causal, f" {bias}" if bias != "none" else "", " compiled" * compile_])
     what = f"{level} {pass_}{form}, B={batch} H={heads} D={head_dim}, {dtype}, {source_of_inputs}, on {device}"
     how = f"{settings.threads} threads, {comparison.environment['process']} process"
     if csv is not None:

@@ -203,7 +203,7 @@ def _print_records(records: list[Record]) -> None:
     console.error_notes({record.error_kind for record in records})
 
 
-_AXES = ("batch", "heads", "head_dim", "kv_len", "causal", "bias", "dtype", "inputs", "seed")
+_AXES = ("batch", "heads", "head_dim", "kv_len", "causal", "bias", "compile", "dtype", "inputs", "seed")
 """Shown where they differ between the rows of one table."""
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.errors import Unsupported
 from attnbench.position_bias import position_bias
@@ -54,11 +55,22 @@ class ErrorResult:
 
 
 def measure_error(
-    spec: Spec, shape: Shape, inputs: Spec, seed: int, draws: int, dtype: torch.dtype, device: str
+    spec: Spec,
+    shape: Shape,
+    inputs: Spec,
+    seed: int,
+    draws: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    adapt: Callable[[nn.Module], nn.Module] | None = None,
 ) -> ErrorResult:
     """Build the variant and draw its input ``draws`` times, with the seeds ``seed``, ``seed + 1`` and so on.
 
     Memory is that of the variant plus O(B · H · (N + M) · D): the oracle works on blocks of queries.
+
+    Args:
+        adapt: makes of the variant what is measured, compiled code say.
 
     Raises:
         UsageError: an unknown variant, input or option.
@@ -83,6 +95,8 @@ def measure_error(
                 continue
             seen.add(problem.digest)
         operator = build(spec, shape, seed=draw_seed).to(device=device, dtype=dtype)
+        if adapt is not None:
+            operator = adapt(operator)
         q, k, v = (tensor.to(device) for tensor in problem.qkv)
         with torch.inference_mode():
             output = operator(q, k, v)

@@ -21,7 +21,7 @@ def read_results(path: str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """Read a ``results.csv``, a run's folder, a suite's folder (its newest run) or a results folder (of each suite).
 
     Several paths give one table, in their order. Text columns are never NaN (empty instead); numbers that were not
-    measured are NaN; ``causal``, ``compiled`` and ``quick`` are bool.
+    measured are NaN; ``causal``, ``compile``, ``compiled`` and ``quick`` are bool.
 
     Raises:
         ResultsError: no such file, no run in the folder, another schema, or a value that does not fit its column.
@@ -64,7 +64,8 @@ def _read(file: Path) -> pd.DataFrame:
         raise ResultsError(f"{file}: empty file; measure again with: attnbench run SUITE") from None
     except (ValueError, OSError) as error:
         raise ResultsError(f"{file}: not a CSV table ({' '.join(str(error).split())[:120]})") from None
-    text = text.assign(**{name: value for name, value in ADDED.items() if name not in text.columns})
+    added = {name: None if value is None else str(value) for name, value in ADDED.items()}
+    text = text.assign(**{name: value for name, value in added.items() if name not in text.columns})
     missing = [name for name in COLUMNS if name not in text.columns]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""

@@ -28,7 +28,7 @@ SAME = (
     "device",
     "seed",
     "process",
-    "compiled",
+    "compile",
     "quick",
     "threads",
     "machine_id",
@@ -182,7 +182,7 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
         f"{threads:.0f} threads" if pd.notna(threads) and row["device"] == "cpu" else "",
         f"process {row['process']}" if row["process"] else "",
         f"torch {row['torch_version']}" if row["torch_version"] else "",
-        "compiled" if row["compiled"] else "",
+        "compiled" if row["compile"] else "",
         "QUICK: one sample each" if row["quick"] else "",
         days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "",
     ]

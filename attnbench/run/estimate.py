@@ -35,7 +35,7 @@ def _follow(cell: Cell) -> Prediction:
         return Prediction(None, None, "error only")
     try:
         # Fake tensors carry any device; the CPU is the one that every machine has.
-        return predict(lambda: prepare(replace(cell, device="cpu"), move=move_fake).run)
+        return predict(lambda: prepare(replace(cell, device="cpu", compile=False), move=move_fake).run)
     except Exception as error:
         return Prediction(None, None, one_line("{}: {}".format(*status_of(error)), 60))
 

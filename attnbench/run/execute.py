@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch._functorch import config
 
 from attnbench.cell import Cell, ModelSize
+from attnbench.compiled import compiling, whole, why_not_compiled
 from attnbench.errors import AttnbenchError, Unsupported, UsageError
 from attnbench.measure.error import measure_error
 from attnbench.measure.flops import count
@@ -49,6 +51,8 @@ class Call:
     """Of a decoding step."""
     like: Tensor | None = None
     """What the output must have the shape and dtype of."""
+    uncompiled: Callable[[], Callable[[], Any]] | None = None
+    """Makes the same call without ``torch.compile``, where ``run`` is compiled and therefore cannot be looked into."""
 
 
 def prepare(cell: Cell, move: Callable[[nn.Module, torch.device, torch.dtype], nn.Module] = nn.Module.to) -> Call:
@@ -86,14 +90,30 @@ def prepare(cell: Cell, move: Callable[[nn.Module, torch.device, torch.dtype], n
         generator = torch.Generator().manual_seed(cell.seed)
         inputs = [torch.randint(size.vocab, (cell.shape.B, cell.shape.N), generator=generator).to(device)]
     module = move(module, device, dtype)
-    run, state = _decode(cell, module, inputs) if cell.pass_ == "decode" else (_pass(cell, module, inputs), None)
+    own = cell.compile and not _always_compiled(cell)
+    run, state = _run_and_state(cell, module, inputs, compiled=own)
     return Call(
         run=run,
+        uncompiled=(lambda: _run_and_state(cell, module, inputs, compiled=False)[0]) if own else None,
         like=inputs[0] if cell.pass_ == "forward" and cell.level != "model" else None,
         state_bytes=None if state is None else state_bytes(state),
         input_bytes=sum(t.nbytes for t in inputs),
         param_bytes=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
     )
+
+
+def _always_compiled(cell: Cell) -> bool:
+    """The call is one of a variant that compiles itself; around it a layer or a model is not compiled by that."""
+    return cell.level == "operator" and VARIANTS.get(cell.variant.name).claims(cell.variant).compiled
+
+
+def _run_and_state(
+    cell: Cell, module: nn.Module, inputs: Sequence[Tensor], *, compiled: bool
+) -> tuple[Callable[[], Any], Any]:
+    """What to run again and again, and the state against which it decodes."""
+    if cell.pass_ == "decode":
+        return _decode(cell, module, inputs, compiled=compiled)
+    return _pass(cell, whole(module) if compiled else module, inputs), None
 
 
 def _pass(cell: Cell, module: nn.Module, inputs: Sequence[Tensor]) -> Callable[[], Any]:
@@ -117,19 +137,21 @@ def _pass(cell: Cell, module: nn.Module, inputs: Sequence[Tensor]) -> Callable[[
     return lambda: torch.autograd.grad(value, wanted, retain_graph=True, allow_unused=True)
 
 
-def _decode(cell: Cell, module: Any, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], Any]:
+def _decode(cell: Cell, module: Any, inputs: Sequence[Tensor], *, compiled: bool) -> tuple[Callable[[], Any], Any]:
     """One step, and the state of all tokens but the last against which it is taken, always the same."""
     module.requires_grad_(False)
     token = [x[..., -1:, :] for x in inputs]
     with torch.inference_mode():
         state = module.begin(*(x[..., :-1, :] for x in inputs))
 
+    step = whole(module.step) if compiled else module.step
+
     @torch.inference_mode()
-    def step() -> Tensor:
-        output: Tensor = module.step(state, *token)[0]
+    def run() -> Tensor:
+        output: Tensor = step(state, *token)[0]
         return output
 
-    return step, state
+    return run, state
 
 
 def _loss(cell: Cell, module: nn.Module, inputs: Sequence[Tensor]) -> Callable[[], Tensor]:
@@ -173,6 +195,9 @@ def status_of(error: BaseException) -> tuple[Status, str]:
         return Status.OOM, one_line(str(error).partition("\n")[0] or "MemoryError")
     if isinstance(error, FloatingPointError):
         return Status.NONFINITE, one_line(str(error))
+    uncompiled = why_not_compiled(error)
+    if uncompiled:
+        return Status.UNSUPPORTED, one_line(uncompiled)
     text = str(error) if isinstance(error, AttnbenchError) else f"{type(error).__name__}: {error}"
     return Status.ERROR, one_line(text)
 
@@ -211,7 +236,8 @@ def run_cell(
             if record.rel_error is not None and not math.isfinite(record.rel_error):
                 raise FloatingPointError("the output holds NaN or infinity")
         if "time" in cell.measure or "memory" in cell.measure:
-            call = prepare(cell)
+            compiles = round_ == 0 and (cell.compile or _always_compiled(cell))
+            call = _compile(record, cell) if compiles else prepare(cell)
             if round_ == 0:
                 _first_look(record, cell, call, resident)
             if "time" in cell.measure and with_time:
@@ -220,6 +246,8 @@ def run_cell(
                     record.process = "as-shipped"
                 with freed_memory_returned(large):
                     timing = measure_time(call.run, rules, stopwatch=stopwatch(cell.device), earlier=earlier)
+                if record.first_call_s is None:
+                    record.first_call_s = timing.first_call_s
                 samples_row = {
                     "cell_id": cell.cell_id,
                     "round": round_,
@@ -230,7 +258,6 @@ def run_cell(
                 summary = summarise([*earlier, *timing.samples], quick=rules.quick)
                 _add_time(record, cell, summary, matmul_rate, copy_rates)
                 record.time_rounds = round_ + 1
-                record.first_call_s = record.first_call_s if round_ else timing.first_call_s
     except Exception as error:
         status, reason = status_of(error)
         return Record.of(cell, status, reason, quick=rules.quick), None
@@ -248,6 +275,7 @@ def _add_error(record: Record, cell: Cell) -> None:
         cell.error_draws,
         getattr(torch, cell.dtype),
         cell.device,
+        adapt=whole if cell.compile and not _always_compiled(cell) else None,
     )
     record.error_kind = result.kind
     record.rel_error, record.rel_error_std = result.rel_error, result.rel_error_std
@@ -255,9 +283,22 @@ def _add_error(record: Record, cell: Cell) -> None:
     record.trivial_error, record.error_draws = result.trivial_error, result.draws
 
 
+def _compile(record: Record, cell: Cell) -> Call:
+    """A cell whose first call compiles, for seconds that have a column of their own."""
+    with compiling():
+        call = prepare(cell)
+        start = time.perf_counter()
+        output = call.run()
+        record.first_call_s = time.perf_counter() - start
+    if not is_finite(output):
+        raise FloatingPointError("the compiled output holds NaN or infinity")
+    record.compiled = True
+    return call
+
+
 def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> None:
     """Correctness before speed: sizes, FLOPs and memory of one call, whose output must be finite."""
-    counted = count(call.run)
+    counted = count(call.uncompiled() if call.uncompiled else call.run)
     if call.like is not None and (counted.output.shape, counted.output.dtype) != (call.like.shape, call.like.dtype):
         got, wanted = (f"{tuple(x.shape)} {str(x.dtype)[6:]}" for x in (counted.output, call.like))
         raise UsageError(f"it breaks the contract: the output is {got}, not {wanted}")

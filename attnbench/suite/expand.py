@@ -32,6 +32,7 @@ _DEFAULTS: dict[str, list[Any]] = {
     "dtype": ["float32"],
     "causal": [False],
     "bias": ["none"],
+    "compile": [False],
     "inputs": [Spec("gaussian")],
     "seed": [0],
 }
@@ -227,6 +228,7 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
             measure=sweep.measures,
             model=size,
             error_draws=sweep.error_draws,
+            compile=value["compile"],
         )
 
 

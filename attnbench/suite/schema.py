@@ -79,6 +79,7 @@ class Axes(_Strict):
     dtype: axes.Dtypes = Field(default=[], description="element type of q, k and v")
     causal: axes.Flags = Field(default=[], description="query i sees keys j <= i only")
     bias: axes.Biases = Field(default=[], description="added to the logits by distance: none, alibi or relative")
+    compile: axes.Flags = Field(default=[], description="by torch.compile, all of it or nothing")
     inputs: axes.Inputs = Field(default=[], description="where q, k and v come from (operator level only)")
     seed: axes.Seeds = Field(default=[], description="seed of inputs, random projections and initial weights")
 
@@ -176,6 +177,7 @@ class Exclude(_Strict):
     dtype: axes.DtypeTests = Field(default=[])
     causal: axes.FlagTests = Field(default=[])
     bias: axes.BiasTests = Field(default=[])
+    compile: axes.FlagTests = Field(default=[])
     inputs: axes.InputTests = Field(default=[])
     seed: axes.NumberTests = Field(default=[])
 

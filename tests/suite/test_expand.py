@@ -218,13 +218,24 @@ def test_a_bias_between_two_sequences_is_refused_unless_excluded() -> None:
     assert len(expand(suite_of(axes, exclude=[{"bias": "alibi", "kv_len": 32}]))) == 3
 
 
-def test_cells_without_a_bias_are_called_what_they_were_before_there_were_biases() -> None:
-    plain, *others = expand(suite_of(matrix(bias=["none", "alibi", "relative"])))
+def test_compiling_is_an_axis_like_any_other() -> None:
+    axes = matrix(compile=[False, True], variant=["softmax", "sdpa"])
+    cells = expand(suite_of(axes, exclude=[{"compile": True, "variant": "sdpa"}]))
+    assert sorted((cell.variant.name, cell.compile) for cell in cells) == [
+        ("sdpa", False), ("softmax", False), ("softmax", True),
+    ]  # fmt: skip
+    assert [cell.compile for cell in expand(suite_of(matrix()), overrides={"compile": "true,false"})] == [True, False]
+
+
+def test_cells_are_called_what_they_were_before_there_were_biases_and_compiling() -> None:
+    axes = matrix(bias=["none", "alibi", "relative"], compile=[False, True])
+    plain, *others = expand(suite_of(axes))
     data = plain.to_json()
     assert data["shape"].pop("bias") == "none"
+    assert data.pop("compile") is False
     canonical = json.dumps([METHOD_VERSION, data], sort_keys=True)
     assert plain.cell_id == hashlib.sha256(canonical.encode()).hexdigest()[:16]
-    assert len({cell.cell_id for cell in (plain, *others)}) == 3
+    assert len({cell.cell_id for cell in (plain, *others)}) == 6
     assert [Cell.from_json(json.loads(json.dumps(cell.to_json()))) for cell in others] == others
 
 
@@ -246,6 +257,7 @@ def test_an_unknown_device_is_refused() -> None:
         ("causal", "true,false", [True, False]),
         ("bias", "none,alibi", ["none", "alibi"]),
         ("bias", ["none"], ["none"]),
+        ("compile", "false,true", [False, True]),
         ("bias", [None, "alibi"], ["none", "alibi"]),
         ("dtype", "float64, bfloat16", ["float64", "bfloat16"]),
         ("variant", "sdpa", [Spec("sdpa")]),
@@ -309,7 +321,7 @@ def test_the_seed_can_be_set() -> None:
             "zzz",
             "1",
             "unknown axis 'zzz'; write variant, seq_len, kv_len, heads, head_dim, batch, dtype, causal, bias, "
-            "inputs or seed",
+            "compile, inputs or seed",
         ),
         ("variant", "perfomer", "--set variant: unknown variant 'perfomer'; did you mean 'performer'?"),
         ("variant", "", "--set variant: '' is not a name: letters, digits, '.', '_' and '-', at most 64; "

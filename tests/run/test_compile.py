@@ -1,0 +1,141 @@
+"""The axis ``compile``: all of a call is compiled, or the row says why not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attnbench.attention
+import attnbench.inputs  # noqa: F401  # fills the table of inputs
+from attnbench.cell import Cell
+from attnbench.compiled import compiling
+from attnbench.errors import Unsupported
+from attnbench.measure.time import TimingRules
+from attnbench.record import Record
+from attnbench.run.estimate import estimate
+from attnbench.run.execute import prepare, run_cell
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+from attnbench.status import Status
+from attnbench.variant import VARIANTS, Traits, register
+
+# Loading the compiler imports a part of torch that uses another, deprecated one.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+needs_compiler = pytest.mark.skipif(
+    not shutil.which(os.environ.get("CXX", "g++")), reason="there is no C++ compiler on this machine"
+)
+
+
+def measure(variant: str, **changes: Any) -> Record:
+    shape = Shape(heads=1, seq_len=16, head_dim=8, causal=changes.get("pass_") == "decode")
+    asked = Cell("s", "w", Spec(variant), shape, **{"compile": True, "measure": ("time",), **changes})
+    record, _ = run_cell(
+        asked, TimingRules(quick=True), round_=0, earlier=(), previous=None, resident=False, matmul_rate=None
+    )
+    assert record.compile is asked.compile
+    return record
+
+
+@pytest.fixture
+def _branching() -> Iterator[None]:
+    """A variant that asks the data which way to go, which compiled code cannot."""
+
+    @register("branching", family="reference", source="here", formula="v", cost="O(1)", traits=Traits(target="other"))
+    class Branching(nn.Module):
+        """Values, or their doubles."""
+
+        def __init__(self, shape: Shape) -> None:
+            super().__init__()
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+            return 2 * v if q.sum() > 0 else v + 0
+
+    yield
+    del VARIANTS._entries["branching"]
+
+
+@pytest.mark.usefixtures("_branching")
+def test_a_graph_break_is_unsupported_and_its_line_is_named() -> None:
+    record = measure("branching")
+    assert (record.status, record.compiled, record.time_median_s) == (Status.UNSUPPORTED, False, None)
+    assert record.reason.startswith("torch.compile: ")
+    assert "branching" in record.reason
+    assert "(test_compile.py:" in record.reason
+    assert measure("branching", compile=False).status is Status.OK
+
+
+def test_a_machine_without_a_compiler_gets_a_row_that_says_so() -> None:
+    import torch._inductor.config as settings
+
+    with settings.patch({"cpp.cxx": ("there-is-no-such-compiler",)}):
+        record = measure("softmax")
+    assert (record.status, record.compiled) == (Status.UNSUPPORTED, False)
+    assert "No working C++ compiler" in record.reason
+
+
+def test_what_runs_because_the_compiler_is_switched_off_is_not_called_compiled() -> None:
+    import torch._dynamo.config as settings
+
+    with settings.patch(disable=True):
+        record = measure("softmax")
+    assert (record.status, record.compiled) == (Status.UNSUPPORTED, False)
+    assert "found no compiled frames" in record.reason
+
+
+def test_compiling_in_which_nothing_was_compiled_is_no_success() -> None:
+    with pytest.raises(Unsupported, match="it is switched off, or there is nothing to compile"), compiling():
+        pass
+
+
+@needs_compiler
+@pytest.mark.parametrize("pass_", ["training", "decode"])
+def test_compiled_code_has_the_products_of_the_variant_and_its_compiling_apart(pass_: str) -> None:
+    record, plain = (measure("softmax", pass_=pass_, compile=compile_) for compile_ in (True, False))
+    assert record.status is Status.OK, record.reason
+    assert (record.compiled, plain.compiled) == (True, False)
+    assert (record.matmul_flops, record.output_bytes) == (plain.matmul_flops, plain.output_bytes)
+    assert record.cell_id != plain.cell_id
+    assert record.first_call_s is not None
+    assert record.time_median_s is not None
+    assert record.first_call_s > 20 * record.time_median_s
+
+
+@needs_compiler
+def test_the_error_is_that_of_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **how: compiled.append(model) or real(model, **how))
+    record = measure("softmax", measure=("error",), error_draws=1)
+    assert len(compiled) == 1
+    assert record.rel_error is not None
+    assert record.rel_error < 1e-6
+
+
+@needs_compiler
+def test_what_always_compiles_itself_says_so_where_nobody_asked() -> None:
+    record = measure("flex", compile=False)
+    assert record.status is Status.OK, record.reason
+    assert record.compiled
+    assert record.first_call_s is not None
+    assert record.time_median_s is not None
+    assert record.first_call_s > 20 * record.time_median_s
+
+
+def test_what_always_compiles_itself_is_not_compiled_once_more() -> None:
+    asked = Cell("s", "w", Spec("flex"), Shape(heads=1, seq_len=16, head_dim=8), compile=True)
+    assert prepare(asked).uncompiled is None
+    assert prepare(replace(asked, variant=Spec("softmax"))).uncompiled is not None
+
+
+def test_a_prediction_compiles_nothing() -> None:
+    asked = Cell("s", "w", Spec("softmax"), Shape(heads=1, seq_len=16, head_dim=8))
+    (_, compiled), (_, plain) = estimate([replace(asked, compile=True), asked])
+    assert compiled == plain
