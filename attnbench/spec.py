@@ -12,12 +12,17 @@ from attnbench.errors import UsageError
 
 Scalar = bool | int | float | str | None
 
+MAX_TEXT = 1000
+"""Characters of one text."""
+MAX_SPECS = 1000
+"""What the lists in one entry may multiply out to."""
+
 POSITIONAL = "_"
 """Key of a value given without a name (``file:qkv.safetensors``): it means the first option."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
-_FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")  # in linear time, however long the text
 _WORDS: dict[str, Scalar] = {"true": True, "false": False, "null": None, "none": None}
 
 
@@ -67,10 +72,12 @@ def parse_specs(item: object) -> list[Spec]:
     ``performer:features=[64,256]`` and ``{name: performer, features: [64, 256]}`` both give two.
 
     Raises:
-        UsageError: not a name with options.
+        UsageError: not a name with options, a text of more than 1000 characters, or more than 1000 specs.
     """
     name: object
     if isinstance(item, str):
+        if len(item) > MAX_TEXT:
+            raise UsageError(f"{len(item)} characters for one name with options, at most {MAX_TEXT}; write a name")
         name, options = _split(item)
     elif isinstance(item, Mapping):
         options = {str(key): value for key, value in item.items()}
@@ -90,6 +97,9 @@ def parse_specs(item: object) -> list[Spec]:
                 raise UsageError(f"{name}: option {key!r} must be a number, word or true/false, got {one!r}")
             axis.append((key, one))
         axes.append(axis)
+    count = math.prod(map(len, axes))
+    if count > MAX_SPECS:
+        raise UsageError(f"{name} stands for {count}, at most {MAX_SPECS}; shorten the lists of its options")
     return [Spec.of(name, dict(chosen)) for chosen in itertools.product(*axes)]
 
 

@@ -62,6 +62,11 @@ def run(
     except ValueError as error:
         raise UsageError(f"--memory-limit: {error}") from None
 
+    from attnbench.suite.load import refuse_early
+
+    of_all = {"dtype": dtype, "seed": None if seed is None else str(seed)}
+    refuse_early(suite, device=device, overrides=overrides | {axis: one for axis, one in of_all.items() if one})
+
     import attnbench.attention
     import attnbench.inputs  # noqa: F401  # fills the table of inputs
     from attnbench.plugins import load

@@ -9,6 +9,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
@@ -29,8 +30,8 @@ DEVICES: tuple[str, ...] = get_args(Device)
 Test = Callable[[Any], bool]
 """One condition on one axis."""
 
-_MAX_SPEC_TEXT = 1000
-_MAX_EXPANSION = 1000
+MAX_IN_ALL = 100_000
+"""Values in one suite, ranges and lists of options multiplied out."""
 _COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,18})\s*")
 _OPERATORS: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
@@ -42,6 +43,29 @@ _OPERATORS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
+@dataclass(slots=True)
+class Reading:
+    """One reading of a suite, which pydantic hands to every check here as its context."""
+
+    registered: bool = True
+    """False while variants and inputs are not registered yet: names and options are then taken as they stand."""
+    values: int = 0
+    """So far."""
+
+    def add(self, number: int, *place: str | int) -> None:
+        """Count values before anybody has to hold them all."""
+        self.values += number
+        if self.values > MAX_IN_ALL:
+            wrong(f"more than {MAX_IN_ALL} values in one suite; use fewer, or larger steps", *place)
+
+
+def _reading(info: ValidationInfo) -> Reading:
+    reading = info.context or Reading()
+    assert isinstance(reading, Reading)
+    reading.add(0)  # a suite that has too many is not read on
+    return reading
+
+
 def _listed(value: object, axis: str | None) -> list[object]:
     items = value if isinstance(value, list) else [value]
     if not items:
@@ -51,7 +75,7 @@ def _listed(value: object, axis: str | None) -> list[object]:
 
 def _whole(low: int, high: int, *, null: bool = False) -> Callable[[object, ValidationInfo], list[int | None]]:
     def check(value: object, info: ValidationInfo) -> list[int | None]:
-        axis = info.field_name
+        axis, reading = info.field_name, _reading(info)
         numbers: list[int | None] = []
         for index, item in enumerate(_listed(value, axis)):
             if item is None and null:
@@ -62,6 +86,7 @@ def _whole(low: int, high: int, *, null: bool = False) -> Callable[[object, Vali
                 if not low <= number <= high:
                     wrong(f"{axis!r} must lie between {low} and {high}, got {number}; write a number in between", index)
             numbers += part
+            reading.add(len(part), index)
             if len(numbers) > MAX_VALUES:
                 wrong(f"{axis!r}: {len(numbers)} values, at most {MAX_VALUES}; use fewer", index)
         return numbers
@@ -85,40 +110,30 @@ def _numbers(item: object, axis: str | None, index: int) -> list[int]:
 def _specs(registry: Registry[Any]) -> Callable[[object, ValidationInfo], list[Spec]]:
     def check(value: object, info: ValidationInfo) -> list[Spec]:
         specs: list[Spec] = []
+        reading = _reading(info)
         for index, item in enumerate(_listed(value, info.field_name)):
-            specs += _normal_specs(registry, item, index)
+            specs += _normal_specs(registry, item, index, reading)
         return specs
 
     return check
 
 
-def _normal_specs(registry: Registry[Any], item: object, index: int) -> list[Spec]:
-    if isinstance(item, str) and len(item) > _MAX_SPEC_TEXT:
-        wrong(f"a {registry.kind} of {len(item)} characters, at most {_MAX_SPEC_TEXT}; write a name", index)
-    if _expansion(item) > _MAX_EXPANSION:
-        wrong(f"one {registry.kind} stands for more than {_MAX_EXPANSION}; shorten the lists of its options", index)
+def _normal_specs(registry: Registry[Any], item: object, index: int, reading: Reading) -> list[Spec]:
     remedy = f"; 'attnbench list {registry.kind}s' shows the names"
     try:
-        specs = []
-        for spec in parse_specs(item):
-            entry: Entry = registry.get(spec.name)
-            remedy = f"; 'attnbench show {spec.name}' lists its options"
+        specs = parse_specs(item)
+        reading.add(len(specs), index)
+        for position, spec in enumerate(specs):
             for option, value in spec.options:
                 if isinstance(value, float) and not math.isfinite(value):
                     wrong(f"{spec.name}: option {option}={value} is not finite; write a finite number", index)
-            specs.append(entry.normalise(spec))
+            if reading.registered:
+                entry: Entry = registry.get(spec.name)
+                remedy = f"; 'attnbench show {spec.name}' lists its options"
+                specs[position] = entry.normalise(spec)
     except UsageError as error:
         wrong(str(error) if ";" in str(error) else f"{error}{remedy}", index)
     return specs
-
-
-def _expansion(item: object) -> int:
-    """How many specs the lists inside ``item`` multiply out to, before anything is multiplied."""
-    if isinstance(item, str):
-        return math.prod(inside.count(",") + 1 for inside in re.findall(r"\[([^\]]*)\]", item))
-    if isinstance(item, dict):
-        return math.prod(len(value) for value in item.values() if isinstance(value, list))
-    return 1
 
 
 def _words(known: tuple[str, ...]) -> Callable[[object, ValidationInfo], list[str]]:
@@ -151,6 +166,7 @@ def _flags(value: object, info: ValidationInfo) -> list[bool]:
 def _number_tests(value: object, info: ValidationInfo) -> list[Test]:
     numbers: set[int] = set()
     tests: list[Test] = [numbers.__contains__]
+    reading = _reading(info)
     for index, item in enumerate(_listed(value, info.field_name)):
         comparison = _COMPARISON.fullmatch(item) if isinstance(item, str) else None
         if comparison:
@@ -158,7 +174,9 @@ def _number_tests(value: object, info: ValidationInfo) -> list[Test]:
         elif isinstance(item, str) and item.lstrip()[:1] in tuple("<>=!"):
             wrong(f"{info.field_name!r}: {shown(item)} is not a comparison; write for instance '>=65536'", index)
         else:
-            numbers.update(_numbers(item, info.field_name, index))
+            part = _numbers(item, info.field_name, index)
+            reading.add(len(part), index)
+            numbers.update(part)
     return tests
 
 
@@ -173,9 +191,10 @@ def _equality(word: object) -> Test:
 def _spec_tests(registry: Registry[Any]) -> Callable[[object, ValidationInfo], list[Test]]:
     def check(value: object, info: ValidationInfo) -> list[Test]:
         tests: list[Test] = []
+        reading = _reading(info)
         for index, item in enumerate(_listed(value, info.field_name)):
             by_name = ":" not in item if isinstance(item, str) else isinstance(item, Mapping) and set(item) == {"name"}
-            for spec in _normal_specs(registry, item, index):
+            for spec in _normal_specs(registry, item, index, reading):
                 tests.append(_named(spec.name) if by_name else _equality(spec))
         return tests
 

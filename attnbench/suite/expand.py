@@ -18,7 +18,7 @@ from attnbench.cell import Cell, ModelSize
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, parse_scalar
-from attnbench.suite.axes import DEVICES, Test
+from attnbench.suite.axes import DEVICES, Reading, Test
 from attnbench.suite.messages import pick, shown
 from attnbench.suite.schema import AXES, OPERATOR_AXES, Axes, Exclude, Suite, Sweep, first_problem
 
@@ -75,16 +75,25 @@ def expand(
         given["seed"] = seed
     if given:
         suite = apply_overrides(suite, given)
-    grids = list(_grids(suite, kind))
-    count = sum(grid.size for grid in grids)
-    if count > MAX_CELLS:
-        largest = max(grids, key=lambda grid: grid.size)
-        message = f"{count} cells, at most {MAX_CELLS}; use fewer values here"
-        raise suite.origin.error(("sweeps", largest.index, "matrix"), message)
-    cells = dict.fromkeys(cell for grid in grids for cell in _cells(suite, grid, device))
+    check_size(suite, kind)
+    cells = dict.fromkeys(cell for grid in _grids(suite, kind) for cell in _cells(suite, grid, device))
     if not cells:
         raise suite.origin.error(("exclude",), "no cells are left; every one is excluded, remove a condition")
     return list(cells)
+
+
+def check_size(suite: Suite, kind: str) -> None:
+    """Count the cells on one type of device, before any is made.
+
+    Raises:
+        SuiteError: more than 100,000, with the sweep where there are too many.
+    """
+    count = 0
+    for grid in _grids(suite, kind):
+        count += grid.size
+        if count > MAX_CELLS:
+            place = ("sweeps", grid.index, "matrix")
+            raise suite.origin.error(place, f"{count} cells, at most {MAX_CELLS}; use fewer values here")
 
 
 def apply_overrides(suite: Suite, overrides: Mapping[str, Override]) -> Suite:
@@ -105,7 +114,7 @@ def apply_overrides(suite: Suite, overrides: Mapping[str, Override]) -> Suite:
             raise UsageError(f"unknown axis {shown(axis)}{pick(axis, AXES)}")
         values = _split(axis, value)
         try:
-            wanted = Axes.model_validate({axis: values})
+            wanted = _axes({axis: values}, suite)
         except ValidationError as error:
             raise UsageError(f"--set {axis}: {first_problem(error)}") from None
         sweeps = [sweep for sweep in data["sweeps"] if axis not in OPERATOR_AXES or _level(sweep) == "operator"]
@@ -117,20 +126,24 @@ def apply_overrides(suite: Suite, overrides: Mapping[str, Override]) -> Suite:
             for profile in owner.get("profiles", {}).values():
                 profile.pop(axis, None)
         if "include" in data:
-            kept = (_narrowed(row, axis, getattr(wanted, axis)) for row in data["include"])
+            kept = (_narrowed(row, axis, getattr(wanted, axis), suite) for row in data["include"])
             data["include"] = [row for row in kept if row is not None]
-    return Suite.of(data, suite.origin)
+    return Suite.of(data, suite.origin, registered=suite.registered)
+
+
+def _axes(data: dict[str, Any], suite: Suite) -> Axes:
+    return Axes.model_validate(data, context=Reading(suite.registered))
 
 
 def _level(sweep: dict[str, Any]) -> object:
     return sweep.get("level", "operator")
 
 
-def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any]) -> dict[str, Any] | None:
+def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any], suite: Suite) -> dict[str, Any] | None:
     """An ``include`` row with only the wanted values of ``axis``; None where it has no others."""
     if axis not in row:
         return row
-    values = [value for value in getattr(Axes.model_validate({axis: row[axis]}), axis) if value in wanted]
+    values = [value for value in getattr(_axes({axis: row[axis]}, suite), axis) if value in wanted]
     plain = [{"name": value.name, **dict(value.options)} if isinstance(value, Spec) else value for value in values]
     return {**row, axis: plain} if values else None
 
@@ -149,7 +162,7 @@ def _split(axis: str, value: object) -> list[Any]:
 def _split_specs(text: str) -> list[str]:
     """``a,b:x=1,y=2`` is a and b: a part that is only an option belongs to the name before it."""
     specs: list[str] = []
-    for part in re.findall(r"(?:\[[^\]]*\]|[^,])+", text):
+    for part in re.findall(r"(?:\[[^\[\]]*\]|[^,])+", text):
         key, equals, _ = part.partition("=")
         if specs and equals and ":" not in key:
             specs[-1] += f",{part.strip()}"
@@ -159,6 +172,7 @@ def _split_specs(text: str) -> list[str]:
 
 
 def _grids(suite: Suite, kind: str) -> Iterator[_Grid]:
+    included = [(row.sweep, row.given()) for row in suite.include]
     for index, sweep in enumerate(suite.sweeps):
         axes = {
             **sweep.matrix.given(),
@@ -174,9 +188,9 @@ def _grids(suite: Suite, kind: str) -> Iterator[_Grid]:
             if (not row.sweep or sweep.name in row.sweep) and (not row.device or any(test(kind) for test in row.device))
         ]
         yield _Grid(index, sweep, axes, excludes)
-        for row in suite.include:
-            if not row.sweep or sweep.name in row.sweep:
-                yield _Grid(index, sweep, {**axes, **row.given()}, [])
+        for only, values in included:
+            if not only or sweep.name in only:
+                yield _Grid(index, sweep, {**axes, **values}, [])
 
 
 def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:

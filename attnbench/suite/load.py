@@ -7,13 +7,14 @@ from pathlib import Path
 
 from attnbench.errors import SuiteError, did_you_mean
 from attnbench.record import one_line
+from attnbench.suite.axes import DEVICES
 from attnbench.suite.document import NotASuite, read_document
-from attnbench.suite.expand import apply_overrides
+from attnbench.suite.expand import apply_overrides, check_size
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
-
 from attnbench.suite.shipped import shipped_folder, shipped_suites
-MAX_BYTES = 2**20
+
+MAX_BYTES = 2**18
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -28,13 +29,39 @@ def load_suite(path_or_name: str | Path, *, overrides: Mapping[str, str] | None 
         SuiteError: the file or what stands in it; one line, ``path:line: what is wrong; remedy``.
         UsageError: the overrides.
     """
+    return _load(path_or_name, overrides or {}, registered=True)
+
+
+def refuse_early(path_or_name: str | Path, *, device: str = "auto", overrides: Mapping[str, str] | None = None) -> None:
+    """Find what is wrong with a suite before its variants are known: all but their names and options.
+
+    Registering variants imports torch, which takes more time and memory than reading any suite may take.
+
+    Raises:
+        SuiteError: as :func:`load_suite`, or more cells than a run may have on any type of device that ``device`` is.
+        UsageError: the overrides.
+    """
+    suite = _load(path_or_name, overrides or {}, registered=False)
+    kind = device.partition(":")[0]
+    kinds = [kind] if kind in DEVICES else DEVICES
+    problems = []
+    for kind in kinds:
+        try:
+            check_size(suite, kind)
+        except SuiteError as problem:
+            problems.append(problem)
+    if len(problems) == len(kinds):
+        raise problems[0]
+
+
+def _load(path_or_name: str | Path, overrides: Mapping[str, str], *, registered: bool) -> Suite:
     path = suite_path(path_or_name)
     text = _read_text(path)
     try:
         data, lines = read_document(text)
     except NotASuite as error:
         raise Origin(str(path)).error_on(error.line, str(error)) from None
-    suite = Suite.of(data, Origin(str(path), lines))
+    suite = Suite.of(data, Origin(str(path), lines), registered=registered)
     return apply_overrides(suite, overrides) if overrides else suite
 
 
@@ -77,7 +104,7 @@ def _read_text(path: Path) -> str:
             f"{shown}:1: cannot be read ({one_line(reason)}); check the path and its permissions"
         ) from None
     if len(content) > MAX_BYTES:
-        raise SuiteError(f"{shown}:1: larger than 1 MiB; a suite is a page of text")
+        raise SuiteError(f"{shown}:1: larger than 256 KiB; a suite is a page of text")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -205,20 +205,20 @@ class Suite(_Strict):
     include: list[Include] = Field(default=[], max_length=256)
 
     _origin: Origin = PrivateAttr(default_factory=Origin)
+    _registered: bool = PrivateAttr(default=True)
 
     @classmethod
-    def of(cls, data: object, origin: Origin) -> Self:
-        """Validate plain data.
+    def of(cls, data: object, origin: Origin, *, registered: bool = True) -> Self:
+        """Validate plain data; all but names and options of variants and inputs where those are not registered yet.
 
         Raises:
             SuiteError: the mistake that stands first in the file, on one line with its place.
         """
         try:
-            suite = cls.model_validate(data)
+            suite = cls.model_validate(data, context=axes.Reading(registered))
         except ValidationError as error:
-            place, message = min(_problems(error), key=lambda problem: origin.line(problem[0]))
-            raise origin.error(place, message) from None
-        suite._origin = origin
+            raise origin.error(*_first_problem(error, origin)) from None
+        suite._origin, suite._registered = origin, registered
         return suite
 
     @property
@@ -226,11 +226,17 @@ class Suite(_Strict):
         """Where the suite was written."""
         return self._origin
 
+    @property
+    def registered(self) -> bool:
+        """Whether names and options of variants and inputs were checked."""
+        return self._registered
+
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         names = [sweep.name for sweep in self.sweeps]
+        folded = [name.casefold() for name in names]  # -k cannot tell upper from lower case
         for index, name in enumerate(names):
-            if name in names[:index]:
+            if folded[index] in folded[:index]:
                 wrong(f"two sweeps are called {name!r}; rename one", "sweeps", index, "name")
         mentioned = {"exclude": [row.sweep for row in self.exclude], "include": [row.sweep for row in self.include]}
         for key, rows in mentioned.items():
@@ -247,16 +253,13 @@ class Suite(_Strict):
 
 def first_problem(error: ValidationError) -> str:
     """The first mistake in plain words, with a remedy."""
-    return _problems(error)[0][1]
+    return _first_problem(error, Origin())[1]
 
 
-def _problems(error: ValidationError) -> list[tuple[Place, str]]:
-    problems: list[tuple[Place, str]] = []
-    for details in error.errors(include_url=False):
-        place = details["loc"]
-        unknown = details["type"] == "extra_forbidden"
-        problems.append((place, _unknown_key(place) if unknown else explain(dict(details))))
-    return problems
+def _first_problem(error: ValidationError, origin: Origin) -> tuple[Place, str]:
+    details = min(error.errors(include_url=False), key=lambda details: origin.line(details["loc"]))
+    place = details["loc"]
+    return place, _unknown_key(place) if details["type"] == "extra_forbidden" else explain(dict(details))
 
 
 def _unknown_key(place: Place) -> str:

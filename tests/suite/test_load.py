@@ -294,7 +294,7 @@ def test_a_mistake_is_one_line_with_its_place_and_a_remedy(message, old: str, ne
         ("a: [" + "1," * 20_000 + "]", "1: more than 20000 keys and values; use ranges such as 1024..16384+1024"),
         (b"name: x\ndescription: \xff", "2: not UTF-8; save the file as UTF-8"),
         ("name: x".encode("utf-16"), "1: not UTF-8; save the file as UTF-8"),
-        (b"# " + b"x" * MAX_BYTES, "1: larger than 1 MiB; a suite is a page of text"),
+        (b"# " + b"x" * MAX_BYTES, "1: larger than 256 KiB; a suite is a page of text"),
     ],
 )
 def test_text_that_is_no_suite_is_refused(message, text: str | bytes, expected: str) -> None:  # type: ignore[no-untyped-def]
@@ -317,12 +317,12 @@ def test_of_a_thousand_mistakes_the_first_in_the_file_is_told(message) -> None: 
 def test_options_whose_lists_multiply_without_end_are_refused_at_once(message) -> None:  # type: ignore[no-untyped-def]
     many = ", ".join(f"o{i}: [{', '.join(['1'] * 50)}]" for i in range(10))
     text = GOOD.replace("{name: performer, features: [64, 512]}", f"{{name: performer, {many}}}")
-    assert message(text) == "s.yaml:9: one variant stands for more than 1000; shorten the lists of its options"
+    assert message(text) == f"s.yaml:9: performer stands for {50**10}, at most 1000; shorten the lists of its options"
     inline = ",".join(f"o{i}=[1,1,1,1,1,1,1,1,1,1]" for i in range(12))
     text = GOOD.replace("{name: performer, features: [64, 512]}", f"'performer:{inline}'")
-    assert message(text) == "s.yaml:9: one variant stands for more than 1000; shorten the lists of its options"
+    assert message(text) == f"s.yaml:9: performer stands for {10**12}, at most 1000; shorten the lists of its options"
     text = GOOD.replace("{name: performer, features: [64, 512]}", f"'{',' * 100_000}'")
-    assert message(text) == "s.yaml:9: a variant of 100000 characters, at most 1000; write a name"
+    assert message(text) == "s.yaml:9: 100000 characters for one name with options, at most 1000; write a name"
 
 
 def test_a_value_on_its_own_line_is_found_there(message) -> None:  # type: ignore[no-untyped-def]

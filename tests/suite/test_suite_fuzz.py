@@ -21,9 +21,11 @@ from attnbench.suite.schema import AXES, Suite
 pytestmark = pytest.mark.usefixtures("small_registry")
 
 CASES = int(os.environ.get("ATTNBENCH_CASES", "200"))
-"""20000 before a release."""
+"""20000 in make selfcheck."""
 
-same_fixtures = settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+same_fixtures = settings(
+    max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=10_000
+)
 
 GOOD = """\
 name: small
