@@ -2,80 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
-from typing import Annotated, Any
+from operator import eq, lt
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.matrix_tiles import fitting, tiles
+from attnbench.attention import hyperattention_causal as halves
+from attnbench.attention.hyperattention_blocks import Attend
+from attnbench.attention.hyperattention_causal import FAR, GRID
+from attnbench.attention.hyperattention_steps import Decoding
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
-
-_FAR = -1e30  # finite, so that a row without any key makes no NaN
-_GRID = 20  # bits of a drawn position: integers stay exact in a module cast to half precision
-
-
-class _Attend(torch.autograd.Function):
-    """Chunks of queries to their block of keys and to the sample, in one softmax; backward computes weights again.
-
-    q ``(G, C, r, D)`` with G = B·H heads of C chunks; k, v ``(G, C, c, D)``; the sample ``(G, S, D)``; bias
-    ``(G, C, c + S)``.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sk: Tensor, sv: Tensor, bias: Tensor) -> Tensor:
-        out = torch.empty_like(q)
-        for tile in _tiles(q, bias.shape[2]):
-            _, _, values, weights = _tile((q, k, v, sk, sv, bias), tile)
-            part = out[tile]
-            part.copy_(torch.bmm(weights, values).view(part.shape))
-        ctx.save_for_backward(q, k, v, sk, sv, bias, out)
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sk, sv, _, out = ctx.saved_tensors
-        c, D = k.shape[2:]
-        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        dsk, dsv = (torch.zeros(x.shape, dtype=accumulator(q.dtype), device=q.device) for x in (sk, sv))
-        for tile in _tiles(q, c + sk.shape[1]):
-            queries, keys, values, weights = _tile(ctx.saved_tensors[:6], tile)
-            dout = grad[tile].to(keys.dtype).reshape(queries.shape)
-            dot = torch.linalg.vecdot(dout, out[tile].to(keys.dtype).reshape(queries.shape)).unsqueeze(-1)
-            dvalues = torch.bmm(weights.mT, dout)
-            dlogits = torch.bmm(dout, values.mT).sub_(dot).mul_(weights)
-            dq[tile] = torch.bmm(dlogits, keys).mul_(D**-0.5).view(dq[tile].shape).to(dq.dtype)
-            for dx, ds, dboth in ((dk, dsk, torch.bmm(dlogits.mT, queries)), (dv, dsv, dvalues)):
-                dboth = dboth.view(*dx[tile].shape[:2], -1, D)
-                dx[tile] = dboth[:, :, :c].to(dx.dtype)
-                ds[tile[0]] += dboth[:, :, c:].sum(1)
-        return dq, dk, dv, dsk.to(sk.dtype), dsv.to(sv.dtype), None
-
-
-def _tiles(q: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
-    """Heads and chunks whose weights stay in cache: several whole heads, or a part of one."""
-    G, C, r, _ = q.shape
-    return ((heads, slice(a, b)) for heads, a, b in tiles(G, C, r * width, fitting(q.device)))
-
-
-def _tile(tensors: tuple[Tensor, ...], tile: tuple[slice, slice]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scaled queries ``(g, r, D)``, keys and values ``(g, c + S, D)``, and weights ``(g, r, c + S)``."""
-    q, k, v, sk, sv, bias = tensors
-    dtype, D = accumulator(q.dtype), q.shape[3]
-
-    def join(own: Tensor, sample: Tensor) -> Tensor:
-        shared = sample[tile[0]].unsqueeze(1).expand(-1, own[tile].shape[1], -1, -1)
-        return torch.cat([own[tile], shared], 2).to(dtype).flatten(0, 1)
-
-    queries = (q[tile].to(dtype) * D**-0.5).flatten(0, 1)
-    keys, values = join(k, sk), join(v, sv)
-    weights = torch.baddbmm(bias[tile].reshape(len(keys), 1, -1), queries, keys.mT)
-    return queries, keys, values, torch.softmax(weights, -1, out=weights)
 
 
 @register(
@@ -85,14 +26,14 @@ def _tile(tensors: tuple[Tensor, ...], tile: tuple[slice, slice]) -> tuple[Tenso
     formula="oᵢ = Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√D) vⱼ / Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√D), w = 1 in i's LSH block, else M/m·[j sampled]",
     cost="O(n·(b + m)·d)",
     traits=Traits(
-        causal=No("queries are sorted together with later ones, which moves the borders of earlier queries' blocks"),
+        decode=True,
         bias=No("large entries are found by hashing q and k, which knows nothing of a bias"),
         stochastic=True,
         exact_with=("block={n},samples=0", "block=3,samples={n}"),
     ),
     settings=("block=4,samples=5,bits=3", "block=6,samples=0,bits=2", "block=1,samples=4,bits=4"),
 )
-class HyperAttention(nn.Module):
+class HyperAttention(Decoding, nn.Module):
     """LSH-sorted blocks exactly, all other keys from a uniform sample.
 
     Han et al. 2023, "HyperAttention: Long-context Attention in Near-Linear Time": sortLSH finds large entries, a
@@ -107,10 +48,21 @@ class HyperAttention(nn.Module):
     More queries than keys: chunks of at most ``block`` queries, several of which share a block of keys. Blocks and
     strata are cut over the real tokens only; in self-attention padded positions give 0.
 
+    Causal: the paper's recursion. The tokens are halved until ``block`` are left, among which attention is exact. Of
+    every two halves the later one asks the earlier one, a rectangle without a mask: a query sees one of its blocks of
+    ``block`` sorted keys, and ``samples`` of its keys. All that a query sees enters one softmax. With a rectangle of
+    each size on the way, the cost is O(n·log(n/b)·(b + m)·d).
+
     Differs from the authors' code: strata instead of independent draws, drawn once in the constructor as fractions
     of the sequence; blocks of equal size instead of a last one filled with zeros; projections are shared by the heads;
-    a sampled key is never counted twice on any device; short sequences are not handed to exact attention. The causal
-    form of the paper (halves, recursively) is not here: a later query can move an earlier one to another block.
+    a sampled key is never counted twice on any device; short sequences are not handed to exact attention. Where causal,
+    the paper sorts the queries of a rectangle as well, so that later ones move the borders of the blocks of earlier
+    ones. Here each picks its block alone: where its hash falls among the sorted hashes of the keys; of keys with its
+    own hash, those as far along as it stands in its half. The halves are cut at multiples of ``block``·2^i instead of
+    at n/2, so that they do not depend on the length. No later token thus changes anything.
+
+    Decoding keeps all keys and values, and the hash and position of each key before the current block, sorted: a token
+    costs O(log(n/b)·(b + m)·D). More tokens than ``shape.N`` will do.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, M)``.
     """
@@ -127,11 +79,14 @@ class HyperAttention(nn.Module):
         bits: Annotated[int, Field(ge=1, le=16, description="signs of a hash, 2^bits buckets")] = 7,
     ) -> None:
         super().__init__()
-        self.block, self.samples, self.cross = block, samples, shape.cross
+        self.block, self.samples, self.length = block, samples, shape.N
+        self.causal, self.cross = shape.causal, shape.cross
         self.register_buffer("projections", torch.randn(shape.D, bits))
-        self.register_buffer("draws", torch.randint(1 << _GRID, (samples,)))
+        self.register_buffer("draws", torch.randint(1 << GRID, (samples,)))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if self.causal:
+            return self._causal(q, k, v, key_mask)
         B, H, N, D = q.shape
         with torch.no_grad():
             asked, own, sampled, bias, slot = self._plan(q, k, key_mask)
@@ -141,21 +96,35 @@ class HyperAttention(nn.Module):
             return x.reshape(-1, D).index_select(0, (tokens + first).view(-1)).view(B * H, *tokens.shape[2:], D)
 
         parts = (take(q, asked), take(k, own), take(v, own), take(k, sampled), take(v, sampled))
-        out: Tensor = _Attend.apply(*parts, bias)  # type: ignore[no-untyped-call]  # untyped in torch
+        out: Tensor = Attend.apply(*parts, bias)  # type: ignore[no-untyped-call]  # untyped in torch
         out = take(out.view(B, H, -1, D), slot).view(B, H, N, D)
         if key_mask is None:
             return out
         blind = ~key_mask.any(1, keepdim=True) if self.cross else ~key_mask
         return out.masked_fill(blind[:, None, :, None], 0)
 
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        if key_mask is not None:
+            # The halves are those of the real tokens, which go first.
+            order = (~key_mask).int().sort(dim=1, stable=True).indices[:, None, :, None].expand_as(q)
+            first = self._causal(q.gather(2, order), k.gather(2, order), v.gather(2, order), None)
+            return torch.zeros_like(first).scatter(2, order, first).masked_fill(~key_mask[:, None, :, None], 0)
+        with torch.no_grad():
+            asked, keys = (self.codes(x).flatten(0, 1) for x in (q, k))
+        plan = halves.Plan(asked, keys, self.draws, self.block, self.projections.shape[1])
+        out: Tensor = halves.Attend.apply(*(x.reshape(-1, x.shape[3]) for x in (q, k, v)), plan)  # type: ignore[no-untyped-call]  # untyped in torch
+        return out.view(q.shape)
+
+    def codes(self, x: Tensor) -> Tensor:
+        """``(B, H, n)``: hashes of x ``(B, H, n, D)``."""
+        dtype = accumulator(x.dtype)
+        positive = x.reshape(-1, x.shape[3]).to(dtype) @ self.projections.to(dtype) > 0
+        place = 1 << torch.arange(positive.shape[1] - 1, -1, -1, device=x.device)
+        return ((positive.cumsum(1) & 1) * place).sum(1).view(x.shape[:3])
+
     def _order(self, x: Tensor, real: Tensor | None) -> Tensor:
         """``(B, H, n)``: tokens by hash and position, padding last."""
-        B, H, n, D = x.shape
-        dtype = accumulator(x.dtype)
-        positive = x.reshape(-1, D).to(dtype) @ self.projections.to(dtype) > 0
-        bits = positive.shape[1]
-        place = 1 << torch.arange(bits - 1, -1, -1, device=x.device)
-        code = ((positive.cumsum(1) & 1) * place).sum(1).view(B, H, n)
+        (B, H, n, _), bits, code = x.shape, self.projections.shape[1], self.codes(x)
         if real is not None:
             code = code.masked_fill(~real[:, None], 1 << bits)
         heads = torch.arange(B * H, device=x.device).view(B, H, 1)
@@ -182,12 +151,12 @@ class HyperAttention(nn.Module):
         own = own.unsqueeze(2) + torch.arange(columns, device=device)
         drawn = torch.arange(S, device=device)
         s = m.clamp(min=1, max=max(S, 1))
-        sampled = ((drawn << _GRID) + self.draws[:S]) * m // (s << _GRID)
+        sampled = ((drawn << GRID) + self.draws[:S]) * m // (s << GRID)
         bias = torch.zeros(B, C, columns + S, dtype=accumulator(q.dtype), device=device)
-        bias[:, :, :columns].masked_fill_(own >= end.unsqueeze(2), _FAR)
+        bias[:, :, :columns].masked_fill_(own >= end.unsqueeze(2), FAR)
         twice = (sampled * blocks // m.clamp(min=1)).unsqueeze(1) == block.unsqueeze(2)
         bias[:, :, columns:] = (m.clamp(min=1).to(bias.dtype) / s).log().unsqueeze(2)
-        bias[:, :, columns:].masked_fill_(twice | (drawn >= s).unsqueeze(1), _FAR)
+        bias[:, :, columns:].masked_fill_(twice | (drawn >= s).unsqueeze(1), FAR)
 
         order_q, order_k = self._order(q, padded_q), self._order(k, key_mask)
 
@@ -211,29 +180,71 @@ class HyperAttention(nn.Module):
         """The formula with N x M matrices, head by head; blocks and sample are found again, token by token."""
         (B, H, _, D), out = q.shape, torch.zeros_like(q)
 
-        def ranks(x: Tensor) -> Tensor:
+        def hashes(x: Tensor) -> list[int]:
             codes = []
             for signs in (x.to(accumulator(x.dtype)) @ self.projections.to(accumulator(x.dtype)) > 0).tolist():
                 gray = int("".join("1" if sign else "0" for sign in signs), 2)
                 codes.append(next(i for i in range(1 << len(signs)) if i ^ (i >> 1) == gray))
-            return torch.tensor(sorted(range(len(codes)), key=lambda t: codes[t]), device=x.device).argsort()
+            return codes
 
         for i, h in product(range(B), range(H)):
             real = torch.ones_like(k[i, h, :, 0], dtype=torch.bool) if key_mask is None else key_mask[i]
             asked = torch.ones_like(q[i, h, :, 0], dtype=torch.bool) if key_mask is None or self.cross else real
             Q, K, V = q[i, h, asked], k[i, h, real], v[i, h, real]
-            n, m = len(Q), len(K)
-            if m == 0:
+            if len(K) == 0:
                 continue
-            b, s = self.block, min(self.samples, m)
-            blocks = -(-m // b)
-            chunks = max(-(-n // b), blocks)
-            rank = ranks(K)
-            drawn = [((j << _GRID) + int(self.draws[j])) * m // (s << _GRID) for j in range(s)]
-            times = torch.zeros(m, dtype=accumulator(q.dtype), device=q.device)
-            for r in drawn:
-                times[rank == r] += m / s
-            together = (ranks(Q) * chunks // n * blocks // chunks).unsqueeze(1) == rank * blocks // m
-            weight = torch.where(together, 1.0, times).log() + (Q @ K.mT) * D**-0.5
-            out[i, h, asked] = weight.softmax(-1).to(V.dtype) @ V
+            times = self._halves if self.causal else self._whole
+            weight = torch.tensor(times(hashes(Q), hashes(K)), dtype=accumulator(q.dtype), device=q.device).log()
+            out[i, h, asked] = (weight + (Q @ K.mT) * D**-0.5).softmax(-1).to(V.dtype) @ V
         return out
+
+    def _whole(self, asked: list[int], keys: list[int]) -> list[list[float]]:
+        """w of each pair of n queries and m keys, from their hashes."""
+        n, m = len(asked), len(keys)
+        blocks = -(-m // self.block)
+        chunks = max(-(-n // self.block), blocks)
+        (rank_q, rank_k), times = (_ranks(x) for x in (asked, keys)), self._sampled(m)
+        own = [rank * chunks // n * blocks // chunks for rank in rank_q]
+        return [[1.0 if own[i] == rank_k[j] * blocks // m else times[rank_k[j]] for j in range(m)] for i in range(n)]
+
+    def _halves(self, asked: list[int], keys: list[int]) -> list[list[float]]:
+        """w of each pair of n tokens, from their hashes: two halves, and the later one against the earlier one."""
+        n, b = len(keys), self.block
+        times = [[0.0] * n for _ in range(n)]
+
+        def fill(first: int, size: int) -> None:
+            if size <= b:
+                for i in range(first, min(first + size, n)):
+                    times[i][first : i + 1] = [1.0] * (i + 1 - first)
+                return
+            half = size // 2
+            middle = first + half
+            fill(first, half)
+            if middle >= n:
+                return
+            fill(middle, half)
+            order = sorted(range(first, middle), key=keys.__getitem__)
+            sampled = self._sampled(half)
+            for i in range(middle, min(first + size, n)):
+                smaller, same = (sum(found(keys[j], asked[i]) for j in order) for found in (lt, eq))
+                own = min(smaller + same * (i - middle) // half, half - 1) // b
+                for rank, j in enumerate(order):
+                    times[i][j] = 1.0 if rank // b == own else sampled[rank]
+
+        fill(0, b << (-(-n // b) - 1).bit_length())
+        return times
+
+    def _sampled(self, m: int) -> list[float]:
+        """How many keys each of m sorted ones stands for."""
+        s, times = min(self.samples, m), [0.0] * m
+        for j in range(s):
+            times[((j << GRID) + int(self.draws[j])) * m // (s << GRID)] += m / s
+        return times
+
+
+def _ranks(codes: list[int]) -> list[int]:
+    """Places of the tokens in the order of their hashes, equal ones by position."""
+    places = [0] * len(codes)
+    for rank, token in enumerate(sorted(range(len(codes)), key=codes.__getitem__)):
+        places[token] = rank
+    return places

@@ -181,7 +181,7 @@ def test_gradients_of_several_tiles_are_those_of_one(monkeypatch: pytest.MonkeyP
     module, inputs = hyper("block=4,samples=5,bits=3", 30), [x.requires_grad_() for x in draw(30)]
     expected = torch.autograd.grad(module(*inputs).square().sum(), inputs)
     one_chunk = lambda q, width: ((slice(g, g + 1), slice(c, c + 1)) for g in range(4) for c in range(q.shape[1]))  # noqa: E731
-    monkeypatch.setattr("attnbench.attention.hyperattention._tiles", one_chunk)
+    monkeypatch.setattr("attnbench.attention.hyperattention_blocks._tiles", one_chunk)
     for a, b in zip(torch.autograd.grad(module(*inputs).square().sum(), inputs), expected, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -206,7 +206,7 @@ def test_seeds_decide_the_projections_and_the_sample() -> None:
 
 
 def test_refuses_what_is_not_defined() -> None:
-    with pytest.raises(Unsupported, match="borders"):
-        build("hyperattention", Shape(1, 1, 8, 4, causal=True))
     with pytest.raises(UsageError, match="bits"):
         hyper("bits=17", 8)
+    with pytest.raises(Unsupported, match="knows nothing of a bias"):
+        build("hyperattention", Shape(1, 1, 8, 4, bias="alibi"))
