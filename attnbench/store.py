@@ -226,12 +226,17 @@ def _csv_cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    text = repr(value) if isinstance(value, float) else str(value)
-    return f"'{text}" if isinstance(value, str) and _FORMULA.match(text) else text
+    return no_formula(value) if isinstance(value, str) else repr(value) if isinstance(value, float) else str(value)
 
 
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")
-"""A text that already has the mark gets another, so that a reader who takes one off has the text."""
+FORMULA = r"'*[=+\-@\t\r\n＝＋－＠]"
+"""How a text starts that a spreadsheet may run, in some languages with the wide signs as well; a text that already has
+the mark gets another, so that a reader who takes one off has the text."""
+
+
+def no_formula(text: str) -> str:
+    """The text, with the mark ``'`` before it where a spreadsheet would run it as a formula."""
+    return f"'{text}" if re.match(FORMULA, text) else text
 
 
 def _refuse(constant: str) -> None:
@@ -263,6 +268,25 @@ def _are_samples(value: object) -> bool:
         and all(type(number) in (int, float) for number in one.values())
         for one in value
     )
+
+
+def suite_folder(out: Path, name: str) -> Path:
+    """Where the runs of a suite lie below ``out``.
+
+    Raises:
+        CannotCreate: a link stands there, or a folder whose name differs in upper and lower case only, which many
+            systems take for the same.
+    """
+    folder = out / name
+    if folder.is_symlink():
+        raise CannotCreate(f"{folder} is a link, and results are written to no other place; remove it")
+    with suppress(OSError):  # none yet, or told where a run is made in it
+        for other in out.iterdir():
+            if other.name != name and other.name.casefold() == name.casefold():
+                raise CannotCreate(
+                    f"{other} differs from {name} in upper and lower case only; rename one of the suites"
+                )
+    return folder
 
 
 def find_runs(root: Path) -> list[RunFolder]:

@@ -6,16 +6,18 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from attnbench.cell import Cell
+from attnbench.cli.compare import _write_csv
 from attnbench.errors import CannotCreate, CorruptResults, Locked, StoreError
 from attnbench.record import COLUMNS, Record
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.status import Status
-from attnbench.store import RECORDS, SAMPLES, RunFolder, find_runs
+from attnbench.store import RECORDS, SAMPLES, RunFolder, find_runs, suite_folder
 
 
 def record(name: str = "softmax", n: int = 64, **columns: object) -> Record:
@@ -144,3 +146,21 @@ def test_every_line_of_the_truth_is_json(folder: RunFolder) -> None:
     folder.add(record(reason="ünïcode\nand lines"))
     (line,) = (folder.path / RECORDS).read_text().splitlines()
     assert json.loads(line)["reason"] == "ünïcode and lines"
+
+
+def test_two_suites_whose_names_differ_in_upper_and_lower_case_only_do_not_share_a_folder(tmp_path: Path) -> None:
+    assert suite_folder(tmp_path / "none yet", "lra") == tmp_path / "none yet" / "lra"
+    (tmp_path / "Lra").mkdir()
+    assert suite_folder(tmp_path, "Lra") == tmp_path / "Lra"
+    with pytest.raises(CannotCreate, match="Lra differs from lra in upper and lower case only"):
+        suite_folder(tmp_path, "lra")
+
+
+@pytest.mark.parametrize("start", list("=+-@\t\r\n＝＋－＠"))
+def test_a_comparison_starts_no_formula_and_keeps_its_negative_numbers(tmp_path: Path, start: str) -> None:
+    rows = [{"a": "softmax", "a_reason": f"{start}1+1", "ratio": -0.5, "b_error": None}]
+    _write_csv(SimpleNamespace(to_rows=lambda: rows), tmp_path / "c.csv")
+    with (tmp_path / "c.csv").open(newline="", encoding="utf-8") as file:
+        assert list(csv.DictReader(file)) == [
+            {"a": "softmax", "a_reason": f"'{start}1+1", "ratio": "-0.5", "b_error": ""}
+        ]

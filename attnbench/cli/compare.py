@@ -221,8 +221,11 @@ def _crossover_line(a: str, b: str, found: Crossover) -> str:
 def _write_csv(comparison: Comparison, path: Path) -> None:
     import pandas as pd
 
+    from attnbench.store import no_formula
+
+    table = pd.DataFrame(comparison.to_rows()).map(lambda cell: no_formula(cell) if isinstance(cell, str) else cell)
     try:
-        pd.DataFrame(comparison.to_rows()).to_csv(path, index=False)
+        table.to_csv(path, index=False)
     except OSError as error:
         raise CannotCreate(f"cannot write {path}: {error.strerror}") from error
 

@@ -9,7 +9,7 @@ import typer
 
 from attnbench.cell import Pass
 from attnbench.cli import console
-from attnbench.errors import UsageError
+from attnbench.errors import CannotCreate, UsageError
 
 FORMATS = ("svg", "png", "pdf")
 
@@ -56,6 +56,10 @@ def plot(
     options = {"n": n, "x": x, "y": y, "level": level, "pass_": pass_, "inputs": inputs, "overlay": overlay}
     for path in find_results(results):
         folder = out or path.parent / "plots"
+        if out is None and folder.is_symlink():
+            raise CannotCreate(
+                f"{folder} is a link, and figures are written to no other place; remove it or give --out"
+            )
         written = draw_all(read_results(path), folder, formats, figures=figure, **options)
         console.heading(str(path.parent))
         for file in written:

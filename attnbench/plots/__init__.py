@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -82,10 +82,8 @@ def draw_all(
                 raise UsageError(f"unknown {what} {name!r}{hint}")
     drawn: list[tuple[str, Figure]] = []
     refused: list[tuple[str, UsageError]] = []
-    suites = list(dict.fromkeys(frame["suite"]))
-    for suite in suites:
+    for suite, prefix in _prefixes(dict.fromkeys(frame["suite"])).items():
         rows = frame[frame["suite"] == suite]
-        prefix = f"{re.sub(r'[^A-Za-z0-9._-]+', '_', str(suite)).lstrip('.')}-" if len(suites) > 1 else ""
         for name, kind in kinds.items():
             if name in figures if figures else kind.applies(rows):
                 own = {key: value for key, value in options.items() if key in known[name]}
@@ -97,3 +95,15 @@ def draw_all(
         raise refused[0][1]
     drawn += [(name, draw_nothing(name, [], [str(error)])) for name, error in refused]
     return [path for name, figure in drawn for path in save(figure, Path(out_dir) / name, formats)]
+
+
+def _prefixes(suites: Iterable[str]) -> dict[str, str]:
+    """Suite -> what the names of its files begin with, different also where upper and lower case are one."""
+    suites = list(suites)
+    prefixes: dict[str, str] = {}
+    for suite in suites if len(suites) > 1 else ():
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", suite).lstrip(".")[:64]
+        names = (f"{stem}{turn}-" for turn in ("", *(f"-{number}" for number in range(2, len(suites) + 1))))
+        taken = {prefix.casefold() for prefix in prefixes.values()}
+        prefixes[suite] = next(name for name in names if name.casefold() not in taken)
+    return prefixes or dict.fromkeys(suites, "")

@@ -13,6 +13,7 @@ import pandas as pd
 from attnbench.errors import ResultsError
 from attnbench.record import ADDED, COLUMNS, SCHEMA_VERSION, Record
 from attnbench.status import Status
+from attnbench.store import FORMULA
 
 FILE = "results.csv"
 
@@ -102,7 +103,7 @@ def _typed(column: pd.Series[str], kind: type, name: str, file: Path) -> pd.Seri
     try:
         if kind is str:
             # The writer puts ' before what a spreadsheet would run as a formula.
-            return column.fillna("").str.replace(r"^'(?='*[=+\-@\t\r])", "", regex=True).astype(object)
+            return column.fillna("").str.replace(rf"^'(?={FORMULA})", "", regex=True).astype(object)
         if kind is bool:
             flags = column.map({"True": True, "False": False, "true": True, "false": False})
             if flags.isna().any():

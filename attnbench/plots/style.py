@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import ParamSpec
 
 from matplotlib import style as mpl_style
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from attnbench.errors import CannotCreate, StoreError, UsageError
 
@@ -64,6 +66,8 @@ _RC = {
     "pdf.fonttype": 42,
 }
 _METADATA: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "png": {}, "pdf": {"CreationDate": None}}
+_NOT_IN_XML = re.compile(r"[^\n\t\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Control characters, with which nobody could open the SVG."""
 
 P = ParamSpec("P")
 
@@ -114,7 +118,7 @@ def save(figure: Figure, path_stem: str | Path, formats: Sequence[str] = ("svg",
 
     Raises:
         UsageError: a format that is not svg, png or pdf.
-        CannotCreate: the folder cannot be made.
+        CannotCreate: the folder cannot be made, or a link stands in the place of a file.
         StoreError: a file cannot be written.
     """
     unknown = [name for name in formats if name not in _METADATA]
@@ -125,8 +129,13 @@ def save(figure: Figure, path_stem: str | Path, formats: Sequence[str] = ("svg",
         stem.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotCreate(f"{stem.parent}: cannot make this folder ({error.strerror})") from None
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_text(_NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text.get_text()))
     paths = [stem.with_name(f"{stem.name}.{name}") for name in formats]
     for name, path in zip(formats, paths, strict=True):
+        if path.is_symlink():
+            raise CannotCreate(f"{path} is a link, and figures are written to no other place; remove it")
         try:
             with _styled():
                 figure.savefig(path, format=name, metadata=_METADATA[name])

@@ -208,7 +208,20 @@ def test_drawing_imports_neither_torch_nor_opens_a_window(tmp_path: Path, small:
 
 
 def test_no_module_here_uses_pyplot_or_a_layer_above_two() -> None:
-    allowed = {"plots", "errors", "units", "record", "variant", "status", "spec", "qkv", "shape", "machine", "cell"}
+    allowed = {
+        "plots",
+        "errors",
+        "units",
+        "record",
+        "variant",
+        "status",
+        "spec",
+        "qkv",
+        "shape",
+        "machine",
+        "cell",
+        "store",
+    }
     for path in Path(attnbench.plots.__path__[0]).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
