@@ -156,7 +156,7 @@ def test_two_suites_whose_names_differ_in_upper_and_lower_case_only_do_not_share
         suite_folder(tmp_path, "lra")
 
 
-@pytest.mark.parametrize("start", list("=+-@\t\r\n＝＋－＠"))
+@pytest.mark.parametrize("start", list("=+-@\t＝＋－＠"))
 def test_a_comparison_starts_no_formula_and_keeps_its_negative_numbers(tmp_path: Path, start: str) -> None:
     rows = [{"a": "softmax", "a_reason": f"{start}1+1", "ratio": -0.5, "b_error": None}]
     _write_csv(SimpleNamespace(to_rows=lambda: rows), tmp_path / "c.csv")
