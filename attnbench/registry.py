@@ -86,8 +86,10 @@ E_ = TypeVar("E_", bound=Entry)
 class Registry(Generic[E_]):
     """Names in the order they were registered, which is the order shown to users."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, elsewhere: Mapping[str, str] | None = None) -> None:
+        """``elsewhere``: first letters of names that a plug-in brings -> the command that installs it."""
         self.kind = kind
+        self._elsewhere = elsewhere or {}
         self._entries: dict[str, E_] = {}
 
     def add(self, entry: E_) -> None:
@@ -101,7 +103,10 @@ class Registry(Generic[E_]):
         try:
             return self._entries[name]
         except KeyError:
-            raise UsageError(f"unknown {self.kind} {name!r}{did_you_mean(name, self._entries)}") from None
+            there = [how for start, how in self._elsewhere.items() if name.startswith(start)]
+            installed = any(known.startswith(tuple(self._elsewhere)) for known in self._entries)
+            hint = f"; install it with: {there[0]}" if there and not installed else did_you_mean(name, self._entries)
+            raise UsageError(f"unknown {self.kind} {name!r}{hint}") from None
 
     def names(self) -> list[str]:
         return list(self._entries)

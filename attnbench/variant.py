@@ -150,7 +150,7 @@ class Variant(Entry):
         return None
 
 
-VARIANTS: Registry[Variant] = Registry("variant")
+VARIANTS: Registry[Variant] = Registry("variant", elsewhere={"peer.": "make peers"})
 
 ModuleClass = TypeVar("ModuleClass", bound=Callable[..., Any])
 

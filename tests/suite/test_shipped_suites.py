@@ -10,6 +10,7 @@ import pytest
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
+from attnbench.errors import SuiteError
 from attnbench.suite.document import read_document
 from attnbench.suite.expand import expand
 from attnbench.suite.load import load_suite, shipped_descriptions, shipped_suites, suite_path
@@ -19,11 +20,19 @@ from attnbench.variant import VARIANTS, build
 
 ROOT = Path(__file__).parents[2]
 SUITES = ("catalogue", "linformer", "lra", "performer", "quick", "scaling")
+WITH_A_PLUGIN = ("peers",)
 ORACLES = {"oracle-lowrank", "oracle-topk"}
 
 
 def test_these_suites_are_shipped() -> None:
-    assert shipped_suites() == list(SUITES)
+    assert shipped_suites() == sorted((*SUITES, *WITH_A_PLUGIN))
+
+
+def test_a_suite_that_needs_a_plugin_says_how_to_get_it() -> None:
+    with pytest.raises(
+        SuiteError, match=r"peers.yaml:\d+: unknown variant 'peer.performer'; install it with: make peers$"
+    ):
+        load_suite("peers")
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -106,7 +115,7 @@ def test_what_is_built_holds_the_suites(tmp_path: Path) -> None:
     ]
     subprocess.run(code, cwd=ROOT, check=True, capture_output=True)
     built = tmp_path / "lib" / "attnbench" / "suites"
-    assert sorted(path.stem for path in built.glob("*.yaml")) == list(SUITES)
+    assert sorted(path.stem for path in built.glob("*.yaml")) == sorted((*SUITES, *WITH_A_PLUGIN))
 
 
 @pytest.mark.parametrize("name", SUITES)
