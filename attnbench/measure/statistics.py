@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
-from scipy.stats import binom, norm
 
 CONFIDENCE = 0.95
 FEWEST = 6
@@ -18,8 +18,8 @@ FASTER_BAND = math.log(1.01)
 """A difference counts only where the whole interval lies beyond 1 %."""
 SAME_BAND = math.log(1.02)
 """Two times are called the same where the whole interval lies within 2 %."""
-_NORMAL_IQR = 2 * float(norm.ppf(0.75))
-_NORMAL_REACH = float(norm.ppf((1 + CONFIDENCE) / 2))
+_NORMAL_IQR = 2 * NormalDist().inv_cdf(0.75)
+_NORMAL_REACH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 Verdict = Literal["faster", "slower", "same", "inconclusive"]
 
@@ -37,9 +37,11 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
 @cache
 def _rank(n: int, confidence: float) -> int:
     """The largest k for which the tails beyond x_k and x_{n-1-k} together hold at most 1 - confidence; -1: none."""
-    k = int(binom.ppf((1 - confidence) / 2, n, 0.5)) - 1
-    while k >= 0 and 2 * binom.cdf(k, n, 0.5) > 1 - confidence:
-        k -= 1
+    k, ways, below = -1, 1, 1  # of 2**n orders of heads and tails: those with k + 1 heads, and with at most so many
+    while k < n and below / 2 ** (n - 1) <= 1 - confidence:
+        k += 1
+        ways = ways * (n - k) // (k + 1)
+        below += ways
     return k
 
 
