@@ -23,9 +23,9 @@ from attnbench.store import RECORDS, SAMPLES, RunFolder
 from attnbench.suite.ranges import parse_range
 
 CASES = int(os.environ.get("ATTNBENCH_CASES", "300"))
-"""20000 before a release."""
+"""20000 in make selfcheck."""
 
-cases = settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+cases = settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=10_000)
 
 ROWS = [
     Record.of(Cell("s", "w", Spec("softmax"), Shape(seq_len=n)), Status.OK, time_median_s=0.1 * n, time_rounds=1)

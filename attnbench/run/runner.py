@@ -21,7 +21,7 @@ from attnbench.record import Record
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.plan import Options, Plan, make_plan
 from attnbench.status import Status
-from attnbench.store import RunFolder, find_runs
+from attnbench.store import RunFolder, find_runs, suite_folder
 from attnbench.suite.schema import Suite
 
 if TYPE_CHECKING:
@@ -243,9 +243,7 @@ def _run_key(plan: Plan, machine_id: str) -> str:
 
 def _find_folder(plan: Plan, key: str) -> RunFolder | None:
     """The newest folder of the same run, unless a new one is wanted."""
-    root = plan.options.out / plan.suite.name
-    if root.is_symlink():
-        raise CannotCreate(f"{root} is a link, and results are written to no other place; remove it")
+    root = suite_folder(plan.options.out, plan.suite.name)
     if not plan.options.fresh:
         for folder in reversed(find_runs(root) if root.is_dir() else []):
             if folder.environment.get("run_key") == key:
@@ -254,7 +252,7 @@ def _find_folder(plan: Plan, key: str) -> RunFolder | None:
 
 
 def _new_folder(plan: Plan, key: str, state: dict[str, Any]) -> RunFolder:
-    root = plan.options.out / plan.suite.name
+    root = suite_folder(plan.options.out, plan.suite.name)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     name = f"{stamp}-{plan.settings.device.replace(':', '')}"
     environment = {
