@@ -44,6 +44,21 @@ class PositionBias(nn.Module, ABC):
         # The window that starts at the r-th number is the row of the r-th query from the end.
         return line.unfold(-1, m, 1).flip(-2)
 
+    def of_heads(self, heads: slice) -> PositionBias:
+        """The bias of some of the H heads, for a module that has no others; the learned numbers remain those of all."""
+        return _OfHeads(self, heads)
+
+
+class _OfHeads(PositionBias):
+    """The rows of some heads."""
+
+    def __init__(self, whole: PositionBias, heads: slice) -> None:
+        super().__init__()
+        self.whole, self.heads = whole, heads
+
+    def along(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.whole.along(distances, dtype)[self.heads]
+
 
 class Alibi(PositionBias):
     """-slope·|i - j|, Press et al. 2022, arXiv:2108.12409.

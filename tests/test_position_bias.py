@@ -101,6 +101,7 @@ def test_tiles_are_parts_of_one_matrix(bias: Bias, causal: bool) -> None:
     tiles: PositionBias = module.position_bias  # type: ignore[assignment]  # a module may hold anything
     torch.testing.assert_close(tiles(slice(0, N), slice(0, N), F64), whole)
     torch.testing.assert_close(tiles(slice(7, 9), slice(3, 20), F64), whole[:, 7:9, 3:20])
+    torch.testing.assert_close(tiles.of_heads(slice(1, 3))(slice(7, 9), slice(3, 20), F64), whole[1:, 7:9, 3:20])
     heads = torch.tensor([2, 0, 2])
     torch.testing.assert_close(tiles(slice(22, 23), slice(0, 23), F64, heads), whole[heads, 22:])
 

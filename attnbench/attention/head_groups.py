@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnbench.position_bias import PositionBias
+
 
 class HeadGroups(nn.Module):
     """Runs ``parts[i]`` on the next ``heads[i]`` heads and joins the outputs along the heads.
@@ -32,6 +34,16 @@ class HeadGroups(nn.Module):
         """Each part with its heads of the inputs ``(B, H, n, D)``, views."""
         slices = zip(*(torch.split(x, self.heads, 1) for x in inputs), strict=True)
         return list(zip(self.parts, slices, strict=True))
+
+    def share(self, bias: PositionBias) -> None:
+        """Give each part, and the groups of such a part, the rows of its heads in place of a bias of its own."""
+        first = 0
+        for part, heads in zip(self.parts, self.heads, strict=True):
+            part.position_bias = bias.of_heads(slice(first, first + heads))
+            groups = getattr(part, "groups", None)
+            if isinstance(groups, HeadGroups):
+                groups.share(part.position_bias)
+            first += heads
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
         """q, k, v ``(B, H, n, D)``, n >= 0. The state holds that of each part."""

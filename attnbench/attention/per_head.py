@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.head_groups import HeadGroups
 from attnbench.errors import Unsupported, UsageError
+from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, parse_spec
@@ -76,12 +77,12 @@ def heads_of(parts: list[Part], total: int) -> list[int]:
         # Of the defaults; with other parts what these claim: see PerHead.claims.
         stochastic=True,
         decode=True,
-        bias=No("a bias differs from head to head, and a part numbers its own heads from the first"),
+        bias=True,
         exact_with=("parts=softmax", "parts=local[window={n}]+softmax", "parts=1*softmax+sparse[length={n}]"),
     ),
     settings=(
-        "parts=softmax+performer[features=16,chunk=5]",
-        "parts=local[window=3]+sparse[length=4]",
+        "parts=softmax+topk[keys=5]",
+        "parts=local[window=3]+performer[features=16,chunk=5]",
     ),
 )
 class PerHead(nn.Module):
@@ -93,10 +94,11 @@ class PerHead(nn.Module):
     another on views of their heads, so that times add up. Random parts draw one after another: a group alone is, with
     the same seed, bit for bit the variant that it names.
 
-    It can do what all of its parts can: causality, cross-attention, key padding and decoding are refused with the
-    reason of the first part that cannot. It approximates softmax attention where all of its parts do; one that is
-    another operator makes a distance of the error, one that is to be fitted makes it mean nothing. Outputs of parts
-    that do not average the values are on another scale than those that do.
+    It can do what all of its parts can: causality, cross-attention, key padding, decoding and a bias are refused with
+    the reason of the first part that cannot. A part gets those rows of the layer's bias that belong to its heads. It
+    approximates softmax attention where all of its parts do; one that is another operator makes a distance of the
+    error, one that is to be fitted makes it mean nothing. Outputs of parts that do not average the values are on
+    another scale than those that do.
 
     Differs from the papers: Child et al. give the heads parts of one pattern, Roy et al. mix local and routing heads;
     here any operators can be mixed.
@@ -136,13 +138,16 @@ class PerHead(nn.Module):
                 self.entries.append(entry)
                 sizes.append(heads)
         self.shape = shape
-        self.groups = HeadGroups(modules, sizes)
+        self.groups, self.position_bias = HeadGroups(modules, sizes), position_bias(shape)
+        if self.position_bias is not None:
+            self.groups.share(self.position_bias)
 
     @classmethod
     def claims(cls, traits: Traits, options: Mapping[str, Scalar]) -> Traits:
         """What all of the parts claim."""
         try:
-            each = [VARIANTS.get(part.spec.name).claims(part.spec) for part in parse_parts(str(options["parts"]))]
+            named = [part.spec for part in parse_parts(str(options["parts"]))]
+            each = [VARIANTS.get(spec.name).claims(spec) for spec in named]
         except UsageError:  # said when it is built
             return traits
         targets = {one.target for one in each}
@@ -153,6 +158,9 @@ class PerHead(nn.Module):
             stochastic=any(one.stochastic for one in each),
             rows_sum_to_one=all(one.rows_sum_to_one for one in each),
             permutable=all(one.permutable for one in each),
+            bias=next(
+                (No(f"{spec.name}: {one.bias}") for spec, one in zip(named, each, strict=True) if not one.bias), True
+            ),
         )
 
     def _require(self, **what: bool) -> None:
@@ -184,6 +192,7 @@ def _formula(part: Any, causal: bool) -> Callable[..., Tensor]:
     """The documented formula of a part; softmax attention where it has none, which only exact variants lack."""
 
     def softmax(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        return exact_attention(q, k, v, causal=causal, key_mask=key_mask).to(q.dtype)
+        bias = getattr(part, "position_bias", None)
+        return exact_attention(q, k, v, causal=causal, key_mask=key_mask, bias=bias).to(q.dtype)
 
     return getattr(part, "dense", softmax)

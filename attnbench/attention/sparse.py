@@ -18,7 +18,7 @@ from attnbench.attention.head_groups import HeadGroups
 from attnbench.attention.kv_cache import Cache
 from attnbench.attention.local import Local
 from attnbench.attention.precision import accumulator
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import UsageError
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
@@ -86,7 +86,6 @@ class Sparse(nn.Module):
 
     Raises:
         UsageError: ``summary`` with a pattern that has none, or above ``length``; ``heads=split`` of a single part.
-        Unsupported: a bias with ``heads=split``.
     """
 
     def __init__(
@@ -112,8 +111,6 @@ class Sparse(nn.Module):
             raise UsageError(f"sparse: summary={summary} does not fit into blocks of length={length}")
         if heads == "split" and pattern in ("stride", "summary"):
             raise UsageError(f"sparse: pattern={pattern} is one part, which heads=split cannot divide")
-        if heads == "split" and shape.bias != "none":
-            raise Unsupported("bias: it differs from head to head, and with heads=split a half numbers its own")
         self.causal, self.tokens, self.position_bias = shape.causal, shape.N, position_bias(shape)
         self.pattern = pattern
         self.length = length or max(1, isqrt(shape.N))
@@ -130,6 +127,8 @@ class Sparse(nn.Module):
                 for other in shapes[1:]
             ]
             self.groups = HeadGroups([near, *far], sizes)
+            if self.position_bias is not None:
+                self.groups.share(self.position_bias)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if self.groups is not None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attnbench.attention.per_head import PerHead, heads_of, parse_parts
 from attnbench.errors import Unsupported, UsageError
 from attnbench.reference import exact_attention
-from attnbench.shape import Shape
+from attnbench.shape import Bias, Shape
 from attnbench.spec import parse_spec
 from attnbench.variant import VARIANTS, No, Traits, build
 
@@ -199,6 +199,48 @@ def test_decoding_gives_what_forward_gives(parts: str, prompt: int) -> None:
         f.step(state, *token)
         out, state = f.step(state, *token)
         torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", ["alibi", "relative"])
+@pytest.mark.parametrize("shape", [SHAPE, CAUSAL])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        "softmax",
+        "1*softmax+local[window=23]",
+        "1*chunked[query_chunk=5]+2*softmax+sdpa",
+        "2*softmax+per-head[parts=softmax]",
+        "3*softmax+sparse[length=23]",
+        "1*softmax+sparse[length=23]+2*topk[keys=23]",
+    ],
+)
+def test_each_head_has_its_own_row_of_the_bias(parts: str, shape: Shape, bias: Bias) -> None:
+    shape = replace(shape, bias=bias)
+    f, inputs = made(parts, shape), [x.requires_grad_() for x in draw()]
+    whole = alone("softmax", shape)
+    got, expected = f(*inputs), exact_attention(*inputs, causal=shape.causal, bias=whole.position_bias)  # type: ignore[arg-type]  # a module may hold anything
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(f.dense(*inputs), expected, rtol=0, atol=1e-12)
+    if bias == "relative":
+        (table,) = f.parameters()
+        (wanted,) = torch.autograd.grad(whole(*inputs).square().sum(), list(whole.parameters()))
+        (grad,) = torch.autograd.grad(got.square().sum(), table)
+        torch.testing.assert_close(grad, wanted, rtol=0, atol=1e-11)
+    if shape.causal:
+        state = f.begin(*(x[:, :, :22].detach() for x in inputs))
+        out, _ = f.step(state, *(x[:, :, 22:].detach() for x in inputs))
+        torch.testing.assert_close(out, expected[:, :, 22:], rtol=0, atol=1e-12)
+
+
+def test_a_bias_is_refused_with_the_reason_of_the_part_that_takes_none() -> None:
+    with pytest.raises(Unsupported, match="performer: bias: a bias belongs to a pair"):
+        made("softmax+performer", replace(SHAPE, bias="alibi"))
+    claims = VARIANTS.get("per-head").claims
+    refused = claims(parse_spec("per-head:parts=softmax+performer")).bias
+    assert isinstance(refused, No)
+    assert refused.startswith("performer: ")
+    assert refused.endswith("never formed")
+    assert claims(parse_spec("per-head:parts=softmax+local")).bias is True
 
 
 @pytest.mark.parametrize("shape", [SHAPE, CAUSAL])

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from attnbench.attention import sparse
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import UsageError
 from attnbench.reference import exact_attention, masked_attention
-from attnbench.shape import Shape
+from attnbench.shape import Bias, Shape
 from attnbench.variant import build
 
 assert sparse.Sparse
@@ -150,7 +150,7 @@ def test_decoding_the_fixed_pattern_keeps_one_block_and_the_summaries() -> None:
         ("pattern=summary,length=10,summary=2", 8),
     ):
         f = build(f"sparse:{options}", Shape(1, 1, 44, 4, causal=True))
-        _, k, v = (x.detach() for x in draw(20, 1, 1))
+        q, k, v = (x.detach() for x in draw(20, 1, 1))
         state = f.begin(q, k, v)
         for _ in range(24):
             _, state = f.step(state, k[:, :, :1], k[:, :, :1], v[:, :, :1])
@@ -202,6 +202,10 @@ def test_options_that_do_not_fit_are_refused(spec: str, message: str) -> None:
         build(spec, Shape(1, 1, 8, 4))
 
 
-def test_halves_of_the_heads_take_no_bias() -> None:
-    with pytest.raises(Unsupported, match="a half numbers its own"):
-        build("sparse:heads=split", Shape(1, 2, 9, 4, bias="alibi"))
+@pytest.mark.parametrize("bias", ["alibi", "relative"])
+@pytest.mark.parametrize("pattern", ["strided,length=3", "fixed,length=3,summary=1"])
+def test_halves_of_the_heads_take_their_rows_of_the_bias(pattern: str, bias: Bias) -> None:
+    shape = Shape(1, 3, 9, 4, causal=True, bias=bias)
+    module, (q, k, v) = build(f"sparse:pattern={pattern},heads=split", shape).double(), draw(9, 1, 3)
+    torch.testing.assert_close(module(q, k, v), module.dense(q, k, v), rtol=0, atol=1e-12)
+    assert [tuple(table.shape) for table in module.parameters()] == [(3, 32)] * (bias == "relative")
