@@ -207,7 +207,8 @@ class Sinkhorn(nn.Module):
         W, w, U = (self.net[name].to(mean.dtype) for name in ("W", "w", "U"))
         if n > U.shape[-1]:
             raise Unsupported(f"sort=learned knows {U.shape[-1]} blocks and the sequence has {n}")
-        return (mean @ W + w).relu() @ U[..., :n]
+        scores: Tensor = (mean @ W + w).relu() @ U[..., :n]
+        return scores
 
     @staticmethod
     def _mean(x: Tensor, real: Tensor | None, cumulative: bool, dtype: torch.dtype) -> Tensor:
@@ -255,7 +256,7 @@ class Sinkhorn(nn.Module):
         n = start // self.block
         if not n:
             return state
-        keys, values = (x[:, :, :start].unflatten(2, (n, self.block)) for x in state.cache[:2])
+        keys, values = (x[:, :, :start].view(*x.shape[:2], n, self.block, -1) for x in state.cache[:2])
         mean = (state.total + first) / (start + 1)
         if self.net:
             scores = self._learned(mean, n + 1)[..., :n]

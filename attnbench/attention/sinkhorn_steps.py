@@ -40,7 +40,7 @@ def balanced_row(scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """
     columns = pad(columns, (0, 1), value=-torch.inf)
     balanced, sums = scores, []
-    for before in columns.split(1, 2):
+    for before in torch.split(columns, 1, 2):
         sums.append(torch.logaddexp(before, balanced))
         share = scores - sums[-1]
         row = share.logsumexp(-1, keepdim=True)

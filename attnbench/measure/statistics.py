@@ -34,6 +34,21 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
     return (ordered[k], ordered[n - k - 1]) if k >= 0 else None
 
 
+def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Interval of the median of samples from several visits, between which the machine may have changed its speed.
+
+    Samples of one visit share the machine's state of that moment, so that the exact interval of all samples knows
+    nothing of a drift. It is widened to the exact interval of the visits' medians, or to their range below six visits.
+    None below six samples.
+    """
+    inside = median_interval([sample for one in rounds for sample in one])
+    middles = [median(one) for one in rounds if one]
+    if inside is None:
+        return None
+    low, high = median_interval(middles) or (min(middles), max(middles))
+    return min(inside[0], low), max(inside[1], high)
+
+
 @cache
 def _rank(n: int, confidence: float) -> int:
     """The largest k for which the tails beyond x_k and x_{n-1-k} together hold at most 1 - confidence; -1: none."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from attnbench.measure.statistics import FEWEST, interquartile_range, median, median_interval
+from attnbench.measure.statistics import FEWEST, interquartile_range, interval_over_rounds, median, median_interval
 
 try:
     import resource
@@ -171,7 +171,8 @@ def _warm_up(watch: Stopwatch, call: Callable[[], object], rules: TimingRules, f
     spent, calls_made, quickest = first, 1, math.inf
     calls = 1
     shortest = max(rules.shortest_sample, watch.cost() / OVERHEAD)
-    while spent < rules.warmup_time or (calls_made < rules.warmup_calls and spent < 5 * rules.warmup_time):
+    enough = rules.warmup_time / rules.rounds
+    while spent < enough or (calls_made < rules.warmup_calls and spent < 5 * enough):
         seconds, _ = checked(watch, call, calls)
         quickest = min(quickest, seconds / calls)
         spent += seconds
@@ -241,16 +242,20 @@ class TimeSummary:
     warnings: tuple[str, ...]
 
 
-def summarise(samples: Sequence[Sample], *, quick: bool = False) -> TimeSummary:
-    """Median, exact interval and warnings; contaminated samples are left out where at least six clean ones remain.
+def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> TimeSummary:
+    """Median, interval and warnings; contaminated samples are left out where at least six clean ones remain.
+
+    Args:
+        rounds: the samples of each visit to the cell.
 
     Raises:
         ValueError: no sample.
     """
-    clean = [sample for sample in samples if sample.clean]
-    contaminated = len(samples) - len(clean)
-    used = clean if len(clean) >= min(FEWEST, len(samples)) else list(samples)
-    seconds = [sample.seconds for sample in used]
+    total = sum(map(len, rounds))
+    contaminated = sum(not sample.clean for samples in rounds for sample in samples)
+    drop = total - contaminated >= min(FEWEST, total)
+    used = [[sample.seconds for sample in samples if sample.clean or not drop] for samples in rounds]
+    seconds = [one for samples in used for one in samples]
     middle, spread = median(seconds), interquartile_range(seconds)
     warnings = []
     if not quick:
@@ -259,14 +264,14 @@ def summarise(samples: Sequence[Sample], *, quick: bool = False) -> TimeSummary:
         elif spread > 0.10 * middle:
             warnings.append(f"noisy: IQR {spread / middle:.0%} of the median; raise --min-time")
         if contaminated:
-            kept = "left out" if used is clean else "kept, too few clean ones"
-            warnings.append(f"{contaminated} of {len(samples)} samples disturbed by other processes ({kept})")
+            kept = "left out" if drop else "kept, too few clean ones"
+            warnings.append(f"{contaminated} of {total} samples disturbed by other processes ({kept})")
     return TimeSummary(
         median=middle,
-        interval=median_interval(seconds),
+        interval=interval_over_rounds(used),
         iqr=spread,
         minimum=min(seconds),
-        used=len(used),
+        used=len(seconds),
         contaminated=contaminated,
         warnings=tuple(warnings),
     )

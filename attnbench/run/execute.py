@@ -207,7 +207,7 @@ def run_cell(
     rules: TimingRules,
     *,
     round_: int,
-    earlier: Sequence[Sample],
+    earlier: Sequence[Sequence[Sample]],
     previous: Record | None,
     resident: bool,
     matmul_rate: float | None,
@@ -218,7 +218,7 @@ def run_cell(
     """Measure one round of a cell: everything in round 0, more time samples in later rounds.
 
     Args:
-        earlier: time samples of earlier rounds.
+        earlier: time samples of each earlier round.
         previous: the record of the round before, which later rounds refine.
         resident: also measure resident memory (only meaningful in the ``as-shipped`` process).
         matmul_rate: this machine's FLOPs per second, for ``peak_fraction``; ``copy_rates`` likewise.
@@ -244,8 +244,9 @@ def run_cell(
                 large = tuned_limit is not None and 3 * (record.peak_bytes or 0) > tuned_limit
                 if large:
                     record.process = "as-shipped"
+                before = [sample for samples in earlier for sample in samples]
                 with freed_memory_returned(large):
-                    timing = measure_time(call.run, rules, stopwatch=stopwatch(cell.device), earlier=earlier)
+                    timing = measure_time(call.run, rules, stopwatch=stopwatch(cell.device), earlier=before)
                 if record.first_call_s is None:
                     record.first_call_s = timing.first_call_s
                 samples_row = {
@@ -255,7 +256,7 @@ def run_cell(
                     "stopped": timing.stopped,
                     "samples": [asdict(sample) for sample in timing.samples],
                 }
-                summary = summarise([*earlier, *timing.samples], quick=rules.quick)
+                summary = summarise([*earlier, timing.samples], quick=rules.quick)
                 _add_time(record, cell, summary, matmul_rate, copy_rates)
                 record.time_rounds = round_ + 1
     except Exception as error:

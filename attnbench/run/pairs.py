@@ -93,8 +93,14 @@ def _without_time(cell: Cell, rules: TimingRules) -> Record:
 
 def _calls_per_sample(watch: Stopwatch, call: Callable[[], object], rules: TimingRules) -> int:
     """Warm up and size the batch as for a single measurement."""
+    one_of = 6  # as many rounds as samples are needed, so that one is enough here
     warm = TimingRules(
-        min_time=0, max_time=0, min_samples=1, warmup_time=rules.warmup_time, warmup_calls=rules.warmup_calls, rounds=6
+        min_time=0,
+        max_time=0,
+        min_samples=1,
+        warmup_time=one_of * rules.warmup_time,
+        warmup_calls=rules.warmup_calls,
+        rounds=one_of,
     )
     return measure_time(call, warm, stopwatch=watch).samples[0].calls
 

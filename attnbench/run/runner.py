@@ -174,7 +174,7 @@ class _Run:
                 "cell": cell.to_json(),
                 "rules": asdict(self.rules),
                 "round": round_,
-                "earlier": [asdict(s) for r, taken in sorted(earlier.items()) if r < round_ for s in taken],
+                "earlier": [[asdict(one) for one in taken] for r, taken in sorted(earlier.items()) if r < round_],
                 "previous": previous.to_json() if previous else None,
             },
             self.plan.options.cell_timeout,

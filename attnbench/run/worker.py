@@ -104,7 +104,7 @@ def _cell(
     cell: dict[str, Any],
     rules: dict[str, Any],
     round: int,
-    earlier: list[dict[str, Any]],
+    earlier: list[list[dict[str, Any]]],
     previous: dict[str, Any] | None,
 ) -> dict[str, Any]:
     from attnbench.cell import Cell
@@ -117,7 +117,7 @@ def _cell(
         what,
         TimingRules(**rules),
         round_=round,
-        earlier=[Sample(**sample) for sample in earlier],
+        earlier=[[Sample(**sample) for sample in samples] for samples in earlier],
         previous=Record.from_json(previous) if previous else None,
         resident=state["process"] == "as-shipped",
         matmul_rate=state["matmul_rate"].get(what.dtype),

@@ -11,6 +11,7 @@ from attnbench.measure.statistics import (
     CONFIDENCE,
     Ratio,
     crossover,
+    interval_over_rounds,
     median_interval,
     paired_ratio,
 )
@@ -68,12 +69,38 @@ def test_the_interval_in_the_row_holds_what_it_says_though_its_width_decides_whe
     misses = 0
     draws = 300
     for seed in range(draws):
-        watch, taken = Lognormal(seed, sd), list[Sample]()
+        watch, taken = Lognormal(seed, sd), list[tuple[Sample, ...]]()
         for _ in range(rounds):
-            taken += measure_time(lambda: None, rules, stopwatch=watch, earlier=taken).samples
+            earlier = [sample for samples in taken for sample in samples]
+            taken.append(measure_time(lambda: None, rules, stopwatch=watch, earlier=earlier).samples)
         low, high = summarise(taken).interval or (math.nan, math.nan)
         misses += not low <= 0.01 <= high
     assert misses / draws <= 1.1 * (1 - CONFIDENCE) + 5 / 300
+
+
+def test_visits_between_which_the_machine_changed_widen_the_interval() -> None:
+    steady, slower = [1.0, 1.01, 1.02] * 20, [1.2, 1.21, 1.22] * 20
+    assert interval_over_rounds([steady]) == median_interval(steady)
+    low, high = interval_over_rounds([steady, steady, slower]) or (0, 0)
+    assert low <= 1.01
+    assert high == 1.21
+    # From six visits on a stray one is no longer believed: the interval of their medians is exact.
+    assert interval_over_rounds([steady] * 8 + [slower]) == median_interval(steady * 8 + slower)
+    assert interval_over_rounds([[1.0, 1.1], [1.2]]) is None
+
+
+@pytest.mark.parametrize("rounds", [6, 9])
+def test_the_interval_over_rounds_holds_the_true_time_of_a_machine_that_changes_its_speed(rounds: int) -> None:
+    rng = np.random.default_rng(0)
+    misses = narrow = 0
+    for _ in range(300):
+        samples = [np.exp(rng.normal(0, 0.1) + rng.normal(0, 0.02, 30)).tolist() for _ in range(rounds)]
+        low, high = interval_over_rounds(samples) or (math.nan, math.nan)
+        misses += not low <= 1 <= high
+        low, high = median_interval([one for visit in samples for one in visit]) or (math.nan, math.nan)
+        narrow += not low <= 1 <= high
+    assert misses / 300 <= 1.1 * (1 - CONFIDENCE) + 5 / 300
+    assert narrow / 300 > 0.3  # what all samples as one lot would say
 
 
 def test_the_ratio_mirrors_when_the_sides_are_swapped() -> None:

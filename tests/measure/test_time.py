@@ -70,6 +70,13 @@ def test_rounds_share_the_budget_and_together_reach_the_least_number() -> None:
     assert sum(sample.seconds for sample in taken) == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_rounds_share_the_warm_up(rounds: int) -> None:
+    clock = FakeClock(seconds=0.01)
+    timing = measure_time(nothing, TimingRules(min_time=0.4, warmup_time=0.2, rounds=rounds), stopwatch=clock)
+    assert len(clock.asked) - len(timing.samples) == 20 // rounds
+
+
 def test_noise_keeps_it_measuring_until_the_interval_is_narrow_or_the_budget_is_spent() -> None:
     rng = random.Random(0)
     durations = [0.01 * rng.uniform(0.5, 1.5) for _ in range(2000)]
@@ -160,21 +167,21 @@ def test_on_a_gpu_a_product_takes_its_time_and_not_that_of_the_flush() -> None:
 def test_contaminated_samples_leave_the_statistic_but_are_counted() -> None:
     clean = [Sample(0.01, 1, 0)] * 10
     disturbed = [Sample(0.1, 1, 50)] * 3
-    summary = summarise(clean + disturbed)
+    summary = summarise([clean, disturbed])
     assert (summary.median, summary.used, summary.contaminated) == (0.01, 10, 3)
     assert "3 of 13 samples disturbed" in summary.warnings[0]
 
 
 def test_where_too_few_clean_samples_remain_all_are_kept_and_it_says_so() -> None:
-    summary = summarise([Sample(0.01, 1, 0)] * 3 + [Sample(0.1, 1, 50)] * 10)
+    summary = summarise([[Sample(0.01, 1, 0)] * 3 + [Sample(0.1, 1, 50)] * 10])
     assert summary.used == 13
     assert "too few clean ones" in summary.warnings[-1]
 
 
 def test_spread_is_warned_of_with_a_remedy() -> None:
-    noisy = summarise([Sample(t, 1) for t in (1.0, 1.1, 1.2, 1.3, 1.0, 1.1)])
+    noisy = summarise([[Sample(t, 1) for t in (1.0, 1.1, 1.2, 1.3, 1.0, 1.1)]])
     assert noisy.warnings[0].startswith("noisy")
     assert "--min-time" in noisy.warnings[0]
-    unstable = summarise([Sample(t, 1) for t in (1.0, 2.0, 1.0, 3.0, 1.0, 2.0)])
+    unstable = summarise([[Sample(t, 1) for t in (1.0, 2.0, 1.0, 3.0, 1.0, 2.0)]])
     assert unstable.warnings[0].startswith("unstable")
-    assert summarise([Sample(t, 1) for t in (1.0, 2.0)], quick=True).warnings == ()
+    assert summarise([[Sample(t, 1) for t in (1.0, 2.0)]], quick=True).warnings == ()
