@@ -183,6 +183,11 @@ class Record:
         return cls(**{**ADDED, **data, "status": Status(data["status"])})
 
 
+def inferred(cell: Cell, n: int, status: Status, *, quick: bool = False) -> Record:
+    """The record of a cell that is not tried, because the same at the shorter length ``n`` ended with ``status``."""
+    return Record.of(cell, status, f"inferred: {status} at n={n} already, so not run", quick=quick)
+
+
 def one_line(text: str, limit: int = 200) -> str:
     """Printable, single-line, at most ``limit`` characters: fit for a CSV cell and a terminal."""
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -23,6 +23,9 @@ class Status(StrEnum):
         return _MEANING[self]
 
 
+STOPPING = (Status.OOM, Status.TIMEOUT)
+"""Outcomes that stand for every longer sequence of the same thing as well."""
+
 _MEANING = {
     Status.OK: "measured",
     Status.UNSUPPORTED: "the variant's mathematics does not allow it; the reason says why",

@@ -27,9 +27,9 @@ from filelock import FileLock, Timeout
 from attnbench.errors import CannotCreate, CorruptResults, Locked, StoreError
 from attnbench.record import COLUMNS, Record, one_line
 
-RECORDS, SAMPLES, TABLE = "records.jsonl", "samples.jsonl", "results.csv"
+RECORDS, SAMPLES, FAILURES, TABLE = "records.jsonl", "samples.jsonl", "failures.jsonl", "results.csv"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
-_WRITER = ".writer"
+WRITER = ".writer"
 """Names the process that holds the lock; what a killed one left here is overwritten by the next."""
 
 
@@ -71,10 +71,19 @@ class RunFolder:
             return {}
         return data if isinstance(data, dict) else {}
 
+    def describe(self, state: dict[str, Any]) -> None:
+        """Add what the measuring process says about itself and the machine; what the first one said stays."""
+        environment = self.environment
+        if not state.keys() <= environment.keys():
+            try:
+                self._replace(ENVIRONMENT, json.dumps({**environment, **state}, indent=2) + "\n")
+            except OSError as error:
+                raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
+
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, invocation: str = "") -> Iterator[None]:
         """Hold this folder against other runs; the system frees it when the process ends, however it ends."""
-        for path in (self.path, *(self.path / name for name in (RECORDS, SAMPLES, _WRITER))):
+        for path in (self.path, *(self.path / name for name in (RECORDS, SAMPLES, FAILURES, WRITER))):
             if path.is_symlink():
                 raise CannotCreate(f"{path} is a link, and results are written to no other place; remove it")
         try:
@@ -82,33 +91,34 @@ class RunFolder:
             lock.acquire()
         except Timeout:
             raise Locked(
-                f"another attnbench run{self._writer()} writes to {self.path}; wait for it or choose another --out"
+                f"another attnbench run{self.writer()[0]} writes to {self.path}; wait for it or choose another --out"
             ) from None
         except OSError as error:
             raise CannotCreate(f"cannot write in {self.path}: {error.strerror}") from error
         try:
-            self._tidy()
+            self._tidy(invocation)
             yield
         finally:
             with suppress(OSError):
-                (self.path / _WRITER).unlink()
+                (self.path / WRITER).unlink()
             lock.release()
 
-    def _tidy(self) -> None:
+    def _tidy(self, invocation: str) -> None:
         """Say who writes here, and remove the unfinished tables that killed runs left behind."""
         with suppress(OSError):  # a full disk is told where a row is lost
             since = datetime.now(UTC).isoformat(timespec="seconds")
-            (self.path / _WRITER).write_text(f"process {os.getpid()}, since {since}", encoding="utf-8")
+            (self.path / WRITER).write_text(f"process {os.getpid()}, since {since}\n{invocation}\n", encoding="utf-8")
         for left in self.path.glob(f".{TABLE}.*"):
             with suppress(OSError):
                 left.unlink()
 
-    def _writer(self) -> str:
+    def writer(self) -> tuple[str, str]:
+        """Who writes here, for people, and its invocation; both empty where it does not say."""
         try:
-            said = (self.path / _WRITER).read_text(encoding="utf-8")[:100]
+            said, _, invocation = (self.path / WRITER).read_text(encoding="utf-8")[:200].partition("\n")
         except (OSError, ValueError):
-            return ""
-        return f" ({one_line(said)})" if said else ""
+            return "", ""
+        return f" ({one_line(said, 100)})" if said else "", invocation.strip()
 
     def append(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
         """Append rows to a JSON-lines file: one write, then fsync."""
@@ -134,8 +144,11 @@ class RunFolder:
                 remedy = "the folder is gone, and the rows in it; run the same command again"
             raise StoreError(f"cannot write {self.path / name}: {error.strerror}; {remedy}") from error
 
-    def add(self, record: Record, samples: dict[str, Any] | None = None) -> None:
-        """Store one cell's row and the raw samples behind it."""
+    def add(self, record: Record, samples: dict[str, Any] | None = None, stderr: Sequence[str] = ()) -> None:
+        """Store one cell's row, the raw samples behind it and, where it failed, the last that it wrote to stderr."""
+        if stderr:
+            names = ("cell_id", "label", "seq_len", "status", "reason")
+            self.append(FAILURES, [{name: getattr(record, name) for name in names} | {"stderr": list(stderr)}])
         if samples is not None:
             self.append(SAMPLES, [samples])
         self.append(RECORDS, [record.to_json()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -12,9 +12,9 @@ from attnbench.cell import Cell
 from attnbench.errors import UsageError
 from attnbench.measure.statistics import Crossover, Ratio, crossover, median, median_interval, paired_ratio
 from attnbench.measure.time import TimingRules
-from attnbench.record import Record
+from attnbench.record import Record, inferred
 from attnbench.run.isolation import CellFailed, Settings, Worker
-from attnbench.status import Status
+from attnbench.status import STOPPING, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +132,15 @@ def compare(
     with Worker(settings) as worker:
         result.environment = {**worker.start(), "threads": settings.threads}
         noise = worker.state["noise_floor"] or 0.0
+        stopped: dict[int, Record] = {}
         for n in lengths:
             on_length(n)
             here = [replace(cell, shape=replace(cell.shape, seq_len=n)) for cell in cells]
-            sides, times = _one_length(worker, here, rules, timeout)
+            known = {i: inferred(here[i], r.seq_len, r.status) for i, r in stopped.items() if r.seq_len < n}
+            sides, times = _one_length(worker, here, rules, timeout, known)
+            for i, side in enumerate(sides):
+                if side.record.status in STOPPING:
+                    stopped.setdefault(i, side.record)
             for i, j in combinations(range(len(cells)), 2):
                 pair = (labels[i], labels[j])
                 both = times[i] and times[j]
@@ -152,10 +157,14 @@ def compare(
 
 
 def _one_length(
-    worker: Worker, cells: Sequence[Cell], rules: TimingRules, timeout: float
+    worker: Worker, cells: Sequence[Cell], rules: TimingRules, timeout: float, known: Mapping[int, Record]
 ) -> tuple[list[Side], list[list[float]]]:
-    """Sides and paired times of all cells; a cell that kills the process is left out and the others asked again."""
-    failed: dict[int, Record] = {}
+    """Sides and paired times of all cells; a cell that kills the process is left out and the others asked again.
+
+    Args:
+        known: how cells end that are not even tried, by position.
+    """
+    failed = dict(known)
     answer: dict[str, Any] = {"records": [], "ran": [], "blocks": []}
     while alive := [i for i in range(len(cells)) if i not in failed]:
         try:

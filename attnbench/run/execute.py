@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -261,6 +262,8 @@ def run_cell(
                 record.time_rounds = round_ + 1
     except Exception as error:
         status, reason = status_of(error)
+        if status is not Status.UNSUPPORTED:
+            traceback.print_exc()
         return Record.of(cell, status, reason, quick=rules.quick), None
     finally:
         gc.collect()

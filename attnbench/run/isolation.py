@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import queue
+import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
 from attnbench.errors import AttnbenchError, Exit
 from attnbench.record import one_line
-from attnbench.run.process import Process, environment_for
+from attnbench.run.descendants import MARK, end_descendants
+from attnbench.run.process import END_OF_REQUEST, Process, environment_for
 from attnbench.status import Status
 
 START_TIMEOUT = 120.0
@@ -48,11 +51,11 @@ class Settings:
 
 
 class CellFailed(Exception):  # an outcome of the cell, not an error of ours
-    """The worker did not answer: it died or ran out of time. Carries the status and reason of the row."""
+    """The worker did not answer, or can go on no more. Carries status and reason of the row, and the end of stderr."""
 
-    def __init__(self, status: Status, reason: str) -> None:
+    def __init__(self, status: Status, reason: str, stderr: Sequence[str] = ()) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.stderr = status, reason, list(stderr)
 
 
 class Worker:
@@ -62,9 +65,14 @@ class Worker:
         self.settings = settings
         self.state: dict[str, Any] = {}
         self._process: subprocess.Popen[str] | None = None
+        self._ready = False
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._tail_reader = threading.Thread()
+        self._readers: list[threading.Thread] = []
+        """Of stdout and stderr, which they close: a process that got away may hold the other end for long."""
+        self._all_read = threading.Event()
+        """stderr is read up to the end of the last request."""
+        self._mark = f"{MARK}={secrets.token_hex(8)}"
 
     def __enter__(self) -> Worker:
         return self
@@ -72,17 +80,27 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def begin(self) -> None:
+        """Start the process and let it import torch, before anybody knows the settings, of which it needs ``threads``.
+
+        They may be replaced until :meth:`start`.
+        """
+        if self._process is None:
+            self._spawn()
+
     def start(self) -> dict[str, Any]:
-        """Start the process if it is not running; returns what it says about itself.
+        """Set the process up unless it is, starting it where it does not run; returns what it says about itself.
 
         Raises:
             WorkerFailed: it could not be set up.
         """
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()
+        if self._ready:
             return self.state
         for attempt in range(_STARTS):
             try:
-                self.state = self._set_up()
+                self.state, self._ready = self._set_up(), True
             except CellFailed as failed:
                 if attempt + 1 == _STARTS or failed.status is Status.TIMEOUT:
                     raise WorkerFailed(f"the measuring process did not start: {failed.reason}") from None
@@ -90,22 +108,28 @@ class Worker:
                 break
         return self.state
 
-    def _set_up(self) -> dict[str, Any]:
+    def _spawn(self) -> None:
         self._answers, self._tail = queue.Queue(), deque(maxlen=_TAIL_LINES)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "attnbench.run.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment_for(self.settings.threads),
+            env=environment_for(self.settings.threads) | dict([self._mark.split("=")]),
             start_new_session=True,  # Ctrl-C reaches the parent only, and the whole group can be killed
             text=True,
             encoding="utf-8",
             errors="replace",
         )
-        threading.Thread(target=_read_answers, args=(self._process.stdout, self._answers), daemon=True).start()
-        self._tail_reader = threading.Thread(target=_read_tail, args=(self._process.stderr, self._tail), daemon=True)
-        self._tail_reader.start()
+        self._readers = [
+            threading.Thread(target=_read_answers, args=(self._process.stdout, self._answers), daemon=True),
+            threading.Thread(target=_read_tail, args=(self._process.stderr, self._tail, self._all_read), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _set_up(self) -> dict[str, Any]:
+        self.begin()
         settings = {f: getattr(self.settings, f) for f in Settings.__slots__}
         # A process started anew takes the limits of the machine over: one run has one set of them.
         state = self._exchange({**settings, "known": self.state}, START_TIMEOUT)
@@ -115,17 +139,27 @@ class Worker:
         return state
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send one request and wait for its answer.
+        """Send one request and wait for its answer; what it left running is ended.
 
         Raises:
-            CellFailed: no answer within ``timeout`` seconds, or the process died; it is thrown away.
+            CellFailed: no answer within ``timeout`` seconds, or the process died or lost its device; it is thrown away.
         """
         self.start()
+        self._tail.clear()
+        self._all_read.clear()
         answer = self._exchange(request, timeout)
         if "failed" in answer:
             self.stop()
-            raise CellFailed(Status.ERROR, one_line(answer["failed"]))
+            status = Status.CRASH if answer.get("lost") else Status.ERROR
+            raise CellFailed(status, one_line(answer["failed"]), self._tail)
+        assert self._process is not None
+        end_descendants(self._mark, self._process.pid, spare=True)
         return answer
+
+    def said(self) -> list[str]:
+        """The last lines that the last request wrote to stderr."""
+        self._all_read.wait(timeout=1)  # the process may have closed it
+        return list(self._tail)
 
     def _exchange(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         assert self._process is not None
@@ -139,7 +173,7 @@ class Worker:
             line = self._wait(timeout)
         except queue.Empty:
             self.stop()
-            raise CellFailed(Status.TIMEOUT, f"no answer within {timeout:.0f} s") from None
+            raise CellFailed(Status.TIMEOUT, f"no answer within {timeout:.0f} s", self._tail) from None
         if line is None:
             raise self._death()
         try:
@@ -153,10 +187,14 @@ class Worker:
     def garbage(self) -> CellFailed:
         """An answer that makes no sense: throw the process away, since the next answers may be out of step."""
         self.stop()
-        return CellFailed(Status.CRASH, "the measuring process sent garbage")
+        return CellFailed(Status.CRASH, "the measuring process sent garbage", self._tail)
 
     def _wait(self, timeout: float) -> str | None:
-        """The next answer. Waits in slices, since a signal only interrupts the main thread between them on Windows."""
+        """The next answer, None after the process's end, which a child may hide that has its end of the pipe.
+
+        Waits in slices, since a signal only interrupts the main thread between them on Windows.
+        """
+        assert self._process is not None
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -164,6 +202,8 @@ class Worker:
             except queue.Empty:
                 if time.monotonic() >= deadline:
                     raise
+                if self._process.poll() is not None and self._answers.empty():
+                    return None
 
     def _death(self) -> CellFailed:
         """What the exit of the process tells."""
@@ -172,19 +212,18 @@ class Worker:
             code = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self.stop()
-            return CellFailed(Status.CRASH, "the measuring process closed its output")
-        self._tail_reader.join(timeout=1)
+            return CellFailed(Status.CRASH, "the measuring process closed its output", self._tail)
         self.stop()
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
         said = "\n".join(self._tail)
         if "MemoryError" in said or "bad_alloc" in said:
-            return CellFailed(Status.OOM, f"the measuring process ran out of memory and {how}")
+            return CellFailed(Status.OOM, f"the measuring process ran out of memory and {how}", self._tail)
         last = one_line(self._tail[-1]) if self._tail else ""
-        return CellFailed(Status.CRASH, f"the measuring process {how}" + (f": {last}" if last else ""))
+        return CellFailed(Status.CRASH, f"the measuring process {how}" + (f": {last}" if last else ""), self._tail)
 
     def stop(self) -> None:
         """End the process and everything it started, at once."""
-        process, self._process = self._process, None
+        process, self._process, self._ready = self._process, None, False
         if process is None:
             return
         with suppress(ProcessLookupError, PermissionError):
@@ -192,11 +231,13 @@ class Worker:
                 os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()
+        end_descendants(self._mark, process.pid, spare=False)
         process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+        for reader in self._readers:
+            reader.join(timeout=1)
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
 
 
 def _signal_name(number: int) -> str:
@@ -207,14 +248,16 @@ def _signal_name(number: int) -> str:
 
 
 def _read_answers(stream: IO[str], answers: queue.Queue[str | None]) -> None:
-    with suppress(ValueError, OSError):
+    with suppress(ValueError, OSError), stream:
         for line in stream:
             answers.put(line)
     answers.put(None)
 
 
-def _read_tail(stream: IO[str], tail: deque[str]) -> None:
-    with suppress(ValueError, OSError):
+def _read_tail(stream: IO[str], tail: deque[str], all_read: threading.Event) -> None:
+    with suppress(ValueError, OSError), stream:
         while chunk := stream.readline(4096):
-            if chunk.strip() and not chunk.startswith(_NOISE):
+            if chunk == END_OF_REQUEST:
+                all_read.set()
+            elif chunk.strip() and not chunk.startswith(_NOISE):
                 tail.append(chunk.rstrip()[-300:])

@@ -16,6 +16,9 @@ from typing import Literal
 
 Process = Literal["tuned", "as-shipped"]
 
+END_OF_REQUEST = "\0end of request\n"
+"""What the worker writes to stderr when it has answered, for the parent to know that it has read everything."""
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 _DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 * 1024, 65536
 _PR_SET_PDEATHSIG = 1  # prctl(2)

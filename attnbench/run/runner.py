@@ -17,10 +17,11 @@ from attnbench.cell import METHOD_VERSION, Cell
 from attnbench.errors import CannotCreate, StoreError
 from attnbench.machine import load_warning, machine_id
 from attnbench.measure.time import Sample
-from attnbench.record import Record
+from attnbench.record import Record, inferred
+from attnbench.run.invocation import digest
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.plan import Options, Plan, make_plan
-from attnbench.status import Status
+from attnbench.status import STOPPING, Status
 from attnbench.store import RunFolder, find_runs, suite_folder
 from attnbench.suite.schema import Suite
 
@@ -44,8 +45,11 @@ class Watcher:
         """Something about the machine that the reader of the numbers should know."""
 
 
-def execute(plan: Plan, watcher: Watcher | None = None) -> tuple[RunFolder, list[Record]]:
+def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = None) -> tuple[RunFolder, list[Record]]:
     """Measure every cell that is not measured yet, storing each row as it comes.
+
+    Args:
+        worker: one with as many threads that has begun already.
 
     Raises:
         StoreError and its kinds: the folder cannot be made, written or locked.
@@ -53,16 +57,17 @@ def execute(plan: Plan, watcher: Watcher | None = None) -> tuple[RunFolder, list
         KeyboardInterrupt: passed on after what is finished has been written.
     """
     watcher = watcher or Watcher()
-    with Worker(plan.settings) as worker:
-        # Setting the worker up takes seconds, and a folder that another run holds is told before that. On a GPU only
-        # the worker may ask for the machine, for asking takes memory there.
+    with worker or Worker(plan.settings) as worker:
+        worker.settings = plan.settings
+        # Setting the worker up takes seconds, and the folder is held before that. On a GPU only the worker may ask for
+        # the machine, for asking takes memory there.
         on_cpu = plan.settings.device == "cpu"
         key = _run_key(plan, machine_id("cpu") if on_cpu else worker.start()["machine_id"])
-        folder = _find_folder(plan, key)
-        if folder is None:
-            folder = _new_folder(plan, key, worker.start())
-        with folder.lock():
-            return folder, _Run(plan, worker, worker.start(), folder, watcher).go()
+        folder = _find_folder(plan, key) or _new_folder(plan, key)
+        with folder.lock(plan.options.invocation):
+            state = worker.start()
+            folder.describe(state)
+            return folder, _Run(plan, worker, state, folder, watcher).go()
 
 
 def run(suite: Suite | str | Path, **options: Any) -> pd.DataFrame:
@@ -149,21 +154,25 @@ class _Run:
         self.watcher.visiting(cell)
         started = _now()
         samples: dict[str, Any] | None = None
-        inferred = self._inferred(cell) if round_ == 0 else None
-        if inferred is not None:
-            record = inferred
+        stderr: list[str] = []
+        known = self._known(cell) if round_ == 0 else None
+        if known is not None:
+            record = known
         else:
             try:
                 record, samples = self._measure(cell, round_, previous)
+                if record.status not in (Status.OK, Status.UNSUPPORTED):
+                    stderr = self.worker.said()
             except CellFailed as failed:
                 remedy = "; raise --cell-timeout" if failed.status is Status.TIMEOUT else ""
                 record = Record.of(cell, failed.status, failed.reason + remedy, quick=self.rules.quick)
+                stderr = failed.stderr
             except KeyboardInterrupt:
                 self.worker.stop()
                 if previous is None:
                     self._store(cell, Record.of(cell, Status.INTERRUPTED, "stopped by the user"), None, started)
                 raise
-        self._store(cell, record, samples, previous.started_at if previous else started)
+        self._store(cell, record, samples, previous.started_at if previous else started, stderr)
         self.watcher.visited(record)
 
     def _measure(self, cell: Cell, round_: int, previous: Record | None) -> tuple[Record, dict[str, Any] | None]:
@@ -190,26 +199,31 @@ class _Run:
             self.samples.setdefault(cell.cell_id, {})[round_] = taken
         return record, samples
 
-    def _inferred(self, cell: Cell) -> Record | None:
+    def _known(self, cell: Cell) -> Record | None:
         """The outcome of a shorter length of the same thing that ran out of memory or time."""
         n, status = self.stopped.get(self.family[cell], (cell.shape.N, Status.OK))
-        if n >= cell.shape.N:
-            return None
-        return Record.of(cell, status, f"not run: {status} at n={n} already", quick=self.rules.quick)
+        return inferred(cell, n, status, quick=self.rules.quick) if n < cell.shape.N else None
 
     def _note_failure(self, cell: Cell, record: Record) -> None:
-        if record.status in (Status.OOM, Status.TIMEOUT):
+        if record.status in STOPPING:
             known = self.stopped.get(self.family[cell])
             if known is None or known[0] > cell.shape.N:
                 self.stopped[self.family[cell]] = (cell.shape.N, record.status)
 
-    def _store(self, cell: Cell, record: Record, samples: dict[str, Any] | None, started_at: str) -> None:
+    def _store(
+        self,
+        cell: Cell,
+        record: Record,
+        samples: dict[str, Any] | None,
+        started_at: str,
+        stderr: Sequence[str] = (),
+    ) -> None:
         record.machine_id = self.state["machine_id"]
         record.torch_version = self.state["environment"]["torch"]
         record.process = record.process or self.state["process"]
         record.threads = self.plan.settings.threads
         record.started_at = started_at
-        self.folder.add(record, samples)
+        self.folder.add(record, samples, stderr)
         self._note_failure(cell, record)
         self.records[record.cell_id] = record
         self.folder.write_csv(self._rows(), at_most_every=2.0)
@@ -236,7 +250,7 @@ def _run_key(plan: Plan, machine_id: str) -> str:
         plan.settings.threads,
         plan.settings.process,
         asdict(plan.rules),
-        sorted(plan.options.plugins),
+        sorted((source, digest(source)) for source in plan.options.plugins),
     ]
     return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:16]
 
@@ -251,7 +265,7 @@ def _find_folder(plan: Plan, key: str) -> RunFolder | None:
     return None
 
 
-def _new_folder(plan: Plan, key: str, state: dict[str, Any]) -> RunFolder:
+def _new_folder(plan: Plan, key: str) -> RunFolder:
     root = suite_folder(plan.options.out, plan.suite.name)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     name = f"{stamp}-{plan.settings.device.replace(':', '')}"
@@ -262,7 +276,6 @@ def _new_folder(plan: Plan, key: str, state: dict[str, Any]) -> RunFolder:
         "started_at": _now(),
         "threads": plan.settings.threads,
         "memory_limit_bytes": plan.settings.memory_limit,
-        **state,
     }
     for attempt in range(100):
         path = root / (name if not attempt else f"{name}-{attempt}")

@@ -5,14 +5,17 @@ Answers go through a private copy of stdout; what a cell prints goes to stderr, 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from attnbench.run.process import apply, die_with_parent, limit_memory, return_freed_memory
+from attnbench.run.process import END_OF_REQUEST, apply, die_with_parent, limit_memory, return_freed_memory
 
 
 def main() -> None:
@@ -22,21 +25,48 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    settings = json.loads(requests.readline())
+    gc.disable()  # to look for garbage among all that torch makes takes a tenth of a second each time
     try:
+        _import()
+        settings = json.loads(requests.readline())
         state = _set_up(settings)
     except Exception as error:
         _answer(answers, {"failed": f"{type(error).__name__}: {error}"})
         return
+    gc.freeze()
+    gc.enable()
     _answer(answers, state)
     for line in requests:
-        request = json.loads(line)
-        try:
-            _answer(answers, _HANDLERS[request.pop("do")](settings, state, **request))
-        except Exception as error:
-            traceback.print_exc()
-            _answer(answers, {"failed": f"{type(error).__name__}: {error}"})
+        answer = _handle(settings, state, **json.loads(line))
+        with suppress(OSError, ValueError):  # closed by the cell
+            sys.stderr.flush()
+            os.write(2, f"\n{END_OF_REQUEST}".encode())
+        _answer(answers, answer)
         return_freed_memory()
+
+
+def _handle(settings: dict[str, Any], state: dict[str, Any], *, do: str, **request: Any) -> dict[str, Any]:
+    """The answer to one request; ``lost`` where this process cannot go on."""
+    try:
+        answer = _HANDLERS[do](settings, state, **request)
+    except Exception as error:
+        traceback.print_exc()
+        answer = {"failed": f"{type(error).__name__}: {error}"}
+    lost = _why_lost(settings["device"])
+    return {"failed": f"the device was lost: {lost}", "lost": True} if lost else answer
+
+
+def _why_lost(device: str) -> str:
+    """Why nothing more can run on the GPU in this process: after an illegal access, say. Empty where it can."""
+    if not device.startswith("cuda"):
+        return ""
+    import torch
+
+    try:
+        torch.cuda.synchronize(torch.device(device))
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return ""
 
 
 def _answer(stream: TextIO, message: dict[str, Any]) -> None:
@@ -44,12 +74,18 @@ def _answer(stream: TextIO, message: dict[str, Any]) -> None:
     stream.flush()
 
 
+def _import() -> None:
+    """Whatever takes long to import, while the parent imports it as well to find out what to measure."""
+    import attnbench.attention
+    import attnbench.inputs
+    import attnbench.run.execute
+    import attnbench.run.pairs  # noqa: F401  # all of them for what comes later
+
+
 def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
-    """Fill the registries, set the process up, measure the machine's limits."""
+    """Set the process up, measure the machine's limits."""
     import torch
 
-    import attnbench.attention
-    import attnbench.inputs  # noqa: F401  # fills the table of inputs
     from attnbench.machine import describe, machine_id
     from attnbench.plugins import load
 
@@ -141,5 +177,5 @@ _HANDLERS: dict[str, Callable[..., dict[str, Any]]] = {"cell": _cell, "pairs": _
 
 
 if __name__ == "__main__":
-    # Only what a request needs is imported above: torch comes in with _set_up, after the thread variables are set.
+    # Little is imported above: torch comes in once it is sure that this process ends with its parent.
     main()

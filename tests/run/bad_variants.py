@@ -125,7 +125,16 @@ class Memory(Bad):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         held = []
         while True:
-            held.append(torch.zeros(1 << 28))
+            held.append(torch.zeros(1 << 28, device=q.device))
+
+
+@bad("access")
+class Access(Bad):
+    """Reads where there is nothing, which a GPU tells later and then does nothing more for the process."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        nowhere = torch.full(v.shape, 2**40, dtype=torch.long, device=v.device)
+        return v.gather(2, nowhere)
 
 
 @bad("child")

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +29,13 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lives: str) -> No
     monkeypatch.setattr(isolation.sys, "executable", str(program))
 
 
+def is_over(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 KILLED = "import os; os.kill(os.getpid(), 9)"
 
 
@@ -44,6 +55,10 @@ def test_a_worker_that_never_lives_is_one_line(tmp_path: Path, monkeypatch: pyte
     assert len(list(tmp_path.glob("started.*"))) == 3
 
 
+HIDDEN_DEATH = "import os, time; os.fork() or time.sleep(100); os._exit(3)"
+"""The child keeps the pipe open through which answers come."""
+
+
 @pytest.mark.parametrize(
     ("at_the_request", "status", "reason"),
     [
@@ -54,6 +69,9 @@ def test_a_worker_that_never_lives_is_one_line(tmp_path: Path, monkeypatch: pyte
         ("raise ValueError('no')", Status.CRASH, "the measuring process exited with code 1: ValueError: no"),
         ("print('x')", Status.CRASH, "the measuring process sent garbage"),
         ("print('[1]')", Status.CRASH, "the measuring process sent garbage"),
+        ('print(\'{"failed": "why"}\', flush=True); sys.stdin.readline()', Status.ERROR, "why"),
+        ('print(\'{"failed": "why", "lost": true}\', flush=True); sys.stdin.readline()', Status.CRASH, "why"),
+        (HIDDEN_DEATH, Status.CRASH, "the measuring process exited with code 3"),
         ("print('[' * 100_000)", Status.CRASH, "the measuring process sent garbage"),
         ("import time; time.sleep(60)", Status.TIMEOUT, "no answer within 1 s"),
     ],
@@ -66,6 +84,69 @@ def test_a_death_at_a_request_is_told_and_the_next_request_has_a_new_process(
     with Worker(Settings()) as worker:
         worker.start()
         with pytest.raises(CellFailed) as failed:
-            worker.ask({}, 1.0)
+            worker.ask({}, 5.0 if at_the_request == HIDDEN_DEATH else 1.0)
         assert (failed.value.status, str(failed.value)) == (status, reason)
         assert worker.ask({}, 10.0) == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize("session", [False, True])
+@pytest.mark.parametrize("then", ["print('{}', flush=True); sys.stdin.readline()", "os._exit(3)", "time.sleep(60)"])
+def test_what_a_cell_left_running_ends_with_the_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: bool, then: str
+) -> None:
+    left = f"subprocess.Popen(['sleep', '60'], start_new_session={session})"
+    life = f"""
+import os, subprocess, sys, time
+for turn in range(2):
+    sys.stdin.readline()
+    if turn: open("left", "w").write(str({left}.pid))
+    if turn: {then}
+    print("{{}}", flush=True)
+"""
+    stand_in(tmp_path, monkeypatch, life)
+    with Worker(Settings()) as worker:
+        worker.start()
+        deadline = time.monotonic() + 5
+        with suppress(CellFailed):
+            worker.ask({}, 1.0)
+        while not is_over((tmp_path / "left").read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+def test_the_last_lines_of_stderr_come_with_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"line {number}" for number in range(100)]
+    said = "\n".join(lines)
+    stand_in(tmp_path, monkeypatch, f"import os, sys; print({said!r}, file=sys.stderr, flush=True); os._exit(3)")
+    with Worker(Settings()) as worker, pytest.raises(CellFailed) as failed:
+        worker._set_up()
+    assert failed.value.stderr == lines[-40:]
+
+
+def test_a_process_that_ends_between_two_requests_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, "import sys; sys.stdin.readline(); print('{}')", ANSWER)
+    with Worker(Settings()) as worker:
+        worker.start()
+        time.sleep(0.2)
+        assert worker.ask({}, 10.0) == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_process_that_got_away_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = "subprocess.Popen(['sleep', '60'], start_new_session=True, env={}).pid"
+    life = f"import os, subprocess; open('away', 'w').write(str({away})); os._exit(3)"
+    stand_in(
+        tmp_path,
+        monkeypatch,
+        f"import sys\nsys.stdin.readline()\nprint({{}}, flush=True)\nsys.stdin.readline()\n{life}",
+        ANSWER,
+    )
+    with Worker(Settings()) as worker:
+        worker.start()
+        started = time.monotonic()
+        with pytest.raises(CellFailed, match="exited with code 3"):
+            worker.ask({}, 60.0)
+        assert worker.ask({}, 60.0) == {}
+        assert time.monotonic() - started < 10
+    os.kill(int((tmp_path / "away").read_text()), signal.SIGKILL)

@@ -18,6 +18,7 @@ from attnbench.record import Record
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.runner import execute, run
 from attnbench.status import Status
+from attnbench.store import RunFolder
 
 PLUGIN = str(Path(__file__).with_name("bad_variants.py"))
 
@@ -40,16 +41,35 @@ def by_label(records: list[Record]) -> dict[tuple[str, int], Record]:
     return {(record.label, record.seq_len): record for record in records}
 
 
-def test_every_kind_of_bad_cell_is_a_row_with_its_reason_and_the_others_are_measured(tmp_path: Path) -> None:
+GOOD = ["softmax", "linear", "performer:features=16", "mean-value"]
+BAD = ["raise", "build", "exit", "abort", "segfault", "kill", "hang", "noise", "nan", "memory", "child", "shape"]
+BAD += ["closed", "answers"]
+
+
+def measured_beside(folder: Path, bad: list[str]) -> tuple[RunFolder, list[Record]]:
+    """A run of the good variants and of some bad ones."""
     load(PLUGIN)
-    names = ["raise", "build", "exit", "abort", "segfault", "kill", "hang", "noise", "nan", "memory", "child", "shape"]
-    names += ["closed", "answers"]
-    path = suite(tmp_path, f"[softmax, {', '.join('bad-' + name for name in names)}, mean-value]")
-    plan = make_plan(path, options(tmp_path, plugins=(PLUGIN,), cell_timeout=10.0, memory_limit=2 * 2**30, quick=True))
-    folder, records = execute(plan)
-    got = {record.variant.removeprefix("bad-"): (str(record.status), record.reason) for record in records}
+    names = ", ".join(f"'{name}'" for name in [*GOOD[:2], *(f"bad-{name}" for name in bad), *GOOD[2:]])
+    path = suite(folder, f"[{names}]")
+    good = ", ".join(f"'{name}'" for name in GOOD)
+    matrix = f"matrix: {{variant: [{good}], seq_len: 32, heads: 2, head_dim: 8}}"
+    path.write_text(path.read_text() + f"  - name: e\n    measure: [error]\n    {matrix}\n")
+    limits = {"cell_timeout": 10.0, "memory_limit": 2 * 2**30}
+    return execute(make_plan(path, options(folder, plugins=(PLUGIN,), quick=True, **limits)))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[Record]]:
+    return measured_beside(tmp_path_factory.mktemp("mixed"), BAD)
+
+
+def test_every_kind_of_bad_cell_is_a_row_with_its_reason_and_the_others_are_measured(
+    mixed: tuple[RunFolder, list[Record]],
+) -> None:
+    folder, records = mixed
+    got = {r.label.removeprefix("bad-"): (str(r.status), r.reason) for r in records if r.sweep == "w"}
     assert {name: status for name, (status, _) in got.items()} == {
-        "softmax": "ok",
+        **dict.fromkeys(GOOD, "ok"),
         "raise": "error",
         "build": "unsupported",
         "exit": "crash",
@@ -64,7 +84,6 @@ def test_every_kind_of_bad_cell_is_a_row_with_its_reason_and_the_others_are_meas
         "shape": "error",
         "closed": "crash",
         "answers": "crash",
-        "mean-value": "ok",
     }
     assert got["raise"][1] == "KeyError: 'no such thing\\nsecond line'"
     assert got["build"][1] == "the mathematics forbids it"
@@ -80,6 +99,30 @@ def test_every_kind_of_bad_cell_is_a_row_with_its_reason_and_the_others_are_meas
     table = pd.read_csv(folder.path / "results.csv", keep_default_na=False)
     assert list(table["status"]) == [str(record.status) for record in records]
     assert not [line for line in _processes() if "attnbench-orphan" in line]
+    told = [json.loads(line) for line in (folder.path / "failures.jsonl").read_text().splitlines()]
+    stderr = {row["label"].removeprefix("bad-"): "\n".join(row["stderr"]) for row in told}
+    assert {name for name, (status, _) in got.items() if status not in ("ok", "unsupported")} >= set(stderr)
+    assert stderr["abort"].endswith("about to abort")
+    for name, line in (("raise", "in forward"), ("shape", "the output is"), ("nan", "NaN"), ("memory", "torch.zeros")):
+        assert line in stderr[name]
+
+
+def test_figures_beside_bad_cells_are_those_without_them(mixed: tuple[RunFolder, list[Record]], tmp_path: Path) -> None:
+    beside = {record.cell_id: record.to_json() for record in mixed[1]}
+    _, without = measured_beside(tmp_path, [])
+    assert len(without) == 2 * len(GOOD)
+    for record in without:
+        assert record.status is Status.OK
+        for name, value in record.to_json().items():
+            seen = beside[record.cell_id][name]
+            assert (seen is None) == (value is None) if name in NEVER_TWICE else seen == value, name
+
+
+NEVER_TWICE = {
+    *("time_median_s", "time_ci_low_s", "time_ci_high_s", "time_iqr_s", "time_min_s", "time_samples", "first_call_s"),
+    *("examples_per_s", "tokens_per_s", "flops_per_s", "bytes_per_s", "peak_fraction", "warnings", "started_at"),
+}
+"""Columns that two measurements of the same do not share."""
 
 
 def _processes() -> list[str]:
@@ -99,7 +142,7 @@ def test_a_length_that_runs_out_of_memory_stands_for_the_longer_ones(tmp_path: P
     assert rows["softmax", 256].status is Status.OK
     assert rows["softmax", 65536].status is Status.OOM
     assert rows["softmax", 131072].status is Status.OOM
-    assert rows["softmax", 131072].reason == "not run: oom at n=65536 already"
+    assert rows["softmax", 131072].reason == "inferred: oom at n=65536 already, so not run"
 
 
 def test_the_same_command_measures_nothing_twice_and_fresh_does(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ import attnbench.inputs  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.cli.app import main
 from attnbench.record import Record
-from attnbench.run import runner
+from attnbench.run import isolation, runner
 from attnbench.run.plan import Options, make_plan
 from attnbench.status import Status
 
@@ -48,6 +48,9 @@ class Instant:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def begin(self) -> None:
+        pass
+
     def start(self) -> dict[str, Any]:
         return {"machine_id": "m", "process": "tuned", "process_notes": [], "environment": {"torch": "2"}}
 
@@ -60,14 +63,23 @@ class Instant:
             "samples": {"cell_id": cell.cell_id, "round": round_, "samples": samples},
         }
 
+    def said(self) -> list[str]:
+        return []
+
     def stop(self) -> None:
         pass
 
 
 @pytest.fixture(autouse=True)
 def _instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "Worker", Instant)
+    put_in_place(monkeypatch, Instant)
     monkeypatch.setattr(runner, "load_warning", lambda: None)
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch, worker: type[Instant]) -> None:
+    """Of the measuring process."""
+    for module in (runner, isolation):
+        monkeypatch.setattr(module, "Worker", worker)
 
 
 @pytest.fixture
@@ -196,7 +208,7 @@ def test_a_folder_that_vanishes_stops_the_run(
             shutil.rmtree(tmp_path / "out")
             return super().ask(request, timeout)
 
-    monkeypatch.setattr(runner, "Worker", Vanishing)
+    put_in_place(monkeypatch, Vanishing)
     ended = attnbench()
     assert ended.code == 74
     assert "the folder is gone" in error_line(ended)
@@ -257,7 +269,7 @@ def test_a_second_run_names_the_first_within_two_seconds_and_goes_on_when_that_i
             time.sleep(60)
             raise AssertionError
 
-    monkeypatch.setattr(runner, "Worker", Waiting)
+    put_in_place(monkeypatch, Waiting)
     plan = make_plan(suite, Options("cpu", out=tmp_path / "out", rounds=1))
     first = fork(lambda: bool(runner.execute(plan)), tmp_path / "first.txt")
     try:
@@ -271,7 +283,7 @@ def test_a_second_run_names_the_first_within_two_seconds_and_goes_on_when_that_i
         wait(first, tmp_path / "first.txt")
     assert second.code == 75
     assert f"another attnbench run (process {first}, since 20" in error_line(second)
-    monkeypatch.setattr(runner, "Worker", Instant)
+    put_in_place(monkeypatch, Instant)
     assert attnbench().code == 0
     assert len(rows(tmp_path / "out")) == 20
 
