@@ -26,6 +26,9 @@ class AttnbenchError(Exception):
 
     exit_code = Exit.USAGE
 
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())  # what was typed may hold line breaks
+
 
 class UsageError(AttnbenchError):
     """A name, option, axis or value that does not exist or does not fit."""
