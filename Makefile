@@ -1,5 +1,6 @@
 # Two commands: `make bench` measures this machine and draws the figure, `make test` runs everything that must hold.
-# `make selfcheck` measures the measuring, for ten minutes, on a machine with nothing else to do.
+# `make selfcheck` measures the measuring, for ten minutes, on a machine with nothing else to do; then it tries to break
+# what reads files, and kills runs, for half an hour.
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,6 +22,9 @@ test: $(VENV)/installed-dev
 
 selfcheck: $(VENV)/installed-dev
 	$(BIN)/pytest -q -s --timeout=1800 $(wildcard tests/benchmarks/live_*.py)
+	ATTNBENCH_SECONDS=1 $(BIN)/pytest -q tests/suite/test_hostile.py
+	ATTNBENCH_CASES=20000 ATTNBENCH_KILLS=200 $(BIN)/pytest -q --timeout=3600 --durations=0 --durations-min=1 \
+	  tests/test_fuzz.py tests/test_fuzz_commands.py tests/suite/test_suite_fuzz.py tests/run/test_survival.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format .

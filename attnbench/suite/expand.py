@@ -52,7 +52,7 @@ class _Grid:
 
     @property
     def size(self) -> int:
-        return math.prod(len(values) for values in self.axes.values())
+        return math.prod(map(len, self.axes.values()))
 
 
 def expand(
