@@ -49,8 +49,10 @@ def compare(
     error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error.")] = True,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default all cores.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of inputs and projections.")] = 0,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one length.")] = 120.0,
-    min_time: Annotated[float, typer.Option(min=0.001, help="Least seconds of samples at each length.")] = 1.0,
+    timeout: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds for one length.")] = 120.0,
+    min_time: Annotated[
+        float, typer.Option(min=0.001, max=3600, help="Least seconds of samples at each length.")
+    ] = 1.0,
     memory_limit: Annotated[
         str | None, typer.Option(metavar="SIZE", help="8GiB, say; default 85 % of what is free.")
     ] = None,

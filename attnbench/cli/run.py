@@ -33,12 +33,15 @@ def run(
     plugin: Annotated[list[str] | None, typer.Option(help="FILE.py or module with further variants.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default all cores.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Override the suite's seed.")] = None,
-    cell_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one visit of a cell may take.")] = 60.0,
+    cell_timeout: Annotated[
+        float, typer.Option(min=1, max=1e6, help="Seconds that one visit of a cell may take.")
+    ] = 60.0,
     memory_limit: Annotated[
         str | None, typer.Option(metavar="SIZE", help="8GiB, say; default 85 % of what is free.")
     ] = None,
     min_time: Annotated[
-        float | None, typer.Option(min=0.001, help="Least seconds of samples for each cell; default the suite's.")
+        float | None,
+        typer.Option(min=0.001, max=3600, help="Least seconds of samples for each cell; default the suite's."),
     ] = None,
     process: Annotated[
         Literal["tuned", "as-shipped"],
