@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from attnbench.cell import Pass
 from attnbench.cli import console
 from attnbench.errors import CannotCreate, UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMATS = ("svg", "png", "pdf")
 
@@ -19,7 +23,8 @@ def plot(
         "results"
     ),
     figure: Annotated[
-        list[str] | None, typer.Option(help="tradeoff, scaling, error, map or speedup; default all that apply.")
+        list[str] | None,
+        typer.Option(help="tradeoff, peers, catalogue, scaling, error, map or speedup; default all that apply."),
     ] = None,
     n: Annotated[int | None, typer.Option(min=1, help="Length; default the longest at which all are ok.")] = None,
     x: Annotated[
@@ -60,7 +65,38 @@ def plot(
             raise CannotCreate(
                 f"{folder} is a link, and figures are written to no other place; remove it or give --out"
             )
-        written = draw_all(read_results(path), folder, formats, figures=figure, **options)
+        frame = read_results(path)
+        written = draw_all(frame, folder, formats, figures=figure, **options)
         console.heading(str(path.parent))
         for file in written:
             console.line(f"  {file}")
+        if any(file.stem.endswith("peers") for file in written):
+            _print_pairs(frame)
+
+
+def _print_pairs(frame: pd.DataFrame) -> None:
+    """Each variant over the public package beside it: a line for each length, columns for each pass."""
+    from attnbench.plots.peers import PASSES, pairs
+
+    found = [one for one in pairs(frame) if not math.isnan(one.time) or not math.isnan(one.peak)]
+    by_line = {(one.names, one.n, one.pass_): one for one in found}
+    passes = [name for name in PASSES if any(one.pass_ == name for one in found)]
+    numbers = [what for name in passes for what in (name, "interval", "peak")]
+    rows = []
+    for names, n in dict.fromkeys((one.names, one.n) for one in found):
+        cells: list[str] = []
+        for name in passes:
+            one = by_line.get((names, n, name))
+            time, low, high, peak = (one.time, one.low, one.high, one.peak) if one else (math.nan,) * 4
+            cells += [_ratio(time), "-" if math.isnan(low) else f"{low:.2g}-{high:.2g}", _ratio(peak)]
+        rows.append([*names, str(n), *cells])
+    console.table(
+        ["variant", "package", "n", *numbers],
+        rows,
+        right=["n", *numbers],
+        title="\nvariant over package: time with its 95 % interval, and peak memory",
+    )
+
+
+def _ratio(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2g}"

@@ -24,7 +24,7 @@ class FigureKind(NamedTuple):
     applies: Callable[[pd.DataFrame], bool]
 
 
-_NAMES = ("tradeoff", "catalogue", "scaling", "error", "map", "speedup")
+_NAMES = ("tradeoff", "peers", "catalogue", "scaling", "error", "map", "speedup")
 """Module and figure name: ``draw_NAME`` and ``applies`` live in ``attnbench.plots.NAME``; the first matters most."""
 
 FIGURES: Mapping[str, FigureKind]

@@ -185,7 +185,7 @@ def test_no_figure_fails_on_any_of_the_tables(tmp_path: Path, run: Any, performe
 
 
 def test_the_table_of_figures_names_them_in_order_and_cannot_be_changed() -> None:
-    assert list(FIGURES) == ["tradeoff", "catalogue", "scaling", "error", "map", "speedup"]
+    assert list(FIGURES) == ["tradeoff", "peers", "catalogue", "scaling", "error", "map", "speedup"]
     with pytest.raises(TypeError):
         FIGURES["x"] = None  # type: ignore[index]  # that is the point
     with pytest.raises(AttributeError):

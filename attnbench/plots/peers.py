@@ -1,0 +1,201 @@
+"""Variants beside the public packages that do the same: ratios of time and memory, and the machine's limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.errors import UsageError
+from attnbench.plots.page import draw_nothing, new_page, shorten
+from attnbench.plots.setting import SAME, failures, timed, where
+from attnbench.plots.style import FAINT, INK, SMALL_SIZE, in_style
+from attnbench.plots.ticks import halves, log_axis, padded
+from attnbench.status import Status
+
+TITLE = "Variants beside public packages"
+PREFIX = "peer."
+PASSES = {"forward": "forward", "training": "training step", "backward": "backward", "decode": "one token"}
+
+_LESS, _MORE = "#0072b2", "#d55e00"
+_BAR = 0.085
+_ROW = 0.29  # inches, for two lines of text
+_NAMES = 2.35
+_GAP = 0.17
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A variant over a peer at one length and pass; NaN where one of them has no number."""
+
+    variant: str
+    peer: str
+    causal: bool
+    n: int
+    pass_: str
+    time: float
+    low: float
+    """Of the 95 % interval of ``time``."""
+    high: float
+    peak: float
+    limit: float
+    """Time that this machine's limits would leave to the variant, over the peer's time."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The two labels, the first one with what else tells pairs apart."""
+        return self.variant + ", causal" * self.causal, self.peer
+
+
+def pairs(frame: pd.DataFrame) -> list[Pair]:
+    """Each row of a variant ``peer.NAME`` or ``peer.NAME.PACKAGE`` beside those of NAME in the same circumstances."""
+    keys = [*SAME, "inputs", "seq_len", "kv_len"]
+    rows = timed(frame).to_dict("records")
+    own: dict[tuple[Any, ...], list[dict[Hashable, Any]]] = {}
+    for row in rows:
+        own.setdefault((row["variant"], *(row[key] for key in keys)), []).append(row)
+    found = []
+    for row in rows:
+        if str(row["variant"]).startswith(PREFIX):
+            name = str(row["variant"]).removeprefix(PREFIX).partition(".")[0]
+            found += [_pair(mine, row) for mine in own.get((name, *(row[key] for key in keys)), [])]
+    return found
+
+
+def _pair(mine: dict[Hashable, Any], peer: dict[Hashable, Any]) -> Pair:
+    time = _over(mine["time_median_s"], peer["time_median_s"])
+    # The interval of a ratio from those of both sides: half-widths of logarithms add up as independent errors do
+    # (Zou and Donner 2008, doi:10.1002/sim.3095).
+    down = math.hypot(
+        _log(mine["time_median_s"], mine["time_ci_low_s"]), _log(peer["time_ci_high_s"], peer["time_median_s"])
+    )
+    up = math.hypot(
+        _log(mine["time_ci_high_s"], mine["time_median_s"]), _log(peer["time_median_s"], peer["time_ci_low_s"])
+    )
+    return Pair(
+        variant=str(mine["label"]),
+        peer=str(peer["label"]),
+        causal=bool(mine["causal"]),
+        n=int(mine["seq_len"]),
+        pass_=str(mine["pass"]),
+        time=time,
+        low=time * math.exp(-down),
+        high=time * math.exp(up),
+        peak=_over(mine["peak_bytes"], peer["peak_bytes"]),
+        limit=time * min(1.0, _number(mine["peak_fraction"])),
+    )
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _over(a: Any, b: Any) -> float:
+    a, b = _number(a), _number(b)
+    return a / b if a > 0 and b > 0 else math.nan
+
+
+def _log(a: Any, b: Any) -> float:
+    return math.log(_over(a, b))
+
+
+def applies(frame: pd.DataFrame) -> bool:
+    """A peer and the variant that it stands for were timed side by side."""
+    return any(math.isfinite(pair.time) for pair in pairs(frame))
+
+
+@in_style
+def draw_peers(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
+    """Bars of variant over peer, one for each length: time and peak memory, a panel for each pass.
+
+    Args:
+        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
+        n: only this length.
+
+    Raises:
+        UsageError: a length at which no pair was measured.
+        ResultsError: not a results table.
+    """
+    found = pairs(frame)
+    lengths = sorted({pair.n for pair in found})
+    if n is not None and n not in lengths:
+        raise UsageError(f"no pair with n = {n}; there are: {', '.join(map(str, lengths)) or 'none'}")
+    lengths = lengths if n is None else [n]
+    found = [pair for pair in found if pair.n in lengths and (math.isfinite(pair.time) or math.isfinite(pair.peak))]
+    names = list(dict.fromkeys(pair.names for pair in found))
+    if not names:
+        return draw_nothing(TITLE, [], ["needs a variant and a public package that does the same: make peers"])
+    panels = [
+        (f"{what}\n{PASSES[pass_]}", what, [pair for pair in found if pair.pass_ == pass_])
+        for what in ("time", "peak memory")
+        for pass_ in PASSES
+        if any(pair.pass_ == pass_ for pair in found)
+    ]
+    rows = timed(frame)
+    rows = rows[rows["seq_len"].isin(lengths)]
+    first = rows.iloc[0]
+    what = (
+        f"{first['suite']} · batch {first['batch']} · {first['heads']} heads × {first['head_dim']} · {first['dtype']}"
+    )
+    about = [what, *where(rows.head(1))[1:]]
+    notes = [
+        f"Variant over package, bars from top to bottom at n = {', '.join(map(str, lengths))}; left of 1 the variant "
+        "takes less. Thin lines: 95 % intervals. Upright strokes: what would be left at the limit of this machine, its "
+        "matmul and copy rates.",
+        *(f"Not measured — {line}" for line in failures(rows[rows["status"] != Status.OK])),
+    ]
+    tall = max(_ROW, (len(lengths) + 1.4) * _BAR)
+    page = new_page(TITLE, about, notes, height=2.0, room=len(names) * tall + 0.75)
+    left, bottom, top = page.left + _NAMES, page.bottom + 0.3, page.top - 0.4
+    wide = (page.right - left - _GAP * (len(panels) - 1)) / len(panels)
+    ends: dict[str, list[float]] = {}
+    axes = [page.axes(left + place * (wide + _GAP), bottom, wide, top - bottom) for place in range(len(panels))]
+    for ax, (title, what, part) in zip(axes, panels, strict=True):
+        ax.set_title(title, loc="left", pad=3)
+        ends.setdefault(what, [1.0]).extend(_draw(ax, part, what, names, lengths))
+    for ax, (_, what, _) in zip(axes, panels, strict=True):
+        log_axis(ax, "x", padded(ends[what]), base=2, text=halves, most=5)
+    height = (top - bottom) / len(names)
+    for place, (variant, peer) in enumerate(names):
+        y = top - (place + 0.5) * height
+        for text, up, colour in ((variant, 0.065, INK), (peer, -0.065, FAINT)):
+            page.write(
+                left - 0.1, y + up, shorten(text, _NAMES - 0.12, SMALL_SIZE), ha="right", va="center", color=colour
+            )
+    return page.figure
+
+
+def _draw(
+    ax: Axes, part: Sequence[Pair], what: str, names: Sequence[tuple[str, str]], lengths: Sequence[int]
+) -> list[float]:
+    """The bars of one panel; returns what its scale must reach."""
+    values = []
+    for pair in part:
+        ratio = pair.time if what == "time" else pair.peak
+        if not math.isfinite(ratio):
+            continue
+        rank = lengths.index(pair.n)
+        y = names.index(pair.names) + (rank - (len(lengths) - 1) / 2) / (len(lengths) + 1.4)
+        tall = 0.86 / (len(lengths) + 1.4)
+        shade = 0.4 + 0.6 * (rank + 1) / len(lengths)
+        ax.barh(y, ratio - 1, left=1, height=tall, color=_LESS if ratio < 1 else _MORE, alpha=shade, linewidth=0)
+        values.append(ratio)
+        if what == "time":
+            if math.isfinite(pair.low) and math.isfinite(pair.high):
+                ax.plot([pair.low, pair.high], [y, y], color=INK, linewidth=0.8)
+                values += [pair.low, pair.high]
+            if math.isfinite(pair.limit):
+                ax.plot([pair.limit] * 2, [y - tall / 2, y + tall / 2], color=INK, linewidth=1.2)
+                values.append(pair.limit)
+    ax.axvline(1, color=FAINT, linewidth=0.8)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set_yticks(np.arange(len(names) + 1) - 0.5, [])
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y")
+    return values
