@@ -59,6 +59,12 @@ def run(
 
     The same command continues an interrupted run.
     """
+    given = dict(locals())
+    from attnbench.run.invocation import invocation_of, refuse_second
+
+    invocation = invocation_of(given)
+    if not (fresh or dry_run):
+        refuse_second(out, invocation)
     overrides = dict(_axis(text) for text in set_ or [])
     try:
         limit = None if memory_limit is None else parse_bytes(memory_limit)
@@ -94,6 +100,7 @@ def run(
         quick=quick,
         fresh=fresh,
         retry_failed=retry_failed,
+        invocation=invocation,
     )
     plan = make_plan(suite, options)
     _print_plan(plan)
