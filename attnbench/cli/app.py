@@ -82,13 +82,22 @@ class _Terminated(KeyboardInterrupt):
     """SIGTERM: the same orderly end as Ctrl-C, another exit code."""
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise _Terminated
+def _stop(signum: int, frame: FrameType | None) -> None:
+    """The first signal ends the command in order, one more at once, whatever that order is waiting for."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop_now)
+    raise KeyboardInterrupt if signum == signal.SIGINT else _Terminated
+
+
+def _stop_now(signum: int, frame: FrameType | None) -> None:
+    os._exit(Exit.INTERRUPTED if signum == signal.SIGINT else Exit.TERMINATED)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code (see :class:`attnbench.errors.Exit`)."""
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is behind nohup and &
+        signal.signal(signal.SIGINT, _stop)
     try:
         code = app(args=arguments, prog_name="attnbench", standalone_mode=False)
         return code if isinstance(code, int) else Exit.OK

@@ -10,7 +10,7 @@ import typer
 
 from attnbench.cell import Pass
 from attnbench.cli import completion, console
-from attnbench.errors import CannotCreate, Exit, UsageError
+from attnbench.errors import CannotCreate, UsageError
 from attnbench.shape import Bias
 from attnbench.units import format_bytes, format_seconds
 
@@ -139,7 +139,7 @@ def compare(
         except KeyboardInterrupt:
             bar.stop()
             console.note("stopped; compare keeps nothing, use a suite and attnbench run for long measurements")
-            raise typer.Exit(Exit.INTERRUPTED) from None
+            raise
     form = "".join([" causal" * causal, f" {bias}" if bias != "none" else "", " compiled" * compile_])
     what = f"{level} {pass_}{form}, B={batch} H={heads} D={head_dim}, {dtype}, {source_of_inputs}, on {device}"
     how = f"{settings.threads} threads, {comparison.environment['process']} process"

@@ -299,6 +299,38 @@ def test_a_second_run_names_the_first_within_two_seconds_and_goes_on_when_that_i
     assert len(rows(tmp_path / "out")) == 20
 
 
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_ends_a_run_that_cannot_end_in_order(
+    tmp_path: Path, suite: Path, monkeypatch: pytest.MonkeyPatch, sign: int, code: int
+) -> None:
+    class Undying(Instant):
+        def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+            if len(list((tmp_path / "out").glob("s/*/samples.jsonl"))) and len(rows(tmp_path / "out")) == 3:
+                (tmp_path / "asked").touch()
+                time.sleep(30)
+            return super().ask(request, timeout)
+
+        def stop(self) -> None:
+            (tmp_path / "stops").touch()
+            time.sleep(30)
+
+    def action() -> int:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+        return main(["run", str(suite), "--out", str(tmp_path / "out"), "--device", "cpu", "--rounds", "1"])
+
+    put_in_place(monkeypatch, Undying)
+    pid = fork(action, tmp_path / "said.txt")
+    for sent in ("asked", "stops"):
+        while not (tmp_path / sent).exists():
+            time.sleep(0.005)
+        os.kill(pid, sign)
+    started = time.monotonic()
+    ended = wait(pid, tmp_path / "said.txt")
+    assert time.monotonic() - started < 5  # not the 30 seconds
+    assert (ended.code, "Traceback" in ended.said) == (code, False)
+    assert [row["status"] for row in rows(tmp_path / "out")] == ["ok"] * 3
+
+
 def test_a_torn_last_line_is_told_and_other_damage_is_refused_untouched(
     tmp_path: Path, attnbench: Callable[..., Ended]
 ) -> None:
