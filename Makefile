@@ -7,12 +7,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The CPU build of torch, without the CUDA packages: make bench PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_OPTIONS ?=
+RUN_OPTIONS ?=
 
-.PHONY: bench test selfcheck lint clean
+.PHONY: bench peers test selfcheck lint clean
 
 bench: $(VENV)/installed
 	$(BIN)/attnbench run lra
 	$(BIN)/attnbench plot results/lra
+
+# The public packages, as variants peer.NAME, beside ours. RUN_OPTIONS goes to attnbench run: --process as-shipped, say.
+peers: $(VENV)/installed-peers
+	$(BIN)/attnbench run peers $(RUN_OPTIONS)
+	$(BIN)/attnbench plot results/peers --figure peers
 
 test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
@@ -41,6 +47,11 @@ $(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install -q -c constraints.txt $(PIP_OPTIONS) -e '.[dev]'
+	touch $@
+
+# Without looking for dependencies: the list is complete, and torch stays the one that is there.
+$(VENV)/installed-peers: $(VENV)/installed plugins/peers/pyproject.toml plugins/peers/requirements.txt
+	$(BIN)/python -m pip install -q --no-deps $(PIP_OPTIONS) -r plugins/peers/requirements.txt -e plugins/peers
 	touch $@
 
 clean:
