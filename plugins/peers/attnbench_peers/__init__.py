@@ -1,6 +1,6 @@
 """The packages that people use, as variants ``peer.NAME``: importing this registers them.
 
-What an adapter wraps is imported when it is built, so that listing variants does not load eleven packages.
+What an adapter wraps is imported when it is built, so that listing variants does not load ten packages.
 """
 
 from importlib import import_module
