@@ -17,6 +17,8 @@ from attnbench.variant import build
 
 H, D = 2, 16
 ROWS = 64
+SCORES = 2**18
+"""That one tile holds at most."""
 
 Pairs = Callable[[int], int]
 
@@ -42,6 +44,28 @@ def bigbird(n: int, block: int, drawn: int) -> int:
     return block**2 * (2 * total + 2 * (4 + drawn) + (total - 4) * (5 + drawn))
 
 
+def fixed(n: int) -> int:
+    """Causal: blocks of 16 see themselves and the 4 summaries of each block in their tile but its last."""
+    blocks = n // 16
+    most = SCORES // (16 * (16 + 4 * blocks))
+    tiles = [(t, min(blocks, t + most)) for t in range(0, blocks, most)]
+    return sum((stop - t) * 16 * (16 + 4 * (stop - 1)) for t, stop in tiles)
+
+
+def fixed_both_ways(n: int) -> int:
+    """12 rows of each block see it and all but the last 4 summaries, 4 all that follows and the summaries before."""
+    blocks = n // 16
+    ordinary = blocks * 12 * (16 + 4 * (blocks - 1))
+    return ordinary + sum(4 * (n - 16 * t + 4 * t) for t in range(blocks))
+
+
+def summary(n: int) -> int:
+    """Causal: the first 12 tokens see themselves, all others the summaries; summaries also those of their block."""
+    blocks = n // 16
+    seen = 4 * (blocks - 1)
+    return 12 + 12 * (blocks - 1) * seen + 4 * blocks * (4 + seen)
+
+
 CLOSED_FORMS: dict[str, Pairs] = {
     "softmax": every,
     "sdpa": every,
@@ -63,6 +87,11 @@ CAUSAL: dict[str, Pairs] = {
     "chunked": lambda n: n * (n + 256) // 2,
     "local:window=40": lambda n: window(n, 40, 0),
     "local:block=32,look_around=1": lambda n: sum(32 * (32 + min(i, 32)) for i in range(0, n, 32)),
+    # The band of two blocks; and the columns of all blocks, but the first and each one's own and the one before it.
+    "sparse:pattern=strided,length=16": lambda n: n * 2 * 16 - 16**2 + (n - 16) * (n // 16 - 2),
+    "sparse:pattern=stride,length=16": lambda n: n * n // 16,  # up to 64 rows of a class are one tile
+    "sparse:pattern=fixed,length=16,summary=4": fixed,
+    "sparse:pattern=summary,length=16,summary=4": summary,
 }
 
 
@@ -82,3 +111,10 @@ def test_counted_and_predicted_flops_are_the_closed_form(variant: str, pairs: Pa
     wanted = 4 * D * H * pairs(n)
     assert count(call(variant, n, causal)).matmul_flops == wanted
     assert predict(lambda: call(variant, n, causal)).matmul_flops == wanted
+
+
+@pytest.mark.parametrize("n", [256, 1024])
+def test_counted_flops_of_the_fixed_pattern_both_ways_are_the_closed_form(n: int) -> None:
+    # Its many small steps are more than a prediction follows.
+    counted = count(call("sparse:pattern=fixed,length=16,summary=4", n, causal=False))
+    assert counted.matmul_flops == 4 * D * H * fixed_both_ways(n)
