@@ -70,7 +70,18 @@ ODD = [
     (NAMED.format(".."), "s.yaml:1: 'name': '..' is not a name"),
     (NAMED.format("'a\\b'"), "s.yaml:1: 'name': 'a\\\\b' is not a name"),
     (NAMED.format('"a\\0"'), "s.yaml:1: 'name': 'a\\x00' is not a name"),
-    (NAMED.format("com1"), "s.yaml:1: 'name': 'com1' is a device on Windows"),
+    *(
+        (NAMED.format(name), f"s.yaml:1: 'name': '{name}' is a device on Windows")
+        for name in ("com1", "Aux.txt", "LPT9")
+    ),
+    (NAMED.format("'a '"), "s.yaml:1: 'name': 'a ' is not a name"),
+    (NAMED.format("a."), "s.yaml:1: 'name': 'a.' ends in a dot, which Windows drops"),
+    (GRID.replace("name: w", "name: nul").format("seq_len: 4"), "s.yaml:2: 'name': 'nul' is a device on Windows"),
+    (GRID.format("seq_len: 4") + GRID.format("seq_len: 4")[8:], "s.yaml:3: key 'sweeps' is given twice"),
+    (
+        GRID.format("seq_len: 4").replace("]", ", {name: W, matrix: {variant: a, seq_len: 4}}]"),
+        "s.yaml:2: two sweeps are",
+    ),
 ]
 
 
