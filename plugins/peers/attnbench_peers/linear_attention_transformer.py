@@ -65,9 +65,9 @@ class PeerCausalBuckets(nn.Module):
     """linear-attention-transformer's causal path in its buckets of 64, the fastest public one in plain PyTorch.
 
     The core alone, q ``(B, H, N, D)``, causal only; N must be whole buckets. It is another operator than causal linear
-    attention with elu + 1, at the same number of operations, so that only time and memory can be compared: features are
-    a softmax and an exponential, and a query sees the buckets before its own and nothing of its own, so that the first
-    64 outputs are 0. Exponentials are not stabilised: keys of 90 give infinity.
+    attention with elu + 1, so that only time and memory can be compared, and with less to do: a query sees the buckets
+    before its own and nothing of its own (the first 64 outputs are 0), so that no pair of tokens is ever formed.
+    Features are a softmax and an exponential, which is not stabilised: keys of 90 give infinity.
     """
 
     BUCKET = 64
