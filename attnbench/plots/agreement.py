@@ -87,9 +87,10 @@ def _scores(rows: pd.DataFrame) -> Agreement:
     mean = whole.groupby("label", as_index=False, sort=False).agg(y=("score", "mean"), y_std=("score_std", "mean"))
     if len(tasks) > 1:
         mean["y_std"] = math.nan  # spreads of several tasks do not average
-    return Agreement(
-        mean.assign(error_kind="", family=""), "score", f"score: mean of {', '.join(tasks) or 'one task'}", math.nan
-    )
+    said = f"score: mean of {', '.join(tasks) or 'one task'}"
+    left_out = rows["label"].nunique() - len(mean)
+    said += f"; {left_out} left out, without a score on each" if left_out else ""
+    return Agreement(mean.assign(error_kind="", family=""), "score", said, math.nan)
 
 
 def _said(rows: pd.DataFrame, at: int, n: int) -> str:

@@ -113,13 +113,16 @@ def _draw(
     about = where(speed.rows[speed.rows["seq_len"] == n], n)
     about.append(agreed.said)
     log = agreed.column in ("rel_error", "max_abs_error")
-    front = _front(points, agreed.trivial, log=log, fast_low=x == "time_median_s")
+    fair = _competing(points, agreed.trivial)
+    front = _front(fair, log=log, fast_low=x == "time_median_s")
+    every = speed.rows.loc[speed.rows["family"] != "reference", "label"].nunique()
+    matched = f"{_FRONT} {len(fair)} of {every} compete, {every - len(fair)} left out."
     # More than two dozen names need a taller page.
     room = 4.3 + 0.13 * max(0, len(points) - 24)
     page = new_page(
         title,
         about,
-        [*([_FRONT] if len(front) > 1 else []), *_notes(points, speed, n)],
+        [*([matched] if len(front) > 1 else []), *_notes(points, speed, n)],
         width=13.6 if overlay else 8.0,
         room=room,
     )
@@ -198,11 +201,16 @@ def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> list[Bb
     return [text.get_window_extent() for text in texts]
 
 
-def _front(points: pd.DataFrame, trivial: float, *, log: bool, fast_low: bool) -> pd.DataFrame:
-    """Rows on the Pareto front, fastest first; reference lines and what is no better than mean(V) do not compete."""
+def _competing(points: pd.DataFrame, trivial: float) -> pd.DataFrame:
+    """Rows with both a speed and an error; reference lines and what is no better than mean(V) are not among them."""
     fair = points[points["kind"].isin(["exact", "measured"]) & (points["family"] != "reference")]
     if math.isfinite(trivial):
         fair = fair[(fair["kind"] == "exact") | (fair["y"] < trivial)]
+    return fair
+
+
+def _front(fair: pd.DataFrame, *, log: bool, fast_low: bool) -> pd.DataFrame:
+    """Of those that compete, the rows on the Pareto front, fastest first."""
     # All exact methods are equally good.
     goodness = (-fair["y"] if log else fair["y"]).where(fair["kind"] != "exact", math.inf)
     return fair.iloc[pareto(list(-fair["x"] if fast_low else fair["x"]), list(goodness))]

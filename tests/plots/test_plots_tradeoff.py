@@ -119,6 +119,28 @@ def test_what_is_fast_but_worse_than_the_mean_is_not_on_the_front(run: Any) -> N
     assert sorted({round(float(x), 6) for x in front.get_xdata()}) == [round(1 / 0.3, 6), 5.0]
 
 
+def test_the_front_joins_what_ran_at_this_length_and_says_how_many_are_left_out(run: Any, words: Words) -> None:
+    rows, error = [], {"sweep": "error", "error_kind": "approximation", "trivial_error": 0.6}
+    for label, time, e in (("performer", 0.3, 0.2), ("bigbird", 0.2, 0.5), ("local", 0.1, 0.4), ("sparse", 0.2, None)):
+        rows.append(run.row(label, time_median_s=time, peak_bytes=1e6))
+        if e:
+            rows.append(run.row(label, rel_error=e, **error))
+        long = {"seq_len": 2048, "sweep": "speed"}
+        if label == "local":
+            rows.append(run.failed("oom", "needs more", label, **long))
+        else:
+            rows.append(run.row(label, time_median_s=2 * time, peak_bytes=1e6, **long))
+    for n, speeds, said in (
+        (1024, [1 / 0.3, 10.0], "3 of 4 compete, 1 left out."),
+        (2048, [1 / 0.6, 2.5], "2 of 4 compete, 2 left out."),
+    ):
+        figure = draw_tradeoff(run.table(rows), n=n)
+        (front,) = [line for line in figure.axes[0].lines if line.get_drawstyle().startswith("steps")]
+        assert sorted({round(float(x), 6) for x in front.get_xdata()}) == [round(x, 6) for x in speeds]
+        assert said in words(figure)
+    assert "Left out at n = 2048 — oom: local — needs more" in words(figure)
+
+
 def test_names_in_a_crowd_are_pushed_apart() -> None:
     figure = Figure(figsize=(6, 4))
     ax = figure.add_axes((0.1, 0.1, 0.8, 0.8))
@@ -182,7 +204,7 @@ def test_a_score_is_the_mean_over_the_tasks_of_those_that_have_all(run: Any) -> 
     assert dict(zip(agreed.rows["label"], agreed.rows["y"], strict=True)) == pytest.approx(
         {"softmax": 0.5, "linear": 0.35}
     )
-    assert agreed.said == "score: mean of listops, text"
+    assert agreed.said == "score: mean of listops, text; 1 left out, without a score on each"
 
 
 @pytest.mark.parametrize("error", [0.0, math.inf, math.nan, 1e-9, 1e12])

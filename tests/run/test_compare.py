@@ -116,6 +116,35 @@ def test_what_fails_only_together_is_said_as_it_was(
     monkeypatch: pytest.MonkeyPatch, failure: CellFailed, status: Status, reason: str
 ) -> None:
     monkeypatch.setattr(MadeUp, "failing", failure)
-    for row in of("softmax", "linear", timeout=7).rows["softmax", "linear"]:
-        assert (row.a.record.status, row.a.record.reason, row.ratio) == (status, reason, None)
+    first, *longer = of("softmax", "linear", timeout=7).rows["softmax", "linear"]
+    assert first.a.record.reason == reason
+    assert {row.a.record.reason for row in longer} == {
+        reason if status is Status.ERROR else "inferred: timeout at n=512 already, so not run"
+    }
+    for row in (first, *longer):
+        assert (row.a.record.status, row.ratio) == (status, None)
         assert row.verdict == f"softmax {status}"
+
+
+@pytest.mark.parametrize("status", [Status.OOM, Status.TIMEOUT])
+def test_a_longer_length_of_what_ran_out_is_not_tried_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, status: Status
+) -> None:
+    asked = []
+
+    class Small(MadeUp):
+        def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+            cells = [Cell.from_json(cell) for cell in request["cells"]]
+            asked.extend((cell.variant.name, cell.shape.N) for cell in cells)
+            if any(cell.variant.name == "softmax" and cell.shape.N >= 1024 for cell in cells):
+                raise CellFailed(status, "too much")
+            return super().ask(request, timeout)
+
+    monkeypatch.setattr(module, "Worker", Small)
+    result = of("softmax", "linear")
+    rows = result.rows["softmax", "linear"]
+    assert [row.a.record.status for row in rows] == [Status.OK, status, status, status]
+    assert [row.a.record.reason for row in rows][2:] == [f"inferred: {status} at n=1024 already, so not run"] * 2
+    assert [row.b.record.status for row in rows] == [Status.OK] * 4
+    assert {n for name, n in asked if name == "softmax"} == {512, 1024}
+    assert all(row.b.time for row in rows)
