@@ -219,9 +219,14 @@ def test_lower_precision_stays_close(dtype: torch.dtype, bound: float) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_memory_grows_with_the_length(training: bool) -> None:
-    def peak(n: int) -> int:
-        module = hyper("block=16,samples=16", n, H=1).float()
+def test_memory_grows_with_the_length_and_not_with_the_halvings(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Tiles of their usual size would hide what depends on the length.
+    monkeypatch.setattr("attnbench.attention.hyperattention_causal.fitting", lambda device: 1 << 13)
+
+    def peak(n: int, block: int) -> int:
+        module = hyper(f"block={block},samples={block}", n, H=1).float()
         inputs = [torch.randn(1, 1, n, 4, requires_grad=training) for _ in range(3)]
 
         def call() -> object:
@@ -230,7 +235,9 @@ def test_memory_grows_with_the_length(training: bool) -> None:
 
         return peak_tensor_bytes(call) or 0
 
-    assert peak(16384) <= 4.4 * peak(4096)
+    few_halvings = peak(2048, 128)
+    assert few_halvings <= 4.4 * peak(512, 128)
+    assert peak(2048, 16) <= 1.05 * few_halvings
 
 
 def test_work_grows_with_the_length_times_its_logarithm() -> None:
