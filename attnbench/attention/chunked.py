@@ -25,7 +25,7 @@ _GPU_TILE = 2**24
 @register(
     "chunked",
     family="exact",
-    source="Rabe and Staats 2021, arXiv:2112.05682; backward: Dao et al. 2022, arXiv:2205.14135",
+    source="Rabe and Staats 2021, arXiv:2112.05682, sections 2-4; Dao et al. 2022, arXiv:2205.14135, algorithm 4",
     formula="oᵢ = Σ_c exp(L_c - L)·softmax(qᵢ·K_cᵀ/√D)·V_c, L_c = log Σ_{j∈c} exp(qᵢ·kⱼ/√D), L = log Σ_c exp(L_c)",
     cost="O(n²·d)",
     time_exponent=2.0,
@@ -40,9 +40,9 @@ class Chunked(CachedDecoding, nn.Module):
     Causal: keys after the last query of a chunk are never touched. Statistics and sums are float32 (float64 for
     float64). A query that sees no key gives 0. A bias of the positions is made tile by tile as well.
 
-    Differs from the paper: the backward pass is FlashAttention's (q, k, v, the output and one L per query are kept,
-    tiles are computed again) instead of checkpointing; a few heads at a time, in tiles of 256 × 2048 instead of
-    1024 × 4096, so that they stay in the cache.
+    Differs from the paper: the backward pass is FlashAttention's, its algorithm 4 (q, k, v, the output and one L per
+    query are kept, tiles are computed again) instead of checkpointing; a few heads at a time, in tiles of 256 × 2048
+    instead of 1024 × 4096, so that they stay in the cache.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class CosineSums(NamedTuple):
 @register(
     "cosformer",
     family="kernel",
-    source="Qin et al. 2022, arXiv:2202.08791",
+    source="Qin et al. 2022, arXiv:2202.08791, section 2",
     formula="w_ij = relu(q_i)·relu(k_j) cos(π(i-j)/2M);  o_i = Σ_j w_ij v_j / Σ_j w_ij",
     cost="O(n·d²)",
     traits=Traits(target="other", decode=True, rows_sum_to_one=False),

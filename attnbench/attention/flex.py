@@ -33,7 +33,7 @@ Mod = Callable[..., Tensor]
 @register(
     "flex",
     family="exact",
-    source="PyTorch flex_attention; Dong et al. 2024, arXiv:2412.05496",
+    source="PyTorch flex_attention; Dong et al. 2024, arXiv:2412.05496, section 3",
     formula="O = softmax(Q·Kᵀ/√D)·V",
     cost="O(n²·d)",
     time_exponent=2.0,

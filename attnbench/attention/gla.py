@@ -22,7 +22,7 @@ from attnbench.variant import No, Traits, register
     "gla",
     kind="mixer",
     family="recurrence",
-    source="Yang et al. 2023, arXiv:2312.06635, section 4",
+    source="Yang et al. 2023, arXiv:2312.06635, section 4, equations 3 and 4",
     formula="S_t = α_tᵀ1 ⊙ S_{t-1} + k_t v_tᵀ,  o_t = q_tᵀ S_t / √D,  α = σ(x W₁W₂ + b)^(1/τ)",
     cost="O(n·d²)",
     traits=Traits(
@@ -39,10 +39,10 @@ class GLA(nn.Module):
     """Linear attention with a learned decay per token and channel, GLA.
 
     Yang et al. 2023, "Gated Linear Attention Transformers with Hardware-Efficient Training". Token t keeps α_t of the
-    state, one number in (0, 1) for each channel of the keys: α = σ(x W₁ W₂ + b)^(1/``temperature``) with W₁ of ``rank``
-    columns. x ``(B, N, C)`` gives q, k, v and a gate r, each by a C × C projection; every head's output goes through a
-    layer norm over its D channels, is multiplied by silu(r), and the output projection follows. ``rank`` and
-    ``temperature`` are the paper's by default.
+    state (equation 3), one number in (0, 1) for each channel of the keys: α = σ(x W₁ W₂ + b)^(1/``temperature``) with
+    W₁ of ``rank`` columns. x ``(B, N, C)`` gives q, k, v and a gate r, each by a C × C projection; every head's output
+    goes through a layer norm over its D channels, is multiplied by silu(r), and the output projection follows. ``rank``
+    and ``temperature`` are the paper's by default.
 
     Pairs within a chunk are products of q and k that carry powers of α up to a token between the two: the middle of
     runs of 8 tokens, and the border of two halves for all others. No power overflows, however small α is; inside a run

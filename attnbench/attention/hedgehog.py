@@ -40,7 +40,7 @@ class SpikyFeatures(FeatureMap):
 @register(
     "hedgehog",
     family="kernel",
-    source="Zhang et al. 2024, arXiv:2402.04347",
+    source="Zhang et al. 2024, arXiv:2402.04347, section 4 and appendix A",
     formula="φ_q(q)ᵀ Σ φ_k(k)vᵀ / φ_q(q)ᵀ Σ φ_k(k),  φ(x) = softmax([Wx, -Wx]),  W learned",
     cost="O(n·d²)",
     traits=Traits(target="learned", decode=True, permutable=True),

@@ -17,7 +17,7 @@ from attnbench.variant import No, Traits, register
 @register(
     "lara",
     family="kernel",
-    source="Zheng et al. 2022, arXiv:2204.04667",
+    source="Zheng et al. 2022, arXiv:2204.04667, authors' code, lara.py",
     formula="Σ_c w_nc Σ_m ξ(k_m,ω_c)v_m / Σ_c w_nc Σ_m ξ(k_m,ω_c),  w_nc = α_nc ξ(q_n,ω_c) N(ω_c;0,I)/N(ω_c;μ_c,I)",
     cost="O(n·R·d)",
     traits=Traits(
@@ -46,9 +46,9 @@ class LARA(nn.Module):
     queries too, with lengths that differ by at most one; with fewer tokens than C each is a run. Where queries and keys
     then have unlike numbers of runs, those beyond the smaller number are dropped.
 
-    Differs from the authors' code: the means are of q and k themselves, without a linear layer and a layer norm, and
-    scaled as q and k are (there μ is not divided by D^¼); ε is drawn in the constructor and stays (there it is drawn
-    anew in training and 0 in evaluation, here ``sampled=false``).
+    Differs from the authors' code: the means are of q and k themselves, without a linear layer and a layer norm, as
+    with its option no-param-pool, and scaled as q and k are (there μ is not divided by D^¼); ε is drawn in the
+    constructor and stays (there it is drawn anew in training and 0 in evaluation, here ``sampled=false``).
     """
 
     def __init__(

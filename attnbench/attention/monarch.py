@@ -23,7 +23,7 @@ _FAR = -1e30  # finite, so that a block without any key makes no NaN
 @register(
     "monarch",
     family="low rank",
-    source="Yaras et al. 2025, arXiv:2505.18698",
+    source="Yaras et al. 2025, arXiv:2505.18698, authors' code, ma_torch.py",
     formula="P = L∘R,  P_(l,j),(k,i) = L_jkl·R_kji,  argmax over L, then R, … of ⟨P, Q·Kᵀ/√D⟩ + entropy(P);  O = P·V",
     cost="O(t·n^1.5·d)",
     time_exponent=1.5,

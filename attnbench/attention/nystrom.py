@@ -19,7 +19,7 @@ from attnbench.variant import No, Traits, register
 @register(
     "nystrom",
     family="low rank",
-    source="Xiong et al. 2021, arXiv:2102.03902",
+    source="Xiong et al. 2021, arXiv:2102.03902, algorithm 1, equations 13-17",
     formula="softmax(Q·K̃ᵀ/√D)·softmax(Q̃·K̃ᵀ/√D)⁺·softmax(Q̃·Kᵀ/√D)·V,  Q̃, K̃ means of runs",
     cost="O(n·R·d + R³)",
     traits=Traits(
@@ -41,9 +41,9 @@ class Nystrom(nn.Module):
     with fewer tokens than R each is its own landmark. 64 landmarks and 6 steps are the paper's. Padding is cut out
     before the runs are formed, in self-attention that of the queries as well.
 
-    - ``pinv=newton``: Z ← Z·(13 - AZ·(15 - AZ·(7 - AZ)))/4 from Aᵀ / (‖A‖₁·‖A‖∞), ``iterations`` times. The number
-      belongs to the operator: few steps leave out the small singular values of A, whose inverses are what makes
-      ``pinv=exact`` far worse where R is below N. Rows of the product sum to 1 only with the exact inverse.
+    - ``pinv=newton``, equation 14: Z ← Z·(13 - AZ·(15 - AZ·(7 - AZ)))/4 from Aᵀ / (‖A‖₁·‖A‖∞), ``iterations`` times.
+      The number belongs to the operator: few steps leave out the small singular values of A, whose inverses are what
+      makes ``pinv=exact`` far worse where R is below N. Rows of the product sum to 1 only with the exact inverse.
     - ``conv`` adds a depthwise convolution of V along the tokens, one learned kernel for each head. Only then is an
       error against softmax attention not that of an approximation.
 

@@ -39,7 +39,7 @@ class Packed(NamedTuple):
 @register(
     "perceiver",
     family="memory",
-    source="Jaegle et al. 2021, arXiv:2103.03206; Ma et al. 2021 (LUNA), arXiv:2106.01540, section 3.1",
+    source="Jaegle et al. 2021, arXiv:2103.03206, section 3.1; Ma et al. 2021 (LUNA), arXiv:2106.01540, section 3.1",
     formula="softmax(Q·(W·K)ᵀ/√D)·(W·V),  W = softmax(L·Kᵀ/√D),  L ∈ ℝ^(R×D) learned",
     cost="O(n·R·d)",
     traits=Traits(target="learned", stochastic=True, decode=True, permutable=True),

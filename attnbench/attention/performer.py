@@ -28,7 +28,7 @@ from attnbench.variant import Traits, register
 @register(
     "performer",
     family="kernel",
-    source="Choromanski et al. 2021, arXiv:2009.14794, lemma 1",
+    source="Choromanski et al. 2021, arXiv:2009.14794, equations 4-7, lemma 1",
     formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = exp(ωx - ‖x‖²/2),  x ← x/D^¼,  ω ~ N(0, I)",
     cost="O(n·R·d)",
     traits=Traits(
@@ -52,10 +52,11 @@ class Performer(FeatureAttention):
     ω ``(R, D)`` for all heads. ``features`` counts rows of ω; trig and hyperbolic make two features of each. The 256
     orthogonal rows of the defaults are the paper's.
 
-    - ``kernel=positive``: exp(ω·x - ‖x‖²/2), lemma 1; ``kernel=hyperbolic``: the same in pairs ±ω. ``kernel=trig``:
-      cos and sin, which suits small logits; its denominators can be near 0 or negative and are left so: read medians.
-    - ``kernel=relu``: max(ω·x, 0) + 0.001, the paper's generalised attention. It approximates another kernel (for
-      Gaussian ω the arc-cosine kernel of order 1), so its error against softmax is only a distance.
+    - ``kernel=positive``: exp(ω·x - ‖x‖²/2), lemma 1 and equation 7; ``kernel=hyperbolic``: the same in pairs ±ω.
+      ``kernel=trig``: cos and sin, which suits small logits; its denominators can be near 0 or negative and are left
+      so: read medians.
+    - ``kernel=relu``: max(ω·x, 0) + 0.001, the paper's generalised attention, equation 5. It approximates another
+      kernel (for Gaussian ω the arc-cosine kernel of order 1), so its error against softmax is only a distance.
     - ``norms=sqrt-d`` (the paper's SMREG) and ``quantile`` (Su Jianlin) are slightly biased, of lower variance.
     - ``eps`` is the paper's stabiliser: added to each exponential after the largest exponent was subtracted, of a
       query over its features, of keys over all that are visible. It pulls every row towards the mean of V, and where

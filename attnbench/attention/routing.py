@@ -22,7 +22,7 @@ from attnbench.variant import No, Traits, register
 @register(
     "routing",
     family="learned pattern",
-    source="Roy et al. 2021, arXiv:2003.05997",
+    source="Roy et al. 2021, arXiv:2003.05997, section 4.1",
     formula="oᵢ = mean over centroids c that pick i of Σ_{j∈K_c} softmax_{j∈K_c}(LN(qᵢ)·LN(kⱼ)/√D) vⱼ",
     cost="O(n·(c + w)·d)",
     time_exponent=1.5,

@@ -32,7 +32,7 @@ _EXTRA = 8
 @register(
     "sdpa",
     family="exact",
-    source="PyTorch scaled_dot_product_attention; Dao et al. 2022, arXiv:2205.14135",
+    source="PyTorch scaled_dot_product_attention; Dao et al. 2022, arXiv:2205.14135, algorithms 2 and 4",
     formula="O = softmax(Q·Kᵀ/√D)·V",
     cost="O(n²·d)",
     time_exponent=2.0,

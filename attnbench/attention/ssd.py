@@ -22,7 +22,7 @@ from attnbench.variant import No, Traits, register
     "ssd",
     kind="mixer",
     family="recurrence",
-    source="Dao and Gu 2024, arXiv:2405.21060",
+    source="Dao and Gu 2024, arXiv:2405.21060, section 6, theorem 6.1",
     formula="y_i = Σ_{j<=i} (C_i·B_j) a_{j+1}···a_i Δ_j x_j,  a_t = exp(-Δ_t·A),  Δ = softplus(W u + b)",
     cost="O(n·d²)",
     traits=Traits(

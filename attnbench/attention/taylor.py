@@ -62,7 +62,7 @@ class TaylorFeatures(FeatureMap):
 @register(
     "taylor",
     family="kernel",
-    source="Arora et al. 2024, arXiv:2402.18668",
+    source="Arora et al. 2024, arXiv:2402.18668, section 4.1, equation 4",
     formula="w_ij = 1 + s + s²/2,  s = q_i·k_j/√D;  o_i = Σ_j w_ij v_j / Σ_j w_ij",
     cost="O(n·d³)",
     traits=Traits(decode=True, permutable=True),

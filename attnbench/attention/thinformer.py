@@ -20,7 +20,7 @@ from attnbench.variant import No, Traits, register
 @register(
     "thinformer",
     family="learned pattern",
-    source="Carrell et al. 2025, arXiv:2502.12063",
+    source="Carrell et al. 2025, arXiv:2502.12063, section 4",
     formula="softmax(Q·K_Sᵀ/√D)·V_S,  S ⊂ keys, |S| ≈ 2^g·√n, by halving under exp(k·k'/√D)·(v·v' + max|v|²)",
     cost="O(2^g·n^1.5·d)",
     time_exponent=1.5,

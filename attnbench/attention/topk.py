@@ -100,7 +100,7 @@ class _Attend(torch.autograd.Function):
 @register(
     "topk",
     family="learned pattern",
-    source="Gupta et al. 2021, arXiv:2106.06899",
+    source="Gupta et al. 2021, arXiv:2106.06899, section 2",
     formula="oᵢ = Σ_{j∈Tᵢ} softmax_{j∈Tᵢ}(qᵢ·kⱼ/√D) vⱼ, Tᵢ the t keys of largest qᵢ·kⱼ",
     cost="O(n²·d)",
     time_exponent=2.0,
@@ -122,8 +122,8 @@ class TopK(nn.Module):
     The operator is that of ``oracle-topk:renormalise=true``, which is written to be plain and stands for the
     best that a sparse method can select; this is the method, at what it costs.
 
-    Differs from the authors' code: the values of the kept keys are summed as a sparse product, not a dense one; no
-    top-k in the feed-forward layer.
+    Differs from the authors' code: the values of the kept keys are summed as a sparse product, as in their
+    AttentionNoCacheSparse, where AttentionNoCache takes a dense one; no top-k in the feed-forward layer.
     """
 
     def __init__(

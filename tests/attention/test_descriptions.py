@@ -13,6 +13,10 @@ from attnbench.variant import VARIANTS, Variant
 
 PACKAGE = [entry for entry in VARIANTS if entry.make.__module__.startswith("attnbench.attention.")]
 
+PLACE = re.compile(r"\b(section|equation|algorithm|theorem|lemma|definition)s? \d|\bappendix [A-Z]\b")
+CODE = re.compile(r"\bauthors' code, \w+\.py\b")
+"""Where the number in the paper is not known for certain."""
+
 
 def description(entry: Variant) -> str:
     return inspect.getdoc(entry.make) or ""
@@ -52,6 +56,18 @@ def test_what_differs_is_a_paragraph_of_its_own(entry: Variant) -> None:
     starts = "Differs from the paper:", "Differs from the papers:", "Differs from the authors' code:"
     (only,) = [text for text in paragraphs if "iffers from" in text]
     assert only.startswith((*starts, "Differs from PyTorch's own call:"))
+
+
+@pytest.mark.parametrize("entry", [entry for entry in PACKAGE if entry.family != "reference"], ids=lambda e: e.name)
+def test_the_source_names_a_place_in_the_paper_or_the_file_of_its_authors(entry: Variant) -> None:
+    assert PLACE.search(entry.source) or CODE.search(entry.source), entry.source
+
+
+def test_places_are_numbers_or_letters_of_appendices() -> None:
+    for place in ("section 3", "sections 2-4", "equations 4 and 7", "theorem 6.1", "lemma 1", "appendix A"):
+        assert PLACE.search(place)
+    for nothing in ("section", "2021, arXiv:2002.11296", "chapter 3", "the appendix"):
+        assert not PLACE.search(nothing)
 
 
 @pytest.mark.parametrize("entry", PACKAGE, ids=lambda entry: entry.name)
