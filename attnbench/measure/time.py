@@ -265,7 +265,7 @@ def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> Tim
             warnings.append(f"noisy: IQR {spread / middle:.0%} of the median; raise --min-time")
         if contaminated:
             kept = "left out" if drop else "kept, too few clean ones"
-            warnings.append(f"{contaminated} of {total} samples disturbed by other processes ({kept})")
+            warnings.append(f"{contaminated} of {total} samples disturbed by other processes ({kept}); close them")
     return TimeSummary(
         median=middle,
         interval=interval_over_rounds(used),

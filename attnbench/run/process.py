@@ -84,7 +84,9 @@ def apply(process: Process, *, threads: int, device: str) -> tuple[Process, list
         return "as-shipped", []
     notes = []
     if not keep_freed_memory():
-        notes.append("the allocator cannot be told to keep memory on this system")
+        notes.append(
+            "the allocator cannot keep memory on this system: times hold page faults; use --process as-shipped"
+        )
     torch.set_float32_matmul_precision("medium")
     if not is_true_float32():
         torch.set_float32_matmul_precision("highest")

@@ -13,7 +13,7 @@ from attnbench import machine
 from attnbench.cell import Cell, Pass
 from attnbench.machine import OtherLoad, noise_warning
 from attnbench.measure.limits import copy_rates, matmul_rate, memory_rate, peak_fraction
-from attnbench.measure.time import TimingRules
+from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.record import Record
 from attnbench.run.execute import run_cell
 from attnbench.shape import Shape
@@ -107,6 +107,20 @@ def test_the_warning_of_noise_names_who_makes_it_and_what_to_do(
     noise: float | None, others: float | None, words: str | None
 ) -> None:
     assert noise_warning(noise, others) == words
+
+
+def test_whoever_is_disturbed_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
+    said = machine.load_warning()
+    assert said is not None
+    assert said.startswith("load 100.0 on ")
+    assert "close other programs" in said
+    quiet, noisy, wild = ([Sample(1.0 + spread * (i % 4), 1) for i in range(16)] for spread in (0.01, 0.08, 0.3))
+    disturbed = [Sample(1.0, 1, switches=10**6)] * 2 + quiet
+    for samples, remedy in ((noisy, "raise --min-time"), (wild, "close other programs"), (disturbed, "close them")):
+        (warning,) = summarise([samples]).warnings
+        assert warning.endswith(f"; {remedy}")
+    assert summarise([quiet]).warnings == ()
 
 
 def test_the_cores_that_others_use_are_those_busy_less_ones_own(

@@ -3,14 +3,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from attnbench.run import isolation
+import attnbench.attention
+import attnbench.inputs  # noqa: F401  # fills the table of inputs
+from attnbench.cell import Cell
+from attnbench.run import isolation, runner
 from attnbench.run.isolation import CellFailed, Settings, Worker, WorkerFailed
+from attnbench.run.plan import Options, make_plan
+from attnbench.run.runner import Watcher, execute
 from attnbench.status import Status
 
 ANSWER = 'import sys\nfor line in sys.stdin: print("{}", flush=True)\n'
@@ -150,3 +156,45 @@ def test_a_process_that_got_away_holds_nothing_up(tmp_path: Path, monkeypatch: p
         assert worker.ask({}, 60.0) == {}
         assert time.monotonic() - started < 10
     os.kill(int((tmp_path / "away").read_text()), signal.SIGKILL)
+
+
+CELLS = """
+import json, sys, time
+from attnbench.cell import Cell
+from attnbench.record import Record
+
+def say(what): print(json.dumps(what), flush=True)
+
+sys.stdin.readline()
+say({"machine_id": "m", "process": "tuned", "process_notes": [], "environment": {"torch": "2"}})
+for line in sys.stdin:
+    time.sleep(0.02)
+    say({"record": Record.of(Cell.from_json(json.loads(line)["cell"]), "ok").to_json(), "samples": None})
+"""
+
+
+def test_kills_of_the_measuring_process_alone_cost_a_row_each_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, CELLS)
+    monkeypatch.setattr(runner, "machine_id", lambda device: "m")
+    suite = tmp_path / "s.yaml"
+    suite.write_text("name: s\nsweeps: [{name: w, measure: [memory], matrix: {variant: linear, seq_len: 1..40+1}}]\n")
+    at = (1, 10, 20, 39)
+
+    class Killer(Watcher):
+        visits = 0
+
+        def visiting(self, cell: Cell) -> None:
+            self.visits += 1
+            if self.visits in at:
+                assert worker._process is not None
+                threading.Timer(0.01, os.kill, (worker._process.pid, signal.SIGKILL)).start()
+
+    plan = make_plan(suite, Options("cpu", out=tmp_path / "out", rounds=1))
+    with Worker(plan.settings) as worker:
+        _, records = execute(plan, Killer(), worker)
+    assert len({record.cell_id for record in records}) == len(records) == 40
+    crashed = [record.reason for record in records if record.status is not Status.OK]
+    assert set(crashed) == {"the measuring process was killed by SIGKILL"}
+    assert 0 < len(crashed) <= len(at)  # fewer where a kill comes late, between two cells

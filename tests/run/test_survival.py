@@ -417,5 +417,9 @@ def test_a_changed_suite_machine_or_method_starts_a_new_run_and_the_same_goes_on
     with monkeypatch.context() as changed:
         changed.setattr(runner, "METHOD_VERSION", runner.METHOD_VERSION + 1)
         seen.add(folder())
-    assert len(seen) == 4
+    plugin = tmp_path / "mine.py"
+    for text in ("a = 1\n", "a = 2\n"):  # a method of one's own has no version but its text
+        plugin.write_text(text)
+        seen.add(folder(plugins=(str(plugin),)))
+    assert len(seen) == 6
     assert folder() in seen
