@@ -42,8 +42,8 @@ class FavorPlusPlus(FeatureAttention):
 
     Likhosherstov et al. 2022, "Chefs' Random Tables": optimal positive random features (OPRF), section 3. With
     x = q/D^¼ and y = k/D^¼, f(x) = (1 - 4A)^(D/4)·exp(A‖ω‖² + √(1 - 4A)·ω·x - ‖x‖²/2) has f(x)·f(y) = exp(x·y) on
-    average for every A < 1/8 (theorem 3.1); A = 0 are the Performer's positive features, and A < 0 bounds f. The A of least
-    variance depends on S = ‖x + y‖² only: with t = (D + 2S + √((D + 2S)² + 8DS)) / 2D it is (1 - t) / 8.
+    average for every A < 1/8 (theorem 3.1); A = 0 are the Performer's positive features, and A < 0 bounds f. The A of
+    least variance depends on S = ‖x + y‖² only: with t = (D + 2S + √((D + 2S)² + 8DS)) / 2D it is (1 - t) / 8.
 
     S is the mean over all pairs of query and key, of each batch entry and head by itself; from means of x, y, ‖x‖² and
     ‖y‖², O(n·d). Gradients pass through it. Padded keys are left out, and where N = M so are the queries at the same
