@@ -14,6 +14,7 @@ from attnbench.units import format_bytes, format_count, format_seconds, parse_by
 if TYPE_CHECKING:
     from attnbench.cell import Cell
     from attnbench.record import Record
+    from attnbench.run.isolation import Worker
     from attnbench.run.plan import Plan
 
 
@@ -76,38 +77,44 @@ def run(
     of_all = {"dtype": dtype, "seed": None if seed is None else str(seed)}
     refuse_early(suite, device=device, overrides=overrides | {axis: one for axis, one in of_all.items() if one})
 
-    import attnbench.attention
-    import attnbench.inputs  # noqa: F401  # fills the table of inputs
-    from attnbench.plugins import load
-    from attnbench.run.plan import Options, make_plan
+    from attnbench.machine import available_cores
+    from attnbench.run.isolation import Settings, Worker
 
-    for source in plugin or []:
-        load(source)
-    options = Options(
-        device=device,
-        dtype=dtype,
-        overrides=overrides,
-        select=select,
-        out=out,
-        plugins=tuple(plugin or ()),
-        threads=threads,
-        seed=seed,
-        cell_timeout=cell_timeout,
-        memory_limit=limit,
-        min_time=min_time,
-        process=process,
-        rounds=rounds,
-        quick=quick,
-        fresh=fresh,
-        retry_failed=retry_failed,
-        invocation=invocation,
-    )
-    plan = make_plan(suite, options)
-    _print_plan(plan)
-    if dry_run:
-        _print_prediction(plan)
-    else:
-        _measure(plan)
+    with Worker(Settings(threads=threads or available_cores())) as worker:
+        if not dry_run:
+            worker.begin()  # it imports torch while this process does
+        import attnbench.attention
+        import attnbench.inputs  # noqa: F401  # fills the table of inputs
+        from attnbench.plugins import load
+        from attnbench.run.plan import Options, make_plan
+
+        for source in plugin or []:
+            load(source)
+        options = Options(
+            device=device,
+            dtype=dtype,
+            overrides=overrides,
+            select=select,
+            out=out,
+            plugins=tuple(plugin or ()),
+            threads=threads,
+            seed=seed,
+            cell_timeout=cell_timeout,
+            memory_limit=limit,
+            min_time=min_time,
+            process=process,
+            rounds=rounds,
+            quick=quick,
+            fresh=fresh,
+            retry_failed=retry_failed,
+            invocation=invocation,
+        )
+        plan = make_plan(suite, options)
+        _print_plan(plan)
+        if dry_run:
+            _print_prediction(plan)
+        else:
+            _measure(plan, worker)
 
 
 def _axis(text: str) -> tuple[str, str]:
@@ -153,7 +160,7 @@ def _print_prediction(plan: Plan) -> None:
     console.line(f"{len(plan.cells)} cells, {unfit} will not fit; nothing was run")
 
 
-def _measure(plan: Plan) -> None:
+def _measure(plan: Plan, worker: Worker) -> None:
     from attnbench.run.runner import Watcher, execute
 
     class Screen(Watcher):
@@ -181,7 +188,7 @@ def _measure(plan: Plan) -> None:
     screen = Screen()
     with console.progress(total=len(plan.cells)) as bar:
         try:
-            folder, records = execute(plan, screen)
+            folder, records = execute(plan, screen, worker)
         except KeyboardInterrupt as stop:
             bar.stop()
             if screen.folder is not None:

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from attnbench.compiled import books
 
@@ -64,6 +64,17 @@ class _NoModules(nullcontext[None]):
     parents = frozenset({"Global"})
 
 
+def _without_compiler(mode: type) -> None:
+    """Call what ``mode`` does directly. torch wraps it lest it be compiled, and imports its compiler to do so.
+
+    That takes a second, and makes every search for garbage slow. Under a mode nothing is compiled here: what is already
+    runs out of its sight (:mod:`attnbench.compiled`).
+    """
+    inner = getattr(mode.__dict__["__torch_dispatch__"], "__wrapped__", None)
+    if inner is not None:
+        inner.__dynamo_disable = inner  # where the wrapper would keep its own, once made
+
+
 def _counter() -> FlopCounterMode:
     counter = FlopCounterMode(display=False, custom_mapping=_MISSING_IN_TORCH)
     counter.mod_tracker = _NoModules()  # type: ignore[assignment]  # the two methods and the attribute that are used
@@ -95,6 +106,10 @@ class _Kernels(TorchDispatchMode):
         elif name == _ONLY_IN_MATH:
             self.names.add("math")
         return func(*args, **(kwargs or {}))
+
+
+for _mode in (_Kernels, _FlopCounterMode):
+    _without_compiler(_mode)
 
 
 def count(call: Callable[[], Any]) -> Counted:

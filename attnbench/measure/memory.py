@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile  # torch.profiler's imports torch's compiler, for a second
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -27,12 +27,11 @@ def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | 
         return _cuda_peak(call, device)
     if device != "cpu":
         return None
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(use_kineto=True, profile_memory=True) as recorded:
         result = call()  # held, so that the output is alive at the end
-    assert recorded.profiler is not None
-    assert recorded.profiler.kineto_results is not None
+    assert recorded.kineto_results is not None
     del result
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     held = peak = 0
     for event in events:

@@ -33,7 +33,7 @@ def main() -> None:
     except Exception as error:
         _answer(answers, {"failed": f"{type(error).__name__}: {error}"})
         return
-    gc.freeze()
+    gc.freeze()  # nothing that is here now will ever be garbage
     gc.enable()
     _answer(answers, state)
     for line in requests:
@@ -43,6 +43,7 @@ def main() -> None:
             os.write(2, f"\n{END_OF_REQUEST}".encode())
         _answer(answers, answer)
         return_freed_memory()
+        gc.freeze()  # what is left after a cell stays for good
 
 
 def _handle(settings: dict[str, Any], state: dict[str, Any], *, do: str, **request: Any) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -100,3 +103,13 @@ def test_the_math_back_end_is_named_though_it_is_no_fused_kernel(grad: bool, cau
     with torch.inference_mode(not grad), sdpa_kernel(SDPBackend.MATH):
         counted = count(lambda: scaled_dot_product_attention(q, q, q, is_causal=causal))
     assert (counted.kernel, counted.matmul_flops) == ("math", 4 * B * H * N * N * D)
+
+
+def test_looking_at_a_call_does_not_import_the_compiler_which_takes_longer_than_a_cell() -> None:
+    code = (
+        "import sys, torch; from attnbench.measure.flops import count; "
+        "from attnbench.measure.memory import peak_tensor_bytes; x = torch.randn(4, 4, requires_grad=True); "
+        "call = lambda: torch.autograd.grad((x @ x).sum(), x); "
+        "count(call); peak_tensor_bytes(call); assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
