@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal
 
 from attnbench.shape import Shape
@@ -80,20 +82,29 @@ class Cell:
         return cls(**data)
 
 
-@lru_cache(maxsize=200_000)
 def _identify(cell: Cell) -> str:
-    parts = (f'"{name}": {_canonical(getattr(cell, name))}' for name in _FIELDS if name != "compile" or cell.compile)
-    canonical = f"[{METHOD_VERSION}, {{{', '.join(parts)}}}]"
+    """Of the cell as JSON with sorted keys; put together from its fields, of which most cells of a suite share most."""
+    fields_of, text = _FORMS[cell.compile]
+    canonical = text % tuple(map(_canonical, fields_of(cell)))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-_FIELDS = tuple(sorted(field.name for field in fields(Cell)))
 
 
 @lru_cache(maxsize=100_000, typed=True)
 def _canonical(part: Any) -> str:
-    """One field as JSON. The cells of a suite share most of theirs."""
-    data = asdict(part) if is_dataclass(part) and not isinstance(part, type) else part
+    data = part
+    if isinstance(part, Shape | Spec | ModelSize):
+        data = {field.name: getattr(part, field.name) for field in fields(part)}
     if isinstance(part, Shape) and part.bias == "none":  # cells from before there were biases keep their names
         del data["bias"]
     return json.dumps(data, sort_keys=True)
+
+
+def _form(names: list[str]) -> tuple[Callable[[Cell], tuple[Any, ...]], str]:
+    """What gives these fields of a cell, and the text into which they are put."""
+    keys = ", ".join(f'"{name}": %s' for name in names)
+    return attrgetter(*names), f"[{METHOD_VERSION}, {{{keys}}}]"
+
+
+_NAMES = sorted(field.name for field in fields(Cell))
+_FORMS = {True: _form(_NAMES), False: _form([name for name in _NAMES if name != "compile"])}
+"""By :attr:`Cell.compile`: cells from before it was there keep their names."""

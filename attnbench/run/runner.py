@@ -7,8 +7,9 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from attnbench.record import Record, inferred
 from attnbench.run.invocation import digest
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.plan import Options, Plan, make_plan
+from attnbench.shape import Shape
 from attnbench.status import STOPPING, Status
 from attnbench.store import RunFolder, find_runs, suite_folder
 from attnbench.suite.schema import Suite
@@ -88,8 +90,7 @@ class _Run:
     def __init__(self, plan: Plan, worker: Worker, state: dict[str, Any], folder: RunFolder, watcher: Watcher) -> None:
         self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
         self.rules = plan.rules
-        self.family = {cell: _family(cell) for cell in plan.cells}
-        self.stopped: dict[str, tuple[int, Status]] = {}
+        self.stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
         """By family: the shortest length that ran out of memory or time."""
         self.records = folder.records()
         self.samples = {cell_id: _earlier(rows) for cell_id, rows in folder.samples().items()}
@@ -141,11 +142,11 @@ class _Run:
     def _in_order(self, cells: Sequence[Cell], round_: int) -> Iterator[Cell]:
         """Shuffled, but shorter lengths of the same thing first, so that a failure can stand for the longer ones."""
         order = random.Random(f"{self.plan.suite.name}{round_}").sample(list(cells), len(cells))
-        waiting: dict[str, list[Cell]] = {}
+        waiting: dict[tuple[object, ...], list[Cell]] = {}
         for cell in sorted(cells, key=lambda one: one.shape.N):
-            waiting.setdefault(self.family[cell], []).append(cell)
+            waiting.setdefault(_family(cell), []).append(cell)
         for cell in order:
-            yield waiting[self.family[cell]].pop(0)
+            yield waiting[_family(cell)].pop(0)
 
     def _visit(self, cell: Cell, round_: int) -> None:
         previous = self.records.get(cell.cell_id)
@@ -201,14 +202,14 @@ class _Run:
 
     def _known(self, cell: Cell) -> Record | None:
         """The outcome of a shorter length of the same thing that ran out of memory or time."""
-        n, status = self.stopped.get(self.family[cell], (cell.shape.N, Status.OK))
+        n, status = self.stopped.get(_family(cell), (cell.shape.N, Status.OK))
         return inferred(cell, n, status, quick=self.rules.quick) if n < cell.shape.N else None
 
     def _note_failure(self, cell: Cell, record: Record) -> None:
         if record.status in STOPPING:
-            known = self.stopped.get(self.family[cell])
+            known = self.stopped.get(_family(cell))
             if known is None or known[0] > cell.shape.N:
-                self.stopped[self.family[cell]] = (cell.shape.N, record.status)
+                self.stopped[_family(cell)] = (cell.shape.N, record.status)
 
     def _store(
         self,
@@ -229,11 +230,13 @@ class _Run:
         self.folder.write_csv(self._rows(), at_most_every=2.0)
 
 
-def _family(cell: Cell) -> str:
+_ALL_BUT_SHAPE = attrgetter(*(field.name for field in fields(Cell) if field.name != "shape"))
+_ALL_BUT_LENGTH = attrgetter(*(field.name for field in fields(Shape) if field.name not in ("seq_len", "kv_len")))
+
+
+def _family(cell: Cell) -> tuple[object, ...]:
     """Everything but the length."""
-    return replace(cell, shape=replace(cell.shape, seq_len=1, kv_len=None, causal=False)).cell_id + str(
-        cell.shape.causal
-    )
+    return _ALL_BUT_SHAPE(cell), _ALL_BUT_LENGTH(cell.shape)
 
 
 def _earlier(rows: Sequence[dict[str, Any]]) -> dict[int, list[Sample]]:

@@ -194,7 +194,7 @@ def _grids(suite: Suite, kind: str) -> Iterator[_Grid]:
 
 
 def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
-    sweep, order = grid.sweep, list(grid.axes)
+    sweep, order, measures = grid.sweep, list(grid.axes), grid.sweep.measures
     size = None
     if sweep.level == "model":
         given = sweep.model.model_dump() if sweep.model else {}
@@ -207,10 +207,11 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
     met_by_kv_len = {M: _rows_met(rows, "kv_len", M) for M in {*grid.axes["kv_len"], *grid.axes["seq_len"]} - {None}}
     shapes: dict[tuple[Any, ...], Shape] = {}
     for chosen in itertools.product(*met):
-        value = {axis: one for axis, (one, _) in zip(order, chosen, strict=True)}
+        values, bits = zip(*chosen, strict=True)
+        value = dict(zip(order, values, strict=True))
         N = value["seq_len"]
         M = value["kv_len"] or N
-        if reduce(operator.and_, (bits for _, bits in chosen), met_by_kv_len[M]):
+        if rows and reduce(operator.and_, bits, met_by_kv_len[M]):
             continue
         sizes = (
             value["batch"],
@@ -239,7 +240,7 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
             device=device,
             inputs=value["inputs"],
             seed=value["seed"],
-            measure=sweep.measures,
+            measure=measures,
             model=size,
             error_draws=sweep.error_draws,
             compile=value["compile"],
