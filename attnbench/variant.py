@@ -10,9 +10,9 @@ A module may have more methods, which other passes and ``attnbench check`` use w
 - ``dense(*inputs, key_mask=None)``: the output of ``forward`` again, written out from the documented formula with
   plain N × M matrices. It is the oracle; the fast path is what is tested.
 - ``begin(*prompt) -> state`` and ``step(state, *token) -> (output, state)``: decoding (``Traits.decode``). Both take
-  the inputs of ``forward``, q, k, v or x: of a prompt of any number of tokens, none included, and of one token. A state
-  is a tuple of tensors, numbers and such tuples. ``step`` leaves the state that it was given usable: the same step twice
-  gives the same output.
+  the inputs of ``forward``, q, k, v or x: of a prompt of any number of tokens, none included, and of one token. A
+  state is a tuple of tensors, numbers and such tuples. ``step`` leaves the state that it was given usable: the same
+  step twice gives the same output.
 - ``tied``: names of parameters of which all layers of a model have the same one.
 - ``position_bias``: the :class:`~attnbench.position_bias.PositionBias` that it adds to the logits, made from
   ``shape.bias``, or None (``Traits.bias``).

@@ -110,5 +110,5 @@ def test_positions_beyond_the_horizon_are_refused() -> None:
 
 
 def test_the_state_has_two_rows_per_channel() -> None:
-    module, (_, k, v) = CosFormer(CAUSAL), qkv(CAUSAL)
+    module, (q, k, v) = CosFormer(CAUSAL), qkv(CAUSAL)
     assert module.begin(q, k, v).sums.shape == (2, 3, 8, 5)

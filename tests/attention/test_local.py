@@ -157,7 +157,7 @@ def test_decoding_gives_what_forward_gives_however_many_tokens_were_expected(spe
 )
 def test_decoding_keeps_the_window_and_no_more(spec: str, kept: int) -> None:
     f = build(spec, Shape(1, 1, 40, 4, causal=True))
-    _, k, v = (x.detach() for x in draw(30, 1, 1))
+    q, k, v = (x.detach() for x in draw(30, 1, 1))
     state = f.begin(q, k, v)
     for _ in range(10):
         _, state = f.step(state, k[:, :, :1], k[:, :, :1], v[:, :, :1])
@@ -166,7 +166,7 @@ def test_decoding_keeps_the_window_and_no_more(spec: str, kept: int) -> None:
 
 def test_the_prompt_is_not_written_to() -> None:
     f = build("local:window=3", Shape(1, 1, 20, 4, causal=True))
-    _, k, v = (x.detach() for x in draw(4, 1, 1))
+    q, k, v = (x.detach() for x in draw(4, 1, 1))
     copies = k.clone(), v.clone()
     state = f.begin(q, k, v)
     for _ in range(9):

@@ -124,7 +124,7 @@ def test_the_mean_of_a_block_is_that_of_its_real_keys(causal: bool) -> None:
 
 
 def test_decoding_keeps_complete_blocks_and_the_open_one() -> None:
-    _, k, v = qkv()
+    q, k, v = qkv()
     module = compressed(causal=True)
     state = module.begin(q, k, v)
     assert state.blocks.length == 7

@@ -94,7 +94,7 @@ def test_large_keys_at_the_end_of_a_chunk_leave_earlier_rows_as_they_were(scale:
 def test_decoding_holds_one_average_for_each_latent_however_long_the_prompt() -> None:
     module = perceiver(64, causal=True)
     for n in (0, 5, 64):
-        _, k, v = qkv(64)
+        q, k, v = qkv(64)
         state = module.begin(q[:, :, :n], k[:, :, :n], v[:, :, :n])
         assert [tuple(x.shape) for x in state] == [(2, 3, 4, 1), (2, 3, 4, 1), (2, 3, 4, 5), (2, 3, 4, 5)]
 

@@ -329,7 +329,7 @@ def test_decoding_goes_on_beyond_the_length_it_was_built_for() -> None:
 
 
 def test_chunks_of_the_paper_cannot_decode() -> None:
-    _, k, v = draw(8)
+    q, k, v = draw(8)
     with pytest.raises(Unsupported, match="borders"):
         reformer("members=chunk", 8, causal=True).begin(q, k, v)
 

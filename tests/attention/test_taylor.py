@@ -97,7 +97,7 @@ def test_cross_attention_equals_the_series() -> None:
 
 
 def test_the_state_does_not_grow() -> None:
-    module, (_, k, v) = Taylor(CAUSAL), qkv(CAUSAL)
+    module, (q, k, v) = Taylor(CAUSAL), qkv(CAUSAL)
     assert [x.shape for x in module.begin(q, k, v)] == [
         x.shape for x in module.begin(q[:, :, :1], k[:, :, :1], v[:, :, :1])
     ]
