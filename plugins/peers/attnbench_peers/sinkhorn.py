@@ -23,6 +23,7 @@ from attnbench.variant import No, Traits, register
         causal=No("the causal form is another module, with two kinds of heads and learned null keys"),
         cross=No("blocks of queries and keys stand side by side"),
         key_padding=No("not offered by this adapter"),
+        stochastic=True,
         dtypes=("float32", "float64"),
     ),
     settings=("block=1",),  # check takes 23 tokens
@@ -30,20 +31,28 @@ from attnbench.variant import No, Traits, register
 class PeerSinkhorn(nn.Module):
     """sinkhorn-transformer's SinkhornAttention: wrong, since its sorted values are the sorted keys.
 
-    The core alone, q ``(B, H, N, D)``; N must be whole blocks. ``check`` finds it by the law "average": v = 1 does not
-    give 1; and v = 0 does not give 0. As it comes there is no Sinkhorn normalisation either: each block takes the one
-    block of largest mean q · mean k, weighted by its softmax.
+    The core alone, q ``(B, H, N, D)``; N must be whole blocks. Scores, temperature and number of iterations are those
+    of ``sinkhorn``. ``check`` finds the fault by the law "average": v = 1 does not give 1 (and v = 0 does not give 0).
+
+    Where it differs besides: scores go through log(max(0, ·) + 1e-6) and get Gumbel noise in every call, so that two
+    calls differ; iterations end with the columns, so that weights of a row do not sum to 1.
     """
 
     def __init__(
-        self, shape: Shape, *, block: Annotated[int, Field(ge=1, description="tokens per block")] = 64
+        self,
+        shape: Shape,
+        *,
+        block: Annotated[int, Field(ge=1, description="tokens per block")] = 64,
+        iterations: Annotated[int, Field(ge=1, description="Sinkhorn normalisations of rows and columns")] = 8,
     ) -> None:
         super().__init__()
         from sinkhorn_transformer.sinkhorn_transformer import SinkhornAttention
 
         if shape.N % block:
             raise Unsupported(f"n = {shape.N} is not a whole number of blocks of {block}")
-        self.peer = SinkhornAttention(block, shape.C, shape.D, shape.H, shape.N)
+        self.peer = SinkhornAttention(
+            block, shape.C, shape.D, shape.H, shape.N, non_permutative=False, sinkhorn_iter=iterations
+        )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         out: Tensor = self.peer(q, k, v)
