@@ -9,7 +9,8 @@ from dataclasses import replace
 from attnbench.cell import Cell
 from attnbench.measure.flops import Prediction, move_fake, predict
 from attnbench.record import one_line
-from attnbench.run.execute import prepare, status_of
+from attnbench.run.call import prepare
+from attnbench.run.execute import status_of
 
 
 def estimate(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Prediction]]:

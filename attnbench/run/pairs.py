@@ -17,7 +17,8 @@ from attnbench.machine import NOISY
 from attnbench.measure.statistics import FEWEST, expected_half_width, noise_floor
 from attnbench.measure.time import Sample, Stopwatch, TimingRules, checked, garbage_collection_off, measure_time
 from attnbench.record import Record
-from attnbench.run.execute import Call, prepare, run_cell, status_of, stopwatch
+from attnbench.run.call import Call, prepare
+from attnbench.run.execute import run_cell, status_of, stopwatch
 from attnbench.status import Status
 
 NOISE_TIME = 0.3

@@ -19,8 +19,9 @@ from attnbench.compiled import compiling
 from attnbench.errors import Unsupported
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record
+from attnbench.run.call import prepare
 from attnbench.run.estimate import estimate
-from attnbench.run.execute import prepare, run_cell
+from attnbench.run.execute import run_cell
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.status import Status
