@@ -109,7 +109,7 @@ def refused_or_done(arguments: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 def nothing_selected(*more: str) -> list[str]:
     """A command that reads and checks all there is to a suite and then has nothing to do."""
-    return ["run", "s.yaml", "--device", "cpu", "-k", "no-such-cell", *more]
+    return ["run", "s.yaml", "--dry-run", "--device", "cpu", "-k", "no-such-cell", *more]
 
 
 @some_cases
@@ -138,7 +138,9 @@ def test_any_value_of_an_axis_ends_the_command_with_code_2(
 @some_cases
 @given(TEXTS)
 def test_any_name_of_a_suite_ends_the_command_with_code_2(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    assert refused_or_done(["run", "--device", "cpu", "-k", "no-such-cell", "--", text], capsys) is Exit.USAGE
+    assert (
+        refused_or_done(["run", "--dry-run", "--device", "cpu", "-k", "no-such-cell", "--", text], capsys) is Exit.USAGE
+    )
     assert files(Path.cwd().parent) == {}
 
 
