@@ -103,7 +103,10 @@ def _typed(column: pd.Series[str], kind: type, name: str, file: Path) -> pd.Seri
     try:
         if kind is str:
             # The writer puts ' before what a spreadsheet would run as a formula.
-            return column.fillna("").str.replace(rf"^'(?={FORMULA})", "", regex=True).astype(object)
+            text = column.fillna("").astype(object)
+            marked = text.str.startswith("'")
+            text[marked] = text[marked].str.replace(rf"^'(?={FORMULA})", "", regex=True)
+            return text
         if kind is bool:
             flags = column.map({"True": True, "False": False, "true": True, "false": False})
             if flags.isna().any():

@@ -55,6 +55,8 @@ class Pair:
 
 def pairs(frame: pd.DataFrame) -> list[Pair]:
     """Each row of a variant ``peer.NAME`` or ``peer.NAME.PACKAGE`` beside those of NAME in the same circumstances."""
+    if not frame["variant"].str.startswith(PREFIX).any():
+        return []
     keys = [*SAME, "inputs", "seq_len", "kv_len"]
     rows = timed(frame).to_dict("records")
     own: dict[tuple[Any, ...], list[dict[Hashable, Any]]] = {}

@@ -207,11 +207,10 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
     met_by_kv_len = {M: _rows_met(rows, "kv_len", M) for M in {*grid.axes["kv_len"], *grid.axes["seq_len"]} - {None}}
     shapes: dict[tuple[Any, ...], Shape] = {}
     for chosen in itertools.product(*met):
-        values, bits = zip(*chosen, strict=True)
-        value = dict(zip(order, values, strict=True))
+        value = {axis: one for axis, (one, _) in zip(order, chosen, strict=True)}
         N = value["seq_len"]
         M = value["kv_len"] or N
-        if rows and reduce(operator.and_, bits, met_by_kv_len[M]):
+        if rows and reduce(operator.and_, (bits for _, bits in chosen), met_by_kv_len[M]):
             continue
         sizes = (
             value["batch"],
