@@ -210,7 +210,7 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
         value = {axis: one for axis, (one, _) in zip(order, chosen, strict=True)}
         N = value["seq_len"]
         M = value["kv_len"] or N
-        if rows and reduce(operator.and_, (bits for _, bits in chosen), met_by_kv_len[M]):
+        if bool(rows) and reduce(operator.and_, (bits for _, bits in chosen), met_by_kv_len[M]):
             continue
         sizes = (
             value["batch"],
