@@ -94,8 +94,13 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 def data(value: Any) -> None:
-    """JSON on stdout, never styled."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """JSON on stdout, never styled; where the encoding has no √, escaped, since data is not lost for looks."""
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    try:
+        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=not unicode, allow_nan=False) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads it, which does not change how the command ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def table(
