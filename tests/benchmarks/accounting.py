@@ -1,0 +1,68 @@
+"""A plug-in that notes in the file $ACCOUNTING when a run measures first, and how long measured calls took so far.
+
+A line is ``[seconds since the epoch, seconds in calls of cells, seconds in calls that measure the machine]``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import attnbench.measure.error as error
+import attnbench.measure.limits as limits
+import attnbench.run.execute as execute
+import attnbench.run.pairs as pairs
+
+spent = {"cells": 0.0, "machine": 0.0}
+
+
+def note() -> None:
+    with Path(os.environ["ACCOUNTING"]).open("a") as file:
+        file.write(json.dumps([time.time(), spent["cells"], spent["machine"]]) + "\n")
+
+
+def timed(call: Callable[..., Any], on: str) -> Callable[..., Any]:
+    def run(*args: Any, **named: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return call(*args, **named)
+        finally:
+            spent[on] += time.perf_counter() - start
+
+    return run
+
+
+def noted(call: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **named: Any) -> Any:
+        note()
+        try:
+            return call(*args, **named)
+        finally:
+            note()
+
+    return run
+
+
+real_prepare, real_build = execute.prepare, error.build
+
+
+def prepare(*args: Any, **named: Any) -> execute.Call:
+    call = real_prepare(*args, **named)
+    return replace(call, run=timed(call.run, "cells"))
+
+
+def build(*args: Any, **named: Any) -> Any:
+    module = real_build(*args, **named)
+    module.forward = timed(module.forward, "cells")
+    return module
+
+
+execute.prepare, error.build = prepare, build
+execute.run_cell = noted(execute.run_cell)
+for module, name in ((pairs, "measure_noise"), (limits, "matmul_rate"), (limits, "copy_rates")):
+    setattr(module, name, noted(timed(getattr(module, name), "machine")))

@@ -1,0 +1,155 @@
+"""How long the tool itself takes, beside what it is about, on a machine with nothing else to do. See `make selfcheck`.
+
+Each figure is the least of several, taken in turn with what it is compared with. SELFCHECK_TURNS=2 is a quick look.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attnbench.attention
+import attnbench.inputs  # noqa: F401  # fills the table of inputs
+from attnbench.cell import Cell
+from attnbench.record import COLUMNS, Record
+from attnbench.run.plan import Options, make_plan
+from attnbench.run.runner import _run_key
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+from attnbench.status import Status
+from attnbench.suite.messages import Origin
+from attnbench.suite.schema import Suite
+
+TURNS = int(os.environ.get("SELFCHECK_TURNS", "10"))
+ACCOUNTING = str(Path(__file__).with_name("accounting.py"))
+TOOL = (sys.executable, "-m", "attnbench")
+COMPLETION = {"_ATTNBENCH_COMPLETE": "complete_bash", "COMP_WORDS": "attnbench compare perf", "COMP_CWORD": "2"}
+
+
+def seconds(command: Sequence[str], environment: Mapping[str, str] | None = None) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **(environment or {})})
+    return time.perf_counter() - start
+
+
+def accounts(out: Path, *arguments: str) -> tuple[float, float, list[list[float]]]:
+    """A run of quick: when it began, how long it took, and the lines of accounting.py."""
+    file = out / "accounts.jsonl"
+    out.mkdir()
+    start = time.time()
+    command = [*TOOL, "run", "quick", "--device", "cpu", "--out", str(out / "results"), "--plugin", ACCOUNTING]
+    took = seconds([*command, *arguments], {"ACCOUNTING": str(file)})
+    return start, took, [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_help_and_completion_take_at_most_120_milliseconds() -> None:
+    commands = {
+        "bare python": [sys.executable, "-c", "pass"],
+        "import typer": [sys.executable, "-c", "import typer"],
+        "--help": [*TOOL, "--help"],
+        "plot --help": [*TOOL, "plot", "--help"],
+        "completion": list(TOOL),
+    }
+    least = dict.fromkeys(commands, float("inf"))
+    for _ in range(2 * TURNS):
+        for name, command in commands.items():
+            least[name] = min(least[name], seconds(command, COMPLETION if name == "completion" else None))
+    python, typer, *ours = least.values()
+    for name, took in least.items():
+        print(
+            f"\n{name}: {took * 1e3:.0f} ms, {took / python:.1f} × bare python, {took / typer:.1f} × import typer",
+            end="",
+        )
+    assert max(ours) <= 0.12
+
+
+def test_a_run_measures_within_a_fifth_of_a_second_of_importing_torch(tmp_path: Path) -> None:
+    torch, measuring, cell = [], [], []
+    for turn in range(max(2, TURNS // 2)):
+        torch.append(seconds([sys.executable, "-c", "import torch"]))
+        start, _, lines = accounts(tmp_path / str(turn), "-k", "operators/identity", "--quick")
+        measuring.append(lines[0][0] - start)
+        begun = [at for at, _, machine in lines if machine == lines[-1][2]]  # after the machine, which ends the first
+        cell.append(begun[1] - start)
+    print(
+        f"\nimport torch {min(torch):.2f} s; the first measurement of the machine after {min(measuring):.2f} s, "
+        f"of a cell after {min(cell):.2f} s"
+    )
+    assert min(measuring) <= min(torch) + 0.2
+
+
+def test_three_quarters_of_a_quick_run_are_measured_and_warm_up_calls(tmp_path: Path) -> None:
+    _, took, lines = accounts(tmp_path / "run")
+    _, cells, machine = lines[-1]
+    print(f"\nquick: {took:.1f} s, {cells / took:.0%} in calls of cells, {machine / took:.0%} in measuring the machine")
+    assert cells + machine >= 0.75 * took
+
+
+def test_a_hundred_thousand_cells_are_expanded_and_planned_in_two_seconds() -> None:
+    matrix = {"variant": ["softmax", "sdpa"], "seq_len": "1..5000+1", "heads": "1..10+1"}
+    suite = Suite.of({"name": "many", "sweeps": [{"name": "all", "matrix": matrix}]}, Origin())
+    start = time.perf_counter()
+    plan = make_plan(suite, Options(device="cpu"))
+    _run_key(plan, "machine")
+    took = time.perf_counter() - start
+    print(f"\n{len(plan.cells)} cells: {took:.2f} s")
+    assert len(plan.cells) == 100_000
+    assert took < 2
+
+
+def test_ten_thousand_rows_are_drawn_in_three_seconds(tmp_path: Path) -> None:
+    many(tmp_path / "results.csv")
+    took = [seconds([*TOOL, "plot", str(tmp_path)]) for _ in range(max(2, TURNS // 2))]
+    drawn = sorted(path.name for path in (tmp_path / "plots").iterdir())
+    print(f"\n10000 rows: {min(took):.2f} s for {', '.join(drawn)}")
+    assert "tradeoff.svg" in drawn
+    assert min(took) < 3
+
+
+def many(path: Path) -> None:
+    """A table of twenty variants at twenty lengths and five numbers of heads, with five seeds."""
+    names = ("softmax", "chunked", "sdpa", "identity", "mean-value", "local", "sparse", "longformer", "etc", "bigbird")
+    names += (
+        "reformer",
+        "routing",
+        "sinkhorn",
+        "topk",
+        "linformer",
+        "nystrom",
+        "linear",
+        "efficient",
+        "performer",
+        "rfa",
+    )
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for heads, seed in ((heads, seed) for heads in range(4, 9) for seed in range(5)):
+            for at, name in enumerate(names):
+                for n in range(256, 256 * 21, 256):
+                    cell = Cell("many", "all", Spec(name), Shape(heads=heads, seq_len=n), seed=seed)
+                    second = n * (1 + at) * 1e-6
+                    record = Record.of(
+                        cell,
+                        Status.OK,
+                        time_median_s=second,
+                        time_ci_low_s=0.98 * second,
+                        time_ci_high_s=1.02 * second,
+                        examples_per_s=1 / second,
+                        tokens_per_s=n / second,
+                        peak_bytes=1000 * n,
+                        matmul_flops=1000 * n,
+                        error_kind="approximation",
+                        rel_error=0.01 * (1 + at),
+                        trivial_error=0.8,
+                        process="tuned",
+                        threads=1,
+                    )
+                    row = record.to_json()
+                    writer.writerow(["" if row[column] is None else row[column] for column in COLUMNS])
