@@ -124,7 +124,8 @@ class RunFolder:
         """Append rows to a JSON-lines file: one write, then fsync."""
         data = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
         try:
-            handle = os.open(self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            handle = os.open(self.path / name, flags, mode=0o644)
             try:
                 whole = os.fstat(handle).st_size
                 try:

@@ -382,6 +382,7 @@ def test_the_unfinished_table_of_a_killed_run_is_removed(tmp_path: Path, attnben
     assert attnbench().code == 0
     assert not (folder / ".results.csv.abc").exists()
     assert (folder / "results.csv").read_text().count("\n") == 21
+    assert not [path for path in folder.iterdir() if path.stat().st_mode & 0o111]
 
 
 @pytest.mark.parametrize("streams", [[1], [2], [1, 2]])
