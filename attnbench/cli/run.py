@@ -83,33 +83,36 @@ def run(
     with Worker(Settings(threads=threads or available_cores())) as worker:
         if not dry_run:
             worker.begin()  # it imports torch while this process does
-        import attnbench.attention
-        import attnbench.inputs  # noqa: F401  # fills the table of inputs
-        from attnbench.plugins import load
-        from attnbench.run.plan import Options, make_plan
+        from attnbench.measure.time import garbage_collection_off
 
-        for source in plugin or []:
-            load(source)
-        options = Options(
-            device=device,
-            dtype=dtype,
-            overrides=overrides,
-            select=select,
-            out=out,
-            plugins=tuple(plugin or ()),
-            threads=threads,
-            seed=seed,
-            cell_timeout=cell_timeout,
-            memory_limit=limit,
-            min_time=min_time,
-            process=process,
-            rounds=rounds,
-            quick=quick,
-            fresh=fresh,
-            retry_failed=retry_failed,
-            invocation=invocation,
-        )
-        plan = make_plan(suite, options)
+        with garbage_collection_off():  # none of what is imported is garbage, and to look through it takes long
+            import attnbench.attention
+            import attnbench.inputs  # noqa: F401  # fills the table of inputs
+            from attnbench.plugins import load
+            from attnbench.run.plan import Options, make_plan
+
+            for source in plugin or []:
+                load(source)
+            options = Options(
+                device=device,
+                dtype=dtype,
+                overrides=overrides,
+                select=select,
+                out=out,
+                plugins=tuple(plugin or ()),
+                threads=threads,
+                seed=seed,
+                cell_timeout=cell_timeout,
+                memory_limit=limit,
+                min_time=min_time,
+                process=process,
+                rounds=rounds,
+                quick=quick,
+                fresh=fresh,
+                retry_failed=retry_failed,
+                invocation=invocation,
+            )
+            plan = make_plan(suite, options)
         _print_plan(plan)
         if dry_run:
             _print_prediction(plan)
