@@ -54,6 +54,24 @@ def test_a_worker_killed_while_it_sets_itself_up_is_started_again(
     assert len(list(tmp_path.glob("started.*"))) == 3
 
 
+ECHO = "import sys; print(sys.stdin.readline(), flush=True); sys.stdin.readline()"
+
+
+@pytest.mark.parametrize("lives", [(ECHO,), (KILLED, ECHO)])
+def test_a_process_that_begins_early_is_told_the_settings_later_and_replaced_if_it_died_meanwhile(
+    lives: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, *lives)
+    with Worker(Settings()) as worker:
+        worker.begin()
+        while not list(tmp_path.glob("started.*")):
+            time.sleep(0.01)
+        worker.settings = Settings(dtypes=("float64",))
+        assert worker.start()["dtypes"] == ["float64"]
+        assert worker.start() is worker.state
+    assert len(list(tmp_path.glob("started.*"))) == len(lives)
+
+
 def test_a_worker_that_never_lives_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(tmp_path, monkeypatch, KILLED)
     with Worker(Settings()) as worker, pytest.raises(WorkerFailed, match=r"did not start: .* killed by SIGKILL"):
