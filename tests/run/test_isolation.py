@@ -216,3 +216,21 @@ def test_kills_of_the_measuring_process_alone_cost_a_row_each_and_the_run_goes_o
     crashed = [record.reason for record in records if record.status is not Status.OK]
     assert set(crashed) == {"the measuring process was killed by SIGKILL"}
     assert 0 < len(crashed) <= len(at)  # fewer where a kill comes late, between two cells
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_the_compilers_that_torch_keeps_stay_until_the_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = "[sys.executable, '-c', 'import time; time.sleep(60)', 'torch/_inductor/compile_worker/__main__.py']"
+    begin = f"import subprocess, sys\nopen('left', 'w').write(str(subprocess.Popen({compiler}).pid))\n"
+    stand_in(tmp_path, monkeypatch, begin + ANSWER)
+    with Worker(Settings()) as worker:
+        worker.start()
+        worker.ask({}, 10.0)
+        time.sleep(0.1)
+        assert not is_over((tmp_path / "left").read_text())
+    deadline = time.monotonic() + 2
+    while not is_over((tmp_path / "left").read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
