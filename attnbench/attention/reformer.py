@@ -70,8 +70,8 @@ class Reformer(nn.Module):
     gives what the shorter one gives; padded positions give 0.
 
     Decoding needs ``members=bucket``, whose pairs no later token changes: all keys and values are kept, and rings of
-    the latest positions in each bucket, so that a token costs O(rounds·chunk·D) whatever the length. Buckets are then
-    as many as ``forward`` makes at ``shape.N`` tokens.
+    the latest positions in each bucket, so that a token costs O(rounds·chunk·D) however many came before, beside a
+    copy of one counter for each bucket. Buckets are then as many as ``forward`` makes at ``shape.N`` tokens.
 
     Differs from the authors' code: rotations are drawn once and shared by the heads; the first chunk does not look
     back to the last; any N (the last chunk is filled up with empty slots); by default n / chunk buckets, where the

@@ -269,3 +269,11 @@ def test_biases_limit_the_length_where_they_belong_to_positions() -> None:
     full = make("factors=2", Shape(1, 2, 6, 2, causal=True))
     with pytest.raises(Unsupported, match="at most 6"):
         full.step(full.begin(tokens(1, 6, 4)), tokens(1, 1, 4))
+
+
+@pytest.mark.parametrize("options", ["factors=64", "factors=0", "mode=conv,kernel=99"])
+def test_biases_are_drawn_with_variance_one(options: str) -> None:
+    module = make(options, Shape(1, 16, 200, 4))
+    with torch.no_grad():
+        biases = module.rows @ module.columns.mT if options == "factors=64" else module.w
+    assert biases.var().item() == pytest.approx(1, rel=0.2)

@@ -164,3 +164,9 @@ def test_many_heads_in_one_step_give_what_one_at_a_time_gives(n: int, monkeypatc
     output = f(*inputs)
     for got, wanted in zip([output, *torch.autograd.grad((output * weight).sum(), inputs)], expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-13)
+
+
+def test_rows_beyond_the_last_real_token_give_zero() -> None:
+    out = made(20, 3, 1)(*draw(20), key_mask=(torch.arange(20) < 13).expand(2, -1))
+    assert not out[:, :, 13:].any()
+    assert out[:, :, :13].abs().amax(-1).min() > 0

@@ -225,3 +225,12 @@ def test_on_a_gpu_equals_the_dense_formula(dtype: torch.dtype, bound: float) -> 
     grads, wants = torch.autograd.grad(output.sum(), leaves), torch.autograd.grad(exact.sum(), exact_leaves)
     for grad, want in zip(grads, wants, strict=True):
         assert relative_error(grad.cpu(), want) < 3 * bound
+
+
+def test_one_number_per_query_is_kept_beside_inputs_and_output_for_the_backward_pass() -> None:
+    q, k, v = (x.requires_grad_() for x in draw(M))
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        out = Chunked(Shape(B, H, N, D, M), query_chunk=3, key_chunk=4)(q, k, v)
+    numbers = {x.data_ptr(): x.numel() for x in kept}
+    assert sum(numbers.values()) == q.numel() + k.numel() + v.numel() + out.numel() + B * H * N

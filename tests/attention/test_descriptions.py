@@ -18,6 +18,21 @@ CODE = re.compile(r"\bauthors' code, \w+\.py\b")
 """Where the number in the paper is not known for certain."""
 
 
+PUBLISHED = {
+    "longformer": {"window": 256},  # 512 on both sides together
+    "bigbird": {"block": 64, "random_blocks": 3},
+    "clustered": {"bits": 32, "iterations": 10},
+    "hyperattention": {"block": 256, "samples": 256, "bits": 7},
+    "nystrom": {"landmarks": 64},
+    "skyformer": {"ridge": 0.1},
+    "performer": {"features": 256, "projection": "orthogonal"},
+    "gla": {"rank": 16, "temperature": 16.0},
+    "memory-compressed": {"compression": 3},
+    "pooling": {"pool": 3},
+}
+"""Options whose defaults are the authors'."""
+
+
 def description(entry: Variant) -> str:
     return inspect.getdoc(entry.make) or ""
 
@@ -68,6 +83,13 @@ def test_places_are_numbers_or_letters_of_appendices() -> None:
         assert PLACE.search(place)
     for nothing in ("section", "2021, arXiv:2002.11296", "chapter 3", "the appendix"):
         assert not PLACE.search(nothing)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_defaults_that_a_description_calls_those_of_the_paper_or_its_code_are(name: str) -> None:
+    entry = VARIANTS.get(name)
+    assert re.search(r"the paper's|the authors' code|in the paper", description(entry))
+    assert {option: entry.options[option].default for option in PUBLISHED[name]} == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("entry", PACKAGE, ids=lambda entry: entry.name)

@@ -118,3 +118,15 @@ def test_without_tables_the_error_is_one_of_an_approximation() -> None:
     entry = VARIANTS.get("etc")
     assert entry.target(parse_spec("etc")) == "other"
     assert entry.target(parse_spec("etc:max_distance=0")) == "softmax"
+
+
+def test_as_many_global_tokens_as_there_are_or_more_is_all_of_them() -> None:
+    inputs = draw(6)
+    out = build("etc:window=1,global_tokens=9,max_distance=0", Shape(2, 2, 6, 4))(*inputs)
+    torch.testing.assert_close(out, exact_attention(*inputs))
+
+
+def test_tables_are_drawn_small() -> None:
+    (tables,) = (p.detach() for p in build("etc:max_distance=200", Shape(1, 8, 16, 16)).parameters())
+    assert float(tables.mean()) == pytest.approx(0, abs=2e-4)
+    assert float(tables.std()) == pytest.approx(0.02, rel=0.02)

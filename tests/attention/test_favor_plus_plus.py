@@ -203,3 +203,15 @@ def test_features_are_bounded_where_those_of_the_performer_are_not() -> None:
         bound *= math.exp(((1 - 4 * A) / (-4 * A) - 0.5) * square)
     assert max(bounded) <= bound
     assert growing[2] > 1e6 * bound
+
+
+def test_the_causal_spread_is_the_mean_for_standard_normal_inputs() -> None:
+    q, k, _ = (x.expand(*x.shape) for x in qkv(Shape(1, 1, 4000, 8)))
+    x, y = q[0, 0] * 8**-0.25, k[0, 0] * 8**-0.25
+    assert float((x + y).square().sum(1).mean()) == pytest.approx(2 * 8**0.5, rel=0.05)
+    inputs = qkv(CAUSAL)
+    torch.manual_seed(0)
+    default = FavorPlusPlus(CAUSAL, features=16).double()
+    torch.manual_seed(0)
+    told = FavorPlusPlus(CAUSAL, features=16, spread=2 * 8**0.5).double()
+    torch.testing.assert_close(default(*inputs), told(*inputs))

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from attnbench.attention import flex
 from attnbench.attention.flex import Flex
@@ -193,3 +195,29 @@ def test_on_a_gpu_equals_the_reference_with_gradients(causal: bool) -> None:
     got, want = torch.autograd.grad(output, (q, k, v), grad), torch.autograd.grad(exact, (q, k, v), grad.double())
     for one, other in zip(got, want, strict=True):
         assert relative_error(one, other) < 5e-3
+
+
+@pytest.mark.parametrize(("filled", "blocks"), [(1, 1), (128, 1), (129, 2), (300, 3)])
+def test_a_decoding_step_reads_the_blocks_that_are_filled(
+    filled: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def run(
+        self: Flex, q: Tensor, k: Tensor, v: Tensor, mod: object, mask: Callable[[], BlockMask], pairs: int
+    ) -> Tensor:
+        made = mask()
+        assert made.full_kv_num_blocks is not None
+        read.append(int(made.kv_num_blocks.sum() + made.full_kv_num_blocks.sum()))
+        return q
+
+    monkeypatch.setattr(Flex, "_run", run)
+    module = build("flex", Shape(1, 1, 512, 4, causal=True))
+    token = [torch.randn(1, 1, 1, 4) for _ in range(3)]
+    module.step(module.begin(*(x.expand(1, 1, filled - 1, 4) for x in token)), *token)
+    assert read == [blocks]
+
+
+def test_with_a_key_mask_every_block_that_is_left_asks_it() -> None:
+    assert flex._ranges(300, 300, causal=True, asking=True) == ([0, 0, 0], [1, 2, 3])
+    assert flex._ranges(300, 300, causal=False, asking=True) == ([0, 0, 0], [3, 3, 3])

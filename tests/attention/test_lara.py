@@ -151,3 +151,10 @@ def test_runs_without_data_and_in_inference_mode() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = [mode.from_tensor(x) for x in (q, k, v, key_mask)]
         assert model(*fakes[:3], key_mask=fakes[3]).shape == q.shape
+
+
+def test_with_fewer_tokens_than_landmarks_each_is_a_run() -> None:
+    shape = Shape(2, 3, 5, 8)
+    inputs = qkv(shape)
+    many, five = (LARA(shape, landmarks=n, sampled=False).double() for n in (50, 5))
+    torch.testing.assert_close(many(*inputs), five(*inputs))

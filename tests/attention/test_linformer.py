@@ -285,3 +285,9 @@ def test_memory_of_a_training_step_with_padding_grows_linearly(options: dict[str
         return bytes_
 
     assert peak(2048) / peak(512) < 4.2
+
+
+def test_the_convolution_is_drawn_with_variance_one_over_fan_in() -> None:
+    (weight, *others) = build("linformer:rank=4,projection=conv,sharing=key-value", Shape(1, 2, 16, 32)).parameters()
+    assert not others
+    assert weight.var().item() == pytest.approx(1 / (4 * 32), rel=0.05)

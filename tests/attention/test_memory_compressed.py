@@ -157,3 +157,10 @@ def test_memory_of_a_training_step_with_padding_grows_linearly(causal: bool) -> 
         return bytes_
 
     assert peak(4096) <= 4.2 * peak(1024)
+
+
+def test_kernels_are_drawn_so_that_sums_keep_their_size() -> None:
+    for c in (3, 5):
+        for kernel in build(f"memory-compressed:compression={c}", Shape(1, 8, 20, 32)).parameters():
+            assert kernel.numel() == 8 * c * 32 * 32
+            assert kernel.var().item() == pytest.approx(1 / (c * 32), rel=0.05)

@@ -132,3 +132,16 @@ def test_memory_with_padding_grows_linearly(causal: bool) -> None:
         return bytes_
 
     assert peak(4096) <= 4.2 * peak(1024)
+
+
+@pytest.mark.parametrize(("rise", "kept"), [(60.0, True), (120.0, False)])
+def test_a_latent_is_lost_to_the_tokens_before_a_rise_of_more_than_80_in_float32(rise: float, kept: bool) -> None:
+    module = build("perceiver:latents=1", Shape(1, 1, 40, 1, causal=True))
+    with torch.no_grad():
+        module.latents.fill_(1.0)
+    k = torch.zeros(1, 1, 40, 1)
+    k[:, :, 30:] = rise
+    v = torch.ones(1, 1, 40, 1)
+    out = module(k, k, v)
+    assert torch.allclose(out[:, :, 30:], v[:, :, 30:])
+    assert torch.allclose(out[:, :, :30], v[:, :, :30] if kept else torch.zeros(()))

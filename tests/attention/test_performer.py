@@ -573,3 +573,10 @@ def test_a_denominator_that_underflows_is_not_a_number() -> None:
     q = torch.full((1, 1, 4, 16), 40.0)
     assert model(q, -q, torch.randn(1, 1, 4, 16)).isnan().any()
     assert model(q / 40, -q / 40, torch.randn(1, 1, 4, 16)).isfinite().all()
+
+
+def test_a_module_cast_to_half_precision_rounds_its_projection() -> None:
+    module = Performer(SHAPE, features=16)
+    before = module.projection.clone()
+    assert torch.equal(module.half().projection.float(), before.half().float())
+    assert not torch.equal(module.projection.float(), before)

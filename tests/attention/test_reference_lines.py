@@ -331,3 +331,16 @@ def test_oracles_that_keep_everything_are_exact_in_every_dtype(name: str, dtype:
 def test_oracles_refuse_to_keep_nothing(option: str) -> None:
     with pytest.raises(UsageError, match="greater than or equal to 1"):
         build(option, Shape())
+
+
+def test_mean_value_holds_one_row_unless_rows_differ() -> None:
+    q, k, v = draw()
+    assert build("mean-value", Shape(B, H, N, D))(q, k, v).stride(2) == 0
+    assert build("mean-value", Shape(B, H, N, D, causal=True))(q, k, v).stride(2) != 0
+
+
+def test_lowrank_decomposes_in_float64_whatever_the_inputs_are() -> None:
+    module = build("oracle-lowrank:rank=3", Shape(B, H, N, D))
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = draw(dtype=dtype)
+        assert torch.equal(module(*inputs), module(*(x.double() for x in inputs)).to(dtype))

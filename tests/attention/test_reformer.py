@@ -6,6 +6,7 @@ from torch import Tensor
 
 from attnbench.attention.reformer import Reformer
 from attnbench.errors import Unsupported, UsageError
+from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 from attnbench.variant import VARIANTS, build
@@ -340,3 +341,15 @@ def test_refuses_what_is_not_defined() -> None:
     with pytest.raises(Unsupported, match="same vectors"):
         build("reformer", Shape(1, 1, 8, 8, kv_len=9))
     assert VARIANTS.get("reformer").traits.target == "other"
+
+
+def test_a_token_costs_the_same_after_any_number_of_tokens() -> None:
+    def cost(n: int) -> tuple[int, int]:
+        module, (q, k, v) = reformer("chunk=4,buckets=4", 300, causal=True), draw(n + 1)
+        state = module.begin(*(x[:, :, :n] for x in (q, k, v)))
+        token = [x[:, :, n:] for x in (q, k, v)]
+        return count(lambda: module.step(state, *token)).matmul_flops, peak_tensor_bytes(
+            lambda: module.step(state, *token)
+        ) or 0
+
+    assert cost(30) == cost(250)

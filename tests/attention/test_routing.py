@@ -191,3 +191,13 @@ def test_causal_attention_is_refused() -> None:
     with pytest.raises(Unsupported, match="depends on the future"):
         build("routing", Shape(1, 1, 8, 8, causal=True))
     assert VARIANTS.get("routing").traits.target == "other"
+
+
+def test_a_centroid_with_no_key_stays_where_it_is() -> None:
+    module = routing("clusters=2,kmeans=1", 8)
+    direction = torch.nn.functional.normalize(torch.arange(D, dtype=torch.float64), dim=0)
+    before = torch.stack([direction, -direction]).expand(1, 2, D).contiguous()
+    keys = direction + 0.1 * torch.randn(1, 8, D, dtype=torch.float64)
+    after = module._move(before, keys, None)
+    close(after[:, 0], torch.nn.functional.normalize(keys.sum(1), dim=-1))
+    assert torch.equal(after[:, 1], before[:, 1])

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.attention.sdpa import BACKENDS, Sdpa
+from attnbench.attention.sdpa import BACKENDS, Sdpa, _with_mask_columns
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, relative_error
-from attnbench.shape import Shape
+from attnbench.shape import Bias, Shape
 from attnbench.variant import VARIANTS, build
 
 B, H, N, D = 3, 2, 13, 8
@@ -161,3 +163,25 @@ def test_on_a_gpu_equals_the_reference_where_the_backend_runs(backend: str, caus
     for mask in (None, some_keys().cuda()):
         output = variant(q, k, v, key_mask=mask)
         assert relative_error(output, exact_attention(q, k, v, causal=causal, key_mask=mask)) < 5e-3
+
+
+@pytest.mark.parametrize(("options", "bias"), [({"backend": "math"}, "none"), ({}, "alibi")])
+def test_math_and_a_bias_take_memory_with_the_square_of_the_length(
+    options: dict[str, Literal["math"]], bias: Bias
+) -> None:
+    def peak(n: int) -> int:
+        q, k, v = (torch.randn(1, 1, n, 4) for _ in range(3))
+        variant = Sdpa(Shape(1, 1, n, 4, bias=bias), **options)
+        return peak_tensor_bytes(lambda: variant(q, k, v)) or 0
+
+    assert peak(512) >= 12 * peak(128)
+
+
+def test_a_key_mask_beside_causality_is_eight_more_columns() -> None:
+    q, k, v = draw()
+    wider = _with_mask_columns(q, k, v, some_keys())
+    assert [x.shape[-1] for x in wider] == [D + 8] * 3
+    weights = (wider[0] @ wider[1].mT * D**-0.5).softmax(-1)
+    torch.testing.assert_close(
+        weights[:2], (q @ k.mT * D**-0.5).masked_fill(~some_keys()[:, None, None], float("-inf")).softmax(-1)[:2]
+    )

@@ -7,6 +7,7 @@ from torch import Tensor
 from attnbench.attention.sinkhorn import Sinkhorn
 from attnbench.attention.sinkhorn_blocks import FAR, Balance
 from attnbench.errors import Unsupported
+from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Shape
@@ -375,3 +376,13 @@ def test_refuses_what_is_not_defined() -> None:
     with pytest.raises(Unsupported, match="at its own place"):
         build("sinkhorn", Shape(1, 1, 8, 8, kv_len=9))
     assert VARIANTS.get("sinkhorn").traits.target == "other"
+
+
+def test_a_token_costs_the_same_wherever_it_stands_unless_it_begins_a_block() -> None:
+    def flops(n: int) -> int:
+        module, (q, k, v) = sinkhorn("block=8", 200, causal=True), draw(n + 1)
+        state = module.begin(*(x[:, :, :n] for x in (q, k, v)))
+        return count(lambda: module.step(state, *(x[:, :, n:] for x in (q, k, v)))).matmul_flops
+
+    assert flops(19) == flops(163)
+    assert flops(16) < flops(160)

@@ -209,3 +209,14 @@ def test_halves_of_the_heads_take_their_rows_of_the_bias(pattern: str, bias: Bia
     module, (q, k, v) = build(f"sparse:pattern={pattern},heads=split", shape).double(), draw(9, 1, 3)
     torch.testing.assert_close(module(q, k, v), module.dense(q, k, v), rtol=0, atol=1e-12)
     assert [tuple(table.shape) for table in module.parameters()] == [(3, 32)] * (bias == "relative")
+
+
+@pytest.mark.parametrize("pattern", ["strided", "stride"])
+def test_decoding_a_stride_keeps_every_key(pattern: str) -> None:
+    f = build(f"sparse:pattern={pattern},length=4", Shape(1, 1, 30, 4, causal=True))
+    q, k, v = (x.detach() for x in draw(20, 1, 1))
+    state = f.begin(q, k, v)
+    for _ in range(5):
+        _, state = f.step(state, k[:, :, :1], k[:, :, :1], v[:, :, :1])
+    assert state.length == 25
+    assert torch.equal(state.keys[:, :, :20], k)

@@ -179,3 +179,18 @@ def test_refuses_what_is_not_defined() -> None:
         build("thinformer", Shape(1, 1, 8, 4, causal=True))
     with pytest.raises(UsageError, match="failure"):
         thin("failure=1.0", 8)
+
+
+def test_only_the_remainder_is_dropped_before_thinning_and_evenly_over_the_sequence() -> None:
+    M = 79
+    _, k, v = draw(1, M)
+    used = M - M % 32  # 16 runs of an even length
+    seen = {int(j) for seed in range(100) for j in thin("oversampling=0", 1, M, seed=seed).coreset(k, v).unique()}
+    assert sorted(seen) == [i * M // used for i in range(used)]
+    assert thin("oversampling=0", 1, M).coreset(k, v).shape[2] == used // 8
+
+
+def test_heads_and_examples_share_the_random_numbers() -> None:
+    _, k, v = draw(1, 64, B=1, H=1)
+    kept = thin("oversampling=0", 1, 64).coreset(k.expand(2, 2, 64, 4), v.expand(2, 2, 64, 4))
+    assert torch.equal(kept, kept[:1, :1].expand_as(kept))

@@ -99,3 +99,11 @@ def test_no_matrix_of_tokens_is_formed() -> None:
         return bytes_
 
     assert peak(2048) <= 4.1 * peak(512)
+
+
+def test_every_head_has_a_temperature_of_one_at_first_and_weights_of_a_channel_sum_to_one() -> None:
+    module = build("xca", Shape(1, 3, 9, 4)).double()
+    assert torch.equal(module.temperature.detach().flatten(), torch.ones(3, dtype=torch.float64))
+    q, k, v = inputs(1, 3, 9, 4)
+    same = v[..., :1].expand_as(v)  # all channels alike, so that their average is each of them
+    close(module(q, k, same), same)
