@@ -28,7 +28,7 @@ class Softmax(CachedDecoding, nn.Module):
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Two batched products and a softmax, differentiated
     by plain autograd; where no gradient is wanted the softmax overwrites the logits, so that one matrix is held, not
-    two. A bias of the positions takes H × N × M numbers more.
+    two. A bias of the positions takes up to H × N × M numbers more.
 
     Differs from the paper: masks are large negative numbers that are added to the logits, finite instead of -∞, and a
     query that sees no key gives 0.

@@ -8,7 +8,7 @@ from attnbench.attention.softmax import Softmax
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, relative_error
-from attnbench.shape import Shape
+from attnbench.shape import Bias, Shape
 from attnbench.variant import VARIANTS, build
 
 B, H, N, D = 3, 2, 13, 8
@@ -89,6 +89,16 @@ def test_without_gradients_holds_one_matrix_and_with_them_no_more_than_two_forwa
     assert matrix <= (peak_tensor_bytes(lambda: variant(q, k, v)) or 0) <= 1.2 * matrix
     q.requires_grad_()
     assert (peak_tensor_bytes(lambda: variant(q, k, v)) or 0) <= 2.2 * matrix
+
+
+@pytest.mark.parametrize("bias", ["alibi", "relative"])
+def test_a_bias_is_at_most_one_more_matrix_for_each_head_and_not_for_each_example(bias: Bias) -> None:
+    n = 128
+    q, k, v = torch.randn(3, 6, 2, n, 8)
+    plain, biased = Softmax(Shape(6, 2, n, 8)), Softmax(Shape(6, 2, n, 8, bias=bias))
+    with torch.no_grad():
+        more = (peak_tensor_bytes(lambda: biased(q, k, v)) or 0) - (peak_tensor_bytes(lambda: plain(q, k, v)) or 0)
+    assert 0 < more <= 1.05 * 2 * n * n * 4
 
 
 def test_inputs_are_left_as_they_were() -> None:
