@@ -41,7 +41,7 @@ Override = str | Scalar | list[Any]
 """One value, text as typed after ``--set axis=``, or a list of both."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Grid:
     """One product of axes, and the rows of ``exclude`` that may cut into it."""
 
