@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import functools
-import io
 import json
 import os
-import re
 import tempfile
 import time
 import types
@@ -25,7 +22,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from attnbench.errors import CannotCreate, CorruptResults, Locked, StoreError
-from attnbench.record import COLUMNS, Record, one_line
+from attnbench.record import Record, one_line
+from attnbench.table import csv_text
 
 RECORDS, SAMPLES, FAILURES, TABLE = "records.jsonl", "samples.jsonl", "failures.jsonl", "results.csv"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
@@ -210,13 +208,8 @@ class RunFolder:
         if at_most_every and now - self._csv_written < at_most_every:
             return
         self._csv_written = now
-        rows = [[_csv_cell(row[column]) for column in COLUMNS] for row in (record.to_json() for record in records)]
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
         try:
-            self._replace(TABLE, text.getvalue())
+            self._replace(TABLE, csv_text(records))
         except OSError as error:
             raise StoreError(f"cannot write {self.path / TABLE}: {error.strerror}; {RECORDS} is intact") from error
 
@@ -232,25 +225,6 @@ class RunFolder:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-
-
-def _csv_cell(value: object) -> str:
-    """Text for one cell: floats by repr, nothing for None, and no string that a spreadsheet would run as a formula."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return no_formula(value) if isinstance(value, str) else repr(value) if isinstance(value, float) else str(value)
-
-
-FORMULA = r"'*[=+\-@\t\r\n＝＋－＠]"
-"""How a text starts that a spreadsheet may run, in some languages with the wide signs as well; a text that already has
-the mark gets another, so that a reader who takes one off has the text."""
-
-
-def no_formula(text: str) -> str:
-    """The text, with the mark ``'`` before it where a spreadsheet would run it as a formula."""
-    return f"'{text}" if re.match(FORMULA, text) else text
 
 
 def _refuse(constant: str) -> None:

@@ -223,7 +223,7 @@ def _crossover_line(a: str, b: str, found: Crossover) -> str:
 def _write_csv(comparison: Comparison, path: Path) -> None:
     import pandas as pd
 
-    from attnbench.store import no_formula
+    from attnbench.table import no_formula
 
     table = pd.DataFrame(comparison.to_rows()).map(lambda cell: no_formula(cell) if isinstance(cell, str) else cell)
     try:

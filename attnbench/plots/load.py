@@ -13,7 +13,7 @@ import pandas as pd
 from attnbench.errors import ResultsError
 from attnbench.record import ADDED, COLUMNS, SCHEMA_VERSION, Record
 from attnbench.status import Status
-from attnbench.store import FORMULA
+from attnbench.table import FORMULA
 
 FILE = "results.csv"
 
