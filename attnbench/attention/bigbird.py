@@ -12,7 +12,18 @@ from torch import Tensor, nn
 
 from attnbench.attention.bands import blocks_per_tile, full_rows
 from attnbench.attention.block_sparse import attend
-from attnbench.attention.blocks import Blocks, Heads, Keys, Shared, Tile, batches, large_steps
+from attnbench.attention.blocks import (
+    Blocks,
+    Heads,
+    Keys,
+    Shared,
+    Tile,
+    batches,
+    inner_products,
+    large_steps,
+    sums_by_key,
+    weighted_sums,
+)
 from attnbench.errors import Unsupported
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
@@ -188,23 +199,23 @@ class _Gathered:
         tokens = self.table[head][..., None] * self.size + torch.arange(self.size, device=device)
         return tokens.flatten(2)[:, :, None]
 
-    def _gathered(self, y: Tensor, heads: Heads, dtype: torch.dtype) -> Tensor:
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
         whole = y.shape[-2] // self.size
         blocks = y[heads][:, : whole * self.size].reshape(-1, self.size * y.shape[-1])
         head = torch.arange(heads[1].start, heads[1].stop, device=y.device)
         table = self.table[head % len(self.table)] + (head - head[0])[:, None, None] * whole
         picked = blocks.index_select(0, table.flatten()).to(dtype)
-        return picked.view(*table.shape[:2], self.width, y.shape[-1])
+        return picked.view(-1, self.width, y.shape[-1])
 
-    def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        return x @ self._gathered(y, heads, x.dtype).transpose(2, 3)
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x, own)
 
-    def mix(self, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        return p @ self._gathered(y, heads, p.dtype)
+    def mix(self, p: Tensor, own: Tensor) -> Tensor:
+        return weighted_sums(p, own)
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         whole = into.shape[-2] // self.size
-        parts = p.transpose(2, 3) @ x
+        parts = sums_by_key(p, x)
         if large_steps(into):  # all heads in one step, token by token, since their blocks do not lie end to end
             each = torch.arange(heads[1].start, heads[1].stop, device=into.device)
             first = self.table[each % len(self.table)] * self.size + (each - each[0])[:, None, None] * into.shape[-2]

@@ -87,12 +87,23 @@ def _joined(parts: list[Tensor]) -> Tensor:
 _Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
-def _weights(tile: Tile, heads: Heads, inputs: _Inputs) -> tuple[Tensor, Tensor]:
+def _seen(tile: Tile, y: Tensor, heads: Heads) -> list[Tensor]:
+    """What a tile's rows see of y."""
+    return [keys.of(y, heads, tile.rows, accumulator(y.dtype)) for keys in tile.keys]
+
+
+def _scores(tile: Tile, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """Inner products of rows ``(heads, blocks, rows, d)`` with all their keys, ``(heads, blocks, rows, keys)``."""
+    return _joined([keys.dot(x, own) for keys, own in zip(tile.keys, seen, strict=True)])
+
+
+def _weights(tile: Tile, heads: Heads, inputs: _Inputs, seen: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Scaled query rows ``(heads, blocks, rows, d)`` and their softmax weights ``(heads, blocks, rows, keys)``."""
-    q, k, _, bias, labelled, line = inputs
+    q, _, _, bias, labelled, line = inputs
     accumulate = accumulator(q.dtype)
-    x = tile.rows.of(q[heads], accumulate) * q.shape[-1] ** -0.5
-    p = _joined([keys.dot(x, k, heads) for keys in tile.keys])
+    rows = tile.rows.of(q[heads], accumulate)
+    x = torch.mul(rows, q.shape[-1] ** -0.5, out=rows.new_empty(rows.shape))
+    p = _scores(tile, x, seen)
     for keys, columns in tile.columns():
         for first, mask in keys.masks:
             first += columns.start
@@ -108,7 +119,7 @@ def _weights(tile: Tile, heads: Heads, inputs: _Inputs) -> tuple[Tensor, Tensor]
     if bias is None:
         return x, torch.softmax(p, -1, out=p)
     one = torch.ones_like(x[..., :1])  # its inner product with the bias is the bias of each row's own keys
-    p.add_(_joined([keys.dot(one, bias, heads) for keys in tile.keys]))
+    p.add_(_scores(tile, one, _seen(tile, bias, heads)))
     blind = p.amax(-1, keepdim=True) == float("-inf")
     return x, torch.softmax(p, -1, out=p).masked_fill_(blind, 0.0)
 
@@ -148,8 +159,9 @@ def _by_label(tile: Tile, ds: Tensor, like: Tensor) -> Tensor:
     return sums
 
 
-def _mixed(tile: Tile, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
-    parts = [keys.mix(p[..., columns], y, heads) for keys, columns in tile.columns()]
+def _mixed(tile: Tile, p: Tensor, seen: list[Tensor]) -> Tensor:
+    """Each row's sum of what its keys have, weighted by p; ``(heads, blocks, rows, d)``."""
+    parts = [keys.mix(p[..., columns], own) for (keys, columns), own in zip(tile.columns(), seen, strict=True)]
     for part in parts[1:]:
         parts[0].add_(part)
     return parts[0]
@@ -157,8 +169,9 @@ def _mixed(tile: Tile, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
 
 # One function per tile, so that nothing of a tile outlives it.
 def _attend_tile(tile: Tile, heads: Heads, inputs: _Inputs, out: Tensor) -> None:
-    _, p = _weights(tile, heads, inputs)
-    tile.rows.of(out[heads]).copy_(_mixed(tile, p, inputs[2], heads))
+    _, k, v, *_ = inputs
+    _, p = _weights(tile, heads, inputs, _seen(tile, k, heads))
+    tile.rows.of(out[heads]).copy_(_mixed(tile, p, _seen(tile, v, heads)))
 
 
 def _differentiate_tile(
@@ -170,15 +183,16 @@ def _differentiate_tile(
 ) -> None:
     q, k, v, *_ = inputs
     dq, dk, dv, d_labelled, d_line = outputs
-    x, p = _weights(tile, heads, inputs)
-    g = tile.rows.of(grad[heads], x.dtype)
+    seen = _seen(tile, k, heads)
+    x, p = _weights(tile, heads, inputs, seen)
+    g = tile.rows.of(grad[heads], x.dtype).contiguous()
     for keys, columns in tile.columns():
         keys.spread(p[..., columns], g, dv, heads)
-    ds = _joined([keys.dot(g, v, heads) for keys in tile.keys])
+    ds = _scores(tile, g, _seen(tile, v, heads))
     torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
     for keys, columns in tile.columns():
         keys.spread(ds[..., columns], x, dk, heads)
-    tile.rows.of(dq[heads]).copy_(_mixed(tile, ds, k, heads).mul_(q.shape[-1] ** -0.5))
+    tile.rows.of(dq[heads]).copy_(_mixed(tile, ds, seen).mul_(q.shape[-1] ** -0.5))
     if d_labelled is not None:
         tile.rows.of(d_labelled[heads]).copy_(_by_label(tile, ds, d_labelled))
     if d_line is not None:

@@ -57,8 +57,8 @@ class Blocks:
 class Keys(Protocol):
     """Some keys of a tile, and the three products of attention with them.
 
-    x is ``(heads, blocks, rows, d)`` in the dtype of accumulation, y and ``into`` are ``(B, H, n, d)``, p is
-    ``(heads, blocks, rows, width)``; ``heads`` says which of y's heads x has.
+    x is ``(heads, blocks, rows, d)`` in the dtype of accumulation, contiguous; y and ``into`` are ``(B, H, n, d)``, p
+    is ``(heads, blocks, rows, width)``; ``heads`` says which of y's heads x has. ``own`` is what :meth:`of` gave.
     """
 
     @property
@@ -72,14 +72,38 @@ class Keys(Protocol):
     def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
         """Of the keys of ``rows``, broadcastable to ``(heads, blocks, rows, width)``."""
 
-    def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        """What ``rows`` see of y, laid out for the products."""
+
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
         """Inner products of the rows with their keys, shaped as p."""
 
-    def mix(self, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
+    def mix(self, p: Tensor, own: Tensor) -> Tensor:
         """Each row's sum of its keys' y, weighted by p; shaped as x."""
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         """The transpose of :meth:`mix`: add p times the row's x to each of its keys."""
+
+
+def side_by_side(own: Tensor) -> Tensor:
+    """Keys ``(·, width, d)`` without gaps on the CPU, where a product would copy others, and transposed ones slowly."""
+    return own if large_steps(own) else own.contiguous()
+
+
+# By bmm: of a single transposed matrix in four dimensions, matmul makes a copy.
+def inner_products(x: Tensor, own: Tensor) -> Tensor:
+    """``(heads, blocks, rows, width)`` of x ``(heads, blocks, rows, d)`` and own ``(heads·blocks, width, d)``."""
+    return torch.bmm(x.flatten(0, 1), own.transpose(1, 2)).view(*x.shape[:3], -1)
+
+
+def weighted_sums(p: Tensor, own: Tensor) -> Tensor:
+    """``(heads, blocks, rows, d)`` of p ``(heads, blocks, rows, width)`` and own ``(heads·blocks, width, d)``."""
+    return torch.bmm(p.flatten(0, 1), own).view(*p.shape[:3], -1)
+
+
+def sums_by_key(p: Tensor, x: Tensor) -> Tensor:
+    """``(heads, blocks, width, d)`` of p ``(heads, blocks, rows, width)`` and x ``(heads, blocks, rows, d)``."""
+    return torch.bmm(p.flatten(0, 1).transpose(1, 2), x.flatten(0, 1)).view(*p.shape[:2], p.shape[3], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +120,18 @@ class Window:
     def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
         return self.blocks.positions(device)[None, :, None]
 
-    def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        return x @ self.blocks.of(y[heads], x.dtype).transpose(2, 3)
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        return side_by_side(self.blocks.of(y[heads], dtype).flatten(0, 1))
 
-    def mix(self, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        return p @ self.blocks.of(y[heads], p.dtype)
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x, own)
+
+    def mix(self, p: Tensor, own: Tensor) -> Tensor:
+        return weighted_sums(p, own)
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         b = self.blocks
-        part = p.transpose(2, 3) @ x
+        part = sums_by_key(p, x)
         length = b.size if b.count == 1 else b.step
         for first in range(0, b.size, length):  # pieces no longer than the step do not overlap between blocks
             size = min(length, b.size - first)
@@ -126,16 +153,17 @@ class Shared:
     def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
         return self.blocks.positions(device).view(1, 1, 1, -1)
 
-    def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        keys = self.blocks.of(y[heads], x.dtype).flatten(1, 2)
-        return (x.flatten(1, 2) @ keys.transpose(1, 2)).view(*x.shape[:3], self.width)
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        return side_by_side(self.blocks.of(y[heads], dtype).flatten(1, 2))
 
-    def mix(self, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        keys = self.blocks.of(y[heads], p.dtype).flatten(1, 2)
-        return (p.flatten(1, 2) @ keys).view(*p.shape[:3], y.shape[-1])
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x.flatten(1, 2)[:, None], own).view(*x.shape[:3], self.width)
+
+    def mix(self, p: Tensor, own: Tensor) -> Tensor:
+        return weighted_sums(p.flatten(1, 2)[:, None], own).view(*p.shape[:3], own.shape[-1])
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
-        keys = p.flatten(1, 2).transpose(1, 2) @ x.flatten(1, 2)
+        keys = sums_by_key(p.flatten(1, 2)[:, None], x.flatten(1, 2)[:, None])
         self.blocks.of(into[heads]).add_(keys.view(-1, self.blocks.count, self.blocks.size, x.shape[3]))
 
 

@@ -18,8 +18,12 @@ from attnbench.attention.blocks import (
     Tile,
     Window,
     batches,
+    inner_products,
     minus_infinity,
+    side_by_side,
+    sums_by_key,
     tile_scores,
+    weighted_sums,
 )
 
 
@@ -65,12 +69,14 @@ class _Column:
         blocks = Blocks(0, self.length, self.width, self.length).of(y, dtype)
         return blocks[:, :, self.residue : self.residue + rows].transpose(1, 2)
 
-    def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        columns = self._columns(y[heads], x.shape[2], x.dtype)
-        return (x.transpose(1, 2) @ columns.transpose(2, 3)).transpose(1, 2)
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        return self._columns(y[heads], rows.size, dtype)
 
-    def mix(self, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        return (p.transpose(1, 2) @ self._columns(y[heads], p.shape[2], p.dtype)).transpose(1, 2)
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return (x.transpose(1, 2) @ own.transpose(2, 3)).transpose(1, 2)
+
+    def mix(self, p: Tensor, own: Tensor) -> Tensor:
+        return (p.transpose(1, 2) @ own).transpose(1, 2)
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         part = p.transpose(1, 2).transpose(2, 3) @ x.transpose(1, 2)
@@ -104,14 +110,17 @@ class _OfClass:
     def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
         return self.classes.positions(device)[None, :, None]
 
-    def dot(self, x: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        return x @ self.classes.of(y[heads], x.dtype).transpose(2, 3)
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        return side_by_side(self.classes.of(y[heads], dtype).flatten(0, 1))
 
-    def mix(self, p: Tensor, y: Tensor, heads: Heads) -> Tensor:
-        return p @ self.classes.of(y[heads], p.dtype)
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x, own)
+
+    def mix(self, p: Tensor, own: Tensor) -> Tensor:
+        return weighted_sums(p, own)
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
-        self.classes.of(into[heads]).add_(p.transpose(2, 3) @ x)
+        self.classes.of(into[heads]).add_(sums_by_key(p, x))
 
 
 def stride(q: Tensor, length: int, causal: bool) -> Iterator[Tile]:
