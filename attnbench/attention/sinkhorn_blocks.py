@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor
 from attnbench.attention.matrix_tiles import fitting, tiles
 
 FAR = 1e30
+_LOG2 = 19
+"""Of the entries of a piece: calls of small products cost more than what does not fit into a core's own cache."""
 
 
 class Balance(torch.autograd.Function):
@@ -74,11 +78,15 @@ class Attend(torch.autograd.Function):
         real: Tensor | None,
         causal: bool,
     ) -> Tensor:
-        out = torch.empty_like(q)
-        for heads, blocks in _tiles(q):
-            _, _, values, weights = _tile((q, k, v, sort, log_mass, real), causal, heads, blocks)
-            part = out[heads, blocks]
-            part.copy_(torch.bmm(weights, values).view(part.shape))
+        out = torch.empty(q.shape, dtype=sort.dtype, device=q.device)
+        keys_room, values_room, weights_room = _rooms(q, sort.dtype)
+        for heads, pieces in _pieces(q):
+            keys = _beside(k[heads], sort[heads], log_mass, heads, keys_room)
+            values = _beside(v[heads], sort[heads], log_mass, heads, values_room)
+            for blocks in pieces:
+                _, weights = _weights(q, keys, log_mass, real, causal, heads, blocks, weights_room)
+                torch.bmm(weights, _batch(values[:, blocks]), out=_batch(out[heads, blocks]))
+        out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, sort, log_mass, real, out)
         ctx.causal = causal
         return out
@@ -86,40 +94,64 @@ class Attend(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sort, log_mass, _, out = ctx.saved_tensors
-        n, b, D = q.shape[1:]
-        dq = torch.empty_like(q)
-        dk, dv = (torch.zeros(x.shape, dtype=sort.dtype, device=x.device) for x in (k, v))
+        q, k, v, sort, log_mass, real, out = ctx.saved_tensors
+        b = q.shape[2]
+        dq, dk, dv = (torch.empty(x.shape, dtype=sort.dtype, device=x.device) for x in (q, k, v))
         dsort, dmass = torch.zeros_like(sort), None if log_mass is None else torch.empty_like(log_mass)
-        for heads, blocks in _tiles(q):
-            queries, keys, values, weights = _tile(ctx.saved_tensors[:6], ctx.causal, heads, blocks)
-            dout = grad[heads, blocks].reshape(-1, b, D).to(sort.dtype)
-            dot = torch.linalg.vecdot(dout, out[heads, blocks].reshape(-1, b, D).to(sort.dtype)).unsqueeze(-1)
-            dvalues = torch.bmm(weights.mT, dout)
-            dlogits = torch.bmm(dout, values.mT).sub_(dot).mul_(weights)
-            if dmass is not None:
-                dmass[heads, blocks] = dlogits[:, :, b:].sum(1).view(dmass[heads, blocks].shape)
-            dlogits.mul_(D**-0.5)
-            dq[heads, blocks] = torch.bmm(dlogits, keys).view(dq[heads, blocks].shape).to(dq.dtype)
-            dkeys = torch.bmm(dlogits.mT, queries)
-            mixing = sort[heads, blocks]
+        keys_room, values_room, weights_room = _rooms(q, sort.dtype)
+        dkeys_room, dvalues_room, dlogits_room = _rooms(q, sort.dtype)
+        for heads, pieces in _pieces(q):
+            keys = _beside(k[heads], sort[heads], log_mass, heads, keys_room)
+            values = _beside(v[heads], sort[heads], log_mass, heads, values_room)
+            dkeys, dvalues = dkeys_room[: len(keys)], dvalues_room[: len(keys)]
+            for blocks in pieces:
+                queries, weights = _weights(q, keys, log_mass, real, ctx.causal, heads, blocks, weights_room)
+                dout = _batch(grad[heads, blocks]).to(sort.dtype)
+                dot = torch.linalg.vecdot(dout, _batch(out[heads, blocks]).to(sort.dtype)).unsqueeze(-1)
+                torch.bmm(weights.mT, dout, out=_batch(dvalues[:, blocks]))
+                dlogits = torch.bmm(dout, _batch(values[:, blocks]).mT, out=dlogits_room[: len(weights)])
+                dlogits.sub_(dot).mul_(weights)
+                if dmass is not None:
+                    dmass[heads, blocks] = dlogits[:, :, b:].sum(1).view(dmass[heads, blocks].shape)
+                _product(dlogits, _batch(keys[:, blocks]), _batch(dq[heads, blocks]))
+                _product(dlogits.mT, queries, _batch(dkeys[:, blocks]))
             for x, dx, joined, djoined in ((k, dk, keys, dkeys), (v, dv, values, dvalues)):
-                own, moved = djoined.view(len(mixing), -1, 2, b, D).unbind(2)
+                own, moved = djoined.split(b, 2)
                 if dmass is not None:
                     assert log_mass is not None
-                    dmass[heads, blocks] -= torch.linalg.vecdot(moved, joined.view(len(mixing), -1, 2, b, D)[:, :, 1])
-                    moved = moved * inverse_mass(log_mass[heads, blocks])
-                flat = moved.reshape(len(mixing), -1, b * D)
-                dx[heads].view(-1, n, b * D).baddbmm_(mixing.mT, flat)
-                dx[heads, blocks] += own
-                dsort[heads, blocks] += torch.bmm(flat, x[heads].flatten(2).mT.to(sort.dtype))
-        return dq, dk.to(k.dtype), dv.to(v.dtype), dsort, dmass, None, None
+                    dmass[heads] -= torch.linalg.vecdot(moved, joined[:, :, b:])
+                    moved.mul_(inverse_mass(log_mass[heads]))
+                moved = moved.flatten(2)
+                torch.bmm(sort[heads].mT, moved, out=dx[heads].flatten(2))
+                dx[heads] += own
+                dsort[heads] += torch.bmm(moved, x[heads].flatten(2).mT.to(sort.dtype))
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsort, dmass, None, None
 
 
-def _tiles(q: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Heads and blocks whose weights stay in cache: several whole heads, or a part of one."""
+def _pieces(q: Tensor) -> Iterator[tuple[slice, Iterator[slice]]]:
+    """Heads, of which all blocks are mixed at once, and their blocks in pieces whose weights stay in cache."""
     G, n, b, _ = q.shape
-    return ((heads, slice(first, stop)) for heads, first, stop in tiles(G, n, 2 * b * b, fitting(q.device)))
+    for heads, pieces in groupby(tiles(G, n, 2 * b * b, fitting(q.device, _LOG2)), itemgetter(0)):
+        yield heads, (slice(first, stop) for _, first, stop in pieces)
+
+
+def _rooms(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """For keys and values ``(heads, n, 2b, D)`` and weights ``(blocks, b, 2b)``: all pieces use the same memory."""
+    n, b, D = q.shape[1:]
+    heads, first, stop = next(tiles(len(q), n, 2 * b * b, fitting(q.device, _LOG2)))
+    g = heads.stop - heads.start
+    keys, values = (torch.empty((g, n, 2 * b, D), dtype=dtype, device=q.device) for _ in range(2))
+    return keys, values, torch.empty((g * (stop - first), b, 2 * b), dtype=dtype, device=q.device)
+
+
+def _batch(x: Tensor) -> Tensor:
+    """``(heads, blocks, rows, D)`` -> ``(heads·blocks, rows, D)``."""
+    return x.reshape(-1, *x.shape[2:])
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """a b / √D into ``out``; b and ``out`` ``(..., D)``."""
+    torch.baddbmm(out, a, b, beta=0, alpha=b.shape[-1] ** -0.5, out=out)
 
 
 def inverse_mass(log_mass: Tensor) -> Tensor:
@@ -127,33 +159,38 @@ def inverse_mass(log_mass: Tensor) -> Tensor:
     return log_mass.clamp(min=-80).neg().exp().unsqueeze(-1)
 
 
-def _tile(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+def _beside(x: Tensor, sort: Tensor, log_mass: Tensor | None, heads: slice, room: Tensor) -> Tensor:
+    """Each block of x ``(g, n, b, D)`` and the mixture beside it, ``(g, n, 2b, D)``; sort ``(g, n, n)``."""
+    g, n, b, D = x.shape
+    joined = room[:g]
+    own, mixed = joined.view(g, n, 2, b * D).unbind(2)
+    own.copy_(x.flatten(2))
+    torch.bmm(sort, x.flatten(2).to(sort.dtype), out=mixed)
+    if log_mass is not None:
+        joined[:, :, b:].mul_(inverse_mass(log_mass[heads]))
+    return joined
+
+
+def _weights(
+    q: Tensor,
+    keys: Tensor,
+    log_mass: Tensor | None,
+    real: Tensor | None,
     causal: bool,
     heads: slice,
     blocks: slice,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries ``(g, b, D)``, own and sorted keys and values ``(g, 2b, D)``, and weights ``(g, b, 2b)``."""
-    q, k, v, sort, log_mass, real = tensors
+    room: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Queries ``(g, b, D)`` and their weights ``(g, b, 2b)``; keys ``(heads, n, 2b, D)``."""
     b, D = q.shape[2:]
-    mixing = sort[heads, blocks]
-
-    def join(x: Tensor) -> Tensor:
-        joined = x.new_empty((*mixing.shape[:2], 2, b * D), dtype=sort.dtype)
-        joined[:, :, 0] = x[heads, blocks].flatten(2)
-        torch.bmm(mixing, x[heads].flatten(2).to(sort.dtype), out=joined[:, :, 1])
-        if log_mass is not None:
-            joined[:, :, 1].view(*mixing.shape[:2], b, D).mul_(inverse_mass(log_mass[heads, blocks]))
-        return joined.view(-1, 2 * b, D)
-
-    queries, keys, values = q[heads, blocks].reshape(-1, b, D).to(sort.dtype), join(k), join(v)
-    weights = queries.new_empty((len(queries), b, 2 * b))
-    torch.baddbmm(weights, queries, keys.mT, beta=0, alpha=D**-0.5, out=weights)
+    queries = _batch(q[heads, blocks]).to(keys.dtype)
+    weights = room[: len(queries)]
+    torch.baddbmm(weights, queries, _batch(keys[:, blocks]).mT, beta=0, alpha=D**-0.5, out=weights)
     if causal:
-        weights[:, :, :b] += torch.full((b, b), -FAR, dtype=sort.dtype, device=q.device).triu_(1)
+        weights[:, :, :b] += torch.full((b, b), -FAR, dtype=keys.dtype, device=q.device).triu_(1)
     if real is not None and log_mass is not None:
         weights[:, :, :b].masked_fill_(~real[heads, blocks].reshape(-1, 1, b), -FAR)
         weights[:, :, b:] += log_mass[heads, blocks].reshape(-1, 1, b)
     elif causal and blocks.start == 0:
-        weights.view(*mixing.shape[:2], b, 2 * b)[:, 0, :, b:] = -FAR  # nothing is before the first block
-    return queries, keys, values, torch.softmax(weights, -1, out=weights)
+        weights.view(len(keys), -1, b, 2 * b)[:, 0, :, b:] = -FAR  # nothing is before the first block
+    return queries, torch.softmax(weights, -1, out=weights)
