@@ -144,7 +144,8 @@ class BigBird(nn.Module):
         short: tuple[Keys, ...] = (Shared(Blocks(last, n - last)),) if n % size else ()
         chosen = random_blocks(self.draws[:total])
         width = (5 + chosen.shape[2]) * size
-        inner = batches(2, total - 2, blocks_per_tile(q, total - 4, size * width))
+        # One head at a time, since its blocks are gathered many times over and then stay in the cache.
+        inner = batches(2, total - 2, blocks_per_tile(q, total - 4, size * width, least=2))
         # Blocks 1 and total - 2 have a global block in their window, so that one more is left to choose.
         runs = [(1, 1, (0, 1)), *((t, count, (-1, 0, 1)) for t, count in inner), (total - 2, 1, (-1, 0))]
         for t, count, window in runs:
