@@ -71,18 +71,26 @@ class PositiveFeatures(Projected):
             return self.pull_exponents_back(grad.mul_(features))
         # Up to a factor of the row, features are exp(u) + offset · exp(max u).
         through_largest = self.offset * grad.sum(-1, keepdim=True)
-        largest = features.argmax(-1, keepdim=True)
-        grad.mul_(features.sub_(self.offset)).scatter_add_(-1, largest, through_largest)
-        return self.pull_exponents_back(grad)
+        grad.mul_(features.sub_(self.offset))
+        return self.pull_exponents_back(add_at_largest(grad, features, through_largest))
 
     def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
         grad.mul_(features)
         if d_weight is not None:
-            grad.scatter_add_(-1, features.argmax(-1, keepdim=True), d_weight)
+            add_at_largest(grad, features, d_weight)
         return self.pull_exponents_back(grad).addcmul_(x, grad.sum(-1, keepdim=True), value=-self.squared)
 
     def pull_exponents_back(self, grad: Tensor) -> Tensor:
         return self.pull_back(grad)
+
+
+def add_at_largest(grad: Tensor, features: Tensor, amount: Tensor) -> Tensor:
+    """Add ``amount`` ``(G, c, 1)`` to ``grad`` where a row of ``features`` is largest, in equal parts; overwrites both.
+
+    Torch's argmax takes as long as a product with ω on a CPU.
+    """
+    largest = features.eq_(features.amax(-1, keepdim=True))
+    return grad.addcmul_(largest, amount / largest.sum(-1, keepdim=True))
 
 
 class HyperbolicFeatures(PositiveFeatures):

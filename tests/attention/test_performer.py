@@ -148,6 +148,15 @@ def test_eps_is_added_after_the_largest_visible_exponent_is_subtracted(
         )
 
 
+@pytest.mark.parametrize("kernel", ["positive", "hyperbolic"])
+def test_where_all_exponents_of_a_query_are_largest_eps_gives_the_gradient_of_the_dense_formula(kernel: Kernel) -> None:
+    model = Performer(SHAPE, features=5, kernel=kernel, chunk=4, eps=0.1)
+    q, k, v = qkv()
+    q = torch.zeros_like(q).requires_grad_()
+    ours, theirs = (torch.autograd.grad(out.square().sum(), q)[0] for out in (model(q, k, v), model.dense(q, k, v)))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
 def test_a_large_eps_gives_the_mean_of_the_values() -> None:
     q, k, v = qkv()
     out = Performer(SHAPE, features=16, eps=1e6)(q, k, v)
