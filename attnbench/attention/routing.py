@@ -9,12 +9,12 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, normalize, scaled_dot_product_attention
+from torch.nn.functional import layer_norm, normalize
 
-from attnbench.attention.key_masks import added_to_logits
 from attnbench.attention.largest_entries import largest
 from attnbench.attention.matrix_tiles import fitting, tiles
 from attnbench.attention.precision import accumulator
+from attnbench.attention.routing_clusters import AttendWithin
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -89,20 +89,12 @@ class Routing(nn.Module):
         q, k = (layer_norm(x, (D,)).flatten(0, 1) for x in (q, k))
         with torch.no_grad():
             (at_q, real_q), (at_k, real_k) = self._pick(q, k, key_mask)
-        bias = None
-        if real_k is not None:
-            # Finite, so that a centroid without any key gives numbers, of which none is used.
-            bias = added_to_logits(real_k, q.dtype).unsqueeze(2)
-        queries, keys, values = (x.reshape(-1, D)[at] for x, at in ((q, at_q), (k, at_k), (v, at_k)))
-        out = scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
-        if real_q is not None:
-            out = out * real_q.unsqueeze(3)
-        elif real_k is not None:
-            out = out * real_k.any(2)[..., None, None]
-        total = out.new_zeros((B * H * N, D), dtype=accumulator(q.dtype))
-        total = total.index_add(0, at_q.flatten(), out.flatten(0, 2).to(total.dtype))
-        times = self._times_picked(at_q, real_q, B * H * N).clamp_(min=1)
-        return (total / times.unsqueeze(1)).view(B, H, N, D).to(v.dtype)
+        times = self._times_picked(at_q, real_q, B * H * N).clamp_(min=1).to(accumulator(q.dtype)).unsqueeze(1)
+        picked = (None if x is None else x.flatten(0, 1) for x in (at_q, at_k, real_q, real_k))
+        out: Tensor = AttendWithin.apply(  # type: ignore[no-untyped-call] # torch
+            *(x.reshape(-1, D) for x in (q, k, v)), *picked, times
+        )
+        return out.view(B, H, N, D)
 
     def coverage(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """``(B, H)``: the share of (real) queries that at least one centroid picks; the others give 0."""
@@ -134,7 +126,7 @@ class Routing(nn.Module):
         (G, N, _), C = x.shape, centroids.shape[1]
         most = min(N, self.window or -(-N // C))
         chosen = torch.empty((G, C, most), dtype=torch.long, device=x.device)
-        for heads, a, b in tiles(G, C, N, fitting(x.device, 16)):
+        for heads, a, b in tiles(G, C, N, fitting(x.device, 17)):
             scores = torch.bmm(centroids[heads, a:b], x[heads].mT)
             if real is not None:
                 scores.masked_fill_(~real[heads].unsqueeze(1), -torch.inf)

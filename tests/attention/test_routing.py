@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
+from attnbench.attention import routing_clusters
 from attnbench.attention.routing import Routing
 from attnbench.errors import Unsupported
 from attnbench.measure.memory import peak_tensor_bytes
@@ -147,6 +148,28 @@ def test_gradients_are_those_of_finite_differences(options: str, masked: bool) -
     mask = torch.rand(B, 9) < torch.tensor([[0.6], [-1.0]]) if masked else None
     module = routing(options, 9)
     assert torch.autograd.gradcheck(lambda *x: module(*x, key_mask=mask), (q, k, v), fast_mode=True)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_cluster_in_several_pieces_gives_the_same_output_and_gradients(
+    masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing_clusters, "_LOG2", 0)  # six of the ten queries of a cluster at a time
+    q, k, v = (x.requires_grad_() for x in draw(20))
+    mask = torch.rand(B, 20) < 0.6 if masked else None
+    module = routing("clusters=2", 20)
+    close(module(q, k, v, key_mask=mask), module.dense(q, k, v, key_mask=mask))
+    assert torch.autograd.gradcheck(lambda *x: module(*x, key_mask=mask), (q, k, v), fast_mode=True)
+
+
+def test_memory_grows_no_faster_than_the_sequence_where_clusters_are_few() -> None:
+    def peak(N: int) -> int:
+        module, x = build("routing:clusters=2", Shape(1, 1, N, 16)), torch.randn(1, 1, N, 16)
+        bytes_ = peak_tensor_bytes(lambda: module(x, x, x))
+        assert bytes_ is not None
+        return bytes_
+
+    assert peak(8192) < 4.2 * peak(2048)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.003)])
