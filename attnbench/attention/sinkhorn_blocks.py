@@ -116,7 +116,7 @@ class Attend(torch.autograd.Function):
                 _product(dlogits, _batch(keys[:, blocks]), _batch(dq[heads, blocks]))
                 _product(dlogits.mT, queries, _batch(dkeys[:, blocks]))
             for x, dx, joined, djoined in ((k, dk, keys, dkeys), (v, dv, values, dvalues)):
-                own, moved = djoined.split(b, 2)
+                own, moved = djoined[:, :, :b], djoined[:, :, b:]
                 if dmass is not None:
                     assert log_mass is not None
                     dmass[heads] -= torch.linalg.vecdot(moved, joined[:, :, b:])
