@@ -93,7 +93,8 @@ class _AttendAll(torch.autograd.Function):
                 sums.weighted.add_(sums.plain.transpose(1, 2), alpha=features.offset)
             for block in row_blocks(N, rows):
                 _, phi = tiles.queries(q, block)
-                tiles.divide(*sums.read(phi), sums.top, out, divisors, block)
+                both = torch.bmm(phi, sums.weighted.transpose(1, 2))
+                tiles.divide(both[..., :-1], both[..., -1:], sums.top, out, divisors, block)
         ctx.save_for_backward(q, k, v, key_mask, out, divisors, largest_at, *every)
         ctx.features, ctx.rows, ctx.groups = features, rows, groups
         return out

@@ -24,12 +24,16 @@ class Projected(FeatureMap):
         self.width = self.sides * weight.shape[-1]
 
     def project(self, weight: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
-        weight = weight.expand(x.shape[0], -1, -1)
-        return torch.bmm(x, weight) if out is None else torch.bmm(x, weight, out=out)
+        if weight.dim() == 3:
+            return torch.bmm(x, weight) if out is None else torch.bmm(x, weight, out=out)
+        # As one matrix: of a weight that is repeated for each pair, a batched product would make copies.
+        rows = x.flatten(0, 1)
+        u = torch.mm(rows, weight) if out is None else torch.mm(rows, weight, out=out.view(len(rows), -1))
+        return u.view(*x.shape[:2], -1)
 
     def pull_back(self, grad: Tensor) -> Tensor:
         """Gradient of x from that of u."""
-        return torch.bmm(grad, self.weight.expand(grad.shape[0], -1, -1).transpose(1, 2))
+        return self.project(self.weight.mT, grad)
 
     def half_square(self, x: Tensor) -> Tensor:
         """log2(e)·‖x D^(-1/4)‖²/2, ``(G, c, 1)``."""
