@@ -115,7 +115,7 @@ def test_the_state_is_as_small_as_the_head_and_fades() -> None:
 def test_far_positions_are_rotated_with_full_precision() -> None:
     shape = Shape(batch=1, heads=1, seq_len=1, head_dim=8, causal=True)
     module = RetNet(shape)
-    state = module.begin(torch.zeros(1, 1, 0, 8), torch.zeros(1, 1, 0, 8))._replace(length=1_000_003)
+    state = module.begin(*torch.zeros(3, 1, 1, 0, 8))._replace(length=1_000_003)
     q, k, v = (torch.randn(1, 1, 1, 8) for _ in range(3))
     out, _ = module.step(state, q, k, v)
     torch.testing.assert_close(out, (q * k).sum(-1, keepdim=True) * v / 8**0.5)

@@ -219,6 +219,7 @@ def test_no_module_here_uses_pyplot_or_a_layer_above_two() -> None:
         "qkv",
         "shape",
         "machine",
+        "table",
         "cell",
         "store",
     }
