@@ -16,6 +16,9 @@ FAR = 1e30
 _LOG2 = 19
 """Of the entries of a piece: calls of small products cost more than what does not fit into a core's own cache."""
 
+_KEPT = 2
+"""Weights kept for the backward pass, at most so many times the entries of q: time for memory, which stays linear."""
+
 
 class Balance(torch.autograd.Function):
     """Sinkhorn normalisation of exp(x); keeps only the potentials, so that no iteration is stored."""
@@ -62,7 +65,7 @@ class Balance(torch.autograd.Function):
 
 
 class Attend(torch.autograd.Function):
-    """Softmax over own and sorted block, tile by tile; the backward pass computes the weights again.
+    """Softmax over own and sorted block; the backward pass computes weights that were not kept again.
 
     q, k, v ``(G, n, b, D)`` with G = B·H heads of n blocks; sort ``(G, n, n)``; log_mass and real ``(G, n, b)``.
     """
@@ -80,21 +83,26 @@ class Attend(torch.autograd.Function):
     ) -> Tensor:
         out = torch.empty(q.shape, dtype=sort.dtype, device=q.device)
         keys_room, values_room, weights_room = _rooms(q, sort.dtype)
+        G, n, b, D = q.shape
+        most = _KEPT * G * n * D // (2 * b) if any(ctx.needs_input_grad) else 0
+        kept = weights_room.new_empty((min(G * n, most), b, 2 * b))
         for heads, pieces in _pieces(q):
             keys = _beside(k[heads], sort[heads], log_mass, heads, keys_room)
             values = _beside(v[heads], sort[heads], log_mass, heads, values_room)
             for blocks in pieces:
-                _, weights = _weights(q, keys, log_mass, real, causal, heads, blocks, weights_room)
+                room = _kept(kept, q, heads, blocks)
+                room = weights_room if room is None else room
+                weights = _weights(q, keys, log_mass, real, causal, heads, blocks, room)
                 torch.bmm(weights, _batch(values[:, blocks]), out=_batch(out[heads, blocks]))
         out = out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, sort, log_mass, real, out)
+        ctx.save_for_backward(q, k, v, sort, log_mass, real, out, kept)
         ctx.causal = causal
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sort, log_mass, real, out = ctx.saved_tensors
+        q, k, v, sort, log_mass, real, out, kept = ctx.saved_tensors
         b = q.shape[2]
         dq, dk, dv = (torch.empty(x.shape, dtype=sort.dtype, device=x.device) for x in (q, k, v))
         dsort, dmass = torch.zeros_like(sort), None if log_mass is None else torch.empty_like(log_mass)
@@ -105,7 +113,9 @@ class Attend(torch.autograd.Function):
             values = _beside(v[heads], sort[heads], log_mass, heads, values_room)
             dkeys, dvalues = dkeys_room[: len(keys)], dvalues_room[: len(keys)]
             for blocks in pieces:
-                queries, weights = _weights(q, keys, log_mass, real, ctx.causal, heads, blocks, weights_room)
+                weights = _kept(kept, q, heads, blocks)
+                if weights is None:
+                    weights = _weights(q, keys, log_mass, real, ctx.causal, heads, blocks, weights_room)
                 dout = _batch(grad[heads, blocks]).to(sort.dtype)
                 dot = torch.linalg.vecdot(dout, _batch(out[heads, blocks]).to(sort.dtype)).unsqueeze(-1)
                 torch.bmm(weights.mT, dout, out=_batch(dvalues[:, blocks]))
@@ -114,7 +124,7 @@ class Attend(torch.autograd.Function):
                 if dmass is not None:
                     dmass[heads, blocks] = dlogits[:, :, b:].sum(1).view(dmass[heads, blocks].shape)
                 _product(dlogits, _batch(keys[:, blocks]), _batch(dq[heads, blocks]))
-                _product(dlogits.mT, queries, _batch(dkeys[:, blocks]))
+                _product(dlogits.mT, _batch(q[heads, blocks]).to(sort.dtype), _batch(dkeys[:, blocks]))
             for x, dx, joined, djoined in ((k, dk, keys, dkeys), (v, dv, values, dvalues)):
                 own, moved = djoined[:, :, :b], djoined[:, :, b:]
                 if dmass is not None:
@@ -142,6 +152,13 @@ def _rooms(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     g = heads.stop - heads.start
     keys, values = (torch.empty((g, n, 2 * b, D), dtype=dtype, device=q.device) for _ in range(2))
     return keys, values, torch.empty((g * (stop - first), b, 2 * b), dtype=dtype, device=q.device)
+
+
+def _kept(kept: Tensor, q: Tensor, heads: slice, blocks: slice) -> Tensor | None:
+    """Where the weights of these blocks are kept for the backward pass, or None where they are not."""
+    first = heads.start * q.shape[1] + blocks.start
+    stop = first + (heads.stop - heads.start) * (blocks.stop - blocks.start)
+    return kept[first:stop] if stop <= len(kept) else None
 
 
 def _batch(x: Tensor) -> Tensor:
@@ -180,8 +197,8 @@ def _weights(
     heads: slice,
     blocks: slice,
     room: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Queries ``(g, b, D)`` and their weights ``(g, b, 2b)``; keys ``(heads, n, 2b, D)``."""
+) -> Tensor:
+    """``(g, b, 2b)``, in ``room``; keys ``(heads, n, 2b, D)``."""
     b, D = q.shape[2:]
     queries = _batch(q[heads, blocks]).to(keys.dtype)
     weights = room[: len(queries)]
@@ -193,4 +210,4 @@ def _weights(
         weights[:, :, b:] += log_mass[heads, blocks].reshape(-1, 1, b)
     elif causal and blocks.start == 0:
         weights.view(len(keys), -1, b, 2 * b)[:, 0, :, b:] = -FAR  # nothing is before the first block
-    return queries, torch.softmax(weights, -1, out=weights)
+    return torch.softmax(weights, -1, out=weights)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnbench.attention import sinkhorn_blocks
 from attnbench.attention.sinkhorn import Sinkhorn
 from attnbench.attention.sinkhorn_blocks import FAR, Balance
 from attnbench.errors import Unsupported
@@ -224,6 +225,24 @@ def test_gradients_are_those_of_finite_differences(sort: str, causal: bool, mask
     weights = tuple(module.parameters())
     call = lambda q, k, v, *_: module(q, k, v, key_mask=mask)  # noqa: E731 # gradcheck wants one callable
     assert torch.autograd.gradcheck(call, (q, k, v, *weights), fast_mode=True)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_blocks_in_several_pieces_and_weights_kept_or_not_give_the_same_output_and_gradients(
+    kept: int, causal: bool, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinkhorn_blocks, "_LOG2", 6)  # two blocks at a time
+    monkeypatch.setattr(sinkhorn_blocks, "_KEPT", kept)  # of no block, of 22 of 30, of all
+    q, k, v = (x.requires_grad_() for x in draw(20, scale=1.0))
+    mask = torch.arange(20) < torch.tensor([[13], [20]]) if masked else None
+    module = sinkhorn("block=4,iterations=3", 20, causal=causal)
+    out = module(q, k, v, key_mask=mask)
+    torch.testing.assert_close(out, module.dense(q, k, v, key_mask=mask), atol=1e-11, rtol=1e-11)
+    assert torch.autograd.gradcheck(lambda *x: module(*x, key_mask=mask), (q, k, v), fast_mode=True)
+    first, again = (torch.autograd.grad(out.square().sum(), (q, k, v), retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 def test_one_tensor_may_be_queries_keys_and_values() -> None:
