@@ -216,5 +216,5 @@ class KeySums(NamedTuple):
 
     def read(self, phi: Tensor) -> tuple[Tensor, Tensor]:
         """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features."""
-        numerator = torch.bmm(phi, self.weighted[:, :-1].transpose(1, 2))
-        return numerator, torch.bmm(self.weighted[:, -1:], phi.transpose(1, 2)).transpose(1, 2)
+        both = torch.bmm(phi, self.weighted.transpose(1, 2))  # a product with a part of the sums would copy that part
+        return both[..., :-1], both[..., -1:]

@@ -93,8 +93,7 @@ class _AttendAll(torch.autograd.Function):
                 sums.weighted.add_(sums.plain.transpose(1, 2), alpha=features.offset)
             for block in row_blocks(N, rows):
                 _, phi = tiles.queries(q, block)
-                both = torch.bmm(phi, sums.weighted.transpose(1, 2))
-                tiles.divide(both[..., :-1], both[..., -1:], sums.top, out, divisors, block)
+                tiles.divide(*sums.read(phi), sums.top, out, divisors, block)
         ctx.save_for_backward(q, k, v, key_mask, out, divisors, largest_at, *every)
         ctx.features, ctx.rows, ctx.groups = features, rows, groups
         return out
@@ -124,7 +123,7 @@ class _AttendAll(torch.autograd.Function):
                 x, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
                 weighted = weigh(values, log_weight, sums.top)
                 d_phi = torch.bmm(weighted, d_sums, out=tiles.blank(x.shape[1], 1))
-                d_values = torch.bmm(phi, d_sums[:, :-1].transpose(1, 2)).mul_(weighted[..., -1:])
+                d_values = torch.bmm(phi, d_sums.transpose(1, 2))[..., :-1].mul_(weighted[..., -1:])
                 if features.offset:
                     d_values += d_plain[..., :-1] * unweighted(values, log_weight)[..., -1:]
                 tiles.put(dv, block, d_values)

@@ -110,7 +110,7 @@ class _AttendCausally(torch.autograd.Function):
                 triangle = _Triangle(log_weight, sums, x.shape[1])
                 scores = triangle.weigh_(torch.bmm(phi_q, phi_k.transpose(1, 2)))
                 numerator, denominator = (triangle.carry_(part) for part in sums.read(phi_q))
-                numerator.baddbmm_(scores, values)
+                numerator = torch.baddbmm(numerator, scores, values)
                 denominator = denominator + scores.sum(-1, keepdim=True)
                 if features.offset:
                     plain = unweighted(values, log_weight).cumsum(1).add_(sums.plain)
@@ -169,7 +169,7 @@ class _AttendCausally(torch.autograd.Function):
                         d_weights.scatter_add_(1, largest_at[(*group, block)].flatten(0, 1), d_largest)
                     # Its keys, as later queries read them, and its queries, reading earlier keys.
                     weighted = weigh(values, log_weight, triangle.seen[:, -1:])
-                    d_values.addcmul_(torch.bmm(phi_k, d_sums[:, :-1].transpose(1, 2)), weighted[..., -1:])
+                    d_values.addcmul_(torch.bmm(phi_k, d_sums.transpose(1, 2))[..., :-1], weighted[..., -1:])
                     d_phi_k.baddbmm_(weighted, d_sums)
                     upper = triangle.carry_(upper)
                     d_phi_q.baddbmm_(upper, sums.weighted)
