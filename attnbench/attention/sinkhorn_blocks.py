@@ -16,7 +16,7 @@ FAR = 1e30
 _LOG2 = 19
 """Of the entries of a piece: calls of small products cost more than what does not fit into a core's own cache."""
 
-_KEPT = 2
+_KEPT = 3
 """Weights kept for the backward pass, at most so many times the entries of q: time for memory, which stays linear."""
 
 
@@ -107,29 +107,30 @@ class Attend(torch.autograd.Function):
         dq, dk, dv = (torch.empty(x.shape, dtype=sort.dtype, device=x.device) for x in (q, k, v))
         dsort, dmass = torch.zeros_like(sort), None if log_mass is None else torch.empty_like(log_mass)
         keys_room, values_room, weights_room = _rooms(q, sort.dtype)
-        dkeys_room, dvalues_room, dlogits_room = _rooms(q, sort.dtype)
+        dlogits_room = torch.empty_like(weights_room)
         for heads, pieces in _pieces(q):
             keys = _beside(k[heads], sort[heads], log_mass, heads, keys_room)
             values = _beside(v[heads], sort[heads], log_mass, heads, values_room)
-            dkeys, dvalues = dkeys_room[: len(keys)], dvalues_room[: len(keys)]
+            mixed = [None if dmass is None else x[:, :, b:].clone() for x in (keys, values)]
             for blocks in pieces:
                 weights = _kept(kept, q, heads, blocks)
                 if weights is None:
                     weights = _weights(q, keys, log_mass, real, ctx.causal, heads, blocks, weights_room)
                 dout = _batch(grad[heads, blocks]).to(sort.dtype)
                 dot = torch.linalg.vecdot(dout, _batch(out[heads, blocks]).to(sort.dtype)).unsqueeze(-1)
-                torch.bmm(weights.mT, dout, out=_batch(dvalues[:, blocks]))
                 dlogits = torch.bmm(dout, _batch(values[:, blocks]).mT, out=dlogits_room[: len(weights)])
                 dlogits.sub_(dot).mul_(weights)
+                # From here on gradients stand where the keys and values of these blocks stood.
+                torch.bmm(weights.mT, dout, out=_batch(values[:, blocks]))
                 if dmass is not None:
                     dmass[heads, blocks] = dlogits[:, :, b:].sum(1).view(dmass[heads, blocks].shape)
                 _product(dlogits, _batch(keys[:, blocks]), _batch(dq[heads, blocks]))
-                _product(dlogits.mT, _batch(q[heads, blocks]).to(sort.dtype), _batch(dkeys[:, blocks]))
-            for x, dx, joined, djoined in ((k, dk, keys, dkeys), (v, dv, values, dvalues)):
+                _product(dlogits.mT, _batch(q[heads, blocks]).to(sort.dtype), _batch(keys[:, blocks]))
+            for x, dx, djoined, before in ((k, dk, keys, mixed[0]), (v, dv, values, mixed[1])):
                 own, moved = djoined[:, :, :b], djoined[:, :, b:]
                 if dmass is not None:
                     assert log_mass is not None
-                    dmass[heads] -= torch.linalg.vecdot(moved, joined[:, :, b:])
+                    dmass[heads] -= torch.linalg.vecdot(moved, before)
                     moved.mul_(inverse_mass(log_mass[heads]))
                 moved = moved.flatten(2)
                 torch.bmm(sort[heads].mT, moved, out=dx[heads].flatten(2))
