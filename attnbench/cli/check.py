@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.cli import completion, console
-from attnbench.errors import Exit, UsageError
+from attnbench.errors import Exit, Unsupported, UsageError
 
 if TYPE_CHECKING:
     from attnbench.testing import Finding, Report
@@ -57,18 +57,27 @@ def check(
     else:
         wanted = [name for name in LAWS if time or not LAWS[name].needs_time]
     gc.freeze()  # measuring memory collects garbage first, and nothing of what is loaded now will ever be any
-    reports = []
+    reports, refused = [], {}
     with console.progress(len(names)) as bar:
         for name in names:
             bar.update(bar.task_ids[0], description=name)
-            reports.append(check_variant(name, laws=wanted, time=time))
+            try:
+                reports.append(check_variant(name, laws=wanted, time=time))
+            except Unsupported as reason:  # a package that runs on a GPU or in whole buckets only, say
+                if "all" not in (variants or []):
+                    raise
+                refused[name] = str(reason)
             bar.advance(bar.task_ids[0])
     if as_json:
-        console.data([_as_data(report) for report in reports])
+        unchecked = [{"variant": name, "unsupported": why} for name, why in refused.items()]
+        console.data([*map(_as_data, reports), *unchecked])
     elif len(reports) == 1:
         _one(reports[0])
     else:
         _several(reports)
+    if not as_json:
+        for name, why in refused.items():
+            console.note(f"{name} is not checked: {why}")
     if not all(report.held for report in reports):
         raise typer.Exit(Exit.FAILED)
 

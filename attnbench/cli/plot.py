@@ -81,20 +81,20 @@ def _print_pairs(frame: pd.DataFrame) -> None:
     found = [one for one in pairs(frame) if not math.isnan(one.time) or not math.isnan(one.peak)]
     by_line = {(one.names, one.n, one.pass_): one for one in found}
     passes = [name for name in PASSES if any(one.pass_ == name for one in found)]
-    numbers = [what for name in passes for what in (name, "interval", "peak")]
+    numbers = [what for name in passes for what in (name, "±", "peak")]
     rows = []
     for names, n in dict.fromkeys((one.names, one.n) for one in found):
         cells: list[str] = []
         for name in passes:
             one = by_line.get((names, n, name))
             time, low, high, peak = (one.time, one.low, one.high, one.peak) if one else (math.nan,) * 4
-            cells += [_ratio(time), "-" if math.isnan(low) else f"{low:.2g}-{high:.2g}", _ratio(peak)]
-        rows.append([*names, str(n), *cells])
+            cells += [_ratio(time), "-" if math.isnan(low) else f"{math.sqrt(high / low) - 1:.0%}", _ratio(peak)]
+        rows.append([" / ".join(names), str(n), *cells])
     console.table(
-        ["variant", "package", "n", *numbers],
+        ["variant / package", "n", *numbers],
         rows,
         right=["n", *numbers],
-        title="\nvariant over package: time with its 95 % interval, and peak memory",
+        title="\nvariant over package: time with half its 95 % interval, and peak memory",
     )
 
 

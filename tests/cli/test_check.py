@@ -3,10 +3,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import attnbench.testing
 from attnbench.cli.app import main
+from attnbench.errors import Unsupported
 from attnbench.testing import LAWS
 from attnbench.variant import VARIANTS
 
@@ -66,6 +69,25 @@ def test_json_holds_every_finding_with_number_and_bound(plugin: str, capsys: pyt
     broken = [finding for finding in report["findings"] if not finding["held"]]
     assert broken
     assert all(finding["number"] > finding["bound"] and finding["fault"] for finding in broken)
+
+
+def test_all_passes_over_what_cannot_run_here_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check_some(name: str, **how: Any) -> Any:
+        if name not in ("linear", "efficient"):
+            raise Unsupported(f"{name} wants a GPU")
+        return testing_check(name, **how)
+
+    testing_check = attnbench.testing.check_variant
+    monkeypatch.setattr(attnbench.testing, "check_variant", check_some)
+    assert main(["check", "all", "--law", "causality"]) == 0
+    out = capsys.readouterr()
+    assert "2 of 2 variants are what they say they are" in out.out
+    assert "sdpa is not checked: sdpa wants a GPU" in out.out + out.err
+    assert main(["check", "all", "--law", "causality", "--json"]) == 0
+    assert {"variant": "sdpa", "unsupported": "sdpa wants a GPU"} in json.loads(capsys.readouterr().out)
+    assert main(["check", "sdpa", "--law", "causality"]) != 0
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,6 @@ def test_the_terminal_shows_each_measured_pair_once_for_each_length(run: Any, mo
     failed = run.failed("unsupported", "no GPU", "peer.linear.fla", suite="peers")
     _print_pairs(run.table([*both(run, **{"pass": "training"}), *both(run), failed]))
     assert shown == [
-        ["variant", "package", "n", "forward", "interval", "peak", "training", "interval", "peak"],
-        ["linear", "peer.linear.einsum", "1024", *["0.5", "0.48-0.53", "0.25"] * 2],
+        ["variant / package", "n", "forward", "±", "peak", "training", "±", "peak"],
+        ["linear / peer.linear.einsum", "1024", *["0.5", "5%", "0.25"] * 2],
     ]
