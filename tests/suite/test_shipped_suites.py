@@ -63,6 +63,12 @@ def test_every_variant_of_the_package_is_in_the_suites_that_promise_it(name: str
     assert {cell.variant.name for cell in cells} == ours - absent
 
 
+def test_the_catalogue_decodes_with_every_variant_that_can() -> None:
+    ours = {entry.name for entry in VARIANTS if getattr(entry.make, "__module__", "").startswith("attnbench.")}
+    able = {name for name in ours if VARIANTS.get(name).traits.decode} - ORACLES
+    assert {cell.variant.name for cell in expand(load_suite("catalogue")) if cell.pass_ == "decode"} == able
+
+
 @pytest.mark.parametrize("name", ["quick", "scaling", "lra", "catalogue"])
 def test_what_replaces_the_layer_is_not_measured_as_an_operator(name: str) -> None:
     for cell in expand(load_suite(name)):
