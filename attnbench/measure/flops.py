@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -137,18 +138,31 @@ class _TooLong(Exception):  # an answer, not an error
     """The call consists of so many steps that following them takes longer than planning should."""
 
 
-class _LiveBytes(TorchDispatchMode):
-    """Bytes of all storages alive that were made under this mode, and their peak."""
+class _Patience(TorchFunctionMode):
+    """Gives up where Python calls torch.
+
+    Not at the dispatcher: parts of torch that call others from C++, einsum say, end the process on an exception there.
+    """
 
     def __init__(self, deadline: float) -> None:
         super().__init__()
         self.deadline = deadline
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if time.monotonic() > self.deadline:
+            raise _TooLong
+        return func(*args, **(kwargs or {}))
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Bytes of all storages alive that were made under this mode, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.held = self.peak = 0
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if time.monotonic() > self.deadline:
-            raise _TooLong
         result = func(*args, **(kwargs or {}))
         known = {id(t.untyped_storage()) for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)}
         for tensor in tree_iter(result):
@@ -185,8 +199,8 @@ def predict(make_call: Callable[[], Callable[[], object]]) -> Prediction:
             call = make_call()
             gc.collect()
             counter = _counter()
-            live = _LiveBytes(time.monotonic() + PATIENCE)
-            with books() as booked, live, counter:
+            live = _LiveBytes()
+            with books() as booked, live, counter, _Patience(time.monotonic() + PATIENCE):
                 result = call()
             del result
             return Prediction(counter.get_total_flops() + sum(flops for _, flops in booked), live.peak)

@@ -113,3 +113,29 @@ def test_looking_at_a_call_does_not_import_the_compiler_which_takes_longer_than_
         "count(call); peak_tensor_bytes(call); assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+GIVEN_UP = """
+import itertools
+from types import SimpleNamespace
+import torch
+import attnbench.measure.flops as flops
+
+def make():
+    a = torch.ones(1, 2, 4, 8, requires_grad=True)
+    def call():
+        for _ in range(50):
+            outer = torch.einsum("...nd,...ne->...nde", a, a)
+            torch.einsum("...nde,...nd,...n->...ne", outer, a, a[..., 0])
+    return call
+
+for steps in range(2, 50):
+    looks = itertools.count()
+    flops.time = SimpleNamespace(monotonic=lambda: 1e9 * (next(looks) >= steps))
+    assert flops.predict(make).too_long, steps
+"""
+
+
+def test_what_has_too_many_steps_is_given_up_wherever_it_stands_without_ending_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", GIVEN_UP], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
