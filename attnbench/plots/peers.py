@@ -162,7 +162,7 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
         ax.set_title(title, loc="left", pad=3)
         ends.setdefault(what, [1.0]).extend(_draw(ax, part, what, names, lengths))
     for ax, (_, what, _) in zip(axes, panels, strict=True):
-        log_axis(ax, "x", padded(ends[what]), base=2, text=halves, most=5)
+        log_axis(ax, "x", padded(ends[what]), base=2, text=halves, most=4)
     height = (top - bottom) / len(names)
     for place, (variant, peer) in enumerate(names):
         y = top - (place + 0.5) * height
