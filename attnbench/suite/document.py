@@ -15,7 +15,7 @@ from attnbench.spec import parse_scalar
 from attnbench.suite.messages import Place
 
 MAX_DEPTH = 50
-MAX_NODES = 10_000
+MAX_NODES = 5_000
 """Keys and values in one file."""
 
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.IGNORECASE)

@@ -291,7 +291,7 @@ def test_a_mistake_is_one_line_with_its_place_and_a_remedy(message, old: str, ne
             "\n".join("- " * i + "x" for i in range(1, 3)) + "\n" + "- " * 60,
             "3: nested more than 50 levels deep; a suite needs about 6",
         ),
-        ("a: [" + "1," * 10_000 + "]", "1: more than 10000 keys and values; use ranges such as 1024..16384+1024"),
+        ("a: [" + "1," * 5_000 + "]", "1: more than 5000 keys and values; use ranges such as 1024..16384+1024"),
         (b"name: x\ndescription: \xff", "2: not UTF-8; save the file as UTF-8"),
         ("name: x".encode("utf-16"), "1: not UTF-8; save the file as UTF-8"),
         (b"# " + b"x" * MAX_BYTES, "1: larger than 256 KiB; a suite is a page of text"),
@@ -308,8 +308,8 @@ def test_an_alias_bomb_is_refused_before_it_grows(message) -> None:  # type: ign
     assert time.perf_counter() - started < 1
 
 
-def test_of_a_thousand_mistakes_the_first_in_the_file_is_told(message) -> None:  # type: ignore[no-untyped-def]
-    sweeps = "".join(f"  - {{name: s{i}, matrix: {{variant: nope{i}, seq_len: x}}}}\n" for i in range(1000))
+def test_of_hundreds_of_mistakes_the_first_in_the_file_is_told(message) -> None:  # type: ignore[no-untyped-def]
+    sweeps = "".join(f"  - {{name: s{i}, matrix: {{variant: nope{i}, seq_len: x}}}}\n" for i in range(400))
     assert message(f"sweeps:\n{sweeps}nme: x\n").startswith("s.yaml:1: 'name' is missing")
     assert message(f"name: x\nsweeps:\n{sweeps}").startswith("s.yaml:3: unknown variant 'nope0'")
 
