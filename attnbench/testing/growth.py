@@ -70,7 +70,7 @@ def time_(case: Case) -> Iterator[Measured]:
     """Time grows with the power of n that is claimed, or less."""
     case = _with_defaults(case)
     claimed = case.variant.time_exponent
-    short = 128 if claimed > 2 else 512 if claimed > 1.2 else 2048
+    short = 128 if claimed > 2 else 256 if claimed > 1.2 else 2048
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
