@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -84,6 +83,8 @@ class Cell:
 
 def _identify(cell: Cell) -> str:
     """Of the cell as JSON with sorted keys; put together from its fields, of which most cells of a suite share most."""
+    import hashlib  # not for whoever only asks what passes there are: it loads OpenSSL
+
     fields_of, text = _FORMS[cell.compile]
     canonical = text % tuple(map(_canonical, fields_of(cell)))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]

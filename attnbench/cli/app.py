@@ -6,15 +6,27 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any, cast
 
 import typer
+import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from attnbench import __version__
-from attnbench.cli import check, compare, console, list_, plot, run, show
+from attnbench.cli import console
 from attnbench.errors import AttnbenchError, Exit
+
+COMMANDS = {
+    "run": "Measure every cell of a suite, or go on with a run.",
+    "plot": "Draw the figures of a run.",
+    "compare": "Time variants in turn; say from which length one wins.",
+    "check": "Hold variants to their formula and to their claims.",
+    "list": "List variants by family, suites, or inputs.",
+    "show": "Show a variant's paper, formula, cost and options.",
+}
+"""In the order shown. The rest of a command is in a file of its own, which is read only where the command is meant."""
 
 UsageProblem = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 """The base of everything that typer finds wrong with a command line; it has no public name."""
@@ -37,9 +49,25 @@ class _Command(TyperCommand):
         return rest
 
 
-class _Group(TyperGroup):
-    """The same before a command: of typer's own flags it would otherwise convert that they are not given."""
+def _command(name: str | None) -> Any:
+    python_name = "list_" if name == "list" else name  # lest it hide the built-in one
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, cls=_Command)(getattr(import_module(f"attnbench.cli.{python_name}"), str(python_name)))
+    return typer.main.get_command(app)
 
+
+class _Group(TyperGroup):
+    """The commands, of which one is imported once it is clear which: their options take as long as importing typer."""
+
+    def __init__(self, **settings: Any) -> None:
+        known = {name: TyperCommand(name, help=what) for name, what in COMMANDS.items()}
+        super().__init__(**{**settings, "commands": known})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, known, rest = super().resolve_command(ctx, args)
+        return name, known and _command(name), rest
+
+    # As in a command: of typer's own flags it would otherwise convert that they are not given.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for flag in self.get_params(ctx):
             flag.default = flag.default or False
@@ -55,12 +83,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # help by rich takes twice as long as all the rest: it brings a Markdown parser along
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", cls=_Command)(run.run)
-app.command("plot", cls=_Command)(plot.plot)
-app.command("compare", cls=_Command)(compare.compare)
-app.command("check", cls=_Command)(check.check)
-app.command("list", cls=_Command)(list_.list_)
-app.command("show", cls=_Command)(show.show)
 
 
 def _version(wanted: bool) -> None:

@@ -1,12 +1,12 @@
 """The only place that prints: data to stdout, progress, warnings and errors to stderr.
 
-rich is imported with the first line that is printed: help and the shell's completion need none of it.
+rich is imported with the first line that is printed, json with the first data: help and the shell's completion need
+neither.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import sys
@@ -95,6 +95,8 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 def data(value: Any) -> None:
     """JSON on stdout, never styled; where the encoding has no √, escaped, since data is not lost for looks."""
+    import json
+
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     try:
         sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=not unicode, allow_nan=False) + "\n")

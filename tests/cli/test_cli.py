@@ -11,7 +11,7 @@ import pytest
 
 from attnbench import __version__
 from attnbench.cli import completion
-from attnbench.cli.app import main
+from attnbench.cli.app import COMMANDS, main
 from attnbench.errors import Exit
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +53,22 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_list_is_there(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"Usage: attnbench {name}" in capsys.readouterr().out
+
+
+def test_help_reads_no_command_but_the_one_that_is_meant() -> None:
+    code = (
+        "import sys; from attnbench.cli.app import COMMANDS, main; main(['list', '--help']); "
+        "read = {name for name in (*COMMANDS, 'list_') if f'attnbench.cli.{name}' in sys.modules}; "
+        "assert read == {'list_'}, read"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_completion_knows_every_shipped_name_without_torch() -> None:
