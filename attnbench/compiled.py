@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast
 
@@ -63,12 +64,27 @@ def compiling() -> Iterator[None]:
         raise Unsupported("torch.compile made nothing: it is switched off, or there is nothing to compile")
 
 
-_booked: list[list[tuple[str, int]]] = []
-"""Of each count or prediction in progress: kernels and FLOPs of what ran out of the dispatcher's sight."""
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """What ran out of the dispatcher's sight."""
+
+    kernel: str
+    matmul_flops: int
+    exponentials: int
+
+
+_booked: list[list[Booked]] = []
+"""Of each count or prediction in progress."""
 
 
 def out_of_sight(
-    call: Callable[[], Tensor], *, like: Tensor, kernel: str, matmul_flops: int, backward_flops: int = 0
+    call: Callable[[], Tensor],
+    *,
+    like: Tensor,
+    kernel: str,
+    matmul_flops: int,
+    backward_flops: int = 0,
+    exponentials: int = 0,
 ) -> Tensor:
     """Run compiled code, which under a dispatch mode would not be compiled, and book what it does.
 
@@ -78,8 +94,9 @@ def out_of_sight(
         kernel: its name in the results.
         matmul_flops: what it multiplies and adds in matrix products, all of which it does out of sight.
         backward_flops: the same of its backward pass, booked each time that one runs.
+        exponentials: what it takes exponentials of, forward and once more backward.
     """
-    _book(kernel, matmul_flops)
+    _book(Booked(kernel, matmul_flops, exponentials))
     if isinstance(like, FakeTensor):
         return torch.empty_like(like)
     if not _booked:
@@ -88,19 +105,20 @@ def out_of_sight(
         with _disable_current_modes():
             output = call()
     if backward_flops and output.requires_grad:
-        output.register_hook(lambda _: _book(kernel, backward_flops))  # type: ignore[no-untyped-call]  # torch leaves it so
+        back = Booked(kernel, backward_flops, exponentials)
+        output.register_hook(lambda _: _book(back))  # type: ignore[no-untyped-call]  # torch leaves it so
     return output
 
 
-def _book(kernel: str, matmul_flops: int) -> None:
+def _book(what: Booked) -> None:
     for entries in _booked:
-        entries.append((kernel, matmul_flops))
+        entries.append(what)
 
 
 @contextmanager
-def books() -> Iterator[list[tuple[str, int]]]:
-    """Collect kernels and FLOPs that :func:`out_of_sight` books in the meantime."""
-    entries: list[tuple[str, int]] = []
+def books() -> Iterator[list[Booked]]:
+    """Collect what :func:`out_of_sight` books in the meantime."""
+    entries: list[Booked] = []
     _booked.append(entries)
     try:
         yield entries

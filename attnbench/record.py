@@ -18,6 +18,8 @@ ADDED: dict[str, Any] = {
     "state_bytes": None,
     "state_bytes_per_token": None,
     "bytes_per_s": None,
+    "exponentials": None,
+    "floor_s": None,
 }
 """Columns that rows of this schema may lack, with what they stand for there."""
 
@@ -86,6 +88,11 @@ class Record:
     """state_bytes over batch and tokens kept."""
 
     matmul_flops: int | None = None
+    exponentials: int | None = None
+    """Numbers of which the call takes an exponential, in whatever function: a softmax, a sigmoid."""
+    floor_s: float | None = None
+    """What the call must take on this machine, by the rates measured at the start of the run: matmul_flops over the
+    matmul rate and exponentials over theirs, or the bytes of bytes_per_s over the copy rate if that is more."""
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
     """Inputs (in decoding: the state), parameters and output, each counted once, over the time: at least so many are

@@ -132,8 +132,16 @@ class Flex(CachedDecoding, nn.Module):
                 raise Unsupported("FlexAttention is compiled, and there is no working C++ compiler") from error
             return output
 
-        product = 2 * q.shape[0] * q.shape[1] * q.shape[3] * pairs
-        return out_of_sight(call, like=q, kernel="flex", matmul_flops=2 * product, backward_flops=5 * product)
+        exponentials = q.shape[0] * q.shape[1] * pairs
+        product = 2 * q.shape[3] * exponentials
+        return out_of_sight(
+            call,
+            like=q,
+            kernel="flex",
+            matmul_flops=2 * product,
+            backward_flops=5 * product,
+            exponentials=exponentials,
+        )
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, score_mod: Mod | None, block_mask: BlockMask) -> Tensor:

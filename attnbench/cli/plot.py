@@ -75,27 +75,31 @@ def plot(
 
 
 def _print_pairs(frame: pd.DataFrame) -> None:
-    """Each variant over the public package beside it: a line for each length, columns for each pass."""
+    """Each variant over the public package beside it: a table for each pass, a line for each length."""
     from attnbench.plots.peers import PASSES, pairs
 
+    numbers = ["n", "time", "±", "least", "peak", "time/floor"]
     found = [one for one in pairs(frame) if not math.isnan(one.time) or not math.isnan(one.peak)]
-    by_line = {(one.names, one.n, one.pass_): one for one in found}
-    passes = [name for name in PASSES if any(one.pass_ == name for one in found)]
-    numbers = [what for name in passes for what in (name, "±", "peak")]
-    rows = []
-    for names, n in dict.fromkeys((one.names, one.n) for one in found):
-        cells: list[str] = []
-        for name in passes:
-            one = by_line.get((names, n, name))
-            time, low, high, peak = (one.time, one.low, one.high, one.peak) if one else (math.nan,) * 4
-            cells += [_ratio(time), "-" if math.isnan(low) else f"{math.sqrt(high / low) - 1:.0%}", _ratio(peak)]
-        rows.append([" / ".join(names), str(n), *cells])
-    console.table(
-        ["variant / package", "n", *numbers],
-        rows,
-        right=["n", *numbers],
-        title="\nvariant over package: time with half its 95 % interval, and peak memory",
-    )
+    for name, words in PASSES.items():
+        rows = []
+        last = None
+        for one in found:
+            if one.pass_ == name:
+                half = "-" if math.isnan(one.low) else f"{math.sqrt(one.high / one.low) - 1:.0%}"
+                ratios = [_ratio(x) for x in (one.least, one.peak, one.above_floor)]
+                rows.append(
+                    ["" if one.names == last else " / ".join(one.names), str(one.n), _ratio(one.time), half, *ratios]
+                )
+                last = one.names
+        if rows:
+            console.table(
+                ["variant / package", *numbers], rows, right=numbers, title=f"\nvariant over package, {words}"
+            )
+    if found:
+        console.note(
+            "time: of the medians, with half its 95 % interval; least: of the shortest times; peak: of memory; "
+            "time/floor: of the variant over what this machine's rates leave to it"
+        )
 
 
 def _ratio(value: float) -> str:

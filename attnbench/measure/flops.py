@@ -1,4 +1,4 @@
-"""Matmul FLOPs and attention kernels of one call, seen at the dispatcher; and the same without running anything."""
+"""Matmul FLOPs, exponentials and attention kernels of one call, seen at the dispatcher; or foreseen, running nothing."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ _MISSING_IN_TORCH = {
 PATIENCE = 2.0
 """Seconds that following one call with fake tensors may take."""
 _FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)(?:_attention)?(_for_cpu)?(?:_backward)?$")
+_EXPONENTIALS = {
+    *("exp", "exp2", "expm1", "logsumexp", "logaddexp", "softmax", "safe_softmax", "log_softmax"),
+    *("sigmoid", "tanh", "softplus", "log_sigmoid_forward", "elu", "celu", "selu", "gelu", "silu", "silu_backward"),
+}
+"""Operations that take one exponential, or what costs as much, for each number of their first argument."""
 _ONLY_IN_MATH = "_safe_softmax"
 """The math back end of PyTorch's attention is ordinary operations, of which no one else calls this one."""
 
@@ -89,24 +94,49 @@ class Counted:
     output: Any
     matmul_flops: int
     """Multiplications and additions inside matrix products; FFT, exp and softmax are not counted."""
+    exponentials: int
+    """Numbers of which an exponential was taken, one for each pair inside a fused kernel."""
     kernel: str | None
     """What PyTorch's attention ran on, forward or backward: ``flash_cpu``, ``efficient``, ``cudnn`` or ``math`` (which
     cannot be told in a backward pass alone); ``flex`` if compiled. None where it was not called."""
 
 
 class _Kernels(TorchDispatchMode):
+    """What the counter of FLOPs does not tell: names of kernels, exponentials, and products that causality spares."""
+
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        self.exponentials = 0
+        self.spared_flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
         match = _FUSED.match(name)
         if match:
             self.names.add(match[1] + ("_cpu" if match[2] else ""))
+            self._look_inside(func, args, kwargs or {})
         elif name == _ONLY_IN_MATH:
             self.names.add("math")
+        if name.strip("_") in _EXPONENTIALS:
+            self.exponentials += args[0].numel()
         return func(*args, **(kwargs or {}))
+
+    def _look_inside(self, func: Any, args: Any, named: dict[str, Any]) -> None:
+        """A fused kernel: one exponential for each pair, and torch's formulas count pairs that a causal one skips."""
+        named = {**dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)), **named}
+        q, k, v = named["query"], named["key"], named["value"]
+        (B, H, N, D), M = q.shape, k.shape[2]
+        seen = _pairs_in_the_past(N, M) if named.get("is_causal") else N * M
+        self.exponentials += B * H * seen
+        products = 3 * D + 2 * v.shape[3] if "backward" in func._schema.name else D + v.shape[3]
+        self.spared_flops += 2 * B * H * (N * M - seen) * products
+
+
+def _pairs_in_the_past(N: int, M: int) -> int:
+    """Of N queries and M keys that begin at the same token."""
+    square = min(N, M)
+    return square * (square + 1) // 2 + (N - square) * M
 
 
 for _mode in (_Kernels, _FlopCounterMode):
@@ -118,9 +148,12 @@ def count(call: Callable[[], Any]) -> Counted:
     counter = _counter()
     with books() as booked, _Kernels() as kernels, counter:  # it takes composite operations apart, so it stands first
         output = call()
-    names = kernels.names.union(name for name, _ in booked)
-    flops = counter.get_total_flops() + sum(flops for _, flops in booked)
-    return Counted(output, flops, "+".join(sorted(names)) or None)
+    return Counted(
+        output,
+        counter.get_total_flops() - kernels.spared_flops + sum(one.matmul_flops for one in booked),
+        kernels.exponentials + sum(one.exponentials for one in booked),
+        "+".join(sorted(kernels.names.union(one.kernel for one in booked))) or None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +233,11 @@ def predict(make_call: Callable[[], Callable[[], object]]) -> Prediction:
             gc.collect()
             counter = _counter()
             live = _LiveBytes()
-            with books() as booked, live, counter, _Patience(time.monotonic() + PATIENCE):
+            with books() as booked, live, _Kernels() as kernels, counter, _Patience(time.monotonic() + PATIENCE):
                 result = call()
             del result
-            return Prediction(counter.get_total_flops() + sum(flops for _, flops in booked), live.peak)
+            flops = counter.get_total_flops() - kernels.spared_flops + sum(one.matmul_flops for one in booked)
+            return Prediction(flops, live.peak)
     except (DataDependentOutputException, DynamicOutputShapeException):
         return Prediction(None, None, "unknown: depends on the data")
     except _TooLong:

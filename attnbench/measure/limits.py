@@ -1,9 +1,10 @@
-"""How fast this machine can multiply matrices and move memory: the ceilings that ``peak_fraction`` refers to."""
+"""How fast this machine can multiply matrices, take exponentials and move memory: what no cell can be faster than."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -14,6 +15,15 @@ def matmul_rate(device: str, dtype: torch.dtype, *, size: int | None = None, rou
     a = torch.randn(n, n, device=device).to(dtype)
     out = torch.empty_like(a)
     return 2 * n**3 / _best(device, rounds, lambda: torch.mm(a, a, out=out))
+
+
+def exp_rate(device: str, dtype: torch.dtype, *, size: int | None = None, rounds: int = 20) -> float:
+    """Exponentials per second, of a softmax or bare, whichever is quicker, over rows of 512 that stay in a cache."""
+    rows = size or (1 << 17 if device.startswith("cuda") else 1 << 8)
+    logits = torch.zeros(rows, 512, device=device, dtype=dtype)
+    out = torch.empty_like(logits)
+    calls = (lambda: torch.exp(logits, out=out), lambda: torch.softmax(logits, -1, out=out))
+    return logits.numel() / min(_best(device, rounds, call) for call in calls)
 
 
 CopyRate = tuple[int, float]
@@ -38,26 +48,42 @@ def copy_rates(device: str, *, sizes: Sequence[int] | None = None) -> list[CopyR
     return rates
 
 
-def memory_rate(moved: int, rates: Sequence[CopyRate]) -> float | None:
-    """Bytes per second of the largest copy that moves no more than ``moved`` bytes; None where nothing was measured."""
-    smaller = [rate for size, rate in rates if size <= moved]
-    return smaller[-1] if smaller else (rates[0][1] if rates else None)
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this machine can do a second in one type of number; None or empty where it was not measured."""
 
+    matmul_rate: float | None = None
+    """FLOPs of matrix products."""
+    exp_rate: float | None = None
+    """Exponentials."""
+    copy_rates: Sequence[CopyRate] = ()
 
-def peak_fraction(
-    seconds: float, *, flops: int | None, moved: int, matmul_rate: float | None, rates: Sequence[CopyRate]
-) -> float | None:
-    """How close to this machine's limit: the larger of FLOPs and of bytes over what it could do in that time.
+    def memory_rate(self, moved: int) -> float | None:
+        """Bytes per second of the largest copy that moves no more than ``moved`` bytes."""
+        smaller = [rate for size, rate in self.copy_rates if size <= moved]
+        return smaller[-1] if smaller else (self.copy_rates[0][1] if self.copy_rates else None)
 
-    Above 1 for what does not touch all of its bytes: an output that is an input.
-    """
-    shares = []
-    if flops and matmul_rate:
-        shares.append(flops / seconds / matmul_rate)
-    rate = memory_rate(moved, rates)
-    if moved and rate:
-        shares.append(moved / seconds / rate)
-    return max(shares, default=None)
+    def peak_fraction(self, seconds: float, *, flops: int | None, moved: int) -> float | None:
+        """How close to the limit: the larger of FLOPs and of bytes over what could be done in ``seconds``.
+
+        Above 1 for what does not touch all of its bytes: an output that is an input.
+        """
+        return max((share / seconds for share in (self._products(flops), self._moving(moved)) if share), default=None)
+
+    def floor(self, *, flops: int | None, exponentials: int | None, moved: int) -> float | None:
+        """Seconds that a call must take: its products and then its exponentials, or moving its bytes if that is more.
+
+        Products and exponentials do not overlap: they need the same cores.
+        """
+        exps = exponentials / self.exp_rate if exponentials and self.exp_rate else 0.0
+        return max((self._products(flops) or 0.0) + exps, self._moving(moved) or 0.0) or None
+
+    def _products(self, flops: int | None) -> float | None:
+        return flops / self.matmul_rate if flops and self.matmul_rate else None
+
+    def _moving(self, moved: int) -> float | None:
+        rate = self.memory_rate(moved)
+        return moved / rate if moved and rate else None
 
 
 def _best(device: str, rounds: int, call: Callable[[], object]) -> float:

@@ -43,9 +43,13 @@ class Pair:
     low: float
     """Of the 95 % interval of ``time``."""
     high: float
+    least: float
+    """The same of the least times of both."""
     peak: float
     limit: float
     """Time that this machine's limits would leave to the variant, over the peer's time."""
+    above_floor: float
+    """Time of the variant over what this machine's limits would leave to it."""
 
     @property
     def names(self) -> tuple[str, str]:
@@ -89,8 +93,10 @@ def _pair(mine: dict[Hashable, Any], peer: dict[Hashable, Any]) -> Pair:
         time=time,
         low=time * math.exp(-down),
         high=time * math.exp(up),
+        least=_over(mine["time_min_s"], peer["time_min_s"]),
         peak=_over(mine["peak_bytes"], peer["peak_bytes"]),
-        limit=time * min(1.0, _number(mine["peak_fraction"])),
+        limit=_over(mine["floor_s"], peer["time_median_s"]),
+        above_floor=_over(mine["time_median_s"], mine["floor_s"]),
     )
 
 
@@ -149,7 +155,7 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
     notes = [
         f"Variant over package, bars from top to bottom at n = {', '.join(map(str, lengths))}; left of 1 the variant "
         "takes less. Thin lines: 95 % intervals. Upright strokes: what would be left at the limit of this machine, its "
-        "matmul and copy rates.",
+        "matmul, exponential and copy rates.",
         *(f"Not measured — {line}" for line in failures(rows[rows["status"] != Status.OK])),
     ]
     tall = max(_ROW, (len(lengths) + 1.4) * _BAR)

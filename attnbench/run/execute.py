@@ -18,7 +18,7 @@ from attnbench.compiled import compiling, whole, why_not_compiled
 from attnbench.errors import AttnbenchError, Unsupported, UsageError
 from attnbench.measure.error import measure_error
 from attnbench.measure.flops import count
-from attnbench.measure.limits import CopyRate, peak_fraction
+from attnbench.measure.limits import Limits
 from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes
 from attnbench.measure.time import (
     CudaEvents,
@@ -35,6 +35,7 @@ from attnbench.run.call import Call, always_compiled, prepare
 from attnbench.run.process import freed_memory_returned, return_freed_memory
 from attnbench.status import Status
 
+NOT_MEASURED = Limits()
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -82,8 +83,7 @@ def run_cell(
     earlier: Sequence[Sequence[Sample]],
     previous: Record | None,
     resident: bool,
-    matmul_rate: float | None,
-    copy_rates: Sequence[CopyRate] = (),
+    limits: Limits = NOT_MEASURED,
     tuned_limit: int | None = None,
     with_time: bool = True,
 ) -> tuple[Record, dict[str, Any] | None]:
@@ -93,7 +93,7 @@ def run_cell(
         earlier: time samples of each earlier round.
         previous: the record of the round before, which later rounds refine.
         resident: also measure resident memory (only meaningful in the ``as-shipped`` process).
-        matmul_rate: this machine's FLOPs per second, for ``peak_fraction``; ``copy_rates`` likewise.
+        limits: what this machine can do in the cell's dtype, for ``peak_fraction`` and ``floor_s``.
         tuned_limit: in the tuned process, the memory limit: a cell that needs more than a third of it is measured with
             the allocator as shipped, and its row says so.
 
@@ -129,7 +129,7 @@ def run_cell(
                     "samples": [asdict(sample) for sample in timing.samples],
                 }
                 summary = summarise([*earlier, timing.samples], quick=rules.quick)
-                _add_time(record, cell, summary, matmul_rate, copy_rates)
+                _add_time(record, cell, summary, limits)
                 record.time_rounds = round_ + 1
     except Exception as error:
         status, reason = status_of(error)
@@ -184,7 +184,8 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> None:
     if call.state_bytes is not None:
         record.state_bytes = call.state_bytes
         record.state_bytes_per_token = call.state_bytes / (cell.shape.B * max(1, cell.shape.N - 1))
-    record.matmul_flops, record.kernel = counted.matmul_flops, counted.kernel
+    record.matmul_flops, record.exponentials = counted.matmul_flops, counted.exponentials
+    record.kernel = counted.kernel
     del counted
     return_freed_memory()
     if "memory" in cell.measure:
@@ -194,9 +195,7 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> None:
             record.peak_rss_bytes = peak_resident_bytes(call.run)
 
 
-def _add_time(
-    record: Record, cell: Cell, summary: TimeSummary, matmul_rate: float | None, copy_rates: Sequence[CopyRate]
-) -> None:
+def _add_time(record: Record, cell: Cell, summary: TimeSummary, limits: Limits) -> None:
     record.time_median_s, record.time_min_s = summary.median, summary.minimum
     record.time_iqr_s = None if record.quick else summary.iqr
     record.time_ci_low_s, record.time_ci_high_s = summary.interval or (None, None)
@@ -209,9 +208,8 @@ def _add_time(
         record.flops_per_s = record.matmul_flops / summary.median
     moved = moved_bytes(record)
     record.bytes_per_s = moved / summary.median if moved else None
-    record.peak_fraction = peak_fraction(
-        summary.median, flops=record.matmul_flops, moved=moved, matmul_rate=matmul_rate, rates=copy_rates
-    )
+    record.peak_fraction = limits.peak_fraction(summary.median, flops=record.matmul_flops, moved=moved)
+    record.floor_s = limits.floor(flops=record.matmul_flops, exponentials=record.exponentials, moved=moved)
 
 
 def moved_bytes(record: Record) -> int:

@@ -86,9 +86,7 @@ def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
 
 
 def _without_time(cell: Cell, rules: TimingRules) -> Record:
-    record, _ = run_cell(
-        cell, rules, round_=0, earlier=(), previous=None, resident=False, matmul_rate=None, with_time=False
-    )
+    record, _ = run_cell(cell, rules, round_=0, earlier=(), previous=None, resident=False, with_time=False)
     return record
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +19,8 @@ from attnbench.measure.time import Sample
 from attnbench.record import Record, inferred
 from attnbench.run.invocation import digest
 from attnbench.run.isolation import CellFailed, Worker
+from attnbench.run.order import family, in_order
 from attnbench.run.plan import Options, Plan, make_plan
-from attnbench.shape import Shape
 from attnbench.status import STOPPING, Status
 from attnbench.store import RunFolder, find_runs, suite_folder
 from attnbench.suite.schema import Suite
@@ -112,7 +110,7 @@ class _Run:
                 self.watcher.warned(note)
         try:
             for round_ in range(self.rules.rounds):
-                for cell in self._in_order(self._due(round_), round_):
+                for cell in in_order(self._due(round_), f"{self.plan.suite.name}{round_}"):
                     self._visit(cell, round_)
         except BaseException:
             with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
@@ -138,15 +136,6 @@ class _Run:
             ):
                 due.append(cell)
         return due
-
-    def _in_order(self, cells: Sequence[Cell], round_: int) -> Iterator[Cell]:
-        """Shuffled, but shorter lengths of the same thing first, so that a failure can stand for the longer ones."""
-        order = random.Random(f"{self.plan.suite.name}{round_}").sample(list(cells), len(cells))
-        waiting: dict[tuple[object, ...], list[Cell]] = {}
-        for cell in sorted(cells, key=lambda one: one.shape.N):
-            waiting.setdefault(_family(cell), []).append(cell)
-        for cell in order:
-            yield waiting[_family(cell)].pop(0)
 
     def _visit(self, cell: Cell, round_: int) -> None:
         previous = self.records.get(cell.cell_id)
@@ -202,14 +191,14 @@ class _Run:
 
     def _known(self, cell: Cell) -> Record | None:
         """The outcome of a shorter length of the same thing that ran out of memory or time."""
-        n, status = self.stopped.get(_family(cell), (cell.shape.N, Status.OK))
+        n, status = self.stopped.get(family(cell), (cell.shape.N, Status.OK))
         return inferred(cell, n, status, quick=self.rules.quick) if n < cell.shape.N else None
 
     def _note_failure(self, cell: Cell, record: Record) -> None:
         if record.status in STOPPING:
-            known = self.stopped.get(_family(cell))
+            known = self.stopped.get(family(cell))
             if known is None or known[0] > cell.shape.N:
-                self.stopped[_family(cell)] = (cell.shape.N, record.status)
+                self.stopped[family(cell)] = (cell.shape.N, record.status)
 
     def _store(
         self,
@@ -228,15 +217,6 @@ class _Run:
         self._note_failure(cell, record)
         self.records[record.cell_id] = record
         self.folder.write_csv(self._rows(), at_most_every=2.0)
-
-
-_ALL_BUT_SHAPE = attrgetter(*(field.name for field in fields(Cell) if field.name != "shape"))
-_ALL_BUT_LENGTH = attrgetter(*(field.name for field in fields(Shape) if field.name not in ("seq_len", "kv_len")))
-
-
-def _family(cell: Cell) -> tuple[object, ...]:
-    """Everything but the length."""
-    return _ALL_BUT_SHAPE(cell), _ALL_BUT_LENGTH(cell.shape)
 
 
 def _earlier(rows: Sequence[dict[str, Any]]) -> dict[int, list[Sample]]:

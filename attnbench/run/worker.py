@@ -113,7 +113,7 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_LIMITS = ("matmul_rate", "copy_rates", "timer_cost_s", "noise_floor")
+_LIMITS = ("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor")
 
 
 def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -121,7 +121,7 @@ def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     import torch
 
     from attnbench.machine import OtherLoad, noise_warning
-    from attnbench.measure.limits import copy_rates, matmul_rate
+    from attnbench.measure.limits import copy_rates, exp_rate, matmul_rate
     from attnbench.run.execute import stopwatch
     from attnbench.run.pairs import measure_noise
 
@@ -129,9 +129,11 @@ def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     noise = measure_noise(device)
     warning = noise_warning(noise, others.cores())
     dtypes = settings["dtypes"] if wanted else ()
-    rates = {dtype: matmul_rate(device, getattr(torch, dtype)) for dtype in dtypes}
+    products, exps = (
+        {dtype: rate(device, getattr(torch, dtype)) for dtype in dtypes} for rate in (matmul_rate, exp_rate)
+    )
     copies = copy_rates(device) if wanted else []
-    return dict(zip(_LIMITS, (rates, copies, stopwatch(device).cost(), noise), strict=True)), warning
+    return dict(zip(_LIMITS, (products, exps, copies, stopwatch(device).cost(), noise), strict=True)), warning
 
 
 def _cell(
@@ -145,6 +147,7 @@ def _cell(
     previous: dict[str, Any] | None,
 ) -> dict[str, Any]:
     from attnbench.cell import Cell
+    from attnbench.measure.limits import Limits
     from attnbench.measure.time import Sample, TimingRules
     from attnbench.record import Record
     from attnbench.run.execute import run_cell
@@ -157,8 +160,7 @@ def _cell(
         earlier=[[Sample(**sample) for sample in samples] for samples in earlier],
         previous=Record.from_json(previous) if previous else None,
         resident=state["process"] == "as-shipped",
-        matmul_rate=state["matmul_rate"].get(what.dtype),
-        copy_rates=state["copy_rates"],
+        limits=Limits(state["matmul_rate"].get(what.dtype), state["exp_rate"].get(what.dtype), state["copy_rates"]),
         tuned_limit=settings["memory_limit"] if state["process"] == "tuned" else None,
     )
     return {"record": record.to_json(), "samples": samples}

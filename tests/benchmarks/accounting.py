@@ -64,5 +64,5 @@ def build(*args: Any, **named: Any) -> Any:
 
 execute.prepare, error.build = prepare, build
 execute.run_cell = noted(execute.run_cell)
-for module, name in ((pairs, "measure_noise"), (limits, "matmul_rate"), (limits, "copy_rates")):
+for module, name in ((pairs, "measure_noise"), (limits, "matmul_rate"), (limits, "exp_rate"), (limits, "copy_rates")):
     setattr(module, name, noted(timed(getattr(module, name), "machine")))

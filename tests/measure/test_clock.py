@@ -140,9 +140,7 @@ def test_a_clock_that_stops_while_it_is_used_is_found_out_as_well() -> None:
 def test_a_bad_clock_is_the_status_of_the_cell_and_never_a_number(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(execute, "stopwatch", lambda device: WallClock(SlowClock(step, 0)))
     cell = Cell("s", "w", Spec("softmax"), Shape(heads=1, seq_len=8, head_dim=4))
-    record, samples = run_cell(
-        cell, TimingRules(), round_=0, earlier=(), previous=None, resident=False, matmul_rate=None
-    )
+    record, samples = run_cell(cell, TimingRules(), round_=0, earlier=(), previous=None, resident=False)
     assert record.status is Status.ERROR
     assert "the clock gave" in record.reason
     assert record.time_median_s is None

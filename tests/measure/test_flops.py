@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -40,6 +41,36 @@ def test_the_backward_pass_of_the_fused_kernel_counts_five_products() -> None:
     assert counted.kernel == "flash_cpu"
 
 
+@pytest.mark.parametrize(("n", "m", "seen"), [(6, 6, 21), (3, 9, 6), (5, 2, 9)])
+def test_a_causal_kernel_is_not_charged_for_the_pairs_that_it_skips(n: int, m: int, seen: int) -> None:
+    def make() -> Callable[[], torch.Tensor]:
+        q, k = torch.randn(B, H, n, D, requires_grad=True), torch.randn(B, H, m, D)
+        return lambda: scaled_dot_product_attention(q, k, k, is_causal=True)
+
+    assert count(make()).matmul_flops == predict(make).matmul_flops == 4 * D * B * H * seen
+    assert count(lambda: make()().sum().backward()).matmul_flops == 14 * D * B * H * seen
+
+
+def test_exponentials_are_counted_in_whatever_function_they_are_taken() -> None:
+    q = _qkv()
+    n, pairs = q.numel(), B * H * N * N
+    calls = {
+        lambda: q.exp() + q: n,
+        lambda: q.clone().exp_(): n,
+        lambda: torch.exp(q, out=torch.empty_like(q)): n,
+        lambda: torch.nn.functional.elu(q) + q.sigmoid(): 2 * n,
+        lambda: q.logsumexp(-1): n,
+        lambda: (q @ q.transpose(-1, -2)).softmax(-1) @ q: pairs,
+        lambda: scaled_dot_product_attention(q, q, q): pairs,
+        lambda: scaled_dot_product_attention(q, q, q, is_causal=True): B * H * N * (N + 1) // 2,
+        lambda: q * q + q.sum(-1, keepdim=True): 0,
+    }
+    assert [count(call).exponentials for call in calls] == list(calls.values())
+    learned = _qkv().requires_grad_()
+    both = count(lambda: scaled_dot_product_attention(learned, learned, learned).sum().backward())
+    assert both.exponentials == 2 * pairs
+
+
 def test_a_product_whose_type_is_given_counts_like_any_other() -> None:
     a, b = torch.empty(3, 4, 5, dtype=torch.bfloat16, device="meta"), torch.empty(3, 5, 6, device="meta").bfloat16()
     c = torch.empty(4, 6, device="meta")
@@ -53,11 +84,12 @@ def test_compiled_code_is_booked_forward_and_each_time_it_runs_backward() -> Non
     x = _qkv().requires_grad_()
 
     def call() -> torch.Tensor:
-        return out_of_sight(lambda: x * 2, like=x, kernel="mine", matmul_flops=3, backward_flops=7)
+        return out_of_sight(lambda: x * 2, like=x, kernel="mine", matmul_flops=3, backward_flops=7, exponentials=5)
 
     output = call()
     counted = [count(call), count(lambda: torch.autograd.grad(output.sum(), x)), count(lambda: call().sum().backward())]
     assert [one.matmul_flops for one in counted] == [3, 7, 10]
+    assert [one.exponentials for one in counted] == [5, 5, 10]
     assert {one.kernel for one in counted} == {"mine"}
 
 

@@ -83,7 +83,7 @@ CLOSED_FORMS: dict[str, Pairs] = {
 }
 CAUSAL: dict[str, Pairs] = {
     "softmax": every,
-    "sdpa": every,
+    "sdpa": lambda n: n * (n + 1) // 2,
     "chunked": lambda n: n * (n + 256) // 2,
     "local:window=40": lambda n: window(n, 40, 0),
     "local:block=32,look_around=1": lambda n: sum(32 * (32 + min(i, 32)) for i in range(0, n, 32)),

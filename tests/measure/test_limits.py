@@ -12,7 +12,7 @@ import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench import machine
 from attnbench.cell import Cell, Pass
 from attnbench.machine import OtherLoad, noise_warning
-from attnbench.measure.limits import copy_rates, matmul_rate, memory_rate, peak_fraction
+from attnbench.measure.limits import Limits, copy_rates, exp_rate, matmul_rate
 from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.record import Record
 from attnbench.run.execute import run_cell
@@ -23,8 +23,9 @@ RATES = [(1000, 50.0), (4000, 10.0)]
 
 
 def test_a_cell_is_held_against_the_copy_that_moves_as_much_or_less() -> None:
-    assert [memory_rate(moved, RATES) for moved in (1, 1000, 3999, 4000, 10**9)] == [50, 50, 50, 10, 10]
-    assert memory_rate(1000, []) is None
+    limits = Limits(copy_rates=RATES)
+    assert [limits.memory_rate(moved) for moved in (1, 1000, 3999, 4000, 10**9)] == [50, 50, 50, 10, 10]
+    assert Limits().memory_rate(1000) is None
 
 
 @pytest.mark.parametrize(
@@ -41,13 +42,31 @@ def test_a_cell_is_held_against_the_copy_that_moves_as_much_or_less() -> None:
 def test_the_fraction_is_the_larger_of_products_and_memory(
     flops: int | None, moved: int, matmul: float | None, wanted: float | None
 ) -> None:
-    got = peak_fraction(2.0, flops=flops, moved=moved, matmul_rate=matmul, rates=RATES)
+    got = Limits(matmul, copy_rates=RATES).peak_fraction(2.0, flops=flops, moved=moved)
     assert got == (None if wanted is None else pytest.approx(wanted))
 
 
-def record(variant: str, pass_: Pass = "forward", **rates: object) -> Record:
+@pytest.mark.parametrize(
+    ("flops", "exponentials", "moved", "wanted"),
+    [
+        (3000, 200, 50, 3 + 2),  # one after the other, while a second of copying goes on
+        (3000, None, 50, 3),
+        (None, 200, None, 2),
+        (100, 1, 4000, 400),
+        (None, None, None, None),
+    ],
+)
+def test_the_floor_is_products_and_then_exponentials_or_memory(
+    flops: int | None, exponentials: int | None, moved: int | None, wanted: float | None
+) -> None:
+    limits = Limits(1000.0, 100.0, RATES)
+    assert limits.floor(flops=flops, exponentials=exponentials, moved=moved or 0) == wanted
+    assert Limits().floor(flops=flops, exponentials=exponentials, moved=moved or 0) is None
+
+
+def record(variant: str, pass_: Pass = "forward", **limits: object) -> Record:
     cell = Cell("s", "w", parse_spec(variant), Shape(batch=2, heads=4, seq_len=64, head_dim=8), pass_=pass_)
-    how = {"round_": 0, "earlier": (), "previous": None, "resident": False, "matmul_rate": None, **rates}
+    how = {"round_": 0, "earlier": (), "previous": None, "resident": False, "limits": Limits(**limits)}
     return run_cell(cell, TimingRules(quick=True), **how)[0]  # type: ignore[arg-type]  # as spelled above
 
 
@@ -78,12 +97,13 @@ def test_what_a_call_must_move_is_counted_once(variant: str, pass_: Pass, moved:
 
 def test_what_hands_its_input_back_moves_nothing() -> None:
     got = record("identity", copy_rates=[(1, 1e9)])
-    assert (got.peak_bytes, got.bytes_per_s, got.peak_fraction) == (0, None, None)
+    assert (got.peak_bytes, got.bytes_per_s, got.peak_fraction, got.floor_s) == (0, None, None, None)
 
 
 def test_rows_of_before_have_the_fraction_of_products_alone() -> None:
-    old = {key: value for key, value in record("softmax").to_json().items() if key != "bytes_per_s"}
-    assert Record.from_json(old).bytes_per_s is None
+    new = ("bytes_per_s", "exponentials", "floor_s")
+    old = {key: value for key, value in record("softmax").to_json().items() if key not in new}
+    assert [getattr(Record.from_json(old), key) for key in new] == [None] * 3
 
 
 def test_the_rates_of_this_machine_are_possible_ones() -> None:
@@ -91,6 +111,7 @@ def test_the_rates_of_this_machine_are_possible_ones() -> None:
     assert [size for size, _ in rates] == [1 << 16, 1 << 20]
     assert all(1e8 < rate < 1e13 for _, rate in rates)
     assert 1e8 < matmul_rate("cpu", torch.float32, size=64) < 1e15
+    assert 1e7 < exp_rate("cpu", torch.float32, size=8) < 1e12
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ Rows = list[dict[str, Any]]
 
 
 def both(run: Any, mine: float = 1.0, peer: float = 2.0, **columns: Any) -> Rows:
-    at = {"suite": "peers", "peak_fraction": 0.25, **columns}
+    at = {"suite": "peers", "floor_s": mine / 4, **columns}
     return [
-        run.row("linear", time_median_s=mine, peak_bytes=10.0, **at),
-        run.row("peer.linear.einsum", time_median_s=peer, peak_bytes=40.0, **at),
+        run.row("linear", time_median_s=mine, time_min_s=0.8 * mine, peak_bytes=10.0, **at),
+        run.row("peer.linear.einsum", time_median_s=peer, time_min_s=peer, peak_bytes=40.0, **at),
     ]
 
 
@@ -56,9 +56,16 @@ def test_each_end_of_the_interval_takes_the_nearer_end_of_one_side_and_the_other
     assert (pair.low, pair.high) == pytest.approx((0.8, 1.0))
 
 
-def test_the_limit_is_the_share_of_the_ratio_that_the_machine_needs(run: Any) -> None:
+def test_the_limit_is_what_the_machine_needs_over_what_the_package_takes(run: Any) -> None:
     (pair,) = pairs(run.table(both(run)))
-    assert pair.limit == 0.125
+    assert (pair.limit, pair.above_floor, pair.least) == (0.125, 4, 0.4)
+
+
+def test_rows_of_before_have_no_limit(run: Any) -> None:
+    rows = [{key: value for key, value in row.items() if key != "floor_s"} for row in both(run)]
+    (pair,) = pairs(run.table(rows))
+    assert pair.time == 0.5
+    assert math.isnan(pair.limit)
 
 
 def test_a_side_that_failed_leaves_no_number_and_its_reason(run: Any, words: Words) -> None:
@@ -117,10 +124,15 @@ def test_the_terminal_shows_each_measured_pair_once_for_each_length(run: Any, mo
     from attnbench.cli.plot import _print_pairs
 
     shown: list[Any] = []
-    monkeypatch.setattr(console, "table", lambda columns, rows, **how: shown.extend([columns, *rows]))
+    monkeypatch.setattr(
+        console, "table", lambda columns, rows, **how: shown.extend([how["title"].strip(), columns, *rows])
+    )
     failed = run.failed("unsupported", "no GPU", "peer.linear.fla", suite="peers")
-    _print_pairs(run.table([*both(run, **{"pass": "training"}), *both(run), failed]))
+    _print_pairs(run.table([*both(run, **{"pass": "training"}), *both(run), *both(run, seq_len=2048), failed]))
+    columns = ["variant / package", "n", "time", "±", "least", "peak", "time/floor"]
+    ratios = ["0.5", "5%", "0.4", "0.25", "4"]
     assert shown == [
-        ["variant / package", "n", "forward", "±", "peak", "training", "±", "peak"],
-        ["linear / peer.linear.einsum", "1024", *["0.5", "5%", "0.25"] * 2],
+        *("variant over package, forward", columns),
+        *(["linear / peer.linear.einsum", "1024", *ratios], ["", "2048", *ratios]),
+        *("variant over package, training step", columns, ["linear / peer.linear.einsum", "1024", *ratios]),
     ]

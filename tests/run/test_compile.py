@@ -38,9 +38,7 @@ needs_compiler = pytest.mark.skipif(
 def measure(variant: str, **changes: Any) -> Record:
     shape = Shape(heads=1, seq_len=16, head_dim=8, causal=changes.get("pass_") == "decode")
     asked = Cell("s", "w", Spec(variant), shape, **{"compile": True, "measure": ("time",), **changes})
-    record, _ = run_cell(
-        asked, TimingRules(quick=True), round_=0, earlier=(), previous=None, resident=False, matmul_rate=None
-    )
+    record, _ = run_cell(asked, TimingRules(quick=True), round_=0, earlier=(), previous=None, resident=False)
     assert record.compile is asked.compile
     return record
 

@@ -10,6 +10,7 @@ import torch
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell, Pass
+from attnbench.measure.limits import Limits
 from attnbench.measure.time import TimingRules
 from attnbench.model import as_layer
 from attnbench.record import Record
@@ -31,7 +32,7 @@ def measure(cell: Cell, tuned_limit: int | None = None) -> Record:
         earlier=(),
         previous=None,
         resident=False,
-        matmul_rate=1e9,
+        limits=Limits(matmul_rate=1e9, exp_rate=1e8),
         tuned_limit=tuned_limit,
     )
     return record
@@ -54,6 +55,8 @@ def test_flops_rate_and_fraction_follow_from_the_count_and_the_time() -> None:
     assert record.time_median_s is not None
     assert record.flops_per_s == record.matmul_flops / record.time_median_s
     assert record.peak_fraction == record.flops_per_s / 1e9
+    assert record.exponentials == 2 * 64 * 64
+    assert record.floor_s == pytest.approx(record.matmul_flops / 1e9 + record.exponentials / 1e8)
     assert record.examples_per_s == 1 / record.time_median_s
 
 

@@ -120,7 +120,16 @@ def test_figures_beside_bad_cells_are_those_without_them(mixed: tuple[RunFolder,
 
 NEVER_TWICE = {
     *("time_median_s", "time_ci_low_s", "time_ci_high_s", "time_iqr_s", "time_min_s", "time_samples", "first_call_s"),
-    *("examples_per_s", "tokens_per_s", "flops_per_s", "bytes_per_s", "peak_fraction", "warnings", "started_at"),
+    *(
+        "examples_per_s",
+        "tokens_per_s",
+        "flops_per_s",
+        "bytes_per_s",
+        "peak_fraction",
+        "floor_s",
+        "warnings",
+        "started_at",
+    ),
 }
 """Columns that two measurements of the same do not share."""
 

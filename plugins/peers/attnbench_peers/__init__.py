@@ -7,6 +7,7 @@ from importlib import import_module
 
 for _name in (
     "layouts",
+    "torch_sdpa",
     "performer",
     "linear_attention_transformer",
     "flash_linear_attention",

@@ -56,6 +56,8 @@ def agree(mine: nn.Module, peer: nn.Module, inputs: Inputs, *, times: float = 1.
 @pytest.mark.parametrize(
     ("peer", "ours", "causal"),
     [
+        ("peer.sdpa", "sdpa", False),
+        ("peer.sdpa", "sdpa", True),
         ("peer.linear", "linear", False),
         ("peer.linformer:rank=8", "linformer:rank=8,sharing=headwise", False),
         ("peer.local:window=16", "local:window=16", False),
