@@ -15,6 +15,11 @@ from contextlib import contextmanager, suppress
 from typing import Literal
 
 Process = Literal["tuned", "as-shipped"]
+Products = Literal["default", "oneDNN"]
+_PRECISION: dict[Products, str] = {"default": "highest", "oneDNN": "medium"}
+"""torch's switch for each library of float32 products."""
+_products: Products = "default"
+"""What this process uses but for a cell that is better off with the default."""
 
 END_OF_REQUEST = "\0end of request\n"
 """What the worker writes to stderr when it has answered, for the parent to know that it has read everything."""
@@ -67,37 +72,54 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def apply(process: Process, *, threads: int, device: str) -> tuple[Process, list[str]]:
-    """Set the process up; returns what could be had and what could not.
+def apply(
+    process: Process, *, threads: int, device: str, products: Products | None = None
+) -> tuple[Process, Products, list[str]]:
+    """Set the process up; returns what could be had, the library of float32 products, and what could not be had.
 
-    ``tuned`` on the CPU: freed memory stays with the allocator, and float32 products use oneDNN (but see
-    :func:`choose_products`) where a probe against float64 proves that they keep float32's precision (on processors with
-    AMX they would not).
+    ``tuned`` on the CPU: freed memory stays with the allocator, and float32 products use the faster library (but see
+    :func:`choose_products`).
+
+    Args:
+        products: what another process of the same run found to be faster; measured where None.
     """
-    global _fast_products
+    global _products
     import torch
-
-    from attnbench.measure.limits import is_true_float32
 
     torch.set_num_threads(threads)
     if process == "as-shipped" or device != "cpu":
-        return "as-shipped", []
+        return "as-shipped", "default", []
     notes = []
     if not keep_freed_memory():
         notes.append(
             "the allocator cannot keep memory on this system: times hold page faults; use --process as-shipped"
         )
-    torch.set_float32_matmul_precision("medium")
-    if not is_true_float32():
-        torch.set_float32_matmul_precision("highest")
-        notes.append("float32 matmul stays with the default library: the faster one loses precision here")
-    else:
-        _fast_products = True
-    return "tuned", notes
+    if products is None:
+        products, lost = faster_products()
+        if lost:
+            notes.append("float32 matmul stays with the default library: the faster one loses precision here")
+    _products = products
+    choose_products(of_one_row=False)
+    return "tuned", products, notes
 
 
-_fast_products = False
-"""Whether the tuned process has oneDNN's float32 products."""
+def faster_products() -> tuple[Products, bool]:
+    """The library that multiplies float32 matrices faster, and whether oneDNN's were refused for their precision.
+
+    torch calls its switch "medium" since it allows bfloat16 inside a product, which is what oneDNN uses on processors
+    with AMX; on others its products are true float32. A product against float64 tells.
+    """
+    import torch
+
+    from attnbench.measure.limits import is_true_float32, matmul_rate
+
+    rates = {}
+    for library, precision in _PRECISION.items():
+        torch.set_float32_matmul_precision(precision)
+        if library != "default" and not is_true_float32():
+            return "default", True
+        rates[library] = matmul_rate("cpu", torch.float32, size=768, rounds=3)
+    return max(_PRECISION, key=rates.__getitem__), False
 
 
 def choose_products(*, of_one_row: bool) -> None:
@@ -107,8 +129,8 @@ def choose_products(*, of_one_row: bool) -> None:
     """
     import torch
 
-    if _fast_products:
-        torch.set_float32_matmul_precision("highest" if of_one_row else "medium")
+    if _products == "oneDNN":
+        torch.set_float32_matmul_precision(_PRECISION["default" if of_one_row else "oneDNN"])
 
 
 def limit_memory(extra_bytes: int | None) -> bool:

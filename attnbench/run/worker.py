@@ -93,9 +93,12 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     for plugin in settings["plugins"]:
         load(plugin)
     device = settings["device"]
-    process, notes = apply(settings["process"], threads=settings["threads"], device=device)
-    limits = {name: settings["known"].get(name) for name in _LIMITS}
-    if not settings["known"]:
+    known = settings["known"]
+    process, products, notes = apply(
+        settings["process"], threads=settings["threads"], device=device, products=known.get("float32_products")
+    )
+    limits = {name: known.get(name) for name in _LIMITS}
+    if not known:
         limits, warning = _limits(settings)
         notes += [warning] if warning else []
     return_freed_memory()
@@ -109,6 +112,7 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
         "machine_id": machine_id(device),
         "process": process,
         "process_notes": notes,
+        "float32_products": products,
         **limits,
     }
 

@@ -10,6 +10,7 @@ import torch
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell, Pass
+from attnbench.measure import limits
 from attnbench.measure.limits import Limits
 from attnbench.measure.time import TimingRules
 from attnbench.model import as_layer
@@ -137,8 +138,29 @@ def test_a_layer_decodes_what_it_gives_for_the_whole_sequence() -> None:
         torch.testing.assert_close(out, layer(x)[:, t : t + 1])
 
 
+@pytest.mark.parametrize(
+    ("true_float32", "default", "onednn", "wanted"),
+    [
+        (True, 1.0, 2.0, ("oneDNN", False)),
+        (True, 2.0, 1.0, ("default", False)),
+        (False, 1.0, 2.0, ("default", True)),
+    ],
+)
+def test_the_tuned_process_takes_the_faster_products_that_are_true_float32(
+    true_float32: bool, default: float, onednn: float, wanted: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_float32_matmul_precision()
+    rate = lambda *_, **__: {"highest": default, "medium": onednn}[torch.get_float32_matmul_precision()]  # noqa: E731  # stands for a measurement
+    monkeypatch.setattr(limits, "matmul_rate", rate)
+    monkeypatch.setattr(limits, "is_true_float32", lambda: true_float32)
+    try:
+        assert process.faster_products() == wanted
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_a_decoding_step_in_the_tuned_process_does_not_copy_the_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_fast_products", True)
+    monkeypatch.setattr(process, "_products", "oneDNN")
     before = torch.get_float32_matmul_precision()
     try:
         wide = replace(cell("identity", level="layer", pass_="decode"), shape=Shape(heads=8, seq_len=8, head_dim=32))
