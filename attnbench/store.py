@@ -15,20 +15,16 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from attnbench.errors import CannotCreate, CorruptResults, Locked, StoreError
+from attnbench.errors import CannotCreate, CorruptResults, StoreError
+from attnbench.lock import held, refuse_link
 from attnbench.record import Record, one_line
 from attnbench.table import csv_text
 
 RECORDS, SAMPLES, FAILURES, TABLE = "records.jsonl", "samples.jsonl", "failures.jsonl", "results.csv"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
-WRITER = ".writer"
-"""Names the process that holds the lock; what a killed one left here is overwritten by the next."""
 
 
 class RunFolder:
@@ -79,44 +75,15 @@ class RunFolder:
                 raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
 
     @contextmanager
-    def lock(self, invocation: str = "") -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Hold this folder against other runs; the system frees it when the process ends, however it ends."""
-        for path in (self.path, *(self.path / name for name in (RECORDS, SAMPLES, FAILURES, WRITER))):
-            if path.is_symlink():
-                raise CannotCreate(f"{path} is a link, and results are written to no other place; remove it")
-        try:
-            lock = FileLock(self.path / ".lock", timeout=0)
-            lock.acquire()
-        except Timeout:
-            raise Locked(
-                f"another attnbench run{self.writer()[0]} writes to {self.path}; wait for it or choose another --out"
-            ) from None
-        except OSError as error:
-            raise CannotCreate(f"cannot write in {self.path}: {error.strerror}") from error
-        try:
-            self._tidy(invocation)
+        for path in (self.path, *(self.path / name for name in (RECORDS, SAMPLES, FAILURES))):
+            refuse_link(path)
+        with held(self.path):
+            for left in self.path.glob(f".{TABLE}.*"):  # unfinished tables of killed runs
+                with suppress(OSError):
+                    left.unlink()
             yield
-        finally:
-            with suppress(OSError):
-                (self.path / WRITER).unlink()
-            lock.release()
-
-    def _tidy(self, invocation: str) -> None:
-        """Say who writes here, and remove the unfinished tables that killed runs left behind."""
-        with suppress(OSError):  # a full disk is told where a row is lost
-            since = datetime.now(UTC).isoformat(timespec="seconds")
-            (self.path / WRITER).write_text(f"process {os.getpid()}, since {since}\n{invocation}\n", encoding="utf-8")
-        for left in self.path.glob(f".{TABLE}.*"):
-            with suppress(OSError):
-                left.unlink()
-
-    def writer(self) -> tuple[str, str]:
-        """Who writes here, for people, and its invocation; both empty where it does not say."""
-        try:
-            said, _, invocation = (self.path / WRITER).read_text(encoding="utf-8")[:200].partition("\n")
-        except (OSError, ValueError):
-            return "", ""
-        return f" ({one_line(said, 100)})" if said else "", invocation.strip()
 
     def append(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
         """Append rows to a JSON-lines file: one write, then fsync."""
@@ -266,8 +233,7 @@ def suite_folder(out: Path, name: str) -> Path:
             systems take for the same.
     """
     folder = out / name
-    if folder.is_symlink():
-        raise CannotCreate(f"{folder} is a link, and results are written to no other place; remove it")
+    refuse_link(folder)
     with suppress(OSError):  # none yet, or told where a run is made in it
         for other in out.iterdir():
             if other.name != name and other.name.casefold() == name.casefold():

@@ -13,7 +13,7 @@ ROOT = Path(attnbench.__file__).parent
 LAYERS = {
     0: "units",
     1: "shape reference position_bias compiled status errors spec registry",
-    2: "variant plugins qkv cell record table store machine",
+    2: "variant plugins qkv cell record table lock store machine",
     3: "attention inputs tasks model",
     4: "measure suite",
     5: "plots run",

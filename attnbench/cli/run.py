@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -61,11 +62,6 @@ def run(
     The same command continues an interrupted run.
     """
     given = dict(locals())
-    from attnbench.run.invocation import invocation_of, refuse_second
-
-    invocation = invocation_of(given)
-    if not (fresh or dry_run):
-        refuse_second(out, invocation)
     overrides = dict(_axis(text) for text in set_ or [])
     try:
         limit = None if memory_limit is None else parse_bytes(memory_limit)
@@ -78,9 +74,11 @@ def run(
     refuse_early(suite, device=device, overrides=overrides | {axis: one for axis, one in of_all.items() if one})
 
     from attnbench.machine import available_cores
+    from attnbench.run.invocation import once
     from attnbench.run.isolation import Settings, Worker
 
-    with Worker(Settings(threads=threads or available_cores())) as worker:
+    alone = nullcontext() if fresh or dry_run else once(out, given)
+    with alone, Worker(Settings(threads=threads or available_cores())) as worker:
         if not dry_run:
             worker.begin()  # it imports torch while this process does
         from attnbench.measure.time import garbage_collection_off
@@ -110,7 +108,6 @@ def run(
                 quick=quick,
                 fresh=fresh,
                 retry_failed=retry_failed,
-                invocation=invocation,
             )
             plan = make_plan(suite, options)
         _print_plan(plan)

@@ -3,13 +3,45 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from attnbench.store import WRITER, RunFolder
+from attnbench.lock import held, make_folder
 
 
-def invocation_of(arguments: Mapping[str, object]) -> str:
+@contextmanager
+def once(out: Path, arguments: Mapping[str, object]) -> Iterator[None]:
+    """Hold ``out`` against the same command, from before it knows in which folder of it the rows will stand.
+
+    Raises:
+        Locked: the same command is at work already.
+        CannotCreate: ``out`` cannot be made or written.
+    """
+    missing = [folder for folder in (out, *out.parents) if not _is_there(folder)]
+    make_folder(out)
+    name = f".{_invocation(arguments)}."
+    try:
+        with held(out, name):
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    (out / f"{name}lock").unlink()
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # results are in it
+                folder.rmdir()
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        return folder.exists()
+    except OSError:
+        return True
+
+
+def _invocation(arguments: Mapping[str, object]) -> str:
     """Equal for two commands with the same arguments and the same files behind them."""
     names = [str(name) for value in arguments.values() for name in (value if isinstance(value, list) else [value])]
     return hashlib.sha256(repr([arguments, *map(digest, names)]).encode()).hexdigest()[:16]
@@ -23,16 +55,3 @@ def digest(source: str) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest() if small else ""
     except (OSError, ValueError):
         return ""
-
-
-def refuse_second(out: Path, invocation: str) -> None:
-    """Tell before anything slow is imported that the same command is at work already.
-
-    Raises:
-        Locked: it is, and writes to a run folder of a suite's folder in ``out``.
-    """
-    for path in sorted(out.glob(f"*/*/{WRITER}")):
-        folder = RunFolder(path.parent)
-        if folder.writer()[1] == invocation:
-            with folder.lock(invocation):
-                pass

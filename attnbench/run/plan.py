@@ -46,8 +46,6 @@ class Options:
     quick: bool = False
     fresh: bool = False
     retry_failed: bool = False
-    invocation: str = ""
-    """Equal for the same command given twice; see :mod:`attnbench.run.invocation`."""
 
 
 @dataclass(frozen=True, slots=True)

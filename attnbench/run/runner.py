@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench import __version__
 from attnbench.cell import METHOD_VERSION, Cell
 from attnbench.errors import CannotCreate, StoreError
+from attnbench.lock import held, make_folder
 from attnbench.machine import load_warning, machine_id
 from attnbench.measure.time import Sample
 from attnbench.record import Record, inferred
@@ -57,17 +58,19 @@ def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = 
         KeyboardInterrupt: passed on after what is finished has been written.
     """
     watcher = watcher or Watcher()
-    with worker or Worker(plan.settings) as worker:
+    with ExitStack() as ours, worker or Worker(plan.settings) as worker:
         worker.settings = plan.settings
         # Setting the worker up takes seconds, and the folder is held before that. On a GPU only the worker may ask for
         # the machine, for asking takes memory there.
         on_cpu = plan.settings.device == "cpu"
         key = _run_key(plan, machine_id("cpu") if on_cpu else worker.start()["machine_id"])
-        folder = _find_folder(plan, key) or _new_folder(plan, key)
-        with folder.lock(plan.options.invocation):
-            state = worker.start()
-            folder.describe(state)
-            return folder, _Run(plan, worker, state, folder, watcher).go()
+        make_folder(plan.options.out)
+        with held(plan.options.out, patience=30):  # of two that begin at once, the second finds the first one's folder
+            folder = _find_folder(plan, key) or _new_folder(plan, key)
+            ours.enter_context(folder.lock())
+        state = worker.start()
+        folder.describe(state)
+        return folder, _Run(plan, worker, state, folder, watcher).go()
 
 
 def run(suite: Suite | str | Path, **options: Any) -> pd.DataFrame:

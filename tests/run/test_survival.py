@@ -299,6 +299,42 @@ def test_a_second_run_names_the_first_within_two_seconds_and_goes_on_when_that_i
     assert len(rows(tmp_path / "out")) == 20
 
 
+@pytest.mark.parametrize("timeouts", [("60", "60"), ("60", "61")], ids=["the same", "of the same cells"])
+def test_of_two_commands_begun_at_once_one_measures_and_the_other_names_it(
+    tmp_path: Path, suite: Path, monkeypatch: pytest.MonkeyPatch, timeouts: tuple[str, str]
+) -> None:
+    class Together(Instant):
+        def start(self) -> dict[str, Any]:
+            while not (out / "go").exists():
+                time.sleep(0.002)
+            return super().start()
+
+    put_in_place(monkeypatch, Together)
+    for turn in range(5):
+        out = tmp_path / str(turn)
+        out.mkdir()
+        together, said = time.monotonic() + 0.1, [tmp_path / "first.txt", tmp_path / "second.txt"]
+
+        def action(timeout: str) -> int:
+            time.sleep(max(0.0, together - time.monotonic()))  # noqa: B023  # used at once
+            command = ["run", str(suite), "--out", str(out), "--device", "cpu", "--rounds", "1"]  # noqa: B023  # as above
+            return main([*command, "--cell-timeout", timeout])
+
+        pids = [
+            fork(lambda timeout=timeout: action(timeout), file) for timeout, file in zip(timeouts, said, strict=True)
+        ]
+        refused, code = os.wait()
+        (out / "go").touch()
+        (winner,) = set(pids) - {refused}
+        files = dict(zip(pids, said, strict=True))
+        ended = Ended(os.waitstatus_to_exitcode(code), files[refused].read_text())
+        assert ended.code == 75, ended.said
+        assert f"another attnbench run (process {winner}, since 20" in error_line(ended)
+        assert wait(winner, files[winner]).code == 0
+        assert len(rows(out)) == 20
+        assert {path.name for path in out.iterdir()} - {".lock"} == {"go", "s"}
+
+
 @pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_ends_a_run_that_cannot_end_in_order(
     tmp_path: Path, suite: Path, monkeypatch: pytest.MonkeyPatch, sign: int, code: int

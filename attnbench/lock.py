@@ -1,0 +1,83 @@
+"""One process at a time in a folder: a lock that the system frees when its holder ends, and who that is."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from attnbench.errors import CannotCreate, Locked
+from attnbench.record import one_line
+
+
+@contextmanager
+def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[None]:
+    """Hold ``folder``, or what ``name`` stands for in it, against other processes.
+
+    The file ``{name}writer`` says who holds it; what a killed process left in it is overwritten by the next.
+
+    Args:
+        name: how the names of the lock's files begin.
+        patience: seconds to wait for another process.
+
+    Raises:
+        Locked: another process holds it, with its number.
+        CannotCreate: nothing can be written there, or a link stands in its place.
+    """
+    writer = folder / f"{name}writer"
+    refuse_link(writer)
+    try:
+        lock = FileLock(folder / f"{name}lock", timeout=patience)
+        lock.acquire()
+    except Timeout:
+        raise Locked(
+            f"another attnbench run{_holder(writer)} writes to {folder}; wait for it or choose another --out"
+        ) from None
+    except OSError as error:
+        raise CannotCreate(f"cannot write in {folder}: {error.strerror}") from error
+    try:
+        with suppress(OSError):  # a full disk is told where a row is lost
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            writer.write_text(f"process {os.getpid()}, since {since}\n", encoding="utf-8")
+        yield
+    finally:
+        with suppress(OSError):
+            writer.unlink()
+        lock.release()
+
+
+def _holder(writer: Path) -> str:
+    """For people; empty where it does not say."""
+    for _ in range(20):
+        time.sleep(0.05)  # it may have the lock since this moment and be about to write
+        with suppress(OSError, ValueError):
+            if said := one_line(writer.read_text(encoding="utf-8")[:100]):
+                return f" ({said})"
+    return ""
+
+
+def refuse_link(path: Path) -> None:
+    """Nothing is written through a link.
+
+    Raises:
+        CannotCreate: ``path`` is one.
+    """
+    if path.is_symlink():
+        raise CannotCreate(f"{path} is a link, and results are written to no other place; remove it")
+
+
+def make_folder(path: Path) -> None:
+    """With its parents, unless it is there.
+
+    Raises:
+        CannotCreate: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder with --out") from error
