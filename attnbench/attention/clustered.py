@@ -90,10 +90,12 @@ class Clustered(nn.Module):
         total = torch.zeros((G * (C + 1), D), dtype=dtype, device=q.device).index_add(
             0, at, flat.flatten(0, 1).to(dtype)
         )
-        mean = (total.view(G, C + 1, D) / count.clamp(min=1).unsqueeze(2)).to(q.dtype).view(B, H, C + 1, D)
+        mean = (total.view(G, C + 1, D) / count.clamp(min=1).unsqueeze(2)).view(B, H, C + 1, D)
         bias = None if key_mask is None else added_to_logits(key_mask, q.dtype)[:, None, None]
         if self.improved is None:
-            out = scaled_dot_product_attention(mean, k, v, attn_mask=bias).reshape(-1, D)[at].view(B, H, N, D)
+            rows = scaled_dot_product_attention(mean.to(q.dtype), k, v, attn_mask=bias).reshape(-1, D)
+            # In float32, so that the gradients of a cluster's members are summed in it.
+            out = rows.to(dtype)[at].to(q.dtype).view(B, H, N, D)
         else:
             out = self._improved(q, k, v, mean, bias, cluster, count)
         if key_mask is None:
@@ -107,12 +109,12 @@ class Clustered(nn.Module):
         (B, H, N, D), M = q.shape, k.shape[2]
         (G, C), device = count.shape, q.device
         dtype = accumulator(q.dtype)
-        logits = torch.matmul(mean * D**-0.5, k.mT).to(dtype)
+        logits = torch.matmul(mean * D**-0.5, k.mT.to(dtype))
         weights = (logits if bias is None else logits + bias).softmax(-1).view(G, C, M)
         keys = min(self.improved or M, M)
         best = largest(weights.detach().flatten(0, 1), keys)[1].view(G, C, keys)
         own = weights.gather(2, best).sum(2)
-        others = torch.bmm(weights.scatter(2, best, 0.0).to(v.dtype), v.reshape(G, M, D))
+        others = torch.bmm(weights.scatter(2, best, 0.0).to(v.dtype), v.reshape(G, M, D)).to(dtype)
         # Each cluster is cut into blocks of one size, the last one with empty slots; their number has a bound.
         filled = (count + _SLOTS - 1) // _SLOTS
         blocks, ends = N // _SLOTS + min(C, N), filled.cumsum(1)
@@ -127,9 +129,9 @@ class Clustered(nn.Module):
         queries = q.reshape(G * N, D)[token + N * heads].view(G, blocks, _SLOTS, D)
         if bias is not None:
             bias = bias[:, 0, 0].repeat_interleave(H, 0).flatten()[chosen].unsqueeze(2)
-        mixed = scaled_dot_product_attention(
-            queries, k.reshape(G * M, D)[chosen], v.reshape(G * M, D)[chosen], attn_mask=bias
-        )
+        # In float32, so that the gradients of a key that several blocks choose are summed in it.
+        near, values = (x.reshape(G * M, D).to(dtype)[chosen].to(x.dtype) for x in (k, v))
+        mixed = scaled_dot_product_attention(queries, near, values, attn_mask=bias)
         back = torch.empty_like(slot).scatter_(1, order, slot) + blocks * _SLOTS * heads
         at = cluster + C * heads
         out = mixed.reshape(-1, D)[back] * own.flatten()[at].unsqueeze(2) + others.reshape(-1, D)[at]

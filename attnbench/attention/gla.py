@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid, silu
 
 from attnbench.attention.decayed_sums import by_heads, last_state, states_before, stretches
 from attnbench.attention.feature_tiles import LOG2E
-from attnbench.attention.precision import accumulator
+from attnbench.attention.precision import LayerNorm, accumulator
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -75,7 +75,7 @@ class GLA(nn.Module):
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.decay = nn.Sequential(nn.Linear(C, rank, bias=False), nn.Linear(rank, C))
         self.gate = nn.Linear(C, C)
-        self.norm = nn.LayerNorm(shape.D)
+        self.norm = LayerNorm(shape.D)
         self.out = nn.Linear(C, C, bias=False)
 
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from attnbench.attention.key_masks import visible_pairs
 from attnbench.attention.kv_cache import Cache, attend
+from attnbench.attention.precision import LayerNorm
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -76,7 +77,7 @@ class GMLP(nn.Module):
             raise UsageError(f"gmlp: option ffn={ffn} must be even: it is split into two halves")
         self.causal, self.longest = shape.causal, N
         self.U, self.V = nn.Linear(C, ffn), nn.Linear(ffn // 2, C)
-        self.norm = nn.LayerNorm(ffn // 2)
+        self.norm = LayerNorm(ffn // 2)
         self.W = nn.Parameter(1e-3 * torch.randn(N, N))
         self.b = nn.Parameter(torch.ones(N))
         self.qkv = nn.Linear(C, 3 * attention) if attention else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -13,3 +15,14 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 def hidden(dtype: torch.dtype) -> float:
     """Logit of a pair that does not count: finite, also twice and beside another logit, so that no row becomes NaN."""
     return torch.finfo(dtype).min / 4
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm whose gradients are sums in float32 too, in which torch's own for a CPU keeps to the input's dtype."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        dtype = accumulator(input.dtype)
+        if dtype == input.dtype or input.device.type != "cpu":
+            return super().forward(input)
+        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        return layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps).to(input.dtype)

@@ -86,20 +86,20 @@ class Routing(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         B, H, N, D = q.shape
-        q, k = (layer_norm(x, (D,)).flatten(0, 1) for x in (q, k))
+        q, k = _normed(q), _normed(k)
         with torch.no_grad():
             (at_q, real_q), (at_k, real_k) = self._pick(q, k, key_mask)
         times = self._times_picked(at_q, real_q, B * H * N).clamp_(min=1).to(accumulator(q.dtype)).unsqueeze(1)
         picked = (None if x is None else x.flatten(0, 1) for x in (at_q, at_k, real_q, real_k))
         out: Tensor = AttendWithin.apply(  # type: ignore[no-untyped-call] # torch
-            *(x.reshape(-1, D) for x in (q, k, v)), *picked, times
+            *(x.reshape(-1, D).to(v.dtype) for x in (q, k, v)), *picked, times
         )
         return out.view(B, H, N, D)
 
     def coverage(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """``(B, H)``: the share of (real) queries that at least one centroid picks; the others give 0."""
-        B, H, N, D = q.shape
-        q, k = (layer_norm(x, (D,)).flatten(0, 1) for x in (q, k))
+        B, H, N, _ = q.shape
+        q, k = _normed(q), _normed(k)
         (at_q, real_q), _ = self._pick(q, k, key_mask)
         picked = (self._times_picked(at_q, real_q, B * H * N).view(B, H, N) > 0).sum(2)
         real = q.new_full((B,), N) if key_mask is None or self.cross else key_mask.sum(1).clamp(min=1).to(q.dtype)
@@ -176,3 +176,8 @@ class Routing(nn.Module):
                 times += inside_q[:, None]
             out[b, h, queries] = total / times.clamp(min=1)
         return out
+
+
+def _normed(x: Tensor) -> Tensor:
+    """LN(x) ``(B·H, N, D)``, in float32 at least: rounded, it would be nearest to other centroids."""
+    return layer_norm(x.to(accumulator(x.dtype)), x.shape[-1:]).flatten(0, 1)
