@@ -82,30 +82,37 @@ class Cell:
 
 
 def _identify(cell: Cell) -> str:
-    """Of the cell as JSON with sorted keys; put together from its fields, of which most cells of a suite share most."""
+    """Of the cell as JSON with sorted keys, put together from parts that most cells of a suite share."""
     import hashlib  # not for whoever only asks what passes there are: it loads OpenSSL
 
-    fields_of, text = _FORMS[cell.compile]
-    canonical = text % tuple(map(_canonical, fields_of(cell)))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    parts = ", ".join([_canonical(names, values_of(cell)) for names, values_of in _PARTS[cell.compile]])
+    return hashlib.sha256(f"[{METHOD_VERSION}, {{{parts}}}]".encode()).hexdigest()[:16]
 
 
-@lru_cache(maxsize=100_000, typed=True)
-def _canonical(part: Any) -> str:
-    data = part
-    if isinstance(part, Shape | Spec | ModelSize):
-        data = {field.name: getattr(part, field.name) for field in fields(part)}
+@lru_cache(maxsize=100_000)
+def _canonical(names: tuple[str, ...], values: Any) -> str:
+    """Some fields and their values, between the braces of a JSON object."""
+    given = dict(zip(names, values if len(names) > 1 else (values,), strict=True))
+    return _ENCODER.encode(given)[1:-1]
+
+
+def _plain(part: Shape | Spec | ModelSize) -> dict[str, Any]:
+    data = {name: getattr(part, name) for name in part.__slots__}
     if isinstance(part, Shape) and part.bias == "none":  # cells from before there were biases keep their names
         del data["bias"]
-    return json.dumps(data, sort_keys=True)
+    return data
 
 
-def _form(names: list[str]) -> tuple[Callable[[Cell], tuple[Any, ...]], str]:
-    """What gives these fields of a cell, and the text into which they are put."""
-    keys = ", ".join(f'"{name}": %s' for name in names)
-    return attrgetter(*names), f"[{METHOD_VERSION}, {{{keys}}}]"
+_ENCODER = json.JSONEncoder(sort_keys=True, default=_plain)
+
+
+def _parts(names: list[str]) -> list[tuple[tuple[str, ...], Callable[[Cell], Any]]]:
+    """The fields in three parts, and what gives the values of each: the shape, which cells share least, is one."""
+    at = names.index("shape")
+    parts = (names[:at], names[at : at + 1], names[at + 1 :])
+    return [(tuple(part), attrgetter(*part)) for part in parts]
 
 
 _NAMES = sorted(field.name for field in fields(Cell))
-_FORMS = {True: _form(_NAMES), False: _form([name for name in _NAMES if name != "compile"])}
+_PARTS = {True: _parts(_NAMES), False: _parts([name for name in _NAMES if name != "compile"])}
 """By :attr:`Cell.compile`: cells from before it was there keep their names."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from operator import itemgetter
 from typing import Any
 
 from pydantic import ValidationError
@@ -201,49 +202,45 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
         size = ModelSize(**given)
     rows = [row.tests() for row in grid.excludes]
     met = [
-        [(value, -1 if axis == "kv_len" else _rows_met(rows, axis, value)) for value in values]
+        [-1 if axis == "kv_len" else _rows_met(rows, axis, value) for value in values]
         for axis, values in grid.axes.items()
     ]
     met_by_kv_len = {M: _rows_met(rows, "kv_len", M) for M in {*grid.axes["kv_len"], *grid.axes["seq_len"]} - {None}}
+    sizes_of, others_of = (itemgetter(*map(order.index, axes)) for axes in (_SIZES, _OTHERS))
     shapes: dict[tuple[Any, ...], Shape] = {}
-    for chosen in itertools.product(*met):
-        value = {axis: one for axis, (one, _) in zip(order, chosen, strict=True)}
-        N = value["seq_len"]
-        M = value["kv_len"] or N
-        if bool(rows) and reduce(operator.and_, (bits for _, bits in chosen), met_by_kv_len[M]):
+    for chosen, bits in zip(itertools.product(*grid.axes.values()), itertools.product(*met), strict=True):
+        sizes = sizes_of(chosen)
+        B, H, N, D, M, causal, bias = sizes
+        if bool(rows) and reduce(operator.and_, bits, met_by_kv_len[M or N]):
             continue
-        sizes = (
-            value["batch"],
-            value["heads"],
-            N,
-            value["head_dim"],
-            None if M == N else M,
-            value["causal"],
-            value["bias"],
-        )
         shape = shapes.get(sizes)
         if shape is None:
             try:
-                shape = shapes[sizes] = Shape(*sizes)
+                shape = shapes[sizes] = Shape(B, H, N, D, None if M == N else M, causal, bias)
             except UsageError as error:
                 where = ("sweeps", grid.index, "matrix")
                 raise suite.origin.error(where, f"{error}; exclude these cells or use two sweeps") from None
+        variant, dtype, inputs, seed, compile_ = others_of(chosen)
         yield Cell(
             suite=suite.name,
             sweep=sweep.name,
-            variant=value["variant"],
+            variant=variant,
             shape=shape,
             level=sweep.level,
             pass_=sweep.pass_,
-            dtype=value["dtype"],
+            dtype=dtype,
             device=device,
-            inputs=value["inputs"],
-            seed=value["seed"],
+            inputs=inputs,
+            seed=seed,
             measure=measures,
             model=size,
             error_draws=sweep.error_draws,
-            compile=value["compile"],
+            compile=compile_,
         )
+
+
+_SIZES = ("batch", "heads", "seq_len", "head_dim", "kv_len", "causal", "bias")
+_OTHERS = ("variant", "dtype", "inputs", "seed", "compile")
 
 
 def _rows_met(rows: list[dict[str, list[Test]]], axis: str, value: object) -> int:
