@@ -80,21 +80,22 @@ def _print_pairs(frame: pd.DataFrame) -> None:
 
     numbers = ["n", "time", "±", "least", "peak", "time/floor"]
     found = [one for one in pairs(frame) if not math.isnan(one.time) or not math.isnan(one.peak)]
+    names = list(dict.fromkeys(one.names for one in found))
     for name, words in PASSES.items():
-        rows = []
-        last = None
-        for one in found:
-            if one.pass_ == name:
-                half = "-" if math.isnan(one.low) else f"{math.sqrt(one.high / one.low) - 1:.0%}"
-                ratios = [_ratio(x) for x in (one.least, one.peak, one.above_floor)]
-                rows.append(
-                    ["" if one.names == last else " / ".join(one.names), str(one.n), _ratio(one.time), half, *ratios]
-                )
-                last = one.names
+        part = [one for one in found if one.pass_ == name]
+        part.sort(key=lambda one: (names.index(one.names), one.n))
+        rows = [
+            [
+                "" if last and last.names == one.names else " / ".join(one.names),
+                *(str(one.n), _ratio(one.time)),
+                "-" if math.isnan(one.low) else f"{math.sqrt(one.high / one.low) - 1:.0%}",
+                *map(_ratio, (one.least, one.peak, one.above_floor)),
+            ]
+            for last, one in zip([None, *part], part, strict=False)
+        ]
         if rows:
-            console.table(
-                ["variant / package", *numbers], rows, right=numbers, title=f"\nvariant over package, {words}"
-            )
+            title = f"\nvariant over package, {words}"
+            console.table(["variant / package", *numbers], rows, right=numbers, title=title)
     if found:
         console.note(
             "time: of the medians, with half its 95 % interval; least: of the shortest times; peak: of memory; "
