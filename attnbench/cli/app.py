@@ -67,6 +67,12 @@ class _Group(TyperGroup):
         name, known, rest = super().resolve_command(ctx, args)
         return name, known and _command(name), rest
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _Terminated:  # which typer takes for Ctrl-C
+            raise typer.Exit(Exit.TERMINATED) from None
+
     # As in a command: of typer's own flags it would otherwise convert that they are not given.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for flag in self.get_params(ctx):

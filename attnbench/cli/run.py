@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from attnbench.cli import completion, console
-from attnbench.errors import Exit, UsageError
+from attnbench.errors import UsageError
 from attnbench.units import format_bytes, format_count, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -189,12 +189,11 @@ def _measure(plan: Plan, worker: Worker) -> None:
     with console.progress(total=len(plan.cells)) as bar:
         try:
             folder, records = execute(plan, screen, worker)
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt:
             bar.stop()
             if screen.folder is not None:
                 console.note(f"stopped; finished cells are in {screen.folder}; the same command goes on from there")
-            code = Exit.INTERRUPTED if type(stop) is KeyboardInterrupt else Exit.TERMINATED
-            raise typer.Exit(code) from None
+            raise
     _print_records(records)
     console.line(f"results: {folder.path / 'results.csv'}")
     console.line(f"figures: attnbench plot {folder.path}")
