@@ -175,17 +175,20 @@ class AFT(nn.Module):
             rows, keys = rows[:1], keys[:1]  # only the distance counts, and it is the same in every square
         distance = keys[:, None] - rows[:, :, None]
         inside = (distance + self.back).clamp(0, self.back + self.ahead)
+        dtype = accumulator(self.out.weight.dtype)  # converted first, so that gradients of one number are summed in it
         if self.mode == "conv":
-            w = self.w[:, inside]
+            w = self.w.to(dtype)[:, inside]
         else:
             rows, keys = (x.clamp(0, self.last) for x in (rows, keys))
             if self.factored:
-                w = torch.matmul(embedding(rows, self.rows), embedding(keys, self.columns).mT)[None]
+                w = torch.matmul(embedding(rows, self.rows.to(dtype)), embedding(keys, self.columns.to(dtype)).mT)[None]
+            elif self.mode == "full":
+                w = self.w[rows[:, :, None], keys[:, None]][None].to(dtype)
             else:
-                w = self.w[rows[:, :, None], keys[:, None] if self.mode == "full" else inside][None]
+                w = self.w.to(dtype)[rows[:, :, None], inside][None]
         if self.mode != "full":
             w = w.masked_fill((distance < -self.back) | (distance > self.ahead), 0.0)
-        return w.to(accumulator(w.dtype))
+        return w
 
     def begin(self, x: Tensor) -> Cache | Recent:
         """x ``(B, n, C)``, n >= 0. Keys beyond the reach of the biases are kept as one sum."""
