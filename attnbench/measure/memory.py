@@ -6,6 +6,7 @@ Never in the same pass as timing: both the profiler and the allocator's counters
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | 
         return _cuda_peak(call, device)
     if device != "cpu":
         return None
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes to stderr that it starts and stops
     with profile(use_kineto=True, profile_memory=True) as recorded:
         result = call()  # held, so that the output is alive at the end
     assert recorded.kineto_results is not None

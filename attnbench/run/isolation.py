@@ -27,8 +27,6 @@ START_TIMEOUT = 120.0
 _STARTS = 3
 """Attempts: a process that was killed while it set itself up has lost nothing."""
 _TAIL_LINES = 40
-_NOISE = ("USDT:",)
-"""torch's profiler writes lines of its own to stderr."""
 
 
 class WorkerFailed(AttnbenchError):
@@ -259,5 +257,5 @@ def _read_tail(stream: IO[str], tail: deque[str], all_read: threading.Event) -> 
         while chunk := stream.readline(4096):
             if chunk == END_OF_REQUEST:
                 all_read.set()
-            elif chunk.strip() and not chunk.startswith(_NOISE):
+            elif chunk.strip():
                 tail.append(chunk.rstrip()[-300:])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -27,6 +28,14 @@ def test_what_existed_before_does_not_count_and_repeats_agree() -> None:
     q = torch.randn(2, 256, 64)
     peaks = {peak_tensor_bytes(lambda: (q @ q.transpose(1, 2)).softmax(-1)) for _ in range(3)}
     assert peaks == {2 * 2 * 256 * 256 * 4}
+
+
+def test_the_profiler_writes_nothing_and_what_the_call_writes_stays() -> None:
+    measure = "peak_tensor_bytes(lambda: (os.write(2, b'mine'), torch.empty(1000, dtype=torch.uint8)))"
+    code = f"import os, torch; from attnbench.measure.memory import peak_tensor_bytes; print({measure})"
+    code += "; os.close(2); print(peak_tensor_bytes(lambda: torch.empty(1000, dtype=torch.uint8)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("1000\n1000\n", "mine")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
