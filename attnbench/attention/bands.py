@@ -78,8 +78,8 @@ def band(
             form = (i - keys.start, len(rows), len(keys))
             if form not in known:
                 known[form] = tuple(_corners(q, *form, before, after))
-            window = Window(Blocks(start + keys.start * stride, len(keys), count, step, stride), known[form])
-            queries = Blocks(start + i * stride, len(rows), count, step, stride)
+            window = Window(Blocks(start + keys.start * stride, len(keys), count, step * stride, stride), known[form])
+            queries = Blocks(start + i * stride, len(rows), count, step * stride, stride)
             yield Tile(queries, (window, *also(queries)) if also else (window,), by_head=least > 1)
 
 

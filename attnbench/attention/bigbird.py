@@ -143,19 +143,20 @@ class BigBird(nn.Module):
         # A short last block cannot be gathered together with whole ones.
         short: tuple[Keys, ...] = (Shared(Blocks(last, n - last)),) if n % size else ()
         chosen = random_blocks(self.draws[:total])
-        width = (5 + chosen.shape[2]) * size
-        # One head at a time, since its blocks are gathered many times over and then stay in the cache.
-        inner = batches(2, total - 2, blocks_per_tile(q, total - 4, size * width, least=2))
+        here = torch.arange(total, device=q.device)
+        columns = [here - 1, here, here + 1, here * 0, *(() if short else (here * 0 + total - 1,))]
+        seen = torch.stack(columns, 1)[:, None].expand(-1, chosen.shape[1], -1)
+        table = torch.cat([seen, chosen], 2).transpose(0, 1).contiguous()
         # Blocks 1 and total - 2 have a global block in their window, so that one more is left to choose.
-        runs = [(1, 1, (0, 1)), *((t, count, (-1, 0, 1)) for t, count in inner), (total - 2, 1, (-1, 0))]
-        for t, count, window in runs:
-            here = torch.arange(t, t + count, device=q.device)
-            columns = [here + i for i in window] + [torch.zeros_like(here)]
-            if not short:
-                columns.append(torch.full_like(here, total - 1))
-            table = torch.stack(columns, 1)[:, None].expand(-1, chosen.shape[1], -1)
-            table = torch.cat([table, chosen[t : t + count, :, : total - 2 - len(window)]], 2).transpose(0, 1)
-            yield Tile(Blocks(t * size, size, count, size), (_Gathered(table, size), *short), by_head=bool(short))
+        yield Tile(Blocks(size, size), (_Gathered(table[:, 1:2, 1:], size), *short), by_head=bool(short))
+        table, before_last = table[:, :, : len(columns) + total - 5], table[:, total - 2 : total - 1]
+        # One head at a time, since its blocks are gathered many times over and then stay in the cache.
+        most = blocks_per_tile(q, total - 4, size * (n % size + table.shape[2] * size), least=2)
+        for t, count in batches(2, total - 2, most):
+            keys = _Gathered(table[:, t : t + count], size)
+            yield Tile(Blocks(t * size, size, count, size), (keys, *short), by_head=bool(short))
+        keys = _Gathered(torch.cat([before_last[:, :, :2], before_last[:, :, 3:]], 2), size)
+        yield Tile(Blocks(last - size, size), (keys, *short), by_head=bool(short))
 
 
 def random_blocks(draws: Tensor) -> Tensor:
@@ -200,13 +201,20 @@ class _Gathered:
         tokens = self.table[head][..., None] * self.size + torch.arange(self.size, device=device)
         return tokens.flatten(2)[:, :, None]
 
+    def _picked(self, heads: Heads, whole: int) -> Tensor:
+        """Numbers of the blocks seen, among the ``whole`` ones of each of ``heads`` laid end to end."""
+        first, stop = heads[1].start, heads[1].stop
+        if stop == first + 1:
+            return self.table[first % len(self.table)].flatten()
+        head = torch.arange(first, stop, device=self.table.device)
+        picked: Tensor = self.table[head % len(self.table)] + (head - first)[:, None, None] * whole
+        return picked.flatten()
+
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
-        whole = y.shape[-2] // self.size
-        blocks = y[heads][:, : whole * self.size].reshape(-1, self.size * y.shape[-1])
-        head = torch.arange(heads[1].start, heads[1].stop, device=y.device)
-        table = self.table[head % len(self.table)] + (head - head[0])[:, None, None] * whole
-        picked = blocks.index_select(0, table.flatten()).to(dtype)
-        return picked.view(-1, self.width, y.shape[-1])
+        whole = y.shape[2] // self.size
+        blocks = y[heads][:, : whole * self.size].reshape(-1, self.size * y.shape[3])
+        picked = blocks.index_select(0, self._picked(heads, whole)).to(dtype)
+        return picked.view(-1, self.width, y.shape[3])
 
     def dot(self, x: Tensor, own: Tensor) -> Tensor:
         return inner_products(x, own)
@@ -215,14 +223,16 @@ class _Gathered:
         return weighted_sums(p, own)
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
-        whole = into.shape[-2] // self.size
+        b, some = heads
+        size, d = self.size, into.shape[3]
+        whole = into.shape[2] // size
         parts = sums_by_key(p, x)
         if large_steps(into):  # all heads in one step, token by token, since their blocks do not lie end to end
-            each = torch.arange(heads[1].start, heads[1].stop, device=into.device)
-            first = self.table[each % len(self.table)] * self.size + (each - each[0])[:, None, None] * into.shape[-2]
-            tokens = (first[..., None] + torch.arange(self.size, device=into.device)).flatten()
-            into[heads].view(-1, into.shape[-1]).index_add_(0, tokens, parts.view(-1, into.shape[-1]))
+            each = torch.arange(some.start, some.stop, device=into.device)
+            first = self.table[each % len(self.table)] * size + (each - each[0])[:, None, None] * into.shape[2]
+            tokens = (first[..., None] + torch.arange(size, device=into.device)).flatten()
+            into[heads].view(-1, d).index_add_(0, tokens, parts.view(-1, d))
             return
-        for head, keys, part in zip(range(heads[1].start, heads[1].stop), into[heads], parts, strict=True):
-            blocks = keys[: whole * self.size].view(whole, -1)
-            blocks.index_add_(0, self.table[head % len(self.table)].flatten(), part.view(-1, blocks.shape[1]))
+        for head, part in zip(range(some.start, some.stop), parts, strict=True):
+            blocks = into[b, head, : whole * size].view(whole, size * d)
+            blocks.index_add_(0, self._picked((b, slice(head, head + 1)), whole), part.view(-1, size * d))

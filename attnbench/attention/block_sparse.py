@@ -101,7 +101,7 @@ def _weights(tile: Tile, heads: Heads, inputs: _Inputs, seen: list[Tensor]) -> t
     """Scaled query rows ``(heads, blocks, rows, d)`` and their softmax weights ``(heads, blocks, rows, keys)``."""
     q, _, _, bias, labelled, line = inputs
     accumulate = accumulator(q.dtype)
-    rows = tile.rows.of(q[heads], accumulate)
+    rows = tile.rows.of(q, heads, accumulate)
     x = torch.mul(rows, q.shape[-1] ** -0.5, out=rows.new_empty(rows.shape))
     p = _scores(tile, x, seen)
     for keys, columns in tile.columns():
@@ -109,7 +109,7 @@ def _weights(tile: Tile, heads: Heads, inputs: _Inputs, seen: list[Tensor]) -> t
             first += columns.start
             p[..., first : first + mask.shape[-1]].add_(mask)
     if labelled is not None:
-        rows = tile.rows.of(labelled[heads], accumulate)
+        rows = tile.rows.of(labelled, heads, accumulate)
         for columns, label in tile.labels:
             chosen = rows[..., label, None] if isinstance(label, int) else rows.gather(-1, _repeated(label, rows))
             p[..., columns].add_(chosen)
@@ -171,7 +171,7 @@ def _mixed(tile: Tile, p: Tensor, seen: list[Tensor]) -> Tensor:
 def _attend_tile(tile: Tile, heads: Heads, inputs: _Inputs, out: Tensor) -> None:
     _, k, v, *_ = inputs
     _, p = _weights(tile, heads, inputs, _seen(tile, k, heads))
-    tile.rows.of(out[heads]).copy_(_mixed(tile, p, _seen(tile, v, heads)))
+    tile.rows.of(out, heads).copy_(_mixed(tile, p, _seen(tile, v, heads)))
 
 
 def _differentiate_tile(
@@ -185,16 +185,16 @@ def _differentiate_tile(
     dq, dk, dv, d_labelled, d_line = outputs
     seen = _seen(tile, k, heads)
     x, p = _weights(tile, heads, inputs, seen)
-    g = tile.rows.of(grad[heads], x.dtype).contiguous()
+    g = tile.rows.of(grad, heads, x.dtype).contiguous()
     for keys, columns in tile.columns():
         keys.spread(p[..., columns], g, dv, heads)
     ds = _scores(tile, g, _seen(tile, v, heads))
     torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
     for keys, columns in tile.columns():
         keys.spread(ds[..., columns], x, dk, heads)
-    tile.rows.of(dq[heads]).copy_(_mixed(tile, ds, seen).mul_(q.shape[-1] ** -0.5))
+    tile.rows.of(dq, heads).copy_(_mixed(tile, ds, seen).mul_(q.shape[-1] ** -0.5))
     if d_labelled is not None:
-        tile.rows.of(d_labelled[heads]).copy_(_by_label(tile, ds, d_labelled))
+        tile.rows.of(d_labelled, heads).copy_(_by_label(tile, ds, d_labelled))
     if d_line is not None:
         at = _distances(tile, heads, d_line)
         alike = ds if at.shape[1] == ds.shape[1] else ds.sum(1, keepdim=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd
 from typing import Protocol
 
 import torch
@@ -31,10 +32,7 @@ Label = tuple[slice, int | Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """``count`` blocks of ``size`` tokens, ``step`` apart, the tokens of a block ``stride`` positions apart.
-
-    ``start`` is a position in the sequence; ``size`` and ``step`` count tokens of the strided sequence.
-    """
+    """``count`` blocks of ``size`` tokens: blocks ``step`` positions apart, the tokens of a block ``stride``."""
 
     start: int
     size: int
@@ -42,16 +40,29 @@ class Blocks:
     step: int = 1
     stride: int = 1
 
-    def of(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """View of x ``(heads, n, d)`` as ``(heads, count, size, d)``; blocks may overlap, nothing is copied."""
-        stop = self.start + self.stride * ((self.count - 1) * self.step + self.size - 1) + 1
-        part = x[:, self.start : stop : self.stride]
-        return part.to(dtype or x.dtype).unfold(1, self.size, self.step).transpose(2, 3)
+    def of(self, x: Tensor, heads: Heads, dtype: torch.dtype | None = None) -> Tensor:
+        """View of x ``(B, H, n, d)`` as ``(heads, count, size, d)``; blocks may overlap, nothing is copied.
+
+        Of another dtype than x, a view of the converted tokens.
+        """
+        b, some = heads
+        if dtype is not None and dtype != x.dtype:
+            every = self.stride if self.count == 1 else gcd(self.step, self.stride)
+            stop = self.start + (self.count - 1) * self.step + (self.size - 1) * self.stride + 1
+            part = x[b, some, self.start : stop : every].to(dtype)[None]
+            inside = Blocks(0, self.size, self.count, self.step // every, self.stride // every)
+            return inside.of(part, (0, slice(0, part.shape[1])))
+        example, head, token, feature = x.stride()
+        return x.as_strided(
+            (some.stop - some.start, self.count, self.size, x.shape[3]),
+            (head, self.step * token, self.stride * token, feature),
+            x.storage_offset() + b * example + some.start * head + self.start * token,
+        )
 
     def positions(self, device: torch.device) -> Tensor:
         """``(count, size)``."""
         block, token = torch.arange(self.count, device=device), torch.arange(self.size, device=device)
-        return self.start + self.stride * (block[:, None] * self.step + token)
+        return self.start + block[:, None] * self.step + token * self.stride
 
 
 class Keys(Protocol):
@@ -121,7 +132,7 @@ class Window:
         return self.blocks.positions(device)[None, :, None]
 
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
-        return side_by_side(self.blocks.of(y[heads], dtype).flatten(0, 1))
+        return side_by_side(self.blocks.of(y, heads, dtype).flatten(0, 1))
 
     def dot(self, x: Tensor, own: Tensor) -> Tensor:
         return inner_products(x, own)
@@ -131,12 +142,16 @@ class Window:
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         b = self.blocks
-        part = sums_by_key(p, x)
-        length = b.size if b.count == 1 else b.step
-        for first in range(0, b.size, length):  # pieces no longer than the step do not overlap between blocks
-            size = min(length, b.size - first)
-            piece = Blocks(b.start + first * b.stride, size, b.count, b.step, b.stride)
-            piece.of(into[heads]).add_(part[:, :, first : first + size])
+        sums, part = b.of(into, heads), sums_by_key(p, x)
+        apart = b.count == 1 or b.step < b.stride
+        for piece in (slice(None),) if apart else _pieces(b.size, b.step // b.stride):
+            sums[:, :, piece].add_(part[:, :, piece])
+
+
+def _pieces(size: int, step: int) -> Iterator[slice]:
+    """Pieces of a block no longer than the step, so that they do not overlap those of other blocks."""
+    for first in range(0, size, step):
+        yield slice(first, first + step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +169,7 @@ class Shared:
         return self.blocks.positions(device).view(1, 1, 1, -1)
 
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
-        return side_by_side(self.blocks.of(y[heads], dtype).flatten(1, 2))
+        return side_by_side(self.blocks.of(y, heads, dtype).flatten(1, 2))
 
     def dot(self, x: Tensor, own: Tensor) -> Tensor:
         return inner_products(x.flatten(1, 2)[:, None], own).view(*x.shape[:3], self.width)
@@ -164,7 +179,7 @@ class Shared:
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         keys = sums_by_key(p.flatten(1, 2)[:, None], x.flatten(1, 2)[:, None])
-        self.blocks.of(into[heads]).add_(keys.view(-1, self.blocks.count, self.blocks.size, x.shape[3]))
+        self.blocks.of(into, heads).add_(keys.view(-1, self.blocks.count, self.blocks.size, x.shape[3]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,8 @@ from attnbench.attention.blocks import (
     Tile,
     Window,
     batches,
-    inner_products,
     minus_infinity,
-    side_by_side,
-    sums_by_key,
     tile_scores,
-    weighted_sums,
 )
 
 
@@ -65,12 +61,11 @@ class _Column:
         row = self.residue + torch.arange(rows.size, device=device)
         return (row[:, None] + torch.arange(self.width, device=device) * self.length)[None, None]
 
-    def _columns(self, y: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-        blocks = Blocks(0, self.length, self.width, self.length).of(y, dtype)
-        return blocks[:, :, self.residue : self.residue + rows].transpose(1, 2)
+    def _columns(self, y: Tensor, heads: Heads, rows: int, dtype: torch.dtype) -> Tensor:
+        return Blocks(self.residue, self.width, rows, 1, self.length).of(y, heads, dtype)
 
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
-        return self._columns(y[heads], rows.size, dtype)
+        return self._columns(y, heads, rows.size, dtype)
 
     def dot(self, x: Tensor, own: Tensor) -> Tensor:
         return (x.transpose(1, 2) @ own.transpose(2, 3)).transpose(1, 2)
@@ -80,47 +75,7 @@ class _Column:
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         part = p.transpose(1, 2).transpose(2, 3) @ x.transpose(1, 2)
-        self._columns(into[heads], x.shape[2], into.dtype).add_(part)
-
-
-@dataclass(frozen=True, slots=True)
-class _Classes(Blocks):
-    """``count`` residue classes: block t holds the ``size`` tokens start + t, start + t + stride, ..."""
-
-    def of(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        part = x[:, self.start : self.start + (self.size - 1) * self.stride + self.count]
-        return part.to(dtype or x.dtype).unfold(1, self.count, self.stride).permute(0, 3, 1, 2)
-
-    def positions(self, device: torch.device) -> Tensor:
-        residue, token = torch.arange(self.count, device=device), torch.arange(self.size, device=device)
-        return self.start + residue[:, None] + token * self.stride
-
-
-@dataclass(frozen=True, slots=True)
-class _OfClass:
-    """The queries of class t see keys of class t."""
-
-    classes: _Classes
-    masks: tuple[Mask, ...] = ()
-
-    @property
-    def width(self) -> int:
-        return self.classes.size
-
-    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
-        return self.classes.positions(device)[None, :, None]
-
-    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
-        return side_by_side(self.classes.of(y[heads], dtype).flatten(0, 1))
-
-    def dot(self, x: Tensor, own: Tensor) -> Tensor:
-        return inner_products(x, own)
-
-    def mix(self, p: Tensor, own: Tensor) -> Tensor:
-        return weighted_sums(p, own)
-
-    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
-        self.classes.of(into[heads]).add_(sums_by_key(p, x))
+        self._columns(into, heads, x.shape[2], into.dtype).add_(part)
 
 
 def stride(q: Tensor, length: int, causal: bool) -> Iterator[Tile]:
@@ -134,8 +89,9 @@ def stride(q: Tensor, length: int, causal: bool) -> Iterator[Tile]:
             masks = triangle(q, start, rows) if causal else ()
             most = max(1, tile_scores(q) // (rows * span))
             for residue, count in batches(first, last, most):
-                keys = _OfClass(_Classes(residue, span, count, 1, length), masks)
-                yield Tile(_Classes(residue + start * length, rows, count, 1, length), (keys,))
+                # Blocks are residue classes: block t has the tokens residue + t, residue + t + length, ...
+                keys = Window(Blocks(residue, span, count, 1, length), masks)
+                yield Tile(Blocks(residue + start * length, rows, count, 1, length), (keys,))
 
 
 def _summaries(q: Tensor, length: int, summary: int, t: int, count: int) -> tuple[Keys, ...]:

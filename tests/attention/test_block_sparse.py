@@ -334,8 +334,8 @@ def test_the_work_that_the_docstrings_state_is_done() -> None:
 
 
 def test_blocks_overlap_and_stride_without_a_copy() -> None:
-    x = torch.arange(40.0).view(1, 40, 1)
-    blocks = Blocks(start=3, size=4, count=3, step=2, stride=5).of(x)
+    x = torch.arange(40.0).view(1, 1, 40, 1)
+    blocks = Blocks(start=3, size=4, count=3, step=10, stride=5).of(x, (0, slice(0, 1)))
     assert blocks[0, :, :, 0].tolist() == [[3, 8, 13, 18], [13, 18, 23, 28], [23, 28, 33, 38]]
     assert blocks.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
