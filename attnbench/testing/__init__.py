@@ -17,7 +17,7 @@ from attnbench.spec import parse_spec
 from attnbench.testing.laws import LAWS, Finding, Law, cases
 from attnbench.variant import VARIANTS, Variant
 
-from attnbench.testing import form, influence, values, chance, gradients, growth  # isort: skip  # noqa: F401
+from attnbench.testing import form, influence, values, chance, gradients, rounding, growth  # isort: skip  # noqa: F401
 # ^ each fills the table of laws, in the order shown
 
 __all__ = ["LAWS", "Finding", "Law", "Report", "check_variant", "examine"]

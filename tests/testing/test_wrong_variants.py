@@ -45,6 +45,7 @@ FAULTS = [
     ("MaskBeforeFeatures", "linear", "padding", "than without padding"),
     ("ClampedNormaliser", "linear", "average", "sum to"),
     ("StaleState", "linear", "decoding", "after a prompt of 0"),
+    ("SumsInTheInputsDtype", "linear", "low precision", "times its rounding off at n = 1024"),
     ("ScaledAfterSoftmax", "efficient", "average", "sum to 0.5"),
     ("LargestOverQueries", "aft:mode=simple", "formula", "differs from the formula"),
     ("DenominatorOfTheKey", "aft:mode=simple", "formula", "differs from the formula"),

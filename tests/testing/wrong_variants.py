@@ -204,6 +204,19 @@ class StaleState(Linear):
         return super().step(state, q, k, torch.zeros_like(v))[0], after
 
 
+class SumsInTheInputsDtype(Linear):
+    """Adds up keys and values block by block in the dtype of the inputs."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        phi_q, phi_k = (nn.functional.elu(x) + 1 for x in (q, k))
+        values = torch.cat((v, torch.ones_like(v[..., :1])), -1)
+        sums = torch.zeros_like(phi_k[:, :, 0, :, None] * values[:, :, :1])
+        for keys, block in zip(phi_k.split(5, 2), values.split(5, 2), strict=True):
+            sums = sums + keys.mT @ block
+        numerator, denominator = (phi_q.float() @ sums.float()).split((v.shape[-1], 1), -1)
+        return (numerator / denominator).to(q.dtype)
+
+
 class ScaledAfterSoftmax(Efficient):
     """Divides by √D what is a softmax already: rows sum to 1/√D."""
 
