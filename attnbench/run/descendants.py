@@ -1,38 +1,114 @@
-"""The processes that a cell started and left behind."""
+"""All that a cell starts ends with it, whatever session it moved to and whatever it made of its environment.
+
+On Linux the process that measures is the child of a guard, to which the kernel gives every process below it whose
+parent has ended: nothing gets away from there unless the guard itself is killed. Elsewhere a process that leaves its
+process group gets away.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-MARK = "ATTNBENCH_WORKER"
-"""Variable that all descendants of a worker inherit, whatever session they moved to and whoever adopted them."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_AWAITED = (signal.SIGCHLD, signal.SIGTERM)
 _COMPILER = b"_inductor/compile_worker"
 """In the command line of the processes in which torch compiles."""
 
 
-def end_descendants(mark: str, worker: int, *, spare: bool) -> None:
-    """On Linux, kill every process that ``worker`` started or that inherited ``mark`` from it, until none is left.
+def guard() -> None:
+    """On Linux, go on in a child process and leave this one as its guard.
 
-    Args:
-        spare: the worker goes on, and with it the compilers that torch keeps for the next compilation.
+    When the child ends, or whoever started the guard, or at SIGTERM, the guard ends all that is below it and then
+    itself, in the way in which the child ended.
     """
-    ended = {worker} if spare else set()
-    while found := set(_processes(mark.encode(), worker, _COMPILER if spare else None)) - ended:
+    if sys.platform != "linux":
+        return
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    child = os.fork()
+    if not child:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
+        return
+    try:
+        os.closerange(0, 3)  # else nobody would notice that the child closed them
+        code = None
+        while code is None and signal.sigwait(_AWAITED) == signal.SIGCHLD:
+            code = _exit_code(child)
+        me = os.getpid()
+        while below := [pid for pid, (parent, _) in _processes() if parent == me]:
+            for pid in below:
+                os.kill(pid, signal.SIGKILL)
+            for pid in below:
+                os.waitpid(pid, 0)
+        _end(-signal.SIGTERM if code is None else code)
+    finally:
+        os._exit(255)
+
+
+def _exit_code(child: int) -> int | None:
+    """Of ``child``, None while it lives; waits for nothing, and for all that has ended."""
+    code = None
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                code = os.waitstatus_to_exitcode(ended[1])
+    return code
+
+
+def _end(code: int) -> None:
+    if code >= 0:
+        os._exit(code)
+    import resource  # not on every system
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has written its own
+    with suppress(OSError):  # SIGKILL has no other
+        signal.signal(-code, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
+    os.kill(os.getpid(), -code)
+
+
+def end_left_behind(guard: int) -> None:
+    """On Linux, kill all that is below ``guard`` but the process that measures, until none is left.
+
+    The compilers that torch keeps for the next compilation stay.
+    """
+    ended: set[int] = set()
+    while found := set(_left_behind(guard)) - ended:
         for pid in found:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         ended |= found
 
 
-def _processes(mark: bytes, parent: int, spared: bytes | None) -> Iterator[int]:
-    """Children of ``parent``, which just after their birth have no mark yet, and all that have the mark."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # another user's, or gone
-            child = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1] == b"%d" % parent
-            ours = child or mark in (entry / "environ").read_bytes().split(b"\0")
-            if ours and (spared is None or spared not in (entry / "cmdline").read_bytes()):
-                yield int(entry.name)
+def _left_behind(guard: int) -> Iterator[int]:
+    processes = dict(_processes())
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in processes.items():
+        children.setdefault(parent, []).append(pid)
+    waiting = sorted(children.get(guard, []), key=lambda pid: processes[pid][1])
+    oldest, left = waiting[:1], waiting[1:]  # the guard's first child measures
+    for pid in oldest:
+        left += children.get(pid, [])
+    while left:
+        pid = left.pop()
+        left += children.get(pid, [])
+        with suppress(OSError):  # gone
+            if _COMPILER not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                yield pid
+
+
+def _processes() -> Iterator[tuple[int, tuple[int, int]]]:
+    """Number, parent and start of each process; none where there is no /proc."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # gone
+            fields = entry.read_bytes().rpartition(b")")[2].split()
+            yield int(entry.parent.name), (int(fields[1]), int(fields[19]))

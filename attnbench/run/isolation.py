@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import secrets
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import IO, Any
 
 from attnbench.errors import AttnbenchError, Exit
 from attnbench.record import one_line
-from attnbench.run.descendants import MARK, end_descendants
+from attnbench.run.descendants import end_left_behind
 from attnbench.run.process import END_OF_REQUEST, Process, environment_for
 from attnbench.status import Status
 
@@ -70,7 +69,6 @@ class Worker:
         """Of stdout and stderr, which they close: a process that got away may hold the other end for long."""
         self._all_read = threading.Event()
         """stderr is read up to the end of the last request."""
-        self._mark = f"{MARK}={secrets.token_hex(8)}"
 
     def __enter__(self) -> Worker:
         return self
@@ -113,7 +111,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment_for(self.settings.threads) | dict([self._mark.split("=")]),
+            env=environment_for(self.settings.threads),
             start_new_session=True,  # Ctrl-C reaches the parent only, and the whole group can be killed
             text=True,
             encoding="utf-8",
@@ -151,7 +149,7 @@ class Worker:
             status = Status.CRASH if answer.get("lost") else Status.ERROR
             raise CellFailed(status, one_line(answer["failed"]), self._tail)
         assert self._process is not None
-        end_descendants(self._mark, self._process.pid, spare=True)
+        end_left_behind(self._process.pid)
         return answer
 
     def said(self) -> list[str]:
@@ -225,11 +223,12 @@ class Worker:
         if process is None:
             return
         with suppress(ProcessLookupError, PermissionError):
-            if hasattr(os, "killpg"):
+            if sys.platform == "linux":
+                process.terminate()  # its guard ends what is below it
+            elif hasattr(os, "killpg"):
                 os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()
-        end_descendants(self._mark, process.pid, spare=False)
         process.wait()
         for reader in self._readers:
             reader.join(timeout=1)

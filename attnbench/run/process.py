@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +25,6 @@ END_OF_REQUEST = "\0end of request\n"
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 _DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 * 1024, 65536
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def environment_for(threads: int) -> dict[str, str]:
@@ -147,9 +145,3 @@ def limit_memory(extra_bytes: int | None) -> bool:
     size = pages * resource.getpagesize() + extra_bytes
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     return True
-
-
-def die_with_parent() -> None:
-    """On Linux, be killed when the process that started this one ends, however it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from attnbench.run.process import END_OF_REQUEST, apply, die_with_parent, limit_memory, return_freed_memory
+from attnbench.run.descendants import guard
+from attnbench.run.process import END_OF_REQUEST, apply, limit_memory, return_freed_memory
 
 
 def main() -> None:
     """Serve until stdin closes."""
-    die_with_parent()
+    guard()
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -35,6 +35,39 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lives: str) -> No
     monkeypatch.setattr(isolation.sys, "executable", str(program))
 
 
+LEAVING = """
+import os, sys, time
+from pathlib import Path
+from attnbench.run.descendants import guard
+
+def leave():
+    if child := os.fork():
+        Path("left").write_text(str(child))
+    else:
+        os.execv("/bin/sleep", ["sleep", "60"])
+
+def get_away():
+    if not os.fork():
+        os.setsid()
+        if child := os.fork():
+            Path("left").write_text(str(child))
+            os._exit(0)
+        os.execve("/bin/sleep", ["sleep", "60"], {})
+    os.wait()
+
+guard()
+for turn in range(2):
+    sys.stdin.readline()
+"""
+
+
+def wait_until_over(pid: str) -> None:
+    deadline = time.monotonic() + 2
+    while not is_over(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def is_over(pid: str) -> bool:
     try:
         return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -79,7 +112,8 @@ def test_a_worker_that_never_lives_is_one_line(tmp_path: Path, monkeypatch: pyte
     assert len(list(tmp_path.glob("started.*"))) == 3
 
 
-HIDDEN_DEATH = "import os, time; os.fork() or time.sleep(100); os._exit(3)"
+GUARDED = "from attnbench.run.descendants import guard; guard()\n"
+HIDDEN_DEATH = "import os, time; os.fork() or time.sleep(20); os._exit(3)"
 """The child keeps the pipe open through which answers come."""
 
 
@@ -104,7 +138,7 @@ def test_a_death_at_a_request_is_told_and_the_next_request_has_a_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_the_request: str, status: Status, reason: str
 ) -> None:
     life = f'import sys\nsys.stdin.readline()\nprint("{{}}", flush=True)\nsys.stdin.readline()\n{at_the_request}\n'
-    stand_in(tmp_path, monkeypatch, life, ANSWER)
+    stand_in(tmp_path, monkeypatch, life if at_the_request == HIDDEN_DEATH else GUARDED + life, ANSWER)
     with Worker(Settings()) as worker:
         worker.start()
         with pytest.raises(CellFailed) as failed:
@@ -114,29 +148,37 @@ def test_a_death_at_a_request_is_told_and_the_next_request_has_a_new_process(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-@pytest.mark.parametrize("session", [False, True])
+@pytest.mark.parametrize("leave", ["leave()", "get_away()"])
 @pytest.mark.parametrize("then", ["print('{}', flush=True); sys.stdin.readline()", "os._exit(3)", "time.sleep(60)"])
 def test_what_a_cell_left_running_ends_with_the_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: bool, then: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: str, then: str
 ) -> None:
-    left = f"subprocess.Popen(['sleep', '60'], start_new_session={session})"
-    life = f"""
-import os, subprocess, sys, time
-for turn in range(2):
-    sys.stdin.readline()
-    if turn: open("left", "w").write(str({left}.pid))
-    if turn: {then}
-    print("{{}}", flush=True)
-"""
-    stand_in(tmp_path, monkeypatch, life)
+    stand_in(tmp_path, monkeypatch, LEAVING + f"    if turn: {leave}; {then}\n    print('{{}}', flush=True)\n")
     with Worker(Settings()) as worker:
         worker.start()
-        deadline = time.monotonic() + 5
         with suppress(CellFailed):
             worker.ask({}, 1.0)
-        while not is_over((tmp_path / "left").read_text()):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until_over((tmp_path / "left").read_text())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
+def test_what_a_cell_left_running_ends_when_the_whole_command_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = "    if turn: get_away(); open('ready', 'w'); time.sleep(60)\n    print('{}', flush=True)\n"
+    stand_in(tmp_path, monkeypatch, LEAVING + life)
+    command = os.fork()
+    if not command:
+        try:
+            Worker(Settings()).ask({}, 60.0)
+        finally:
+            os._exit(1)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    os.kill(command, signal.SIGKILL)
+    os.waitpid(command, 0)
+    wait_until_over((tmp_path / "left").read_text())
 
 
 def test_the_last_lines_of_stderr_come_with_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,14 +265,11 @@ def test_the_compilers_that_torch_keeps_stay_until_the_process_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = "[sys.executable, '-c', 'import time; time.sleep(60)', 'torch/_inductor/compile_worker/__main__.py']"
-    begin = f"import subprocess, sys\nopen('left', 'w').write(str(subprocess.Popen({compiler}).pid))\n"
+    begin = GUARDED + f"import subprocess, sys\nopen('left', 'w').write(str(subprocess.Popen({compiler}).pid))\n"
     stand_in(tmp_path, monkeypatch, begin + ANSWER)
     with Worker(Settings()) as worker:
         worker.start()
         worker.ask({}, 10.0)
         time.sleep(0.1)
         assert not is_over((tmp_path / "left").read_text())
-    deadline = time.monotonic() + 2
-    while not is_over((tmp_path / "left").read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until_over((tmp_path / "left").read_text())
