@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, pad, scaled_dot_product_attention
+from torch.nn.functional import conv2d, pad
 
 from attnbench.attention.precision import accumulator
 from attnbench.attention.segments import Segments
+from attnbench.attention.thin_attention import attend_from_few_queries, attend_to_few_keys
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -95,19 +96,21 @@ class Nystrom(nn.Module):
             some = key_mask.any(1)[:, None, None, None]
             keys = key_mask[:, None, None] | ~some
             columns = of_keys.filled[:, None, None] | ~some if of_keys.filled is not None else None
+        values = attend_from_few_queries(q_mean, k, v, keys)
+        # Columns of the inverse that belong to empty runs are zero. Its product with the values may be far larger than
+        # what is left of it by the weights of a query: hence no half precision from here on.
         A = _weights(q_mean.to(accumulate), k_mean.to(accumulate), of_queries.filled, of_keys.filled)
-        Z = torch.linalg.pinv(A) if self.pinv == "exact" else newton(A, _start(A), self.iterations)
-        values = scaled_dot_product_attention(q_mean, k, v, attn_mask=keys)
-        # Columns of Z that belong to empty runs are zero. Z·values may be far larger than what is left of it by the
-        # weights of a query: hence no half precision from here on.
-        values = torch.matmul(Z, values.to(accumulate))
-        out = scaled_dot_product_attention(q.to(accumulate), k_mean.to(accumulate), values, attn_mask=columns)
+        values = torch.matmul(self._inverse(A), values.to(accumulate))
+        out = attend_to_few_keys(q.to(accumulate), k_mean.to(accumulate), values, columns)
         if self.convolution is not None:
             shown = v if key_mask is None else v.masked_fill(~key_mask[:, None, :, None], 0.0)
             size = self.convolution.shape[1]
             out = out + conv2d(shown, self.convolution[:, None, :, None], padding=(size // 2, 0), groups=v.shape[1])
         out = out.to(q.dtype)
         return out if some is None else out.masked_fill(~some, 0.0)
+
+    def _inverse(self, A: Tensor) -> Tensor:
+        return torch.linalg.pinv(A) if self.pinv == "exact" else newton(A, _start(A), self.iterations)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The same example by example: tokens that are not there are cut out, then the formula is read aloud."""
@@ -143,13 +146,15 @@ class Nystrom(nn.Module):
 
 def newton(A: Tensor, Z: Tensor, iterations: int) -> Tensor:
     """The pseudo-inverse of A ``(..., R, S)`` nearly, by ``iterations`` steps of third order from Z ``(..., S, R)``."""
+    size = (*A.shape[:-2], *Z.shape[-2:])
+    A, Z = A.reshape(-1, *A.shape[-2:]), Z.expand(size).reshape(-1, *Z.shape[-2:])
     for _ in range(iterations):
-        AZ = torch.matmul(A, Z)
+        AZ = torch.bmm(A, Z)
         # Z·(13 - AZ·(15 - AZ·(7 - AZ)))/4 without the identity written out.
-        inner = 7 * AZ - AZ @ AZ
-        inner = 15 * AZ - AZ @ inner
-        Z = 0.25 * (13 * Z - torch.matmul(Z, inner))
-    return Z
+        inner = torch.baddbmm(AZ, AZ, AZ, beta=7, alpha=-1)
+        inner = torch.baddbmm(AZ, AZ, inner, beta=15, alpha=-1)
+        Z = torch.baddbmm(Z, Z, inner, beta=13 / 4, alpha=-1 / 4)
+    return Z.view(size)
 
 
 def _start(A: Tensor) -> Tensor:

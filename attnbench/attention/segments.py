@@ -54,8 +54,10 @@ class Segments:
         """Views ``(B, H, runs, length, D)``, one for each length that occurs."""
         short, longer = divmod(self.tokens, self.count)
         cut = longer * (short + 1)
-        views = [torch.unflatten(x[:, :, cut:], 2, (self.count - longer, short))]
-        return [torch.unflatten(x[:, :, :cut], 2, (longer, short + 1)), *views] if longer else views
+        if not longer:
+            return [torch.unflatten(x, 2, (self.count, short))]
+        parts = (x[:, :, :cut], (longer, short + 1)), (x[:, :, cut:], (self.count - longer, short))
+        return [torch.unflatten(part, 2, size) for part, size in parts]
 
     def _slots(self, x: Tensor) -> Tensor:
         """``(B, H, R, longest, D)``: the tokens of each run, then others."""
