@@ -7,6 +7,9 @@ os.environ["ATTNBENCH_PLUGINS"] = ""  # installed plug-ins must not decide a tes
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; only heeded before triton is imported
+
 torch.set_num_threads(1)  # small tensors: a second thread waits more than it works
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from attnbench.attention import triton_sums
 from attnbench.attention.feature_attention import Chunk, FeatureAttention
 from attnbench.attention.feature_tiles import LOG2E, FeatureMap
+from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import No, Traits, register
+
+_NO_STEP = "form=triton has whole sequences only: a step is a few small products, which form=torch takes"
 
 
 class EluPlusOne(FeatureMap):
@@ -31,7 +38,12 @@ class EluPlusOne(FeatureMap):
     source="Katharopoulos et al. 2020, arXiv:2006.16236, sections 3.2 and 3.3",
     formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = elu(x) + 1",
     cost="O(n·d²)",
-    traits=Traits(target="other", decode=True, permutable=True),
+    traits=Traits(
+        target="other",
+        decode=True,
+        permutable=True,
+        given=(("form=triton", {"decode": No(_NO_STEP), "dtypes": ("bfloat16", "float16", "float32")}),),
+    ),
     settings=("chunk=5",),
 )
 class Linear(FeatureAttention):
@@ -41,14 +53,41 @@ class Linear(FeatureAttention):
     difference from softmax attention is a distance, not an error. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; a
     padded key has φ(k) = 0 (masking k itself would give φ(0) = 1); causal attention by prefix sums, chunk by chunk.
 
+    ``form=triton`` is the same in a few fused kernels (:mod:`attnbench.attention.triton_sums`). It has been compiled
+    for an H200 and its numbers are those of Triton's interpreter; on a GPU it has not run yet.
+
     Differs from the authors' code: nothing is added to the denominator (they add 1e-6), so that each row of weights
     sums to 1 however small φ is.
+
+    Raises:
+        Unsupported: ``form=triton`` without triton or a CUDA device, in float64, in decoding, or for D > 128.
+        UsageError: ``chunk`` with ``form=triton``, whose chunks are its own.
     """
 
-    def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        chunk: Chunk = None,
+        form: Annotated[
+            Literal["torch", "triton"], Field(description="PyTorch's operations, or fused kernels on a CUDA device")
+        ] = "torch",
+    ) -> None:
         super().__init__(shape, chunk)
+        self.form = form
+        if form == "triton":
+            if chunk is not None:
+                raise UsageError("linear: chunk belongs to form=torch; the kernels of form=triton have their own")
+            triton_sums.require_triton(shape.D)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        if self.form == "triton":
+            return triton_sums.attend(q, k, v, causal=self.causal, key_mask=key_mask)
+        return super().attend(q, k, v, key_mask)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
+        if self.form == "triton":  # asked for in decoding only
+            raise Unsupported(_NO_STEP)
         return EluPlusOne(self.head_dim)
 
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
