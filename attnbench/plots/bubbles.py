@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 
 from attnbench.plots.page import Page
 from attnbench.plots.style import FAINT, FAMILY_COLOURS, INK, OTHER_COLOUR, SMALL_SIZE
-from attnbench.variant import FAMILIES
 
 LARGEST = 560.0
 """Square points of the largest circle: 0.37 inches across."""
@@ -73,7 +72,7 @@ def draw_keys(
         ax.text(indent, y, text, fontsize=SMALL_SIZE, color=colour, va="center")
 
     write("family", 0, FAINT)
-    shown = [one for one in FAMILIES if one in families] + sorted({one for one in families if one not in FAMILIES})
+    shown = [one for one in FAMILY_COLOURS if one in families] + sorted({*families} - FAMILY_COLOURS.keys())
     for family in shown:
         y -= 0.165
         colour = FAMILY_COLOURS.get(family, OTHER_COLOUR)

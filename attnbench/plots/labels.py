@@ -45,8 +45,6 @@ def place_labels(
         radii: of the circles, in points.
         taken: boxes in display pixels that stay free.
     """
-    from adjustText import adjust_text
-
     figure = ax.get_figure(root=True)
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()
@@ -67,12 +65,9 @@ def place_labels(
     for forces in (None, *_FORCES):
         for text, start in zip(texts, starts, strict=True):
             _move(text, start, to_data)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # adjustText logs through a deprecated call
-            logging.getLogger("adjustText").setLevel(logging.ERROR)
+        if forces is not None:
             # A limit on rounds, not on time: a busy machine must not move a label.
-            if forces is not None and texts:
-                adjust_text(texts, objects=blocks, ax=ax, iter_lim=_ROUNDS, pull_threshold=60, **goals, **forces)
+            _push(texts, objects=blocks, ax=ax, iter_lim=_ROUNDS, pull_threshold=60, **goals, **forces)
         cost = clutter(ax, texts, circles, taken)
         if cost < best[0]:
             best = (cost, [text.get_window_extent() for text in texts])
@@ -82,6 +77,20 @@ def place_labels(
         _move(text, box, to_data)
     _leaders(ax, texts, centres, pixels)
     return texts
+
+
+def _push(texts: Sequence[Text], *, ax: Axes, **how: Any) -> None:
+    from adjustText import adjust_text  # brings a large part of scipy along, and few pages need it
+
+    page = ax.figure
+    page.set_visible(False)  # else it is drawn each time, of which nothing but the names has changed
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # adjustText logs through a deprecated call
+            logging.getLogger("adjustText").setLevel(logging.ERROR)
+            adjust_text(texts, ax=ax, **how)
+    finally:
+        page.set_visible(True)
 
 
 def _move(text: Text, box: Bbox, to_data: Transform) -> None:
@@ -105,7 +114,7 @@ def _roomiest(ax: Axes, sides: Sequence[Sequence[Bbox]], circles: Sequence[Bbox]
     placed: list[Bbox] = []
     for turn in range(3 * len(sides)):
         i = turn % len(sides)
-        others = [*_strangers(circles, i), *taken, *placed[:i], *placed[i + 1 :]]
+        others = _edges([*_strangers(circles, i), *taken, *placed[:i], *placed[i + 1 :]])
         costs = [round(_cost(box, others, ax), 3) for box in sides[i]]
         placed[i : i + 1] = [sides[i][costs.index(min(costs))]]
     return placed
@@ -117,7 +126,7 @@ def _settled(
     """Bring back to its circle every name that was pushed further than it had to be."""
     settled = list(boxes)
     for i, places in enumerate(sides):
-        others = [*_strangers(circles, i), *taken, *settled[:i], *settled[i + 1 :]]
+        others = _edges([*_strangers(circles, i), *taken, *settled[:i], *settled[i + 1 :]])
         settled[i] = next((place for place in places if _cost(place, others, ax) == 0), settled[i])
     return settled
 
@@ -127,21 +136,29 @@ def _strangers(circles: Sequence[Bbox], own: int) -> list[Bbox]:
     return [circle.padded(4) for i, circle in enumerate(circles) if i != own]
 
 
-def _cost(box: Bbox, others: Sequence[Bbox], ax: Axes) -> float:
-    outside = box.width * box.height - _common(box, ax.get_window_extent())
-    return sum(_common(box, other) for other in others) + max(round(outside, 3), 0.0)
-
-
 def clutter(ax: Axes, texts: Sequence[Text], circles: Sequence[Bbox], taken: Sequence[Bbox] = ()) -> float:
     """Square pixels in which texts cover each other, circles or reserved boxes, or leave the axes."""
     boxes = [text.get_window_extent() for text in texts]
-    return round(sum(_cost(box, [*boxes[i + 1 :], *taken, *circles], ax) for i, box in enumerate(boxes)), 3)
+    others = _edges([*boxes, *taken, *circles])
+    return round(sum(_cost(box, others[i + 1 :], ax) for i, box in enumerate(boxes)), 3)
 
 
-def _common(a: Bbox, b: Bbox) -> float:
-    width = min(a.x1, b.x1) - max(a.x0, b.x0)
-    height = min(a.y1, b.y1) - max(a.y0, b.y0)
-    return float(width * height) if width > 0 and height > 0 else 0.0
+def _edges(boxes: Sequence[Bbox]) -> np.ndarray:
+    """Left, bottom, right and top of each box, ``(boxes, 4)``."""
+    return np.array([box.extents for box in boxes]).reshape(-1, 4)
+
+
+def _cost(box: Bbox, others: np.ndarray, ax: Axes) -> float:
+    outside = box.width * box.height - _common(box, _edges([ax.get_window_extent()]))
+    return _common(box, others) + max(round(outside, 3), 0.0)
+
+
+def _common(box: Bbox, others: np.ndarray) -> float:
+    """Square pixels that a box shares with each of the others, added up."""
+    left, bottom, right, top = others.T
+    width = np.minimum(right, box.x1) - np.maximum(left, box.x0)
+    height = np.minimum(top, box.y1) - np.maximum(bottom, box.y0)
+    return float(np.sum(width.clip(0) * height.clip(0)))
 
 
 def _leaders(ax: Axes, texts: Sequence[Text], centres: np.ndarray, radii: np.ndarray) -> None:

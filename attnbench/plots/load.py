@@ -102,10 +102,10 @@ def _kinds() -> dict[str, type]:
 def _typed(column: pd.Series[str], kind: type, name: str, file: Path) -> pd.Series[typing.Any]:
     try:
         if kind is str:
-            # The writer puts ' before what a spreadsheet would run as a formula.
             text = column.fillna("").astype(object)
-            marked = text.str.startswith("'")
-            text[marked] = text[marked].str.replace(rf"^'(?={FORMULA})", "", regex=True)
+            # The writer puts ' before what a spreadsheet would run as a formula.
+            if any(one.startswith("'") for one in text.unique()):
+                text = text.str.replace(rf"^'(?={FORMULA})", "", regex=True)
             return text
         if kind is bool:
             flags = column.map({"True": True, "False": False, "true": True, "false": False})
