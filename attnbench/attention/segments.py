@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from attnbench.attention.precision import accumulator
+from attnbench.attention.thin_attention import attend_to_few_keys
 
 
 class Segments:
@@ -111,8 +112,6 @@ def any_real(key_mask: Tensor, c: int) -> Tensor:
 
 def attend_to_filled(q: Tensor, k: Tensor, v: Tensor, filled: Tensor | None) -> Tensor:
     """Softmax attention to R rows, of which ``filled`` ``(B, R)`` are there; the others must be zero."""
-    if filled is None:
-        return scaled_dot_product_attention(q, k, v)
     # With no real key every row is zero: attending to all of them gives 0, to none gives NaN on some devices.
-    mask = filled | ~filled.any(1, keepdim=True)
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
+    mask = None if filled is None else (filled | ~filled.any(1, keepdim=True))[:, None, None]
+    return attend_to_few_keys(q, k, v, mask, keep=True)

@@ -53,6 +53,17 @@ def test_it_is_softmax_attention_with_its_gradients_however_it_is_cut(form: obje
 
 
 @pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("layout", ["heads outside", "heads inside"])
+def test_weights_that_are_kept_give_the_same_gradients(layout: str) -> None:
+    inputs = [x.requires_grad_() for x in qkv(attend_to_few_keys, 31, layout=layout)]
+    kept, computed = (
+        torch.autograd.grad(attend_to_few_keys(*inputs, keep=keep).square().sum(), inputs) for keep in (True, False)
+    )
+    for one, other in zip(kept, computed, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_gradient_that_is_one_number_for_all_is_taken_as_it_comes(form: object) -> None:
     assert callable(form)
