@@ -30,7 +30,7 @@ def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[No
         CannotCreate: nothing can be written there, or a link stands in its place.
     """
     writer = folder / f"{name}writer"
-    refuse_link(writer)
+    refuse_other_than_file(writer)
     try:
         lock = FileLock(folder / f"{name}lock", timeout=patience)
         lock.acquire()
@@ -69,6 +69,17 @@ def refuse_link(path: Path) -> None:
     """
     if path.is_symlink():
         raise CannotCreate(f"{path} is a link, and results are written to no other place; remove it")
+
+
+def refuse_other_than_file(path: Path) -> None:
+    """Nothing is read from or written to a pipe, which may wait for ever.
+
+    Raises:
+        CannotCreate: there is something in the place of ``path`` that is no file.
+    """
+    refuse_link(path)
+    if path.exists() and not path.is_file():
+        raise CannotCreate(f"{path} is not a file; remove it")
 
 
 def make_folder(path: Path) -> None:

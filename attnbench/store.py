@@ -9,6 +9,8 @@ import errno
 import functools
 import json
 import os
+import shutil
+import sys
 import tempfile
 import time
 import types
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.errors import CannotCreate, CorruptResults, StoreError
-from attnbench.lock import held, refuse_link
+from attnbench.lock import held, refuse_link, refuse_other_than_file
 from attnbench.record import Record, one_line
 from attnbench.table import csv_text
 
@@ -46,12 +48,16 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, *, environment: dict[str, Any], suite_text: str) -> RunFolder:
         """Make a new folder, which must not exist."""
+        folder = cls(path)
         try:
             path.mkdir(parents=True)
-            folder = cls(path)
-            folder._replace(ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
-            folder._replace(SUITE, suite_text)
-            folder.append(RECORDS, [])
+            try:
+                folder._replace(ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+                folder._replace(SUITE, suite_text)
+                (path / RECORDS).touch()
+            except BaseException:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
         except OSError as error:
             raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder with --out") from error
         return folder
@@ -59,8 +65,9 @@ class RunFolder:
     @property
     def environment(self) -> dict[str, Any]:
         """What was written when the run began; empty where it cannot be read."""
+        file = self.path / ENVIRONMENT
         try:
-            data = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
+            data = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
         except (OSError, ValueError, RecursionError):
             return {}
         return data if isinstance(data, dict) else {}
@@ -77,8 +84,9 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold this folder against other runs; the system frees it when the process ends, however it ends."""
-        for path in (self.path, *(self.path / name for name in (RECORDS, SAMPLES, FAILURES))):
-            refuse_link(path)
+        refuse_link(self.path)
+        for name in (RECORDS, SAMPLES, FAILURES):
+            refuse_other_than_file(self.path / name)
         with held(self.path):
             for left in self.path.glob(f".{TABLE}.*"):  # unfinished tables of killed runs
                 with suppress(OSError):
@@ -213,6 +221,10 @@ def _checked(record: Record) -> Record:
         value = getattr(record, name)
         if type(value) not in kinds:  # not isinstance: true is no number
             raise ValueError(f"{name} is {one_line(repr(value), 40)}")
+        if isinstance(value, str):
+            value.encode()  # half of a character, say, is a ValueError
+        elif value is not None and not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{name} is too large")
     return record
 
 
@@ -220,7 +232,8 @@ def _are_samples(value: object) -> bool:
     return isinstance(value, list) and all(
         isinstance(one, dict)
         and {"seconds", "calls"} <= set(one) <= {"seconds", "calls", "switches"}
-        and all(type(number) in (int, float) for number in one.values())
+        and all(type(number) in (int, float) and 0 <= number <= sys.float_info.max for number in one.values())
+        and one["calls"] > 0
         for one in value
     )
 

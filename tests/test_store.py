@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -68,6 +69,45 @@ def test_a_row_of_another_schema_is_refused(folder: RunFolder, row: dict[str, ob
         folder.records()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("time_median_s", "1e999"),
+        ("peak_bytes", "9" * 400),
+        ("peak_bytes", "-" + "9" * 400),
+        ("reason", r'"\ud800"'),
+    ],
+)
+def test_a_value_that_no_table_can_hold_is_refused(folder: RunFolder, name: str, value: str) -> None:
+    row = json.dumps({**record().to_json(), name: "here"}).replace('"here"', value)
+    (folder.path / RECORDS).write_text(row + "\n")
+    with pytest.raises(CorruptResults, match=r"records\.jsonl:1: not a record of this version"):
+        folder.records()
+
+
+@pytest.mark.parametrize(
+    "sample", ['"seconds": 1e999, "calls": 1', '"seconds": -1, "calls": 1', '"seconds": 1, "calls": 0']
+)
+def test_a_sample_that_no_clock_gives_is_refused(folder: RunFolder, sample: str) -> None:
+    (folder.path / SAMPLES).write_text(f'{{"cell_id": "c", "round": 0, "samples": [{{{sample}}}]}}\n')
+    with pytest.raises(CorruptResults, match=r"samples\.jsonl:1: not samples of one round"):
+        folder.samples()
+
+
+@pytest.mark.parametrize("name", [RECORDS, SAMPLES, "failures.jsonl", ".writer"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(folder: RunFolder, name: str) -> None:
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name)
+    with pytest.raises(CannotCreate, match="is not a file; remove it"), folder.lock():
+        pass
+
+
+def test_a_run_whose_environment_is_a_pipe_is_no_run_to_go_on_with(folder: RunFolder) -> None:
+    (folder.path / "environment.json").unlink()
+    os.mkfifo(folder.path / "environment.json")
+    assert folder.environment == {}
+
+
 def test_a_sample_line_without_its_cell_is_refused(folder: RunFolder) -> None:
     folder.append(SAMPLES, [{"round": 0}])
     with pytest.raises(CorruptResults, match="without cell_id"):
@@ -106,6 +146,18 @@ def test_on_a_full_disk_what_was_half_written_is_taken_back(folder: RunFolder) -
     assert (folder.path / RECORDS).read_bytes() == whole
     folder.add(record(n=128))
     assert len(folder.records()) == 2
+
+
+@pytest.mark.parametrize("room", [0, 100])
+def test_a_folder_for_which_there_is_no_room_is_not_left_half_made(tmp_path: Path, room: int) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(CannotCreate, match="cannot create"):
+            RunFolder.create(tmp_path / "s" / "run", environment={"run_key": "k"}, suite_text="name: s\n" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list((tmp_path / "s").iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
