@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -196,7 +197,7 @@ def _measure(plan: Plan, worker: Worker) -> None:
             raise
     _print_records(records)
     console.line(f"results: {folder.path / 'results.csv'}")
-    console.line(f"figures: attnbench plot {folder.path}")
+    console.line(f"figures: {shlex.join(['attnbench', 'plot', str(folder.path)])}")
 
 
 def _print_records(records: list[Record]) -> None:

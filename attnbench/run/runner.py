@@ -245,9 +245,10 @@ def _find_folder(plan: Plan, key: str) -> RunFolder | None:
     """The newest folder of the same run, unless a new one is wanted."""
     root = suite_folder(plan.options.out, plan.suite.name)
     if not plan.options.fresh:
-        for folder in reversed(find_runs(root) if root.is_dir() else []):
-            if folder.environment.get("run_key") == key:
-                return folder
+        same = [folder for folder in find_runs(root) if folder.environment.get("run_key") == key]
+        # The last of them, but rather one that has its own name: a copy for safe keeping stays as it is.
+        same.sort(key=lambda folder: folder.environment.get("folder") == folder.path.name)
+        return same[-1] if same else None
     return None
 
 
@@ -266,6 +267,7 @@ def _new_folder(plan: Plan, key: str) -> RunFolder:
     for attempt in range(100):
         path = root / (name if not attempt else f"{name}-{attempt}")
         if not path.exists():
+            environment["folder"] = path.name
             return RunFolder.create(path, environment=environment, suite_text=plan.suite.to_yaml())
     raise CannotCreate(f"cannot find a free name for a new run in {root}")
 

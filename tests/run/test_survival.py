@@ -409,6 +409,19 @@ def test_a_link_in_the_place_of_a_folder_or_file_is_refused_and_nothing_is_writt
     assert other.read_bytes() == before
 
 
+def test_a_copy_of_a_run_for_safe_keeping_stays_as_it_is(tmp_path: Path, attnbench: Callable[..., Ended]) -> None:
+    assert attnbench().code == 0
+    (folder,) = (tmp_path / "out" / "s").iterdir()
+    half = (folder / "records.jsonl").read_text().splitlines(keepends=True)[:10]
+    (folder / "records.jsonl").write_text("".join(half))
+    for name in ("0-before", "z-before"):
+        shutil.copytree(folder, folder.with_name(name))
+    ended = attnbench()
+    assert f"continuing {folder}: 10 of 20" in ended.said
+    for name in ("0-before", "z-before"):
+        assert (folder.with_name(name) / "records.jsonl").read_text() == "".join(half)
+
+
 def test_the_unfinished_table_of_a_killed_run_is_removed(tmp_path: Path, attnbench: Callable[..., Ended]) -> None:
     assert attnbench().code == 0
     (folder,) = (tmp_path / "out" / "s").iterdir()
