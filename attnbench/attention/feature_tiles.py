@@ -130,49 +130,49 @@ class Tiles:
         return x, values, phi, log_weight
 
     def divide(
-        self, numerator: Tensor, denominator: Tensor, top: Tensor, out: Tensor, divisors: Tensor, block: slice
+        self, numerator: Tensor, denominator: Tensor, top: Tensor | None, out: Tensor, divisors: Tensor, block: slice
     ) -> None:
         """Quotient into ``out`` and what it was divided by into ``divisors``.
 
-        A query without keys (see :meth:`KeySums.empty`) gives 0; a denominator that underflows gives NaN, and a
-        negative one keeps its sign.
+        A query without keys gives 0; a denominator that underflows gives NaN, and a negative one keeps its sign.
+
+        Args:
+            top: the largest log weight a query has seen (see :meth:`KeySums.empty`), or None if no key is padded.
         """
-        keyless = top <= torch.finfo(top.dtype).min / 8
         target, divisor = out[(*self.group, block)], divisors[(*self.group, block)]
-        divisor.copy_(denominator.masked_fill(keyless, 1.0).view_as(divisor))
+        divisor.copy_(denominator.view_as(divisor))
+        if top is not None:
+            keyless = top <= torch.finfo(top.dtype).min / 8
+            divisor.masked_fill_(keyless.view(*divisor.shape[:2], -1, 1), 1.0)
         torch.div(numerator.view_as(target), divisor, out=target)
 
-    def quotient_grad(self, grad: Tensor, out: Tensor, divisors: Tensor, block: slice) -> Tensor:
-        """Gradient of numerator and denominator, side by side: ``(G, c, E + 1)``."""
-        above = self.cut(grad, block) / self.cut(divisors, block)
-        return torch.cat([above, -torch.linalg.vecdot(above, self.cut(out, block))[..., None]], -1)
+    def numerator_grad(self, grad: Tensor, divisors: Tensor, block: slice) -> Tensor:
+        """Gradient of the numerator of the quotient, ``(G, c, E)``."""
+        return self.cut(grad, block) / self.cut(divisors, block)
 
 
-def weigh(values: Tensor, log_weight: Tensor | None, top: Tensor) -> Tensor:
-    """2^(log_weight - top) · (v, 1): ``(G, c, E + 1)``."""
-    weighted = values.new_empty(*values.shape[:2], values.shape[2] + 1)
-    if log_weight is None:
-        weighted[..., :-1] = values
-        weighted[..., -1:] = 1.0
-    else:
-        weight = (log_weight - top).exp2_()
-        torch.mul(values, weight, out=weighted[..., :-1])
-        weighted[..., -1:] = weight
-    return weighted
+def weigh(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Contiguous, for a product would copy it again: ``(G, c, E)``."""
+    return values.contiguous() if weight is None else values * weight
 
 
-def unweighted(values: Tensor, log_weight: Tensor | None) -> Tensor:
-    """(v, 1) of the real keys and 0 of the padded ones, ``(G, c, E + 1)``: what a constant feature adds up."""
-    if log_weight is not None:
-        log_weight = log_weight.masked_fill(log_weight > float("-inf"), 0.0)
-    return weigh(values, log_weight, values.new_zeros(()))
+def weigh_ones(weight: Tensor | None, phi: Tensor) -> Tensor:
+    """Σ weight · φ over the tokens: ``(G, 1, F)``."""
+    return phi.sum(1, keepdim=True) if weight is None else torch.bmm(weight.mT, phi)
+
+
+def real(log_weight: Tensor) -> Tensor:
+    """1 at the real keys and 0 at the padded ones, ``(G, c, 1)``: how often a constant feature counts."""
+    return (log_weight > float("-inf")).to(log_weight.dtype)
 
 
 class KeySums(NamedTuple):
     """What linear attention remembers of the keys met so far."""
 
-    weighted: Tensor
-    """Σ (v, 1) φ(k)ᵀ / 2^top, ``(G, E + 1, F)``."""
+    of_values: Tensor
+    """Σ v φ(k)ᵀ / 2^top, ``(G, E, F)``."""
+    of_ones: Tensor
+    """Σ φ(k)ᵀ / 2^top, ``(G, 1, F)``. Apart, since oneDNN takes a quarter longer for 65 columns than for 64."""
     top: Tensor
     """Largest log weight, ``(G, 1, 1)``."""
     plain: Tensor
@@ -183,7 +183,8 @@ class KeySums(NamedTuple):
         """No keys yet. Their largest log weight is finite, so that the difference of two such is 0 and not NaN."""
         dtype = accumulator(like.dtype)
         return cls(
-            like.new_zeros(*count, values + 1, features.width, dtype=dtype),
+            like.new_zeros(*count, values, features.width, dtype=dtype),
+            like.new_zeros(*count, 1, features.width, dtype=dtype),
             like.new_full((*count, 1, 1), hidden(dtype), dtype=dtype),
             like.new_zeros(*count, 1, values + 1, dtype=dtype),
         )
@@ -205,16 +206,22 @@ class KeySums(NamedTuple):
 
     def add_(self, values: Tensor, phi: Tensor, log_weight: Tensor | None, offset: float) -> None:
         """Take in a tile of keys."""
-        top = torch.zeros_like(self.top) if log_weight is None else log_weight.amax(1, keepdim=True)
-        top = torch.maximum(self.top, top)
-        if log_weight is not None:
-            self.weighted.mul_((self.top - top).exp2_())
-        self.top.copy_(top)
-        self.weighted.baddbmm_(weigh(values, log_weight, top).transpose(1, 2), phi)
-        if offset:
-            self.plain.add_(unweighted(values, log_weight).sum(1, keepdim=True))
+        weight = None
+        if log_weight is None:
+            self.top.zero_()
+        else:
+            top = torch.maximum(self.top, log_weight.amax(1, keepdim=True))
+            decay, weight = (self.top - top).exp2_(), (log_weight - top).exp2_()
+            self.of_values.mul_(decay)
+            self.of_ones.mul_(decay)
+            self.top.copy_(top)
+        self.of_values.baddbmm_(weigh(values, weight).mT, phi)
+        self.of_ones.add_(weigh_ones(weight, phi))
+        if offset and log_weight is not None:
+            once = real(log_weight)
+            self.plain[..., :-1].baddbmm_(once.mT, values)
+            self.plain[..., -1:].add_(once.sum(1, keepdim=True))
 
     def read(self, phi: Tensor) -> tuple[Tensor, Tensor]:
         """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features."""
-        both = torch.bmm(phi, self.weighted.transpose(1, 2))  # a product with a part of the sums would copy that part
-        return both[..., :-1], both[..., -1:]
+        return torch.bmm(phi, self.of_values.mT), torch.linalg.vecdot(phi, self.of_ones)[..., None]

@@ -17,9 +17,9 @@ from attnbench.attention.feature_tiles import (
     KeySums,
     Tiles,
     head_groups,
+    real,
     row_blocks,
     tile_elements,
-    unweighted,
     weigh,
 )
 from attnbench.attention.precision import accumulator
@@ -90,42 +90,53 @@ class _AttendAll(torch.autograd.Function):
             tiles, sums, largest = Tiles(features, group, rows, q), every.of(group), largest_at[group].flatten(0, 1)
             add_keys(sums, tiles, k, v, key_mask, rows, largest)
             if features.offset:
-                sums.weighted.add_(sums.plain.transpose(1, 2), alpha=features.offset)
+                sums.of_values.add_(sums.plain[..., :-1].mT, alpha=features.offset)
+                sums.of_ones.add_(sums.plain[..., -1:], alpha=features.offset)
+            top = None if key_mask is None else sums.top
             for block in row_blocks(N, rows):
                 _, phi = tiles.queries(q, block)
-                tiles.divide(*sums.read(phi), sums.top, out, divisors, block)
-        ctx.save_for_backward(q, k, v, key_mask, out, divisors, largest_at, *every)
+                tiles.divide(*sums.read(phi), top, out, divisors, block)
+        ctx.save_for_backward(q, k, v, key_mask, divisors, largest_at, *every)
         ctx.features, ctx.rows, ctx.groups = features, rows, groups
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, key_mask, out, divisors, largest_at, *every = ctx.saved_tensors
+        q, k, v, key_mask, divisors, largest_at, *every = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         features: FeatureMap = ctx.features
         for group in ctx.groups:
             tiles, sums = Tiles(features, group, ctx.rows, q, count=2), KeySums(*every).of(group)
-            d_sums = torch.zeros_like(sums.weighted)
+            d_of_values, d_of_ones = torch.zeros_like(sums.of_values), torch.zeros_like(sums.of_ones)
             for block in row_blocks(q.shape[2], ctx.rows):
                 x, phi = tiles.queries(q, block)
-                upper = tiles.quotient_grad(grad, out, divisors, block)
-                d_sums.baddbmm_(upper.transpose(1, 2), phi)
-                d_phi = torch.bmm(upper, sums.weighted, out=tiles.blank(x.shape[1], 1))
+                above = tiles.numerator_grad(grad, divisors, block)
+                d_phi = torch.bmm(above, sums.of_values, out=tiles.blank(x.shape[1], 1))
+                # Numerator times its gradient, from what is there: the output need not be kept.
+                below = torch.linalg.vecdot(phi, d_phi)[..., None].div_(tiles.cut(divisors, block)).neg_()
+                d_phi.addcmul_(below, sums.of_ones)
+                d_of_values.baddbmm_(above.mT, phi)
+                d_of_ones.baddbmm_(below.mT, phi)
                 tiles.put(dq, block, features.queries_grad(x, phi, d_phi))
             d_weights: Tensor | None = None
             if features.offset:
-                d_plain = features.offset * d_sums.sum(-1)[:, None]
+                d_plain = features.offset * torch.cat([d_of_values, d_of_ones], 1).sum(-1)[:, None]
                 d_weights = d_plain.new_zeros(tiles.pairs, k.shape[2], 1)
                 d_largest = torch.linalg.vecdot(d_plain, sums.plain)[..., None]
                 d_weights.scatter_(1, largest_at[group].flatten(0, 1), d_largest)
             for block in row_blocks(k.shape[2], ctx.rows):
                 x, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
-                weighted = weigh(values, log_weight, sums.top)
-                d_phi = torch.bmm(weighted, d_sums, out=tiles.blank(x.shape[1], 1))
-                d_values = torch.bmm(phi, d_sums.transpose(1, 2))[..., :-1].mul_(weighted[..., -1:])
-                if features.offset:
-                    d_values += d_plain[..., :-1] * unweighted(values, log_weight)[..., -1:]
+                weight = None if log_weight is None else (log_weight - sums.top).exp2_()
+                d_phi = torch.bmm(weigh(values, weight), d_of_values, out=tiles.blank(x.shape[1], 1))
+                d_values = torch.bmm(phi, d_of_values.mT)
+                if weight is None:
+                    d_phi.add_(d_of_ones)
+                else:
+                    d_phi.addcmul_(weight, d_of_ones)
+                    d_values.mul_(weight)
+                if features.offset and log_weight is not None:
+                    d_values.addcmul_(real(log_weight), d_plain[..., :-1])
                 tiles.put(dv, block, d_values)
                 d_weight = None if d_weights is None else d_weights[:, block]
                 tiles.put(dk, block, features.keys_grad(x, phi, d_phi, d_weight))

@@ -1,8 +1,9 @@
 """Causal linear attention: each query reads the sums of φ(k) vᵀ over the keys up to its own.
 
 A chunk of c tokens reads what came before from the running sums, and its own keys from a c x c triangle, so that the
-work is O(n) and no sum per token exists. Log weights are taken relative to the largest one *up to each token*: a later
-key, however large, can neither underflow an earlier row nor change it.
+work is O(n) and no sum per token exists. The chunks of a block are worked on at once; only the sums run from one to the
+next. Log weights are taken relative to the largest one *up to each token*: a later key, however large, can neither
+underflow an earlier row nor change it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from attnbench.attention.feature_tiles import (
     KeySums,
     Tiles,
     head_groups,
+    real,
     row_blocks,
-    unweighted,
     weigh,
+    weigh_ones,
 )
 from attnbench.attention.precision import accumulator
 
-SEGMENT = 8
-"""Chunks between two sums that are kept for the backward pass; those in between are computed again."""
+BLOCK = 512
+"""Tokens of a block, between two sums that are kept for the backward pass; those in between are computed again."""
+
+TILES = 4
+"""A block has so many tiles of a limit's size at once."""
 
 
 def attend_causally(
@@ -43,7 +48,7 @@ def attend_causally(
         ``(B, H, N, E)`` in q's dtype. A query that sees no key gives 0.
     """
     if chunk is None:
-        chunk = 256 if q.device.type != "cpu" else 128 if features.width <= 128 else 64
+        chunk = 64 if q.device.type == "cpu" else 256
     chunk = min(chunk, q.shape[2])
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     attend = _AttendCausally.apply
@@ -51,32 +56,90 @@ def attend_causally(
     return out
 
 
-class _Triangle:
-    """Weights of the pairs of one chunk, relative to the largest log weight each query has seen."""
+def _blocks(length: int, chunk: int) -> list[slice]:
+    """Whole chunks, some at a time, and what is left, which is one shorter chunk."""
+    whole = length - length % chunk
+    rest = [slice(whole, length)] if whole < length else []
+    return row_blocks(whole, _rows(chunk)) + rest
 
-    def __init__(self, log_weight: Tensor | None, before: KeySums, tokens: int) -> None:
-        self.pairs: Tensor | None = None
+
+def _rows(chunk: int) -> int:
+    return max(1, BLOCK // chunk) * chunk
+
+
+def counted(values: Tensor, once: Tensor) -> Tensor:
+    """(v, 1) of the real keys and 0 of the padded ones, ``(G, R, E + 1)``: what a constant feature adds up."""
+    return torch.cat([values * once, once], -1)
+
+
+class _Chunks:
+    """Weights of the keys in the m chunks of a block, relative to the largest log weight each query has seen.
+
+    Args:
+        log_weight: ``(G, R, 1)`` or None.
+        top: the largest before the block, ``(G, 1, 1)``.
+        count: m.
+    """
+
+    def __init__(self, log_weight: Tensor | None, top: Tensor, count: int) -> None:
+        self.count = count
+        self.seen = self.weight = self.decay = None
         if log_weight is None:
-            self.seen = torch.zeros_like(before.top)
             return
         seen, at = log_weight[..., 0].cummax(1)
-        self.own = (seen[..., None] > before.top, at[..., None])  # whether, and where, the chunk holds the largest
-        self.seen = torch.maximum(seen[..., None], before.top)
-        future = log_weight.new_full((tokens, tokens), float("-inf")).triu_(1)
-        self.pairs = (log_weight.transpose(1, 2) - self.seen).add_(future).exp2_()  # (G, c, c), 0 for j > i
-        self.carry = (before.top - self.seen).exp2_()  # what the sums so far count for in each row, (G, c, 1)
+        self.own = (seen[..., None] > top, at[..., None])  # whether, and where, the block holds the largest
+        self.seen = torch.maximum(seen[..., None], top)  # (G, R, 1)
+        last = torch.unflatten(self.seen, 1, (count, -1))[:, :, -1:]  # of each chunk, (G, m, 1, 1)
+        before = torch.cat([top[:, None], last[:, :-1]], 1)
+        self.decay = (before - last).exp2_()
+        own, rows = self.split(log_weight), self.split(self.seen)
+        self.weight = (own - last.flatten(0, 1)).exp2_()  # of a key in the sums after its chunk, (Gm, c, 1)
+        tokens = rows.shape[1]
+        future = rows.new_full((tokens, tokens), float("-inf")).triu_(1)
+        self.pairs = (own.mT - rows).add_(future).exp2_()  # (Gm, c, c), 0 for j > i
+        self.carried = (before.flatten(0, 1) - rows).exp2_()  # what the sums so far count for in each row, (Gm, c, 1)
+
+    def split(self, x: Tensor) -> Tensor:
+        """``(G, R, ·)`` to ``(Gm, c, ·)``, contiguous."""
+        return x.reshape(x.shape[0] * self.count, -1, x.shape[2]).contiguous()
 
     def weigh_(self, scores: Tensor) -> Tensor:
-        """Scores ``(G, c, c)`` of the chunk's own pairs, future ones set to 0."""
-        return scores.tril_() if self.pairs is None else scores.mul_(self.pairs)
+        """Scores ``(Gm, c, c)`` of each chunk's own pairs, future ones set to 0."""
+        return scores.tril_() if self.weight is None else scores.mul_(self.pairs)
 
-    def carry_(self, rows: Tensor) -> Tensor:
-        """Rows ``(G, c, ·)`` read from the sums so far."""
-        return rows if self.pairs is None else rows.mul_(self.carry)
+    def carry(self, rows: Tensor) -> Tensor:
+        """Rows ``(Gm, c, ·)`` read from the sums before the chunk."""
+        return rows if self.weight is None else rows * self.carried
 
-    def decay_(self, d_sums: Tensor) -> Tensor:
-        """Gradient of the sums after the chunk, as one of the sums before it."""
-        return d_sums if self.pairs is None else d_sums.mul_(self.carry[:, -1:])
+    def sums_before(self, sums: KeySums, values: Tensor, phi: Tensor) -> KeySums:
+        """Those that each chunk reads, ``(Gm, ...)``; takes the keys of the block into ``sums``, but not into plain."""
+        added = torch.bmm(weigh(values, self.weight).mT, phi)
+        met = self.run_(sums.of_values, added), self.run_(sums.of_ones, weigh_ones(self.weight, phi))
+        if self.seen is None:
+            sums.top.zero_()
+        else:
+            sums.top.copy_(self.seen[:, -1:])
+        return KeySums(*met, sums.top, sums.plain)
+
+    def run_(self, total: Tensor, added: Tensor, *, back: bool = False) -> Tensor:
+        """What ``total`` is before each chunk, or with ``back`` what its gradient is after each: ``(Gm, ·, F)``.
+
+        Args:
+            total: ``(G, ·, F)``, before the first chunk or after the last; on return at the other end.
+            added: by each chunk, ``(Gm, ·, F)``.
+        """
+        met = total.new_empty(total.shape[0], self.count, *total.shape[1:])
+        parts, at = added.view_as(met).unbind(1), [*met.unbind(1), total]
+        decays = [None] * self.count if self.decay is None else self.decay.unbind(1)
+        if back:
+            parts, at, decays = parts[::-1], [*at[-2::-1], total], decays[::-1]
+        at[0].copy_(total)
+        for part, here, there, decay in zip(parts, at[:-1], at[1:], decays, strict=True):
+            if decay is None:
+                torch.add(here, part, out=there)
+            else:
+                torch.addcmul(part, here, decay, out=there)
+        return met.flatten(0, 1)
 
 
 class _AttendCausally(torch.autograd.Function):
@@ -94,88 +157,101 @@ class _AttendCausally(torch.autograd.Function):
         (B, H, N, _), E = q.shape, v.shape[-1]
         out = q.new_empty(B, H, N, E)
         divisors = q.new_empty(B, H, N, 1, dtype=accumulator(q.dtype))
-        segments = -(-N // (SEGMENT * chunk)) if differentiable else 0
-        kept = KeySums.empty(q, E, features, segments, B, H)
+        blocks = _blocks(N, chunk)
+        kept = KeySums.empty(q, E, features, len(blocks) if differentiable else 0, B, H)
         largest_at = q.new_zeros(B, H, N if features.offset else 0, 1, dtype=torch.long)
-        groups = head_groups(q, chunk * features.width)
+        groups = head_groups(q, TILES * _rows(chunk) * features.width)
         for group in groups:
-            tiles = Tiles(features, group, chunk, q, count=2)
+            tiles = Tiles(features, group, _rows(chunk), q, count=2)
             sums = KeySums.empty(q, E, features, tiles.pairs)
             at = torch.zeros_like(sums.top, dtype=torch.long)
-            for index, block in enumerate(row_blocks(N, chunk)):
-                if segments and index % SEGMENT == 0:
-                    kept.at(index // SEGMENT).of(group).copy_(sums)
-                x, phi_q = tiles.queries(q, block)
+            for index, block in enumerate(blocks):
+                if differentiable:
+                    kept.at(index).of(group).copy_(sums)
+                _, phi_q = tiles.queries(q, block)
                 _, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
-                triangle = _Triangle(log_weight, sums, x.shape[1])
-                scores = triangle.weigh_(torch.bmm(phi_q, phi_k.transpose(1, 2)))
-                numerator, denominator = (triangle.carry_(part) for part in sums.read(phi_q))
-                numerator = torch.baddbmm(numerator, scores, values)
-                denominator = denominator + scores.sum(-1, keepdim=True)
-                if features.offset:
-                    plain = unweighted(values, log_weight).cumsum(1).add_(sums.plain)
-                    plain.mul_(features.offset * phi_q.sum(-1, keepdim=True))
+                chunks = _Chunks(log_weight, sums.top, max(1, phi_q.shape[1] // chunk))
+                of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
+                before = chunks.sums_before(sums, of_chunks, phi_k)
+                numerator, denominator = (chunks.carry(part) for part in before.read(phi_q))
+                scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
+                numerator.baddbmm_(scores, of_chunks)
+                denominator += scores.sum(-1, keepdim=True)
+                if log_weight is not None and features.offset:
+                    plain = counted(values, real(log_weight)).cumsum(1).add_(sums.plain)
+                    sums.plain.copy_(plain[:, -1:])
+                    plain = chunks.split(plain).mul_(features.offset * phi_q.sum(-1, keepdim=True))
                     numerator += plain[..., :-1]
                     denominator += plain[..., -1:]
-                    found = torch.where(triangle.own[0], triangle.own[1] + block.start, at)
+                    found = torch.where(chunks.own[0], chunks.own[1] + block.start, at)
                     tiles.put(largest_at, block, found)
                     at = found[:, -1:]
-                tiles.divide(numerator, denominator, triangle.seen, out, divisors, block)
-                sums.add_(values, phi_k, log_weight, features.offset)
-        ctx.save_for_backward(q, k, v, key_mask, out, divisors, largest_at, *kept)
+                tiles.divide(numerator, denominator, None if key_mask is None else chunks.seen, out, divisors, block)
+        ctx.save_for_backward(q, k, v, key_mask, divisors, largest_at, *kept)
         ctx.features, ctx.chunk, ctx.groups = features, chunk, groups
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, key_mask, out, divisors, largest_at, *kept = ctx.saved_tensors
+        q, k, v, key_mask, divisors, largest_at, *kept = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         features: FeatureMap = ctx.features
-        blocks = row_blocks(q.shape[2], ctx.chunk)
+        blocks = _blocks(q.shape[2], ctx.chunk)
         for group in ctx.groups:
-            tiles = Tiles(features, group, ctx.chunk, q, count=4)
-            after = KeySums.empty(q, v.shape[-1], features, tiles.pairs)  # gradients of the sums, last chunk first
-            d_sums, d_plain = after.weighted, after.plain
+            tiles = Tiles(features, group, _rows(ctx.chunk), q, count=4)
+            d_sums = KeySums.empty(q, v.shape[-1], features, tiles.pairs)  # of all but the top; last block first
             d_weights = q.new_zeros(tiles.pairs, q.shape[2], 1, dtype=tiles.dtype) if features.offset else None
-            for segment in reversed(range(-(-len(blocks) // SEGMENT))):
-                part = blocks[segment * SEGMENT : (segment + 1) * SEGMENT]
-                before = [KeySums(*kept).at(segment).of(group)]
-                for block in part[:-1]:
-                    _, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block)
-                    before.append(before[-1].clone())
-                    before[-1].add_(values, phi_k, log_weight, features.offset)
-                for block, sums in zip(reversed(part), reversed(before), strict=True):
-                    x_q, phi_q = tiles.queries(q, block)
-                    x_k, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
-                    triangle = _Triangle(log_weight, sums, x_q.shape[1])
-                    upper = tiles.quotient_grad(grad, out, divisors, block)
-                    # The chunk's own pairs.
-                    scores = triangle.weigh_(torch.bmm(phi_q, phi_k.transpose(1, 2)))
-                    d_values = torch.bmm(scores.transpose(1, 2), upper[..., :-1])
-                    torch.baddbmm(upper[..., -1:], upper[..., :-1], values.transpose(1, 2), out=scores)
-                    d_scores = triangle.weigh_(scores)
-                    d_phi_q = torch.bmm(d_scores, phi_k, out=tiles.blank(x_q.shape[1], 2))
-                    d_phi_k = torch.bmm(d_scores.transpose(1, 2), phi_q, out=tiles.blank(x_q.shape[1], 3))
-                    if d_weights is not None:
-                        plain = unweighted(values, log_weight)
-                        total = plain.cumsum(1).add_(sums.plain)
-                        d_phi_q += features.offset * torch.linalg.vecdot(upper, total)[..., None]
-                        d_total = upper * (features.offset * phi_q.sum(-1, keepdim=True))
-                        d_suffix = d_total.flip(1).cumsum(1).flip(1).add_(d_plain)
-                        d_values.addcmul_(d_suffix[..., :-1], plain[..., -1:])
-                        d_plain.copy_(d_suffix[:, :1])
-                        d_largest = torch.linalg.vecdot(d_total, total)[..., None]
-                        d_weights.scatter_add_(1, largest_at[(*group, block)].flatten(0, 1), d_largest)
-                    # Its keys, as later queries read them, and its queries, reading earlier keys.
-                    weighted = weigh(values, log_weight, triangle.seen[:, -1:])
-                    d_values.addcmul_(torch.bmm(phi_k, d_sums.transpose(1, 2))[..., :-1], weighted[..., -1:])
-                    d_phi_k.baddbmm_(weighted, d_sums)
-                    upper = triangle.carry_(upper)
-                    d_phi_q.baddbmm_(upper, sums.weighted)
-                    triangle.decay_(d_sums).baddbmm_(upper.transpose(1, 2), phi_q)
-                    tiles.put(dq, block, features.queries_grad(x_q, phi_q, d_phi_q))
-                    d_weight = None if d_weights is None else d_weights[:, block]
-                    tiles.put(dk, block, features.keys_grad(x_k, phi_k, d_phi_k, d_weight))
-                    tiles.put(dv, block, d_values)
+            for index, block in reversed(list(enumerate(blocks))):
+                sums = KeySums(*kept).at(index).of(group).clone()
+                x_q, phi_q = tiles.queries(q, block)
+                x_k, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
+                chunks = _Chunks(log_weight, sums.top, max(1, x_q.shape[1] // ctx.chunk))
+                of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
+                before = chunks.sums_before(sums, of_chunks, phi_k)
+                above = chunks.split(tiles.numerator_grad(grad, divisors, block))
+                # Numerators times their gradients, from what is there: the output need not be kept.
+                scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
+                d_scores = torch.bmm(above, of_chunks.mT)
+                above_sums = chunks.carry(above)
+                d_phi_q = torch.bmm(above_sums, before.of_values, out=chunks.split(tiles.blank(x_q.shape[1], 2)))
+                below = torch.linalg.vecdot(scores, d_scores).add_(torch.linalg.vecdot(phi_q, d_phi_q))[..., None]
+                if log_weight is not None and features.offset:
+                    plain = counted(values, real(log_weight))
+                    total = chunks.split(plain.cumsum(1).add_(before.plain))
+                    share = features.offset * phi_q.sum(-1, keepdim=True)
+                    below.addcmul_(share, torch.linalg.vecdot(above, total[..., :-1])[..., None])
+                below.div_(chunks.split(tiles.cut(divisors, block))).neg_()
+                below_sums = chunks.carry(below)
+                # The chunks' own pairs.
+                d_scores = chunks.weigh_(d_scores.add_(below))
+                d_values = torch.bmm(scores.mT, above)
+                d_phi_k = torch.bmm(d_scores.mT, phi_q, out=chunks.split(tiles.blank(x_q.shape[1], 3)))
+                # Their queries reading earlier keys, and their keys as later queries read them.
+                d_phi_q.addcmul_(below_sums, before.of_ones).baddbmm_(d_scores, phi_k)
+                d_of_values = chunks.run_(d_sums.of_values, torch.bmm(above_sums.mT, phi_q), back=True)
+                d_of_ones = chunks.run_(d_sums.of_ones, torch.bmm(below_sums.mT, phi_q), back=True)
+                d_phi_k.baddbmm_(weigh(of_chunks, chunks.weight), d_of_values)
+                if chunks.weight is None:
+                    d_phi_k.add_(d_of_ones)
+                    d_values.baddbmm_(phi_k, d_of_values.mT)
+                else:
+                    d_phi_k.addcmul_(chunks.weight, d_of_ones)
+                    d_values.addcmul_(torch.bmm(phi_k, d_of_values.mT), chunks.weight)
+                if d_weights is not None:
+                    upper = torch.cat([above, below], -1)
+                    d_phi_q += features.offset * torch.linalg.vecdot(upper, total)[..., None]
+                    d_total = upper.mul_(share).view_as(plain)
+                    d_suffix = d_total.flip(1).cumsum(1).flip(1).add_(d_sums.plain)
+                    d_values.addcmul_(chunks.split(d_suffix[..., :-1]), chunks.split(plain[..., -1:]))
+                    d_sums.plain.copy_(d_suffix[:, :1])
+                    d_largest = torch.linalg.vecdot(d_total, total.view_as(plain))[..., None]
+                    d_weights.scatter_add_(1, largest_at[(*group, block)].flatten(0, 1), d_largest)
+                d_weight = None if d_weights is None else d_weights[:, block]
+                phi_q, d_phi_q, phi_k, d_phi_k = (
+                    x.view(tiles.pairs, x_q.shape[1], -1) for x in (phi_q, d_phi_q, phi_k, d_phi_k)
+                )
+                tiles.put(dq, block, features.queries_grad(x_q, phi_q, d_phi_q))
+                tiles.put(dk, block, features.keys_grad(x_k, phi_k, d_phi_k, d_weight))
+                tiles.put(dv, block, d_values)
         return dq, dk, dv, None, None, None, None
