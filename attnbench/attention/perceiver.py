@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from attnbench.attention.key_masks import seeing
 from attnbench.attention.precision import accumulator, hidden
@@ -17,6 +18,9 @@ from attnbench.variant import Traits, register
 
 _CHUNK = 64
 """Tokens of causal attention taken at a time: products of this size still fill the multipliers of a CPU."""
+
+_SEGMENT = 1024
+"""Tokens of which gradients are taken at a time, from a second pass forward."""
 
 
 class Packed(NamedTuple):
@@ -84,21 +88,37 @@ class Perceiver(nn.Module):
         return out if some is None else out.masked_fill(~some, 0.0)
 
     def _causally(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        accumulate = accumulator(q.dtype)
         state, parts = self._nothing(k, v), []
-        for a in range(0, q.shape[2], _CHUNK):
-            tokens = slice(a, a + _CHUNK)
-            Q, K, V = (x[:, :, tokens].to(accumulate) for x in (q, k, v))
-            state, w = self._rescaled(state, K, None if key_mask is None else key_mask[:, tokens])
+        # split, not slices: the gradient of each slice would be as large as the whole.
+        cut = [torch.split(x, _SEGMENT, 2) for x in (q, k, v)]
+        masks = [None] * len(cut[0]) if key_mask is None else torch.split(key_mask, _SEGMENT, 1)
+        for segment in zip(*cut, masks, strict=True):
+            if torch.is_grad_enabled() and len(masks) > 1:  # of what has been packed only the sums are kept
+                out, state = checkpoint(self._segment, state, *segment, use_reentrant=False, preserve_rng_state=False)
+            else:
+                out, state = self._segment(state, *segment)
+            parts.append(out)
+        out = torch.cat(parts, 2)
+        return out if key_mask is None else out.masked_fill(~seeing(key_mask, True), 0.0)
+
+    def _segment(
+        self, state: Packed, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
+    ) -> tuple[Tensor, Packed]:
+        """Outputs of the tokens of a segment, and what the latents have packed after it."""
+        accumulate = accumulator(q.dtype)
+        cut = [torch.split(x.to(accumulate), _CHUNK, 2) for x in (q, k, v)]
+        masks = [None] * len(cut[0]) if key_mask is None else torch.split(key_mask, _CHUNK, 1)
+        parts = []
+        for Q, K, V, mask in zip(*cut, masks, strict=True):
+            state, w = self._rescaled(state, K, mask)
             # Row t of a sum over the tokens up to t is a lower triangle times the weights of the latents.
             total = (state.total.mT + w.cumsum(2)).clamp(min=torch.finfo(accumulate).tiny)
             Q = Q * Q.shape[-1] ** -0.5
             logits = ((Q @ K.mT).tril() @ w + Q @ state.k.mT) / total
             p = logits.softmax(-1) / total
-            parts.append(((p @ w.mT).tril() @ V + p @ state.v).to(q.dtype))
+            parts.append((p @ w.mT).tril() @ V + p @ state.v)
             state = state.add(w, K, V)
-        out = torch.cat(parts, 2)
-        return out if key_mask is None else out.masked_fill(~seeing(key_mask, True), 0.0)
+        return torch.cat(parts, 2).to(q.dtype), state
 
     def _nothing(self, k: Tensor, v: Tensor) -> Packed:
         accumulate = accumulator(k.dtype)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnbench.attention import perceiver as of_perceiver
 from attnbench.attention.perceiver import Perceiver
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention
@@ -132,6 +133,31 @@ def test_memory_with_padding_grows_linearly(causal: bool) -> None:
         return bytes_
 
     assert peak(4096) <= 4.2 * peak(1024)
+
+
+def test_gradients_of_a_long_sequence_are_taken_segment_by_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_perceiver, "_SEGMENT", 64)
+    inputs, module = [x.requires_grad_() for x in qkv(200)], perceiver(200, causal=True)
+    mask = torch.rand(2, 200) < 0.7
+    for key_mask in (None, mask):
+        ours, theirs = (
+            torch.autograd.grad(f(*inputs, key_mask=key_mask).square().sum(), (*inputs, module.latents))
+            for f in (module, module.dense)
+        )
+        for mine, expected in zip(ours, theirs, strict=True):
+            close(mine, expected)
+
+
+def test_training_keeps_of_earlier_tokens_their_inputs_and_outputs_only() -> None:
+    def peak(n: int) -> int:
+        module = build("perceiver", Shape(1, 1, n, 8, causal=True))
+        inputs = [torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3)]
+        bytes_ = peak_tensor_bytes(lambda: module(*inputs).sum().backward())
+        assert bytes_ is not None
+        return bytes_
+
+    of_a_query = 8 * 4
+    assert (peak(4096) - peak(2048)) / 2048 <= 8 * of_a_query
 
 
 @pytest.mark.parametrize(("rise", "kept"), [(60.0, True), (120.0, False)])
