@@ -143,10 +143,6 @@ def compare(
     form = "".join([" causal" * causal, f" {bias}" if bias != "none" else "", " compiled" * compile_])
     what = f"{level} {pass_}{form}, B={batch} H={heads} D={head_dim}, {dtype}, {source_of_inputs}, on {device}"
     how = f"{settings.threads} threads, {comparison.environment['process']} process"
-    if csv is not None:
-        _write_csv(comparison, csv)
-    if plot is not None:
-        _draw(comparison, plot, f"{what}; {how}")
     if as_json:
         console.data(comparison.to_json())
     else:
@@ -158,6 +154,10 @@ def compare(
         for note in comparison.environment["process_notes"]:
             console.warning(note)
         _print(comparison)
+    if csv is not None:  # after the rest, which a full disk must not take along
+        _write_csv(comparison, csv)
+    if plot is not None:
+        _draw(comparison, plot, f"{what}; {how}")
 
 
 def _print(comparison: Comparison) -> None:

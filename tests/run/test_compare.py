@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
+from attnbench.cli.app import main
 from attnbench.errors import UsageError
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record
@@ -84,6 +86,24 @@ def test_a_against_b_and_b_against_a_mirror_each_other_on_the_same_samples() -> 
     assert a.n == pytest.approx(1500, rel=0.02)
     assert (a.n, a.low, a.high) == pytest.approx((b.n, b.low, b.high), rel=1e-12)
     assert a.note == b.note
+
+
+@pytest.mark.parametrize(("more", "code"), [(["--csv"], 73), (["--json", "--csv"], 73), (["--plot"], 74)])
+def test_what_was_measured_is_shown_though_the_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], code: int
+) -> None:
+    class Described(MadeUp):
+        def start(self) -> dict[str, Any]:
+            return {**self.state, "process": "tuned", "process_notes": []}
+
+    monkeypatch.setattr(module, "Worker", Described)
+    taken = tmp_path / "taken.svg"
+    taken.mkdir()
+    assert main(["compare", "softmax", "linear", "--n", "512..1024", "--device", "cpu", *more, str(taken)]) == code
+    said = capsys.readouterr()
+    assert "faster" in said.out
+    assert str(taken) in said.err
+    assert "Is a directory" in said.err
 
 
 def test_the_noise_floor_of_the_machine_decides_which_verdicts_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
