@@ -30,8 +30,8 @@ def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[No
         CannotCreate: nothing can be written there, or a link stands in its place.
     """
     writer = folder / f"{name}writer"
-    refuse_other_than_file(writer)
     try:
+        refuse_other_than_file(writer)
         lock = FileLock(folder / f"{name}lock", timeout=patience)
         lock.acquire()
     except Timeout:
