@@ -132,7 +132,7 @@ class RunFolder:
         rows: dict[str, Record] = {}
         for number, row in self._lines(RECORDS):
             try:
-                record = _checked(Record.from_json(row))
+                record = checked(Record.from_json(row))
             except (TypeError, ValueError, KeyError) as error:
                 what = one_line(str(error))  # may hold what stands in the file
                 raise CorruptResults(f"{self.path / RECORDS}:{number}: not a record of this version: {what}") from None
@@ -145,7 +145,7 @@ class RunFolder:
         for number, row in self._lines(SAMPLES):
             if not isinstance(row.get("cell_id"), str):
                 raise CorruptResults(f"{self.path / SAMPLES}:{number}: a line without cell_id")
-            if type(row.get("round")) is not int or not _are_samples(row.get("samples")):
+            if type(row.get("round")) is not int or not are_samples(row.get("samples")):
                 raise CorruptResults(f"{self.path / SAMPLES}:{number}: not samples of one round")
             rounds.setdefault(row["cell_id"], []).append(row)
         return rounds
@@ -216,7 +216,12 @@ def _kinds() -> dict[str, tuple[type, ...]]:
     return kinds
 
 
-def _checked(record: Record) -> Record:
+def checked(record: Record) -> Record:
+    """``record`` itself, if it can be stored and read again.
+
+    Raises:
+        ValueError: a field of another type, an infinite number, half of a character.
+    """
     for name, kinds in _kinds().items():
         value = getattr(record, name)
         if type(value) not in kinds:  # not isinstance: true is no number
@@ -228,7 +233,8 @@ def _checked(record: Record) -> Record:
     return record
 
 
-def _are_samples(value: object) -> bool:
+def are_samples(value: object) -> bool:
+    """Whether it is what a clock can give: seconds, calls and switches of each sample."""
     return isinstance(value, list) and all(
         isinstance(one, dict)
         and {"seconds", "calls"} <= set(one) <= {"seconds", "calls", "switches"}

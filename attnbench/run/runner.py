@@ -23,7 +23,7 @@ from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.order import family, in_order
 from attnbench.run.plan import Options, Plan, make_plan
 from attnbench.status import STOPPING, Status
-from attnbench.store import RunFolder, find_runs, suite_folder
+from attnbench.store import RunFolder, are_samples, checked, find_runs, suite_folder
 from attnbench.suite.schema import Suite
 
 if TYPE_CHECKING:
@@ -182,11 +182,11 @@ class _Run:
             self.plan.options.cell_timeout,
         )
         try:
-            record, samples = Record.from_json(answer["record"]), answer["samples"]
+            record, samples = checked(Record.from_json(answer["record"])), answer["samples"]
             taken = [Sample(**one) for one in samples["samples"]] if samples else []
         except (KeyError, TypeError, ValueError):
             raise self.worker.garbage() from None
-        if record.cell_id != cell.cell_id:
+        if record.cell_id != cell.cell_id or (samples and not are_samples(samples["samples"])):
             raise self.worker.garbage()
         if samples:
             self.samples.setdefault(cell.cell_id, {})[round_] = taken

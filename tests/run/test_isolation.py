@@ -233,6 +233,36 @@ for line in sys.stdin:
 """
 
 
+GARBLED = """
+import re
+
+def say(what):
+    row = json.dumps(what)
+    print(re.sub('NAME: [^,]*', lambda _: 'NAME: VALUE', row) if '"seq_len": 3,' in row else row, flush=True)
+
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rel_error", "NaN"), ("rel_error", "1e999"), ("seq_len", '"3"'), ("reason", r'"\\ud800"'), ("peak_bytes", "1.5")],
+)
+def test_an_answer_that_could_not_be_read_again_is_a_row_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    garbled = GARBLED.replace("NAME", f'"{name}"').replace("VALUE", value)
+    stand_in(tmp_path, monkeypatch, CELLS.replace("sys.stdin.readline()\n", garbled))
+    monkeypatch.setattr(runner, "machine_id", lambda device: "m")
+    suite = tmp_path / "s.yaml"
+    suite.write_text("name: s\nsweeps: [{name: w, measure: [memory], matrix: {variant: linear, seq_len: 1..5+1}}]\n")
+    folder, records = execute(make_plan(suite, Options("cpu", out=tmp_path / "out", rounds=1)))
+    assert {record.seq_len: record.reason for record in records if record.status is not Status.OK} == {
+        3: "the measuring process sent garbage"
+    }
+    assert len(folder.records()) == 5
+
+
 def test_kills_of_the_measuring_process_alone_cost_a_row_each_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
