@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize, silu
 
-from attnbench.attention.decayed_sums import by_heads, stretches
+from attnbench.attention.decayed_sums import by_heads, in_turn, stretches
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -148,18 +148,20 @@ def delta_rule(
         q, k: ``(G, N, D)``; v: ``(G, N, E)``; beta: ``(G, N)``.
     """
     N, E = v.shape[1:]
-    state = k.new_zeros(k.shape[0], k.shape[2], E)
-    outputs = []
-    for queries, keys, values, rates in stretches(min(chunk, N), q, k, v, beta[..., None]):
-        weighted = keys * rates
-        right = torch.cat([values * rates, weighted], -1)
-        solved = torch.linalg.solve_triangular((weighted @ keys.mT).tril(-1), right, upper=False, unitriangular=True)
-        states, updates = [], []
-        for key, part in zip(keys.unbind(1), solved.unbind(1), strict=True):
-            update = torch.baddbmm(part[..., :E], part[..., E:], state, alpha=-1)
-            states.append(state)
-            updates.append(update)
-            state = torch.baddbmm(state, key.mT, update)
-        scores = (queries @ keys.mT).tril(-1 if strict else 0)
-        outputs.append((queries @ torch.stack(states, 1) + scores @ torch.stack(updates, 1)).flatten(1, 2))
+    parts = stretches(min(chunk, N), q, k, v, beta[..., None])
+    outputs, state = in_turn(partial(_stretch, strict=strict), parts, k.new_zeros(k.shape[0], k.shape[2], E))
     return torch.cat(outputs, 1)[:, :N], state
+
+
+def _stretch(state: Tensor, q: Tensor, k: Tensor, v: Tensor, rates: Tensor, *, strict: bool) -> tuple[Tensor, Tensor]:
+    E, weighted = v.shape[-1], k * rates
+    right = torch.cat([v * rates, weighted], -1)
+    solved = torch.linalg.solve_triangular((weighted @ k.mT).tril(-1), right, upper=False, unitriangular=True)
+    states, updates = [], []
+    for key, part in zip(k.unbind(1), solved.unbind(1), strict=True):
+        update = torch.baddbmm(part[..., :E], part[..., E:], state, alpha=-1)
+        states.append(state)
+        updates.append(update)
+        state = torch.baddbmm(state, key.mT, update)
+    scores = (q @ k.mT).tril(-1 if strict else 0)
+    return (q @ torch.stack(states, 1) + scores @ torch.stack(updates, 1)).flatten(1, 2), state

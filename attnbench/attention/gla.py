@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
-from attnbench.attention.decayed_sums import by_heads, last_state, states_before, stretches
+from attnbench.attention.decayed_sums import by_heads, in_turn, last_state, states_before, stretches
 from attnbench.attention.feature_tiles import LOG2E
 from attnbench.attention.precision import LayerNorm, accumulator
 from attnbench.errors import UsageError
@@ -156,15 +156,17 @@ def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causa
 
 def _recur(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, chunk: int, strict: bool = False) -> Tensor:
     """The causal form; with ``strict`` a token does not see itself."""
-    state: Tensor | None = None
-    outputs = []
-    for queries, keys, values, decays in stretches(chunk, q, k, v, log_decay):
-        scores, since = _pairs(queries, keys, decays, strict)
-        end = since[:, :, -1:]
-        added = (keys * (end - since).exp2()).mT @ values
-        past, state = states_before(added, end.mT.exp2(), state)
-        outputs.append((scores @ values + (queries * since.exp2()) @ past).flatten(1, 2))
+    outputs, _ = in_turn(partial(_stretch, strict=strict), stretches(chunk, q, k, v, log_decay))
     return torch.cat(outputs, 1)[:, : q.shape[1]]
+
+
+def _stretch(
+    state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, strict: bool
+) -> tuple[Tensor, Tensor]:
+    scores, since = _pairs(q, k, log_decay, strict)
+    end = since[:, :, -1:]
+    past, state = states_before((k * (end - since).exp2()).mT @ v, end.mT.exp2(), state)
+    return (scores @ v + (q * since.exp2()) @ past).flatten(1, 2), state
 
 
 def _pairs(q: Tensor, k: Tensor, log_decay: Tensor, strict: bool) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from torch import Tensor
 from attnbench.attention import decayed_sums, feature_tiles
 from attnbench.attention.gla import GLA, gated_attention
 from attnbench.errors import UsageError
+from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
@@ -98,6 +99,19 @@ def test_the_state_goes_on_from_stretch_to_stretch(stretch: int, monkeypatch: py
             torch.autograd.grad(out, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True
         ):
             close(one, other)
+
+
+def test_for_the_gradients_of_many_stretches_only_their_states_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decayed_sums, "STRETCH", 32)
+    inputs = [x.requires_grad_() for x in (*qkv(640), -torch.rand(2, 640, 4, dtype=torch.float64))]
+    peaks = []
+    for kept in (1, 1000):
+        monkeypatch.setattr(decayed_sums, "KEPT", kept)
+        peaks.append(peak_tensor_bytes(lambda: gated_attention(*inputs, causal=True, chunk=32).sum().backward()))
+    few, many = peaks
+    assert few is not None
+    assert many is not None
+    assert few < many / 2
 
 
 @pytest.mark.parametrize("strength", [1.0, 400.0])

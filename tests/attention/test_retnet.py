@@ -89,6 +89,23 @@ def test_a_long_sequence_is_computed_in_stretches(shape: Shape, monkeypatch: pyt
 
 
 @both
+def test_gradients_of_many_stretches_are_computed_again_from_their_states(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decayed_sums, "STRETCH", 5)
+    inputs = [x.requires_grad_() for x in qkv(shape)]
+    module, grad = RetNet(shape, chunk=5), torch.randn(2, 3, 23, 4, dtype=torch.float64)
+    mine = []
+    for kept in (10, 1):
+        monkeypatch.setattr(decayed_sums, "KEPT", kept)
+        mine.append(torch.autograd.grad(module(*inputs, key_mask=mask()), inputs, grad))
+    theirs = torch.autograd.grad(module.dense(*inputs, key_mask=mask()), inputs, grad)
+    for once, again, other in zip(*mine, theirs, strict=True):
+        close(again, other)
+        assert torch.equal(once, again)
+
+
+@both
 @pytest.mark.parametrize("limit", [1, 200, 2**19])
 def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
