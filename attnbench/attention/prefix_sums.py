@@ -29,8 +29,8 @@ from attnbench.attention.precision import accumulator
 BLOCK = 512
 """Tokens of a block, between two sums that are kept for the backward pass; those in between are computed again."""
 
-TILES = 4
-"""A block has so many tiles of a limit's size at once."""
+TILES = 2
+"""So many tiles of the features of a block together have the size of the limit: those of queries and of keys."""
 
 
 def attend_causally(

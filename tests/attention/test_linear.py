@@ -169,8 +169,7 @@ def test_memory_is_linear_and_close_to_that_of_inputs_and_outputs(shape: Shape, 
         model = Linear(sized)
 
         def call() -> object:
-            out = model(*inputs)
-            return torch.autograd.grad(out.sum(), inputs) if backward else out
+            return torch.autograd.grad(model(*inputs).sum(), inputs) if backward else model(*inputs)
 
         bytes_ = peak_tensor_bytes(call)
         assert bytes_ is not None
@@ -179,7 +178,7 @@ def test_memory_is_linear_and_close_to_that_of_inputs_and_outputs(shape: Shape, 
     short, long = peak(1024), peak(4096)
     assert long <= 4.2 * short
     growth = (long - short) / (2 * 3072 * 16 * 4)
-    assert growth < (6.5 if backward else 1.2)
+    assert growth < (3.6 if backward else 1.2)
 
 
 def test_runs_without_data_and_in_inference_mode() -> None:
