@@ -16,7 +16,7 @@ FAR = 1e30
 _LOG2 = 19
 """Of the entries of a piece: calls of small products cost more than what does not fit into a core's own cache."""
 
-_KEPT = 3
+_KEPT = 5 / 2
 """Weights kept for the backward pass, at most so many times the entries of q: time for memory, which stays linear."""
 
 
@@ -84,7 +84,7 @@ class Attend(torch.autograd.Function):
         out = torch.empty(q.shape, dtype=sort.dtype, device=q.device)
         keys_room, values_room, weights_room = _rooms(q, sort.dtype)
         G, n, b, D = q.shape
-        most = _KEPT * G * n * D // (2 * b) if any(ctx.needs_input_grad) else 0
+        most = int(_KEPT * G * n * D / (2 * b)) if any(ctx.needs_input_grad) else 0
         kept = weights_room.new_empty((min(G * n, most), b, 2 * b))
         for heads, pieces in _pieces(q):
             keys = _beside(k[heads], sort[heads], log_mass, heads, keys_room)
@@ -94,15 +94,14 @@ class Attend(torch.autograd.Function):
                 room = weights_room if room is None else room
                 weights = _weights(q, keys, log_mass, real, causal, heads, blocks, room)
                 torch.bmm(weights, _batch(values[:, blocks]), out=_batch(out[heads, blocks]))
-        out = out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, sort, log_mass, real, out, kept)
+        ctx.save_for_backward(q, k, v, sort, log_mass, real, kept)
         ctx.causal = causal
-        return out
+        return out.to(q.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sort, log_mass, real, out, kept = ctx.saved_tensors
+        q, k, v, sort, log_mass, real, kept = ctx.saved_tensors
         b = q.shape[2]
         dq, dk, dv = (torch.empty(x.shape, dtype=sort.dtype, device=x.device) for x in (q, k, v))
         dsort, dmass = torch.zeros_like(sort), None if log_mass is None else torch.empty_like(log_mass)
@@ -117,9 +116,8 @@ class Attend(torch.autograd.Function):
                 if weights is None:
                     weights = _weights(q, keys, log_mass, real, ctx.causal, heads, blocks, weights_room)
                 dout = _batch(grad[heads, blocks]).to(sort.dtype)
-                dot = torch.linalg.vecdot(dout, _batch(out[heads, blocks]).to(sort.dtype)).unsqueeze(-1)
                 dlogits = torch.bmm(dout, _batch(values[:, blocks]).mT, out=dlogits_room[: len(weights)])
-                dlogits.sub_(dot).mul_(weights)
+                torch.ops.aten._softmax_backward_data.out(dlogits, weights, -1, weights.dtype, grad_input=dlogits)
                 # From here on gradients stand where the keys and values of these blocks stood.
                 torch.bmm(weights.mT, dout, out=_batch(values[:, blocks]))
                 if dmass is not None:
