@@ -15,6 +15,7 @@ from attnbench.attention.blocks import (
     Tile,
     Window,
     batches,
+    copied_by_products,
     large_steps,
     minus_infinity,
     tile_scores,
@@ -22,6 +23,14 @@ from attnbench.attention.blocks import (
 
 ROWS = 64
 """Query rows per product: fewer waste less in the corners of a window, more use the matrix units better."""
+
+
+def band_rows(q: Tensor, keys: int) -> int:
+    """Query rows per product of a window of ``keys`` keys.
+
+    Half of ROWS where its corners would be much of it, unless its keys have to be copied for every block of rows.
+    """
+    return ROWS if keys > 512 or large_steps(q) or copied_by_products(q) else ROWS // 2
 
 
 def blocks_per_tile(q: Tensor, blocks: int, scores: int, *, least: int = 1) -> int:
@@ -53,21 +62,23 @@ def band(
     after: int,
     start: int = 0,
     stride: int = 1,
-    step: int = ROWS,
+    step: int | None = None,
     also: Callable[[Blocks], tuple[Keys, ...]] | None = None,
     least: int = 1,
 ) -> Iterator[Tile]:
     """Tiles of a band over the tokens start, start + stride, ...: token i sees i - before .. i + after of them.
 
     Args:
-        step: blocks of one tile are ``step`` tokens apart, and at most ROWS long.
+        step: blocks of one tile are ``step`` tokens apart, and at most :func:`band_rows` long, which is the default.
         also: further keys for the query blocks of a tile.
         least: fewest blocks in a tile, where there are so many; above 1, one head at a time.
     """
     length = len(range(start, q.shape[2], stride))
     before, after = min(before, length), min(after, length)
     known: dict[tuple[int, int, int], tuple[Mask, ...]] = {}
-    for offset, size in batches(0, min(step, length), ROWS):
+    most_rows = band_rows(q, before + after)
+    step = step or most_rows
+    for offset, size in batches(0, min(step, length), most_rows):
         inner = range(-((offset - before) // step), (length - after - size - offset) // step + 1)
         outer = ((t, 1) for t in range(-((offset - length) // step)) if t not in inner)
         most = blocks_per_tile(q, len(inner), size * (before + size + after), least=least)

@@ -107,7 +107,7 @@ def _weights(tile: Tile, heads: Heads, inputs: _Inputs, seen: list[Tensor]) -> t
     for keys, columns in tile.columns():
         for first, mask in keys.masks:
             first += columns.start
-            p[..., first : first + mask.shape[-1]].add_(mask)
+            p.narrow(-1, first, mask.shape[-1]).add_(mask)
     if labelled is not None:
         rows = tile.rows.of(labelled, heads, accumulate)
         for columns, label in tile.labels:
@@ -161,6 +161,8 @@ def _by_label(tile: Tile, ds: Tensor, like: Tensor) -> Tensor:
 
 def _mixed(tile: Tile, p: Tensor, seen: list[Tensor]) -> Tensor:
     """Each row's sum of what its keys have, weighted by p; ``(heads, blocks, rows, d)``."""
+    if len(seen) == 1:
+        return tile.keys[0].mix(p, seen[0])
     parts = [keys.mix(p[..., columns], own) for (keys, columns), own in zip(tile.columns(), seen, strict=True)]
     for part in parts[1:]:
         parts[0].add_(part)
@@ -192,7 +194,7 @@ def _differentiate_tile(
     torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
     for keys, columns in tile.columns():
         keys.spread(ds[..., columns], x, dk, heads)
-    tile.rows.of(dq, heads).copy_(_mixed(tile, ds, seen).mul_(q.shape[-1] ** -0.5))
+    torch.mul(_mixed(tile, ds, seen), q.shape[-1] ** -0.5, out=tile.rows.of(dq, heads))
     if d_labelled is not None:
         tile.rows.of(d_labelled, heads).copy_(_by_label(tile, ds, d_labelled))
     if d_line is not None:

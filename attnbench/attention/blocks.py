@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import gcd
 from typing import Protocol
 
 import torch
@@ -32,7 +31,10 @@ Label = tuple[slice, int | Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """``count`` blocks of ``size`` tokens: blocks ``step`` positions apart, the tokens of a block ``stride``."""
+    """``count`` blocks of ``size`` tokens: blocks ``step`` positions apart, the tokens of a block ``stride``.
+
+    Of several blocks, one of step and stride is a multiple of the other.
+    """
 
     start: int
     size: int
@@ -43,21 +45,17 @@ class Blocks:
     def of(self, x: Tensor, heads: Heads, dtype: torch.dtype | None = None) -> Tensor:
         """View of x ``(B, H, n, d)`` as ``(heads, count, size, d)``; blocks may overlap, nothing is copied.
 
-        Of another dtype than x, a view of the converted tokens.
+        Of another dtype than x, a view of the tokens converted.
         """
         b, some = heads
+        stop = self.start + (self.count - 1) * self.step + (self.size - 1) * self.stride + 1
+        interleaved = self.count > 1 and self.step < self.stride
+        part = x[b, some, self.start : stop : self.step if interleaved else self.stride]
         if dtype is not None and dtype != x.dtype:
-            every = self.stride if self.count == 1 else gcd(self.step, self.stride)
-            stop = self.start + (self.count - 1) * self.step + (self.size - 1) * self.stride + 1
-            part = x[b, some, self.start : stop : every].to(dtype)[None]
-            inside = Blocks(0, self.size, self.count, self.step // every, self.stride // every)
-            return inside.of(part, (0, slice(0, part.shape[1])))
-        example, head, token, feature = x.stride()
-        return x.as_strided(
-            (some.stop - some.start, self.count, self.size, x.shape[3]),
-            (head, self.step * token, self.stride * token, feature),
-            x.storage_offset() + b * example + some.start * head + self.start * token,
-        )
+            part = part.to(dtype)
+        if interleaved:
+            return part.unfold(1, self.count, self.stride // self.step).permute(0, 3, 1, 2)
+        return part.unfold(1, self.size, max(1, self.step // self.stride)).transpose(2, 3)
 
     def positions(self, device: torch.device) -> Tensor:
         """``(count, size)``."""
@@ -96,9 +94,18 @@ class Keys(Protocol):
         """The transpose of :meth:`mix`: add p times the row's x to each of its keys."""
 
 
+def copied_by_products(q: Tensor) -> bool:
+    """Whether a product of tensors like q copies overlapping keys, and transposed ones slowly: oneDNN's on the CPU.
+
+    MKL's, which are those of float64, and of float32 unless that may be multiplied faster, read keys where they are.
+    """
+    fast = torch.compiler.is_compiling() or torch.get_float32_matmul_precision() != "highest"
+    return not large_steps(q) and fast and accumulator(q.dtype) == torch.float32
+
+
 def side_by_side(own: Tensor) -> Tensor:
-    """Keys ``(·, width, d)`` without gaps on the CPU, where a product would copy others, and transposed ones slowly."""
-    return own if large_steps(own) else own.contiguous()
+    """Keys ``(·, width, d)``, copied once without gaps where every product would copy them."""
+    return own.contiguous() if copied_by_products(own) else own
 
 
 # By bmm: of a single transposed matrix in four dimensions, matmul makes a copy.

@@ -52,7 +52,8 @@ class Local(nn.Module):
     its neighbours. A block is a run of neighbours; public code that reshapes the other way gives token i every
     (n / block)-th token, which is another operator.
 
-    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + 64)·D, scores for one tile at a time.
+    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + r)·D with r = 32 or 64
+    rows per product (:func:`~attnbench.attention.bands.band_rows`), scores for one tile at a time.
     Decoding keeps the last window + 1 keys (dilated: as far as the window reaches), or look_around + 1 blocks.
 
     Raises:

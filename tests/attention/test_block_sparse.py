@@ -99,6 +99,19 @@ def test_large_steps_as_on_a_gpu_give_the_same_output_and_gradients(
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("spec", "causal"), CASES)
+def test_keys_copied_for_faster_products_give_the_same_output_and_gradients(
+    spec: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = draw(2, 2, 90, 3, grad=True)
+    f = made(spec, 2, 2, 90, 3, causal)
+    expected = out_and_gradients(f, q, k, v)
+    for module in (blocks, bands):
+        monkeypatch.setattr(module, "copied_by_products", lambda q: True)
+    for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
 PATTERNS = [
     "length=7",
     "pattern=fixed,length=7,summary=2",
@@ -322,13 +335,16 @@ def test_work_of_the_sparse_transformer_grows_with_the_power_three_halves(patter
     assert 6 < growth < 8.2
 
 
-def test_the_work_that_the_docstrings_state_is_done() -> None:
+@pytest.mark.parametrize(("copied", "rows"), [(False, 32), (True, 64)])
+def test_the_work_that_the_docstrings_state_is_done(copied: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     n = 8192
-    assert pairs("local:window=128", n) == pytest.approx(n * (2 * 128 + 64), rel=0.02)
-    assert pairs("local:window=128", n, causal=True) == pytest.approx(n * (128 + 64), rel=0.02)
+    monkeypatch.setattr(bands, "copied_by_products", lambda q: copied)
+    assert pairs("local:window=128", n) == pytest.approx(n * (2 * 128 + rows), rel=0.02)
+    assert pairs("local:window=300", 4 * n) == pytest.approx(4 * n * (2 * 300 + 64), rel=0.02)
+    assert pairs("local:window=128", n, causal=True) == pytest.approx(n * (128 + rows), rel=0.02)
     assert pairs("local:block=64", n) == n * 64
-    assert pairs("longformer:window=128,global_tokens=8", n) == pytest.approx(n * (2 * 128 + 64 + 2 * 8), rel=0.02)
-    assert pairs("etc", n) == pytest.approx(n * (2 * 84 + 64 + 2 * 64), rel=0.02)
+    assert pairs("longformer:window=128,global_tokens=8", n) == pytest.approx(n * (2 * 128 + rows + 2 * 8), rel=0.02)
+    assert pairs("etc", n) == pytest.approx(n * (2 * 84 + rows + 2 * 64), rel=0.02)
     assert pairs("sparse:pattern=stride,length=64", n) == n * n // 64
     assert pairs("bigbird", n) == pytest.approx(n * (7 + 3) * 64, rel=0.02)
 
