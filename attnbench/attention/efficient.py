@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -79,7 +79,7 @@ class Efficient(nn.Module):
         if self.causal:
             out = self._causal(queries, keys, values)
         else:
-            out = torch.bmm(queries.softmax(-1), torch.bmm(keys.softmax(1).mT, values))
+            out = torch.bmm(queries.softmax(-1), _context(keys.softmax(1), values))
         out = out.to(q.dtype).view(B, H, N, -1)
         return out if key_mask is None else out.masked_fill(~seeing(key_mask, self.causal), 0.0)
 
@@ -115,6 +115,26 @@ class Efficient(nn.Module):
         query, key, value = (x.flatten(0, 1).to(state.context.dtype) for x in (q, k, v))
         state = state.then(key, value, torch.logaddexp(state.log_total, key))
         return torch.bmm(query.softmax(-1), state.context).to(q.dtype).view_as(q), state
+
+
+def _context(shares: Tensor, values: Tensor) -> Tensor:
+    """sharesᵀ · values, ``(G, D, E)``, of ``(G, N, D)`` and ``(G, N, E)``."""
+    context: Tensor = _Context.apply(shares, values)  # type: ignore[no-untyped-call]  # untyped in torch
+    return context
+
+
+class _Context(torch.autograd.Function):
+    """Its own gradient would come out transposed, and to lay it out again takes as long as a product."""
+
+    @staticmethod
+    def forward(ctx: Any, shares: Tensor, values: Tensor) -> Tensor:
+        ctx.save_for_backward(shares, values)
+        return torch.bmm(shares.mT, values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        shares, values = ctx.saved_tensors
+        return torch.bmm(values, grad.mT), torch.bmm(shares, grad)
 
 
 def _empty(pairs: int, channels: int, v: Tensor) -> Averages:
