@@ -121,29 +121,50 @@ def test_a_variant_against_itself_is_compared_only_where_that_is_meant() -> None
     assert [row.verdict for row in rows] == ["same"] * 4
 
 
-@pytest.mark.parametrize(
-    ("failure", "status", "reason"),
-    [
-        (
-            CellFailed(Status.ERROR, "ClockError: the clock gave 0.0 s"),
-            Status.ERROR,
-            "ClockError: the clock gave 0.0 s",
-        ),
-        (CellFailed(Status.TIMEOUT, "no answer"), Status.TIMEOUT, "not finished together within 7 s; raise --timeout"),
-    ],
-)
-def test_what_fails_only_together_is_said_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, failure: CellFailed, status: Status, reason: str
+def test_what_fails_only_together_is_said_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MadeUp, "failing", CellFailed(Status.ERROR, "ClockError: the clock gave 0.0 s"))
+    for row in of("softmax", "linear").rows["softmax", "linear"]:
+        assert (row.a.record.status, row.ratio) == (Status.ERROR, None)
+        assert row.a.record.reason == "ClockError: the clock gave 0.0 s"
+        assert row.verdict == "softmax error"
+
+
+def test_of_those_that_take_too_long_together_the_slowest_is_left_out_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(MadeUp, "failing", failure)
-    first, *longer = of("softmax", "linear", timeout=7).rows["softmax", "linear"]
-    assert first.a.record.reason == reason
-    assert {row.a.record.reason for row in longer} == {
-        reason if status is Status.ERROR else "inferred: timeout at n=512 already, so not run"
-    }
-    for row in (first, *longer):
-        assert (row.a.record.status, row.ratio) == (status, None)
-        assert row.verdict == f"softmax {status}"
+    class Slow(MadeUp):
+        def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+            cells = [Cell.from_json(cell) for cell in request["cells"]]
+            if len(cells) == 3 and cells[0].shape.N >= 2048:
+                raise CellFailed(Status.TIMEOUT, "no answer")
+            return super().ask(request, timeout)
+
+    monkeypatch.setattr(module, "Worker", Slow)
+    monkeypatch.setitem(SLOPE, "sdpa", 1.9)
+    result = of("linear", "softmax", "sdpa", timeout=7)
+    *_, first, longer = result.rows["linear", "softmax"]
+    assert first.b.record.reason == "the slowest of those not finished together within 7 s; raise --timeout"
+    assert longer.b.record.reason == "inferred: timeout at n=2048 already, so not run"
+    assert [row.verdict for row in (first, longer)] == ["softmax timeout"] * 2
+    assert all(row.ratio for row in result.rows["linear", "sdpa"])
+
+
+def test_errors_are_not_measured_where_the_exact_answer_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_ERROR", 1024**2)
+    asked = []
+
+    class Seen(MadeUp):
+        def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+            cells = [Cell.from_json(cell) for cell in request["cells"]]
+            asked.extend((cell.shape.N, cell.measure) for cell in cells)
+            return super().ask(request, timeout)
+
+    monkeypatch.setattr(module, "Worker", Seen)
+    shape = Shape(heads=1, seq_len=8, head_dim=4)
+    cells = [Cell("s", "w", Spec(name), shape, measure=("time", "error")) for name in ("softmax", "linear")]
+    assert compare(cells, LENGTHS, Settings(), TimingRules()).without_error == [2048, 4096]
+    assert {n for n, measure in asked if measure == ("time", "error")} == {512, 1024}
+    assert {n for n, measure in asked if measure == ("time",)} == {2048, 4096}
 
 
 @pytest.mark.parametrize("status", [Status.OOM, Status.TIMEOUT])
