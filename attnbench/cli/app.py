@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -126,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is behind nohup and &
         signal.signal(signal.SIGINT, _stop)
+    atexit.register(gc.freeze)  # else Python ends by looking for garbage in all that was imported: 0.2 s after torch
     try:
         code = app(args=arguments, prog_name="attnbench", standalone_mode=False)
         return code if isinstance(code, int) else Exit.OK
