@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.decayed_sums import by_heads, chunked
+from attnbench.attention.decayed_sums import STRETCH, by_heads, in_turn, stretches
 from attnbench.attention.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
@@ -129,13 +129,30 @@ def _quotient(sums: Tensor) -> Tensor:
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, turns: tuple[tuple[Tensor, Tensor], ...], chunk: int | None) -> Tensor:
     """For ``(G, N, D)``; causal if there is a chunk."""
     N = q.shape[1]
-    phi_q, phi_k, values = _features(q, *turns[0]), _features(k, *turns[1]), _with_ones(v)
+    of_queries, of_keys = ([x[None] for x in turn] for turn in turns)
     if chunk is None:
-        return _quotient(phi_q @ (phi_k.mT @ values))
-    phi_q, phi_k, values = (chunked(x, min(chunk, N)) for x in (phi_q, phi_k, values))
-    sums = (phi_q @ phi_k.mT).tril() @ values
-    if phi_q.shape[1] > 1:
-        added = phi_k[:, :-1].mT @ values[:, :-1]
-        before = nn.functional.pad(added.cumsum(1), (0, 0, 0, 0, 1, 0))
-        sums = sums + phi_q @ before
-    return _quotient(sums).flatten(1, 2)[:, :N]
+        _, sums = in_turn(_add, stretches(STRETCH, k, v, *of_keys))
+        outputs, _ = in_turn(_read, stretches(STRETCH, q, *of_queries), sums)
+    else:
+        outputs, _ = in_turn(_chunks, stretches(min(chunk, N), q, k, v, *of_keys))
+    return torch.cat(outputs, 1)[:, :N]
+
+
+def _add(sums: Tensor | None, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    added = _features(k, cos, sin).mT @ _with_ones(v)
+    sums = added if sums is None else sums + added
+    return sums, sums
+
+
+def _read(sums: Tensor, q: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return _quotient(_features(q, cos, sin) @ sums).flatten(1, 2), sums
+
+
+def _chunks(sums: Tensor | None, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Chunks ``(G, chunks, c, ·)`` in a row, after those that are in the sums ``(G, 1, 2D, E + 1)``."""
+    phi_q, phi_k, values = _features(q, cos, sin), _features(k, cos, sin), _with_ones(v)
+    added = phi_k.mT @ values
+    first = torch.zeros_like(added[:, :1]) if sums is None else sums
+    states = torch.cat([first, added], 1).cumsum(1)
+    out = (phi_q @ phi_k.mT).tril() @ values + phi_q @ states[:, :-1]
+    return _quotient(out).flatten(1, 2), states[:, -1:]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import feature_tiles
+from attnbench.attention import cosformer as of_cosformer
+from attnbench.attention import decayed_sums, feature_tiles
 from attnbench.attention.cosformer import CosFormer
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
@@ -48,6 +49,21 @@ def test_equals_the_sum_over_pairs_for_every_chunk(shape: Shape, chunk: int) -> 
         expected = pair_by_pair(*inputs, 23, shape.causal, key_mask)
         close(module(*inputs, key_mask=key_mask), expected)
         close(module.dense(*inputs, key_mask=key_mask), expected)
+
+
+@both
+@pytest.mark.parametrize("kept", [1, 100])
+def test_the_sums_go_on_from_stretch_to_stretch(shape: Shape, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decayed_sums, "KEPT", kept)
+    for module in (decayed_sums, of_cosformer):
+        monkeypatch.setattr(module, "STRETCH", 8)
+    inputs, attend = [x.requires_grad_() for x in qkv(shape)], CosFormer(shape, chunk=4)
+    grad = torch.randn_like(inputs[0])
+    out, expected = attend(*inputs, key_mask=HOLES), attend.dense(*inputs, key_mask=HOLES)
+    close(out, expected)
+    mine, theirs = (torch.autograd.grad(x, inputs, grad) for x in (out, expected))
+    for one, other in zip(mine, theirs, strict=True):
+        close(one, other)
 
 
 def test_a_longer_horizon_flattens_the_cosine() -> None:
