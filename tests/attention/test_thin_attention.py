@@ -113,3 +113,11 @@ def test_it_holds_a_piece_of_the_weights_beside_the_output(form: object) -> None
         peak = peak_tensor_bytes(lambda: form(q, k, v), "cpu")
     assert peak is not None
     assert peak < output + 1.5 * 2**20
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_compiles_as_one_graph_with_heads_inside(form: object) -> None:
+    assert callable(form)
+    inputs = [x.requires_grad_() for x in qkv(form, 12, layout="heads inside")]
+    out = torch.compile(form, backend="eager", fullgraph=True)(*inputs)
+    torch.testing.assert_close(out, plain(*inputs), rtol=1e-12, atol=1e-12)
