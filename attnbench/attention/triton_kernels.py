@@ -50,6 +50,12 @@ def _dot(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _fine_dot(a, b, PRECISION: tl.constexpr):
+    """For sums that cancel: TF32 of what the first TF32 leaves over as well, which is nearly float32."""
+    return tl.dot(a, b, input_precision="tf32x3" if PRECISION == "tf32" else PRECISION)
+
+
+@triton.jit
 def _real(mask, pair, heads, rows, length, MASKED: tl.constexpr):
     """Which rows hold keys."""
     real = rows < length
@@ -135,10 +141,10 @@ def attend(
         if BACKWARD:
             upper = _load(_block(grad, gb, gh, gn, pair, heads, at, ROWS, WIDTH), inside) / denominator[:, None]
             slope = -tl.sum(upper * result, 1)
-            d_phi = _dot(upper, tl.trans(S), PRECISION) + slope[:, None] * z[None, :]
+            d_phi = _fine_dot(upper, tl.trans(S), PRECISION) + slope[:, None] * z[None, :]
             if CAUSAL:
                 d_weights = _dot(upper, tl.trans(values), PRECISION) + slope[:, None]
-                d_phi += _dot(tl.where(seen, d_weights, 0.0), phi_k, PRECISION)
+                d_phi += _fine_dot(tl.where(seen, d_weights, 0.0), phi_k, PRECISION)
             result = d_phi * tl.minimum(phi_q, 1.0)
             tl.store(inverses + pair * length + rows, 1.0 / denominator, mask=rows < length)
             tl.store(slopes + pair * length + rows, slope, mask=rows < length)
