@@ -141,11 +141,12 @@ def compare(
         for n in lengths:
             on_length(n)
             here = [replace(cell, shape=replace(cell.shape, seq_len=n)) for cell in cells]
-            if "error" in cells[0].measure and cells[0].shape.B * cells[0].shape.H * n * n > LONGEST_ERROR:
-                here = [replace(cell, measure=tuple(x for x in cell.measure if x != "error")) for cell in here]
-                result.without_error.append(n)
+            if result.without_error or cells[0].shape.B * cells[0].shape.H * n * n > LONGEST_ERROR:
+                here = [_without_error(cell) for cell in here]
             known = {i: inferred(here[i], r.seq_len, r.status) for i, r in stopped.items() if r.seq_len < n}
-            sides, times = _one_length(worker, here, rules, timeout, known)
+            sides, times, with_error = _one_length(worker, here, rules, timeout, known)
+            if "error" in cells[0].measure and not with_error:
+                result.without_error.append(n)
             for i, side in enumerate(sides):
                 if side.record.status in STOPPING:
                     stopped.setdefault(i, side.record)
@@ -166,8 +167,11 @@ def compare(
 
 def _one_length(
     worker: Worker, cells: Sequence[Cell], rules: TimingRules, timeout: float, known: Mapping[int, Record]
-) -> tuple[list[Side], list[list[float]]]:
-    """Sides and paired times of all cells; a cell that kills the process is left out and the others asked again.
+) -> tuple[list[Side], list[list[float]], bool]:
+    """Sides and paired times of all cells, and whether errors were measured.
+
+    A cell that kills the process is left out and the others asked again; what takes too long is first asked without
+    errors, whose exact answer may take longer than any variant.
 
     Args:
         known: how cells end that are not even tried, by position.
@@ -181,7 +185,10 @@ def _one_length(
             )
             break
         except CellFailed as failure:
-            failed |= _find_culprits(worker, cells, alive, rules, timeout, failure)
+            if failure.status is Status.TIMEOUT and "error" in cells[0].measure:
+                cells = [_without_error(cell) for cell in cells]
+            else:
+                failed |= _find_culprits(worker, cells, alive, rules, timeout, failure)
     records = {i: Record.from_json(row) for i, row in zip(alive, answer["records"], strict=True)} | failed
     times: list[list[float]] = [[] for _ in cells]
     for column, position in enumerate(answer["ran"]):
@@ -189,7 +196,11 @@ def _one_length(
     sides = [
         Side(records[i], median(times[i]) if times[i] else None, median_interval(times[i])) for i in range(len(cells))
     ]
-    return sides, times
+    return sides, times, "error" in cells[0].measure
+
+
+def _without_error(cell: Cell) -> Cell:
+    return replace(cell, measure=tuple(what for what in cell.measure if what != "error"))
 
 
 def _find_culprits(

@@ -167,6 +167,22 @@ def test_errors_are_not_measured_where_the_exact_answer_takes_too_long(monkeypat
     assert {n for n, measure in asked if measure == ("time",)} == {2048, 4096}
 
 
+def test_what_takes_too_long_with_its_error_is_measured_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(MadeUp):
+        def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+            cells = [Cell.from_json(cell) for cell in request["cells"]]
+            if cells[0].shape.N >= 2048 and "error" in cells[0].measure:
+                raise CellFailed(Status.TIMEOUT, "no answer")
+            return super().ask(request, timeout)
+
+    monkeypatch.setattr(module, "Worker", Slow)
+    shape = Shape(heads=1, seq_len=8, head_dim=4)
+    cells = [Cell("s", "w", Spec(name), shape, measure=("time", "error")) for name in ("softmax", "linear")]
+    result = compare(cells, LENGTHS, Settings(), TimingRules())
+    assert result.without_error == [2048, 4096]
+    assert all(row.ratio for row in result.rows["softmax", "linear"])
+
+
 @pytest.mark.parametrize("status", [Status.OOM, Status.TIMEOUT])
 def test_a_longer_length_of_what_ran_out_is_not_tried_and_says_so(
     monkeypatch: pytest.MonkeyPatch, status: Status
