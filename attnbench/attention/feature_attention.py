@@ -81,8 +81,9 @@ class FeatureAttention(nn.Module):
         log_weight = features.keys(x_k, phi)
         sums.add_(values, phi, log_weight, features.offset)
         features.queries(x_q, phi)
+        share = features.offset * phi.sum(-1, keepdim=True)
         numerator, denominator = sums.read(phi)
         if features.offset:
-            plain = features.offset * phi.sum(-1, keepdim=True) * sums.plain
+            plain = share * sums.plain
             numerator, denominator = numerator + plain[..., :-1], denominator + plain[..., -1:]
         return (numerator / denominator).to(q.dtype).view(*q.shape[:3], -1), state

@@ -223,5 +223,5 @@ class KeySums(NamedTuple):
             self.plain[..., -1:].add_(once.sum(1, keepdim=True))
 
     def read(self, phi: Tensor) -> tuple[Tensor, Tensor]:
-        """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features."""
-        return torch.bmm(phi, self.of_values.mT), torch.linalg.vecdot(phi, self.of_ones)[..., None]
+        """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features, which it overwrites."""
+        return torch.bmm(phi, self.of_values.mT), phi.mul_(self.of_ones).sum(-1, keepdim=True)

@@ -173,14 +173,15 @@ class _AttendCausally(torch.autograd.Function):
                 chunks = _Chunks(log_weight, sums.top, max(1, phi_q.shape[1] // chunk))
                 of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
                 before = chunks.sums_before(sums, of_chunks, phi_k)
-                numerator, denominator = (chunks.carry(part) for part in before.read(phi_q))
                 scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
+                share = features.offset * phi_q.sum(-1, keepdim=True) if features.offset else None
+                numerator, denominator = (chunks.carry(part) for part in before.read(phi_q))
                 numerator.baddbmm_(scores, of_chunks)
                 denominator += scores.sum(-1, keepdim=True)
-                if log_weight is not None and features.offset:
+                if log_weight is not None and share is not None:
                     plain = counted(values, real(log_weight)).cumsum(1).add_(sums.plain)
                     sums.plain.copy_(plain[:, -1:])
-                    plain = chunks.split(plain).mul_(features.offset * phi_q.sum(-1, keepdim=True))
+                    plain = chunks.split(plain).mul_(share)
                     numerator += plain[..., :-1]
                     denominator += plain[..., -1:]
                     found = torch.where(chunks.own[0], chunks.own[1] + block.start, at)
