@@ -1,4 +1,4 @@
-"""Matmul FLOPs, exponentials and attention kernels of one call, seen at the dispatcher; or foreseen, running nothing."""
+"""Matmul FLOPs, exponentials and attention kernels of one call, seen at the dispatcher, or foreseen without running."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import gc
 import math
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from attnbench.measure.time import (
     summarise,
 )
 from attnbench.record import Record, one_line
+from attnbench.reference import relative_error
 from attnbench.run.call import Call, always_compiled, prepare
 from attnbench.run.process import freed_memory_returned, return_freed_memory
 from attnbench.status import Status
@@ -48,14 +49,16 @@ def stopwatch(device: str) -> Stopwatch:
 
 def output_bytes(output: Any) -> int:
     """Bytes of all tensors in what a call returned."""
-    tensors = [output] if isinstance(output, Tensor) else [t for t in output if t is not None]
-    return sum(t.nbytes for t in tensors)
+    return sum(t.nbytes for t in _tensors(output))
 
 
 def is_finite(output: Any) -> bool:
     """No NaN and no infinity in what a call returned."""
-    tensors = [output] if isinstance(output, Tensor) else [t for t in output if t is not None]
-    return all(bool(torch.isfinite(t).all()) for t in tensors)
+    return all(bool(torch.isfinite(t).all()) for t in _tensors(output))
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [output] if isinstance(output, Tensor) else [t for t in output if t is not None]
 
 
 def status_of(error: BaseException) -> tuple[Status, str]:
@@ -167,8 +170,26 @@ def _compile(record: Record, cell: Cell) -> Call:
         record.first_call_s = time.perf_counter() - start
     if not is_finite(output):
         raise FloatingPointError("the compiled output holds NaN or infinity")
+    if call.uncompiled:
+        _hold_to(output, call.uncompiled())
     record.compiled = True
     return call
+
+
+def _hold_to(output: Any, plain: Callable[[], Any]) -> None:
+    """What was compiled computes what it was compiled from, to half the digits of its type.
+
+    torch's compiler is known to lose what custom gradients write in place. What draws anew in each call is let pass.
+
+    Raises:
+        AttnbenchError: it gives other numbers.
+    """
+    wanted = plain()
+    for got, one, again in zip(*map(_tensors, (output, wanted, plain())), strict=True):
+        enough = torch.finfo(one.dtype).eps ** 0.5
+        off = relative_error(got, one)
+        if off > enough and relative_error(again, one) <= enough:
+            raise AttnbenchError(f"torch.compile made something else of it: a result is off by {off:.1g} of its norm")
 
 
 def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> None:

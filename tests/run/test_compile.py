@@ -23,7 +23,7 @@ from attnbench.run.call import prepare
 from attnbench.run.estimate import estimate
 from attnbench.run.execute import run_cell
 from attnbench.shape import Shape
-from attnbench.spec import Spec
+from attnbench.spec import Spec, parse_spec
 from attnbench.status import Status
 from attnbench.variant import VARIANTS, Traits, register
 
@@ -37,7 +37,7 @@ needs_compiler = pytest.mark.skipif(
 
 def measure(variant: str, **changes: Any) -> Record:
     shape = Shape(heads=1, seq_len=16, head_dim=8, causal=changes.get("pass_") == "decode")
-    asked = Cell("s", "w", Spec(variant), shape, **{"compile": True, "measure": ("time",), **changes})
+    asked = Cell("s", "w", parse_spec(variant), shape, **{"compile": True, "measure": ("time",), **changes})
     record, _ = run_cell(asked, TimingRules(quick=True), round_=0, earlier=(), previous=None, resident=False)
     assert record.compile is asked.compile
     return record
@@ -116,6 +116,35 @@ def test_the_error_is_that_of_the_compiled_code(monkeypatch: pytest.MonkeyPatch)
     assert len(compiled) == 1
     assert record.rel_error is not None
     assert record.rel_error < 1e-6
+
+
+@pytest.fixture
+def _another_when_compiled() -> Iterator[None]:
+    """A variant of which the compiler makes something else; random ones differ from call to call in any case."""
+
+    @register("another", family="reference", source="here", formula="v", cost="O(1)", traits=Traits(target="other"))
+    class Another(nn.Module):
+        """Values, and when compiled one more."""
+
+        def __init__(self, shape: Shape, *, random: bool = False) -> None:
+            super().__init__()
+            self.random = random
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+            return v + (torch.rand_like(v) if self.random else float(torch.compiler.is_compiling()))
+
+    yield
+    del VARIANTS._entries["another"]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_another_when_compiled")
+def test_compiled_code_that_gives_other_numbers_is_an_error_and_not_a_time() -> None:
+    record = measure("another")
+    assert (record.status, record.compiled, record.time_median_s) == (Status.ERROR, False, None)
+    assert record.reason.startswith("torch.compile made something else of it: a result is off by ")
+    assert measure("another:random=true").status is Status.OK
+    assert measure("another", compile=False).status is Status.OK
 
 
 @needs_compiler

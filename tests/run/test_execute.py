@@ -55,7 +55,7 @@ def test_flops_rate_and_fraction_follow_from_the_count_and_the_time() -> None:
     assert record.matmul_flops == 4 * 2 * 64 * 64 * 8
     assert record.time_median_s is not None
     assert record.flops_per_s == record.matmul_flops / record.time_median_s
-    assert record.peak_fraction == record.flops_per_s / 1e9
+    assert record.peak_fraction == pytest.approx(record.flops_per_s / 1e9)
     assert record.exponentials == 2 * 64 * 64
     assert record.floor_s == pytest.approx(record.matmul_flops / 1e9 + record.exponentials / 1e8)
     assert record.examples_per_s == 1 / record.time_median_s
@@ -142,7 +142,8 @@ def test_a_layer_decodes_what_it_gives_for_the_whole_sequence() -> None:
     ("true_float32", "default", "onednn", "wanted"),
     [
         (True, 1.0, 2.0, ("oneDNN", False)),
-        (True, 2.0, 1.0, ("default", False)),
+        (True, 1.05, 1.0, ("oneDNN", False)),  # chance does not decide
+        (True, 1.2, 1.0, ("default", False)),
         (False, 1.0, 2.0, ("default", True)),
     ],
 )
