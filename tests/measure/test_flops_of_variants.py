@@ -1,11 +1,12 @@
 """The counted FLOPs of exact and sparse variants against closed forms: 4·D for each pair of a row and a key.
 
-Tiles of a sliding window have 64 rows, of which every one meets the keys that any of them sees: the documented cost.
+Tiles of a sliding window have some rows, of which every one meets the keys that any of them sees: the documented cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from attnbench.shape import Shape
 from attnbench.variant import build
 
 H, D = 2, 16
-ROWS = 64
+ROWS = 32
+"""Of a tile of a sliding window where products read overlapping keys in place."""
 SCORES = 2**18
 """That one tile holds at most."""
 
@@ -28,7 +30,7 @@ def every(n: int) -> int:
 
 
 def window(n: int, before: int, after: int) -> int:
-    """Tiles of 64 rows, each with the keys from ``before`` its first row to ``after`` its last."""
+    """Tiles of ROWS rows, each with the keys from ``before`` its first row to ``after`` its last."""
     tiles = [(i, min(n, i + ROWS)) for i in range(0, n, ROWS)]
     return sum((stop - i) * (min(n, stop + after) - max(0, i - before)) for i, stop in tiles)
 
@@ -101,6 +103,18 @@ def call(variant: str, n: int, causal: bool) -> Callable[[], object]:
     return lambda: module(q, k, v)
 
 
+@pytest.fixture(params=[("highest", 32), ("medium", 64)], ids=["keys in place", "keys copied"])
+def _products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both libraries of float32 products, one of which copies the keys of a window for every tile, so larger ones."""
+    before = torch.get_float32_matmul_precision()
+    precision, rows = request.param
+    torch.set_float32_matmul_precision(precision)
+    monkeypatch.setattr(sys.modules[__name__], "ROWS", rows)
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize("n", [256, 1024])
 @pytest.mark.parametrize(
     ("variant", "pairs", "causal"),
