@@ -184,7 +184,7 @@ def test_check_finds_what_is_wrong(name: str, law: str) -> None:
     assert check_variant(name, laws=[law]).faults
 
 
-@pytest.mark.parametrize("name", ["peer.linear", "peer.linformer:rank=4", "peer.fnet"])
+@pytest.mark.parametrize("name", ["peer.sdpa", "peer.linear", "peer.linformer:rank=4", "peer.fnet"])
 def test_check_finds_a_correct_package_correct(name: str) -> None:
     report = check_variant(name, laws=["formula", "implied matrix", "formula's gradients"])
     whole = [finding for finding in report.findings if "causal" not in finding.case]
@@ -203,7 +203,7 @@ def test_what_needs_a_gpu_says_so() -> None:
 
 def test_each_peer_stands_for_a_variant() -> None:
     names = [name for name in VARIANTS.names() if name.startswith("peer.")]
-    assert len(names) == 16
+    assert len(names) == 17
     for name in names:
         entry, ours = VARIANTS.get(name), VARIANTS.get(name.split(".")[1])
         assert (entry.kind, entry.family) == (ours.kind, ours.family)
