@@ -49,9 +49,13 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install -q -c constraints.txt $(PIP_OPTIONS) -e '.[dev]'
 	touch $@
 
-# Without looking for dependencies: the list is complete, and torch stays the one that is there.
+# Without looking for dependencies: the list is complete, and torch stays the one that is there. fast-transformers is
+# compiled, for minutes: without a C++ compiler its rows are unsupported. It is not shown nvcc, since its CUDA code is
+# for GPUs that CUDA no longer knows.
 $(VENV)/installed-peers: $(VENV)/installed plugins/peers/pyproject.toml plugins/peers/requirements.txt
 	$(BIN)/python -m pip install -q --no-deps $(PIP_OPTIONS) -r plugins/peers/requirements.txt -e plugins/peers
+	PATH=$(abspath $(BIN)):/usr/bin:/bin $(BIN)/python -m pip install -q --no-deps --no-build-isolation \
+	  pytorch-fast-transformers==0.4.0 || echo "going on without fast-transformers, which could not be compiled"
 	touch $@
 
 clean:

@@ -11,6 +11,7 @@ for _name in (
     "performer",
     "linear_attention_transformer",
     "flash_linear_attention",
+    "fast_transformers",
     "linformer",
     "nystrom",
     "local_attention",

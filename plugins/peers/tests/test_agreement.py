@@ -89,6 +89,16 @@ def test_causal_linear_attention_agrees_but_for_what_it_adds(monkeypatch: pytest
     agree(made("linear", shape), made("peer.linear", shape), drawn(shape))
 
 
+def test_the_authors_linear_attention_gives_what_ours_gives() -> None:
+    pytest.importorskip("fast_transformers", reason="needs a C++ compiler to be installed")
+    name, shape = "peer.linear.fast-transformers", Shape(batch=2, heads=2, seq_len=64, head_dim=8, causal=True)
+    agree(made("linear"), made(name), drawn())
+    mine, peer, inputs = build("linear", shape), build(name, shape), [x.detach().float() for x in drawn(shape)]
+    for x in inputs:
+        x.requires_grad_()
+    agree(mine, peer, inputs, rtol=2e-5)  # its kernel knows float32 alone
+
+
 def test_efficient_attention_agrees_but_for_a_factor() -> None:
     agree(made("efficient"), made("peer.efficient"), drawn(), times=SHAPE.D**0.5)
 
