@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.decayed_sums import STRETCH, by_heads, in_turn, stretches
+from attnbench.attention.decayed_sums import STRETCH, by_heads, in_turn, rows_in_turn, stretches
 from attnbench.attention.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
@@ -132,16 +132,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *, turns: tuple[tuple[Tensor, Tenso
     of_queries, of_keys = ([x[None] for x in turn] for turn in turns)
     if chunk is None:
         _, sums = in_turn(_add, stretches(STRETCH, k, v, *of_keys))
-        outputs, _ = in_turn(_read, stretches(STRETCH, q, *of_queries), sums)
-    else:
-        outputs, _ = in_turn(_chunks, stretches(min(chunk, N), q, k, v, *of_keys))
-    return torch.cat(outputs, 1)[:, :N]
+        return rows_in_turn(_read, stretches(STRETCH, q, *of_queries), N, sums)[0]
+    return rows_in_turn(_chunks, stretches(min(chunk, N), q, k, v, *of_keys), N)[0]
 
 
-def _add(sums: Tensor | None, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _add(sums: Tensor | None, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[None, Tensor]:
     added = _features(k, cos, sin).mT @ _with_ones(v)
-    sums = added if sums is None else sums + added
-    return sums, sums
+    return None, added if sums is None else sums + added
 
 
 def _read(sums: Tensor, q: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

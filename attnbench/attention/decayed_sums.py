@@ -9,7 +9,7 @@ is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -20,8 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from attnbench.attention.feature_tiles import Group, head_groups
-from attnbench.attention.precision import accumulator
+from attnbench.attention.feature_tiles import Group, cut, head_groups
 
 Chunk = Annotated[int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")]
 """The option of all recurrences that form the pairs within a chunk."""
@@ -30,39 +29,50 @@ Compute = Callable[..., Tensor]
 """Tensors ``(G, ...)`` of G pairs of batch entry and head, in float32 or float64, to an output ``(G, N, E)``."""
 
 
-def by_heads(compute: Compute, *inputs: Tensor) -> Tensor:
+def by_heads(compute: Compute, *inputs: Tensor, again: bool = True) -> Tensor:
     """Run ``compute`` on as many heads at a time as stay in the cache.
 
     The backward pass runs it again for each group, so that only the inputs are kept and the intermediate results of
     one group exist at a time.
 
     Args:
+        again: False keeps what ``compute`` keeps instead, where computing it again takes longer than reading it.
         inputs: ``(B, H, ...)``, the first of them ``(B, H, N, D)`` and the third ``(B, H, N, E)``.
 
     Returns:
         ``(B, H, N, E)`` in the dtype of the first input.
     """
+    if not again and torch.is_grad_enabled():
+        (batch, heads), *_ = _groups(*inputs)
+        pairs = (batch.stop - batch.start) * (heads.stop - heads.start)
+        groups = zip(*(torch.split(cut(x, (slice(None), slice(None))), pairs) for x in inputs), strict=True)
+        kept = torch.cat([compute(*group) for group in groups])
+        return kept.view(*inputs[0].shape[:3], -1).to(inputs[0].dtype)
     run = _ByHeads.apply
     out: Tensor = run(compute, *inputs)  # type: ignore[no-untyped-call]  # untyped in torch
     return out
 
 
-def _cut(x: Tensor, group: Group) -> Tensor:
-    return x[group].flatten(0, 1).to(accumulator(x.dtype))
+def _groups(first: Tensor, _: Tensor, values: Tensor, *others: Tensor) -> list[Group]:
+    # Some ten tensors of this size are in use at a time.
+    return head_groups(first, 2 * first.shape[2] * max(first.shape[3], values.shape[3]))
 
 
 class _ByHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, compute: Compute, *inputs: Tensor) -> Tensor:
         first, values = inputs[0], inputs[2]
-        out = first.new_empty(*first.shape[:3], values.shape[-1])
-        # Some ten tensors of this size are in use at a time.
-        groups = head_groups(first, 2 * first.shape[2] * max(first.shape[3], values.shape[3]))
-        for group in groups:
-            target = out[group]
-            target.copy_(compute(*(_cut(x, group) for x in inputs)).view_as(target))
+        groups = _groups(*inputs)
         ctx.save_for_backward(*inputs)
         ctx.compute, ctx.groups = compute, groups
+        outputs = (compute(*(cut(x, group) for x in inputs)) for group in groups)
+        shape = *first.shape[:3], values.shape[-1]
+        if len(groups) == 1:  # the only one is the output as it is
+            return next(outputs).view(shape).to(first.dtype)
+        out = first.new_empty(shape)
+        for group, part in zip(groups, outputs, strict=True):
+            target = out[group]
+            target.copy_(part.view_as(target))
         return out
 
     @staticmethod
@@ -72,11 +82,11 @@ class _ByHeads(torch.autograd.Function):
         wanted = [i for i in range(len(inputs)) if ctx.needs_input_grad[i + 1]]
         grads = {i: torch.empty_like(inputs[i], memory_format=torch.contiguous_format) for i in wanted}
         for group in ctx.groups:
-            tiles = [_cut(x, group).detach() for x in inputs]
+            tiles = [cut(x, group).detach() for x in inputs]
             with torch.enable_grad():
                 leaves = [tiles[i].requires_grad_() for i in wanted]
                 out = ctx.compute(*tiles)
-            for i, part in zip(wanted, torch.autograd.grad(out, leaves, _cut(grad, group)), strict=True):
+            for i, part in zip(wanted, torch.autograd.grad(out, leaves, cut(grad, group)), strict=True):
                 target = grads[i][group]
                 target.copy_(part.view_as(target))
         return None, *(grads.get(i) for i in range(len(inputs)))
@@ -108,21 +118,50 @@ KEPT = 16
 
 
 def in_turn(
-    work: Callable[..., tuple[Tensor, Tensor]], parts: Sequence[tuple[Any, ...]], state: Any = None
-) -> tuple[list[Tensor], Any]:
+    work: Callable[..., tuple[Any, Any]], parts: Sequence[tuple[Any, ...]], state: Any = None
+) -> tuple[list[Any], Any]:
     """Outputs of ``work(state, *part)`` and the state after it, part by part.
 
     For the gradients of more than :data:`KEPT` parts each is computed again: only the states between them are kept.
     """
-    again = len(parts) > KEPT and torch.is_grad_enabled()
     outputs = []
+    for out, after in _in_turn(work, parts, state):
+        outputs.append(out)
+        state = after
+    return outputs, state
+
+
+def rows_in_turn(
+    work: Callable[..., tuple[Tensor, Any]], parts: Sequence[tuple[Any, ...]], tokens: int, state: Any = None
+) -> tuple[Tensor, Any]:
+    """As :func:`in_turn`, the outputs of all parts as one: ``(G, tokens, E)`` without the rows beyond.
+
+    Where nothing is kept for gradients, each goes to its place while it is in the cache.
+    """
+    if torch.is_grad_enabled():
+        outputs, state = in_turn(work, parts, state)
+        return torch.cat(outputs, 1)[:, :tokens], state
+    out, start = None, 0
+    for rows, after in _in_turn(work, parts, state):
+        if out is None:
+            out = rows.new_empty(rows.shape[0], tokens, rows.shape[2])
+        end = min(start + rows.shape[1], tokens)
+        out[:, start:end] = rows[:, : end - start]
+        start, state = end, after
+    assert out is not None
+    return out, state
+
+
+def _in_turn(
+    work: Callable[..., tuple[Any, Any]], parts: Sequence[tuple[Any, ...]], state: Any
+) -> Iterator[tuple[Any, Any]]:
+    again = len(parts) > KEPT and torch.is_grad_enabled()
     for part in parts:
         if again:
             out, state = checkpoint(work, state, *part, use_reentrant=False, preserve_rng_state=False)
         else:
             out, state = work(state, *part)
-        outputs.append(out)
-    return outputs, state
+        yield out, state
 
 
 def states_before(added: Tensor, kept: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -161,8 +200,7 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
         after = [(keys, values, since) for (_, keys, values), since in zip(parts, sums, strict=True)]
         coming[::-1], _ = in_turn(_states_after, after[::-1])
     read = partial(_read, causal=causal)
-    outputs, _ = in_turn(read, [(*part, *more) for part, *more in zip(parts, sums, coming, strict=True)])
-    return torch.cat(outputs, 1)[:, :N]
+    return rows_in_turn(read, [(*part, *more) for part, *more in zip(parts, sums, coming, strict=True)], N)[0]
 
 
 def _states_after(state: Tensor | None, keys: Tensor, values: Tensor, since: Tensor) -> tuple[Tensor, Tensor]:

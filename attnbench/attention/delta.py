@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize, silu
 
-from attnbench.attention.decayed_sums import by_heads, in_turn, stretches
+from attnbench.attention.decayed_sums import by_heads, rows_in_turn, stretches
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -149,8 +149,7 @@ def delta_rule(
     """
     N, E = v.shape[1:]
     parts = stretches(min(chunk, N), q, k, v, beta[..., None])
-    outputs, state = in_turn(partial(_stretch, strict=strict), parts, k.new_zeros(k.shape[0], k.shape[2], E))
-    return torch.cat(outputs, 1)[:, :N], state
+    return rows_in_turn(partial(_stretch, strict=strict), parts, N, k.new_zeros(k.shape[0], k.shape[2], E))
 
 
 def _stretch(state: Tensor, q: Tensor, k: Tensor, v: Tensor, rates: Tensor, *, strict: bool) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,14 @@ class FeatureMap(ABC):
     """F, the number of features."""
     offset: float = 0.0
     """Added to every key feature after the largest 2^w so far was divided out; 0 for none."""
+    parameters: tuple[Tensor, ...] = ()
+    """``(B, H, ...)`` each."""
+    grads: tuple[Tensor, ...] = ()
+    """Where the gradients of the parameters of one group are added up."""
+
+    def of(self, group: Group) -> FeatureMap:
+        """The map for one group of pairs; itself if it has no parameters."""
+        return self
 
     @abstractmethod
     def queries(self, x: Tensor, out: Tensor) -> None:
@@ -84,11 +92,31 @@ def row_blocks(length: int, rows: int) -> list[slice]:
     return [slice(start, min(start + rows, length)) for start in range(0, length, rows)]
 
 
+def cut(x: Tensor, group: Group, block: slice = slice(None)) -> Tensor:
+    """``(G, c, ·)`` of ``(B, H, N, ·)``: a view where layout and dtype allow it, else a copy of this tile only."""
+    return x[(*group, block)].flatten(0, 1).to(accumulator(x.dtype))
+
+
+def put(x: Tensor, group: Group, block: slice, tile: Tensor) -> None:
+    """Inverse of :func:`cut`."""
+    target = x[(*group, block)]
+    target.copy_(tile.view_as(target))
+
+
+def put_product(x: Tensor, group: Group, block: slice, left: Tensor, right: Tensor) -> None:
+    """``put`` of left · right, which is written in place where layout and dtype allow it."""
+    target = x[(*group, block)].flatten(0, 1)
+    if target.dtype == left.dtype and target.is_contiguous():
+        torch.bmm(left, right, out=target)
+    else:
+        put(x, group, block, torch.bmm(left, right))
+
+
 class Tiles:
     """One group's part of the tensors, tile by tile; the features of every tile go into the same memory."""
 
     def __init__(self, features: FeatureMap, group: Group, rows: int, like: Tensor, count: int = 1) -> None:
-        self.features, self.group = features, group
+        self.features, self.group = features.of(group), group
         self.pairs = prod(part.stop - part.start for part in group)
         self.dtype = accumulator(like.dtype)
         self._memory = like.new_empty(count, self.pairs * rows * features.width, dtype=self.dtype)
@@ -99,13 +127,10 @@ class Tiles:
         return self._memory[which, : self.pairs * tokens * width].view(self.pairs, tokens, width)
 
     def cut(self, x: Tensor, block: slice) -> Tensor:
-        """``(G, c, ·)`` of ``(B, H, N, ·)``: a view where layout and dtype allow it, else a copy of this tile only."""
-        return x[(*self.group, block)].flatten(0, 1).to(self.dtype)
+        return cut(x, self.group, block)
 
     def put(self, x: Tensor, block: slice, tile: Tensor) -> None:
-        """Inverse of :meth:`cut`."""
-        target = x[(*self.group, block)]
-        target.copy_(tile.view_as(target))
+        put(x, self.group, block, tile)
 
     def queries(self, q: Tensor, block: slice) -> tuple[Tensor, Tensor]:
         """Queries of the block and their features."""

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
-from attnbench.attention.decayed_sums import by_heads, in_turn, last_state, states_before, stretches
+from attnbench.attention.decayed_sums import by_heads, in_turn, last_state, rows_in_turn, states_before, stretches
 from attnbench.attention.feature_tiles import LOG2E
 from attnbench.attention.precision import LayerNorm, accumulator
 from attnbench.errors import UsageError
@@ -143,30 +143,40 @@ def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causa
         log_decay: log2(α) <= 0, ``(G, N, D)``; L is its running sum.
         chunk: a power of two.
     """
-    q = q * q.shape[-1] ** -0.5
-    while chunk >= 2 * q.shape[1]:
+    N = q.shape[1]
+    while chunk >= 2 * N:
         chunk //= 2
-    out = _recur(q, k, v, log_decay, chunk=chunk)
+    parts = stretches(chunk, q, k, v, log_decay)
     if causal:
-        return out
+        return rows_in_turn(_stretch, parts, N)[0]
     # Backwards, what lies between tokens t and t + 1 is the decay of t + 1.
-    backwards = [x.flip(1) for x in (q, k, v, log_decay.roll(-1, 1))]
-    return out + _recur(*backwards, chunk=chunk, strict=True).flip(1)
+    later, _ = in_turn(_backwards, stretches(chunk, q, k, v, log_decay.roll(-1, 1))[::-1])
+    return rows_in_turn(_stretch, [(*part, rows) for part, rows in zip(parts, later[::-1], strict=True)], N)[0]
 
 
-def _recur(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, chunk: int, strict: bool = False) -> Tensor:
-    """The causal form; with ``strict`` a token does not see itself."""
-    outputs, _ = in_turn(partial(_stretch, strict=strict), stretches(chunk, q, k, v, log_decay))
-    return torch.cat(outputs, 1)[:, : q.shape[1]]
+def _backwards(state: Tensor | None, *part: Tensor) -> tuple[Tensor, Tensor]:
+    """What a stretch reads from later tokens, for one that comes after all of them."""
+    out, state = _stretch(state, *(x.flip(1, 2) for x in part), strict=True)
+    return out.flip(1), state
 
 
 def _stretch(
-    state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, strict: bool
+    state: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    later: Tensor | None = None,
+    *,
+    strict: bool = False,
 ) -> tuple[Tensor, Tensor]:
+    """The causal form, to which ``later`` is added; with ``strict`` a token does not see itself."""
+    q = q * q.shape[-1] ** -0.5
     scores, since = _pairs(q, k, log_decay, strict)
     end = since[:, :, -1:]
     past, state = states_before((k * (end - since).exp2()).mT @ v, end.mT.exp2(), state)
-    return (scores @ v + (q * since.exp2()) @ past).flatten(1, 2), state
+    out = (scores @ v + (q * since.exp2()) @ past).flatten(1, 2)
+    return out if later is None else out + later, state
 
 
 def _pairs(q: Tensor, k: Tensor, log_decay: Tensor, strict: bool) -> tuple[Tensor, Tensor]:
