@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.attention.decayed_sums import STRETCH, by_heads, in_turn, rows_in_turn
+from attnbench.attention.feature_tiles import LOG2E
 from attnbench.attention.precision import accumulator, hidden
 from attnbench.attention.segments import Segments
 from attnbench.shape import Shape
@@ -70,38 +74,12 @@ class LARA(nn.Module):
         self.register_buffer("noise", noise if sampled else torch.zeros_like(noise))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        (B, H, N, D), M, dtype = q.shape, k.shape[2], accumulator(q.dtype)
-        scale = float(D**-0.25)
-        x, y = q.to(dtype) * scale, k.to(dtype) * scale
-        near_x, near_y, used = self._runs(x, y, key_mask)
-        mu = (near_x + near_y).flatten(0, 1)
-        C = mu.shape[1]
-        omega = mu + self.noise[:C].to(dtype)
-        lowest = hidden(dtype)
-        unused = None if used is None else (~used).repeat_interleave(H, 0)
-        # log N(ω_c; μ_c', I) up to what is the same for all c', (G, c, c')
-        density = torch.baddbmm(_half_square(mu).mT, omega, mu.mT)
-        if unused is not None:
-            density = density.masked_fill(unused[:, None], lowest)
-        x, y, values = x.reshape(B * H, N, D), y.reshape(B * H, M, D), v.reshape(B * H, M, -1).to(dtype)
-        over_keys = torch.baddbmm(_half_square(y).mT, omega, y.mT)
-        if key_mask is not None:
-            padded = (~key_mask).repeat_interleave(H, 0)[:, None]
-            over_keys = over_keys.masked_fill(padded, lowest)
-        total = over_keys.logsumexp(-1, keepdim=True)
-        context = torch.bmm((over_keys - total).exp(), values)  # (G, C, E)
-        mixture = density.logsumexp(-1)
-        if self.query_term:
-            own = density.diagonal(dim1=1, dim2=2)
-            logits = torch.baddbmm((total[..., 0] - own)[:, None], x, omega.mT)
-            logits = logits + self._log_alpha(x, near_x.flatten(0, 1), (own - mixture).exp(), unused)
-        else:
-            logits = torch.baddbmm((total[..., 0] - mixture)[:, None], x, omega.mT)
-        if unused is not None:
-            logits = logits.masked_fill(unused[:, None], lowest)
-        out = torch.bmm(logits.softmax(-1), context).to(q.dtype).view(B, H, N, -1)
-        if key_mask is None:
-            return out
+        H, dtype = q.shape[1], accumulator(q.dtype)
+        near_q, near_k, used = self._runs(q.to(dtype), k.to(dtype), key_mask)
+        if key_mask is None or used is None:
+            return by_heads(self._attend, q, k, v, near_q, near_k, again=False)
+        masks = (x[:, None].expand(-1, H, -1) for x in (key_mask, used))
+        out = by_heads(self._attend, q, k, v, near_q, near_k, *masks, again=False)
         return out.masked_fill(~key_mask.any(1)[:, None, None, None], 0.0)
 
     def _runs(self, x: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -113,18 +91,43 @@ class LARA(nn.Module):
         used = None if of_keys.filled is None else of_keys.filled[:, :count]
         return of_queries.mean(x)[:, :, :count], of_keys.mean(y)[:, :, :count], used
 
-    def _log_alpha(self, x: Tensor, near_x: Tensor, balance: Tensor, unused: Tensor | None) -> Tensor:
-        """log of α ``(G, N, C)``, -∞ where it is cut."""
-        closeness = torch.bmm(x, near_x.mT)
-        if unused is None:
-            t = closeness.softmax(-1)
-            term = t - 1 / t.shape[-1]
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        near_q: Tensor,
+        near_k: Tensor,
+        key_mask: Tensor | None = None,
+        used: Tensor | None = None,
+    ) -> Tensor:
+        """For ``(G, N, D)`` and the means of the runs ``(G, C, D)``; masks ``(G, M)`` and ``(G, C)`` are 0 or 1."""
+        scale = float(q.shape[2] ** -0.25)
+        mu = (near_q + near_k) * scale
+        omega = mu + self.noise[: mu.shape[1]].to(mu.dtype)
+        # log N(ω_c; μ_c', I) up to what is the same for all c', (G, c, c')
+        density = _hide(torch.baddbmm(_half_square(mu).mT, omega, mu.mT), used)
+        own, mixture = density.diagonal(dim1=1, dim2=2)[:, None], density.logsumexp(-1)[:, None]
+        omega = omega * scale
+        masks = () if key_mask is None else (key_mask,)
+        add = partial(_add, omega=omega * LOG2E, factor=scale**2 * LOG2E)
+        _, (context, total, top) = in_turn(add, _parts(k, v, *masks))
+        context, total = context / total, (top / LOG2E + total.log()).mT
+        if self.query_term:
+            alpha = partial(self._log_alpha, near_q=near_q * scale**2, balance=(own - mixture).exp(), used=used)
+            read = partial(_read, omega=omega, bias=total - own, context=context, used=used, log_alpha=alpha)
         else:
-            t = closeness.masked_fill(unused[:, None], hidden(x.dtype)).softmax(-1)
-            term = t - (~unused).sum(1).clamp(min=1).to(t.dtype).reciprocal()[:, None, None]
-        alpha = torch.add(balance[:, None], term, alpha=self.query_term)
-        cut = alpha <= 0
-        return alpha.masked_fill(cut, 1.0).log().masked_fill(cut, hidden(x.dtype))
+            read = partial(_read, omega=omega, bias=total - mixture, context=context, used=used)
+        return rows_in_turn(read, _parts(q), q.shape[1])[0]
+
+    def _log_alpha(self, q: Tensor, near_q: Tensor, balance: Tensor, used: Tensor | None) -> Tensor:
+        """log of α ``(G, N, C)``, -∞ where it is cut."""
+        t = _hide(torch.bmm(q, near_q.mT), used).softmax(-1)
+        share = 1 / t.shape[-1] if used is None else used.to(t.dtype).sum(1).clamp(min=1).reciprocal()[:, None, None]
+        alpha = torch.add(balance, t - share, alpha=self.query_term)
+        # -1 or -2 where it is cut, times a large number; arithmetic, as comparisons are slower.
+        cut = alpha.detach().sign().sub_(1).mul_(-hidden(q.dtype))
+        return alpha.clamp(min=torch.finfo(q.dtype).tiny).log() + cut
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Example by example over its real tokens: the N × M weights Σ_c w_nc ξ(y_m, ω_c)."""
@@ -151,6 +154,51 @@ class LARA(nn.Module):
             ).exp()
             out[b] = weights / weights.sum(-1, keepdim=True) @ v[b, :, real]
         return out
+
+
+def _parts(*inputs: Tensor) -> list[tuple[Tensor, ...]]:
+    """``(G, N, ...)`` in parts that stay in the cache."""
+    return list(zip(*(torch.split(x, STRETCH, 1) for x in inputs), strict=True))
+
+
+Sums = tuple[Tensor, Tensor, Tensor]
+"""Σ ξ v ``(G, C, E)`` and Σ ξ ``(G, C, 1)`` over the keys so far, over 2^top, and top ``(G, C, 1)``."""
+
+
+def _add(
+    sums: Sums | None, k: Tensor, v: Tensor, key_mask: Tensor | None = None, *, omega: Tensor, factor: float
+) -> tuple[None, Sums]:
+    exponents = torch.bmm(omega, k.mT) + _half_square(k).mT * factor
+    exponents = _hide(exponents, key_mask)
+    top = exponents.detach().amax(-1, keepdim=True)
+    if sums is None:
+        xi = (exponents - top).exp2()
+        return None, (torch.bmm(xi, v), xi.sum(-1, keepdim=True), top)
+    of_values, of_ones, before = sums
+    top = torch.maximum(top, before)
+    xi, kept = (exponents - top).exp2(), (before - top).exp2()
+    return None, (torch.baddbmm(of_values * kept, xi, v), of_ones * kept + xi.sum(-1, keepdim=True), top)
+
+
+def _read(
+    _: None,
+    q: Tensor,
+    *,
+    omega: Tensor,
+    bias: Tensor,
+    context: Tensor,
+    used: Tensor | None,
+    log_alpha: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, None]:
+    logits = torch.bmm(q, omega.mT) + bias
+    if log_alpha is not None:
+        logits = logits + log_alpha(q)
+    return torch.bmm(_hide(logits, used).softmax(-1), context), None
+
+
+def _hide(logits: Tensor, there: Tensor | None) -> Tensor:
+    """-∞ in the columns ``(G, columns)`` that are not there."""
+    return logits if there is None else logits.masked_fill(there[:, None] == 0, hidden(logits.dtype))
 
 
 def _half_square(x: Tensor) -> Tensor:
