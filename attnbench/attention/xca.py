@@ -9,7 +9,7 @@ from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
-_TOKENS = 2048
+_TOKENS = 4096
 """Whose squares are added up at a time, in the cache of a CPU."""
 
 
@@ -52,9 +52,8 @@ class XCA(nn.Module):
         hidden = None if key_mask is None else ~key_mask[:, None, :, None]
         if hidden is not None:
             q, k = q.masked_fill(hidden, 0.0), k.masked_fill(hidden, 0.0)
-        q_norm, k_norm = _norms(q), _norms(k)
-        # One side is scaled before the product, which might overflow in float16, the other one in D x D.
-        likeness = torch.matmul((q / q_norm.to(q.dtype)).mT, k).to(k_norm.dtype) / k_norm
+        products, of_queries, of_keys = _sums(q, k)
+        likeness = products / (_norms(of_queries).mT * _norms(of_keys))
         weights = (self.temperature * likeness).softmax(-1).to(v.dtype)
         output = torch.matmul(v, weights.mT)
         return output if hidden is None else output.masked_fill(hidden, 0.0)
@@ -73,10 +72,19 @@ class XCA(nn.Module):
         return output
 
 
-def _norms(x: Tensor) -> Tensor:
-    """Of every channel over the tokens, ``(B, H, 1, D)``, in float32 at least; never 0."""
-    # vector_norm takes several times as long to reduce this dimension, and more so the longer it is.
-    squares = torch.zeros_like(x[:, :, :1], dtype=accumulator(x.dtype))
-    for tokens in torch.split(x, _TOKENS, 2):
-        squares = squares + tokens.to(squares.dtype).square().sum(2, keepdim=True)
+def _sums(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """QᵀK ``(B, H, D, D)`` and the squares of the channels of each ``(B, H, 1, D)``, in float32 at least."""
+    dtype = accumulator(q.dtype)
+    products = q.new_zeros(*q.shape[:2], q.shape[3], k.shape[3], dtype=dtype)
+    of_queries, of_keys = (torch.zeros_like(products[:, :, :1]) for _ in range(2))
+    for queries, keys in zip(*(torch.split(x, _TOKENS, 2) for x in (q, k)), strict=True):
+        queries, keys = queries.to(dtype), keys.to(dtype)
+        products = products + torch.matmul(queries.mT, keys)
+        of_queries = of_queries + queries.square().sum(2, keepdim=True)
+        of_keys = of_keys + keys.square().sum(2, keepdim=True)
+    return products, of_queries, of_keys
+
+
+def _norms(squares: Tensor) -> Tensor:
+    """Never 0."""
     return squares.clamp(min=1e-24).sqrt()
