@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from attnbench.attention.matrix_tiles import fitting, tiles
 from attnbench.attention.precision import accumulator
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
@@ -63,32 +66,13 @@ class Pooling(nn.Module):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
-        accumulate = accumulator(x.dtype)
-        if key_mask is None:
-            real = torch.ones(1, x.shape[1], 1, dtype=accumulate, device=x.device)
-        else:
-            real = key_mask[:, :, None].to(accumulate)
+        real = torch.ones(1, x.shape[1], 1, dtype=accumulator(x.dtype), device=x.device)
+        if key_mask is not None:
+            real = key_mask[:, :, None].to(real.dtype)
             x = x.masked_fill(~key_mask[:, :, None], 0.0)
-        mean = self._window_sums(x.to(accumulate)) / self._window_sums(real).clamp(min=1)
-        return (mean - x).to(x.dtype)
-
-    def _window_sums(self, x: Tensor) -> Tensor:
-        n = x.shape[1]
-        back, ahead = min(self.back, n - 1), min(self.ahead, n - 1)
-        run = pad(x, (0, 0, back, ahead))  # row j: the sum of ``length`` tokens from j on
-        left, start, length = back + 1 + ahead, 0, 1
-        sums = None
-        while left:
-            if left & 1:
-                part = run[:, start : start + n]
-                sums = part if sums is None else sums + part
-                start += length
-            left >>= 1
-            if left:
-                run = run[:, :-length] + run[:, length:]
-                length *= 2
-        assert sums is not None
-        return sums
+        counts = _window_sums(real, self.back, self.ahead).clamp(min=1)
+        out: Tensor = _Pool.apply(x, counts, self.back, self.ahead)  # type: ignore[no-untyped-call]  # untyped in torch
+        return out
 
     def begin(self, x: Tensor) -> tuple[Tensor]:
         """x ``(B, n, C)``, n >= 0."""
@@ -112,3 +96,63 @@ class Pooling(nn.Module):
             x = x.masked_fill(~key_mask[:, :, None], 0.0)
         inside = inside.to(x.dtype)
         return inside / inside.sum(-1, keepdim=True).clamp(min=1) @ x - x
+
+
+class _Pool(torch.autograd.Function):
+    """Sums of windows over their counts, minus x. Tile by tile, for hardly anything is computed from a number read."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, counts: Tensor, back: int, ahead: int) -> Tensor:
+        ctx.save_for_backward(counts)
+        ctx.back, ctx.ahead = back, ahead
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for batch, near, own, inside in _tiles(x, back, ahead):
+            tile = x[batch, near].to(counts.dtype)
+            mean = _window_sums(tile, back, ahead)[:, inside] / _of(counts, batch)[:, own]
+            out[batch, own] = mean.sub_(tile[:, inside])
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (counts,) = ctx.saved_tensors
+        dx = torch.empty_like(grad, memory_format=torch.contiguous_format)
+        # Who is in the window of a token has the token in a window that is turned round.
+        for batch, near, own, inside in _tiles(grad, ctx.ahead, ctx.back):
+            tile = grad[batch, near].to(counts.dtype)
+            sums = _window_sums(tile / _of(counts, batch)[:, near], ctx.ahead, ctx.back)
+            dx[batch, own] = sums[:, inside].sub_(tile[:, inside])
+        return dx, None, None, None
+
+
+def _of(counts: Tensor, batch: slice) -> Tensor:
+    return counts if len(counts) == 1 else counts[batch]
+
+
+def _tiles(x: Tensor, back: int, ahead: int) -> Iterator[tuple[slice, slice, slice, slice]]:
+    """Tiles of ``(B, N, C)``: examples, the tokens in reach, those of the tile, and where they are among the former."""
+    B, N, C = x.shape
+    most = fitting(x.device)
+    for batch, a, b in tiles(B, N, C, most, step=max(most // C, 4 * (back + ahead))):
+        first = max(0, a - back)
+        yield batch, slice(first, min(N, b + ahead)), slice(a, b), slice(a - first, b - first)
+
+
+def _window_sums(x: Tensor, back: int, ahead: int) -> Tensor:
+    """Of as many tokens as there are from ``back`` before to ``ahead`` after each of ``(B, n, C)``."""
+    n = x.shape[1]
+    back, ahead = min(back, n - 1), min(ahead, n - 1)
+    run = pad(x, (0, 0, back, ahead))  # row j: the sum of ``length`` tokens from j on
+    left, start, length = back + 1 + ahead, 0, 1
+    sums = None
+    while left:
+        if left & 1:
+            part = run[:, start : start + n]
+            sums = part if sums is None else sums + part
+            start += length
+        left >>= 1
+        if left:
+            run = run[:, :-length] + run[:, length:]
+            length *= 2
+    assert sums is not None
+    return sums
