@@ -80,7 +80,7 @@ def _print_pairs(frame: pd.DataFrame) -> None:
     """Each variant over the public package beside it: a table for each pass, a line for each length."""
     from attnbench.plots.peers import PASSES, pairs
 
-    numbers = ["n", "time", "±", "least", "peak", "time/floor"]
+    numbers = ["n", "time", "±", "least", "limit", "peak", "time/floor"]
     found = [one for one in pairs(frame) if not math.isnan(one.time) or not math.isnan(one.peak)]
     names = list(dict.fromkeys(one.names for one in found))
     for name, words in PASSES.items():
@@ -91,7 +91,7 @@ def _print_pairs(frame: pd.DataFrame) -> None:
                 "" if last and last.names == one.names else " / ".join(one.names),
                 *(str(one.n), _ratio(one.time)),
                 "-" if math.isnan(one.low) else f"{math.sqrt(one.high / one.low) - 1:.0%}",
-                *map(_ratio, (one.least, one.peak, one.above_floor)),
+                *map(_ratio, (one.least, one.limit, one.peak, one.above_floor)),
             ]
             for last, one in zip([None, *part], part, strict=False)
         ]
@@ -100,8 +100,8 @@ def _print_pairs(frame: pd.DataFrame) -> None:
             console.table(["variant / package", *numbers], rows, right=numbers, title=title)
     if found:
         console.note(
-            "time: of the medians, with half its 95 % interval; least: of the shortest times; peak: of memory; "
-            "time/floor: of the variant over what this machine's rates leave to it"
+            "time: of the medians, with half its 95 % interval; least: of the shortest times; limit: what time would "
+            "be if the variant ran at this machine's full rates; peak: of memory; time/floor: time over limit"
         )
 
 
