@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench import machine
 from attnbench.cell import Cell, Pass
 from attnbench.machine import OtherLoad, noise_warning
+from attnbench.measure import limits
 from attnbench.measure.limits import Limits, copy_rates, exp_rate, matmul_rate
 from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.record import Record
@@ -112,6 +114,20 @@ def test_the_rates_of_this_machine_are_possible_ones() -> None:
     assert all(1e8 < rate < 1e13 for _, rate in rates)
     assert 1e8 < matmul_rate("cpu", torch.float32, size=64) < 1e15
     assert 1e7 < exp_rate("cpu", torch.float32, size=8) < 1e12
+
+
+def test_the_rate_of_exponentials_is_that_of_the_quickest_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    for name in ("exp", "exp2", "softmax"):
+        monkeypatch.setattr(torch, name, lambda *_, name=name, **__: asked.append(name))
+    took = {"exp": 3.0, "exp2": 1.0, "softmax": 2.0}
+
+    def best(device: str, rounds: int, call: Callable[[], object]) -> float:
+        call()
+        return took[asked[-1]]
+
+    monkeypatch.setattr(limits, "_best", best)
+    assert exp_rate("cpu", torch.float32, size=8) == 8 * 512 / 1.0
 
 
 @pytest.mark.parametrize(
