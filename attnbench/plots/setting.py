@@ -179,7 +179,7 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
     on = [
         row["device"],
         f"machine {row['machine_id']}" if row["machine_id"] else "",
-        f"{threads:.0f} threads" if pd.notna(threads) and row["device"] == "cpu" else "",
+        f"{threads:.0f} thread{'' if threads == 1 else 's'}" if pd.notna(threads) and row["device"] == "cpu" else "",
         f"process {row['process']}" if row["process"] else "",
         f"torch {row['torch_version']}" if row["torch_version"] else "",
         "compiled" if row["compile"] else "",
