@@ -142,7 +142,8 @@ def compare(
             raise
     form = "".join([" causal" * causal, f" {bias}" if bias != "none" else "", " compiled" * compile_])
     what = f"{level} {pass_}{form}, B={batch} H={heads} D={head_dim}, {dtype}, {source_of_inputs}, on {device}"
-    how = f"{settings.threads} thread{'' if settings.threads == 1 else 's'}, {comparison.environment['process']} process"
+    plural = "" if settings.threads == 1 else "s"
+    how = f"{settings.threads} thread{plural}, {comparison.environment['process']} process"
     if as_json:
         console.data(comparison.to_json())
     else:

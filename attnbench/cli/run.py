@@ -129,7 +129,8 @@ def _print_plan(plan: Plan) -> None:
     settings = plan.settings
     limit = f", memory limit {format_bytes(settings.memory_limit)}" if settings.memory_limit else ""
     console.heading(f"{plan.suite.name}: {len(plan.cells)} cells on {settings.device}")
-    console.line(f"{settings.threads} thread{'' if settings.threads == 1 else 's'}, {settings.process} process{limit}")
+    plural = "" if settings.threads == 1 else "s"
+    console.line(f"{settings.threads} thread{plural}, {settings.process} process{limit}")
     rows = []
     for sweep in dict.fromkeys(cell.sweep for cell in plan.cells):
         cells = [cell for cell in plan.cells if cell.sweep == sweep]
