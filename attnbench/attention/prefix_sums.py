@@ -8,6 +8,7 @@ underflow an earlier row nor change it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ def attend_causally(
         ``(B, H, N, E)`` in q's dtype. A query that sees no key gives 0.
     """
     if chunk is None:
-        chunk = 64 if q.device.type == "cpu" else 256
+        # Pairs within a chunk cost more the longer it is, sums between chunks the more features there are.
+        chunk = 256 if q.device.type != "cpu" else 32 if features.width <= 512 else 64
     chunk = min(chunk, q.shape[2])
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     attend = _AttendCausally.apply
@@ -83,21 +85,20 @@ class _Chunks:
 
     def __init__(self, log_weight: Tensor | None, top: Tensor, count: int) -> None:
         self.count = count
-        self.seen = self.weight = self.decay = None
+        self.seen = self.weight = self.decays = None
         if log_weight is None:
             return
         seen, at = log_weight[..., 0].cummax(1)
         self.own = (seen[..., None] > top, at[..., None])  # whether, and where, the block holds the largest
         self.seen = torch.maximum(seen[..., None], top)  # (G, R, 1)
-        last = torch.unflatten(self.seen, 1, (count, -1))[:, :, -1:]  # of each chunk, (G, m, 1, 1)
-        before = torch.cat([top[:, None], last[:, :-1]], 1)
-        self.decay = (before - last).exp2_()
+        tops = torch.cat([top, torch.unflatten(self.seen, 1, (count, -1))[:, :, -1]], 1)
+        self.decays = (tops.mT - tops).exp2_().tril_()  # of the sums between two chunks, (G, m + 1, m + 1)
+        before, after = (x.reshape(-1, 1, 1) for x in (tops[:, :-1], tops[:, 1:]))
         own, rows = self.split(log_weight), self.split(self.seen)
-        self.weight = (own - last.flatten(0, 1)).exp2_()  # of a key in the sums after its chunk, (Gm, c, 1)
-        tokens = rows.shape[1]
-        future = rows.new_full((tokens, tokens), float("-inf")).triu_(1)
+        self.weight = (own - after).exp2_()  # of a key in the sums after its chunk, (Gm, c, 1)
+        future = rows.new_full((rows.shape[1], rows.shape[1]), float("-inf")).triu_(1)
         self.pairs = (own.mT - rows).add_(future).exp2_()  # (Gm, c, c), 0 for j > i
-        self.carried = (before.flatten(0, 1) - rows).exp2_()  # what the sums so far count for in each row, (Gm, c, 1)
+        self.carried = (before - rows).exp2_()  # what the sums so far count for in each row, (Gm, c, 1)
 
     def split(self, x: Tensor) -> Tensor:
         """``(G, R, ·)`` to ``(Gm, c, ·)``, contiguous."""
@@ -111,35 +112,49 @@ class _Chunks:
         """Rows ``(Gm, c, ·)`` read from the sums before the chunk."""
         return rows if self.weight is None else rows * self.carried
 
-    def sums_before(self, sums: KeySums, values: Tensor, phi: Tensor) -> KeySums:
-        """Those that each chunk reads, ``(Gm, ...)``; takes the keys of the block into ``sums``, but not into plain."""
-        added = torch.bmm(weigh(values, self.weight).mT, phi)
-        met = self.run_(sums.of_values, added), self.run_(sums.of_ones, weigh_ones(self.weight, phi))
-        if self.seen is None:
-            sums.top.zero_()
-        else:
-            sums.top.copy_(self.seen[:, -1:])
-        return KeySums(*met, sums.top, sums.plain)
+    def sums_before(self, sums: KeySums, values: Tensor, phi: Tensor) -> tuple[Tensor, Tensor, KeySums]:
+        """What each chunk reads, ``(Gm, E, F)`` and ``(Gm, 1, F)``, and the sums after the block, but for plain."""
+        of_values, all_values = self.run(sums.of_values, weigh(values, self.weight).mT, phi)
+        of_ones, all_ones = self.run_ones(sums.of_ones, weigh_ones(self.weight, phi))
+        top = sums.top if self.seen is None else self.seen[:, -1:]
+        return of_values, of_ones, KeySums(all_values, all_ones, top, sums.plain)
 
-    def run_(self, total: Tensor, added: Tensor, *, back: bool = False) -> Tensor:
-        """What ``total`` is before each chunk, or with ``back`` what its gradient is after each: ``(Gm, ·, F)``.
+    def run(self, total: Tensor, left: Tensor, right: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
+        """Sums before each chunk, ``(Gm, ·, F)``, and after the last; of gradients, with ``back``, the other way.
 
         Args:
-            total: ``(G, ·, F)``, before the first chunk or after the last; on return at the other end.
-            added: by each chunk, ``(Gm, ·, F)``.
+            total: ``(G, ·, F)``, before the first chunk, or after the last.
+            left, right: ``(Gm, ·, c)`` and ``(Gm, c, F)``; a chunk adds their product.
         """
-        met = total.new_empty(total.shape[0], self.count, *total.shape[1:])
-        parts, at = added.view_as(met).unbind(1), [*met.unbind(1), total]
-        decays = [None] * self.count if self.decay is None else self.decay.unbind(1)
+        # What a chunk adds is written where the sum that it goes into will stand: in the place of the next chunk.
+        room = total.new_empty(left.shape[0] + 1, *total.shape[1:])
+        added, met = (room[:-1], room[1:]) if back else (room[1:], room[:-1])
+        torch.bmm(left, right, out=added)
+        end = added[0 if back else self.count - 1 :: self.count].clone()
+        at = met.view(-1, self.count, *total.shape[1:]).unbind(1)
+        decays: Sequence[Tensor | None] = (None,) * self.count
+        if self.decays is not None:
+            decays = self.decays.diagonal(-1, 1, 2)[..., None, None].unbind(1)
         if back:
-            parts, at, decays = parts[::-1], [*at[-2::-1], total], decays[::-1]
+            at, decays = at[::-1], decays[::-1]
         at[0].copy_(total)
-        for part, here, there, decay in zip(parts, at[:-1], at[1:], decays, strict=True):
+        for here, there, decay in zip(at, (*at[1:], end), decays, strict=True):
             if decay is None:
-                torch.add(here, part, out=there)
+                there.add_(here)
             else:
-                torch.addcmul(part, here, decay, out=there)
-        return met.flatten(0, 1)
+                there.addcmul_(here, decay)
+        return met, end
+
+    def run_ones(self, total: Tensor, added: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
+        """The same of ``(Gm, 1, F)``: so little that the number of calls is what takes time."""
+        own = added.view(total.shape[0], self.count, -1)
+        parts = torch.cat([own, total] if back else [total, own], 1)
+        if self.decays is not None:
+            sums = torch.bmm(self.decays.mT if back else self.decays, parts)
+        else:
+            sums = parts.flip(1).cumsum(1).flip(1) if back else parts.cumsum(1)
+        met, end = (sums[:, 1:], sums[:, :1]) if back else (sums[:, :-1], sums[:, -1:])
+        return met.reshape(added.shape), end
 
 
 class _AttendCausally(torch.autograd.Function):
@@ -158,35 +173,38 @@ class _AttendCausally(torch.autograd.Function):
         out = q.new_empty(B, H, N, E)
         divisors = q.new_empty(B, H, N, 1, dtype=accumulator(q.dtype))
         blocks = _blocks(N, chunk)
-        kept = KeySums.empty(q, E, features, len(blocks) if differentiable else 0, B, H)
+        kept: list[Tensor] = []
         largest_at = q.new_zeros(B, H, N if features.offset else 0, 1, dtype=torch.long)
         groups = head_groups(q, TILES * _rows(chunk) * features.width)
         for group in groups:
             tiles = Tiles(features, group, _rows(chunk), q, count=2)
             sums = KeySums.empty(q, E, features, tiles.pairs)
             at = torch.zeros_like(sums.top, dtype=torch.long)
-            for index, block in enumerate(blocks):
+            for block in blocks:
                 if differentiable:
-                    kept.at(index).of(group).copy_(sums)
+                    kept += sums.clone()
                 _, phi_q = tiles.queries(q, block)
                 _, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
                 chunks = _Chunks(log_weight, sums.top, max(1, phi_q.shape[1] // chunk))
                 of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
-                before = chunks.sums_before(sums, of_chunks, phi_k)
-                scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
+                of_values, of_ones, after = chunks.sums_before(sums, of_chunks, phi_k)
+                numerator = chunks.carry(torch.bmm(phi_q, of_values.mT))
+                del of_values  # as large as the features, or larger
                 share = features.offset * phi_q.sum(-1, keepdim=True) if features.offset else None
-                numerator, denominator = (chunks.carry(part) for part in before.read(phi_q))
+                scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
                 numerator.baddbmm_(scores, of_chunks)
+                denominator = chunks.carry(phi_q.mul_(of_ones).sum(-1, keepdim=True))
                 denominator += scores.sum(-1, keepdim=True)
                 if log_weight is not None and share is not None:
                     plain = counted(values, real(log_weight)).cumsum(1).add_(sums.plain)
-                    sums.plain.copy_(plain[:, -1:])
+                    after = after._replace(plain=plain[:, -1:].clone())
                     plain = chunks.split(plain).mul_(share)
                     numerator += plain[..., :-1]
                     denominator += plain[..., -1:]
                     found = torch.where(chunks.own[0], chunks.own[1] + block.start, at)
                     tiles.put(largest_at, block, found)
                     at = found[:, -1:]
+                sums = after
                 tiles.divide(numerator, denominator, None if key_mask is None else chunks.seen, out, divisors, block)
         ctx.save_for_backward(q, k, v, key_mask, divisors, largest_at, *kept)
         ctx.features, ctx.chunk, ctx.groups = features, chunk, groups
@@ -199,27 +217,29 @@ class _AttendCausally(torch.autograd.Function):
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         features: FeatureMap = ctx.features
         blocks = _blocks(q.shape[2], ctx.chunk)
-        for group in ctx.groups:
+        steps = [KeySums(*kept[at : at + 4]) for at in range(0, len(kept), 4)]
+        for group in reversed(ctx.groups):
             tiles = Tiles(features, group, _rows(ctx.chunk), q, count=4)
             d_sums = KeySums.empty(q, v.shape[-1], features, tiles.pairs)  # of all but the top; last block first
             d_weights = q.new_zeros(tiles.pairs, q.shape[2], 1, dtype=tiles.dtype) if features.offset else None
-            for index, block in reversed(list(enumerate(blocks))):
-                sums = KeySums(*kept).at(index).of(group).clone()
+            for block in reversed(blocks):
+                sums = steps.pop()
                 x_q, phi_q = tiles.queries(q, block)
                 x_k, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
                 chunks = _Chunks(log_weight, sums.top, max(1, x_q.shape[1] // ctx.chunk))
                 of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
-                before = chunks.sums_before(sums, of_chunks, phi_k)
+                of_values, of_ones, _ = chunks.sums_before(sums, of_chunks, phi_k)
                 above = chunks.split(tiles.numerator_grad(grad, divisors, block))
                 # Numerators times their gradients, from what is there: the output need not be kept.
                 scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
                 d_scores = torch.bmm(above, of_chunks.mT)
                 above_sums = chunks.carry(above)
-                d_phi_q = torch.bmm(above_sums, before.of_values, out=chunks.split(tiles.blank(x_q.shape[1], 2)))
+                d_phi_q = torch.bmm(above_sums, of_values, out=chunks.split(tiles.blank(x_q.shape[1], 2)))
+                del of_values
                 below = torch.linalg.vecdot(scores, d_scores).add_(torch.linalg.vecdot(phi_q, d_phi_q))[..., None]
                 if log_weight is not None and features.offset:
                     plain = counted(values, real(log_weight))
-                    total = chunks.split(plain.cumsum(1).add_(before.plain))
+                    total = chunks.split(plain.cumsum(1).add_(sums.plain))
                     share = features.offset * phi_q.sum(-1, keepdim=True)
                     below.addcmul_(share, torch.linalg.vecdot(above, total[..., :-1])[..., None])
                 below.div_(chunks.split(tiles.cut(divisors, block))).neg_()
@@ -229,9 +249,10 @@ class _AttendCausally(torch.autograd.Function):
                 d_values = torch.bmm(scores.mT, above)
                 d_phi_k = torch.bmm(d_scores.mT, phi_q, out=chunks.split(tiles.blank(x_q.shape[1], 3)))
                 # Their queries reading earlier keys, and their keys as later queries read them.
-                d_phi_q.addcmul_(below_sums, before.of_ones).baddbmm_(d_scores, phi_k)
-                d_of_values = chunks.run_(d_sums.of_values, torch.bmm(above_sums.mT, phi_q), back=True)
-                d_of_ones = chunks.run_(d_sums.of_ones, torch.bmm(below_sums.mT, phi_q), back=True)
+                d_phi_q.addcmul_(below_sums, of_ones).baddbmm_(d_scores, phi_k)
+                d_of_values, all_values = chunks.run(d_sums.of_values, above_sums.mT, phi_q, back=True)
+                d_of_ones, all_ones = chunks.run_ones(d_sums.of_ones, torch.bmm(below_sums.mT, phi_q), back=True)
+                d_sums = d_sums._replace(of_values=all_values, of_ones=all_ones)
                 d_phi_k.baddbmm_(weigh(of_chunks, chunks.weight), d_of_values)
                 if chunks.weight is None:
                     d_phi_k.add_(d_of_ones)
@@ -245,7 +266,7 @@ class _AttendCausally(torch.autograd.Function):
                     d_total = upper.mul_(share).view_as(plain)
                     d_suffix = d_total.flip(1).cumsum(1).flip(1).add_(d_sums.plain)
                     d_values.addcmul_(chunks.split(d_suffix[..., :-1]), chunks.split(plain[..., -1:]))
-                    d_sums.plain.copy_(d_suffix[:, :1])
+                    d_sums = d_sums._replace(plain=d_suffix[:, :1])
                     d_largest = torch.linalg.vecdot(d_total, total.view_as(plain))[..., None]
                     d_weights.scatter_add_(1, largest_at[(*group, block)].flatten(0, 1), d_largest)
                 d_weight = None if d_weights is None else d_weights[:, block]
