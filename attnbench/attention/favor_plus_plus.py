@@ -82,21 +82,16 @@ class FavorPlusPlus(FeatureAttention):
         rows = (omega, omega.square().sum(0, keepdim=True), torch.ones_like(omega[:1]))
         return ExponentialFeatures(torch.cat(rows))
 
-    def prepare(self, x: Tensor) -> Tensor:
-        return self.extended(x, x.new_full((), self.spread or 0.0, dtype=accumulator(x.dtype)))
-
-    def extended(self, x: Tensor, spread: Tensor) -> Tensor:
+    def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
         """√(1 - 4A)·x, A and -‖x‖²/2 side by side, ``(B, H, N, D + 2)``: the exponent is linear in them."""
-        x = x.to(spread.dtype) * x.shape[-1] ** -0.25
-        t = inverse_rho(spread, x.shape[-1])
-        constant = ((1 - t) / 8).expand(*x.shape[:-1], 1)
-        return torch.cat([((1 + t) / 2).sqrt() * x, constant, random_kernels.squares(x) / -2], -1)
+        x = x.to(accumulator(x.dtype))
+        factor, constant = parameters or _parameters(x.new_full((), self.spread or 0.0), x.shape[-1])
+        half_square = random_kernels.squares(x) * (-0.5 * x.shape[-1] ** -0.5)
+        return torch.cat([factor * x, constant.expand(*x.shape[:-1], 1), half_square], -1)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        if self.spread is not None:
-            return super().forward(q, k, v, key_mask=key_mask)
-        spread = _mean_spread(q, k, key_mask)
-        return self.attend(self.extended(q, spread), self.extended(k, spread), v, key_mask).to(q.dtype)
+        parameters = () if self.spread is not None else _parameters(_mean_spread(q, k, key_mask), q.shape[-1])
+        return self.attend_prepared(q, k, v, key_mask, parameters)
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """f(q)·f(k) / R."""
@@ -149,19 +144,34 @@ def inverse_rho(spread: Tensor, head_dim: int) -> Tensor:
     return (linear + (linear.square() + 8 * head_dim * spread).sqrt()) / (2 * head_dim)
 
 
+def _parameters(spread: Tensor, head_dim: int) -> tuple[Tensor, ...]:
+    """√(1 - 4A) / D^¼ and A."""
+    t = inverse_rho(spread, head_dim)
+    return ((1 + t) / 2).sqrt() * head_dim**-0.25, (1 - t) / 8
+
+
 def _mean_spread(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
     """Mean of ‖q + k‖²/√D over the pairs, ``(B, H, 1, 1)``, float32 at least."""
-    dtype = accumulator(q.dtype)
-    means, mean_squares = [], []
-    for x in (q, k):
-        if key_mask is None or x.shape[2] != k.shape[2]:
-            means.append(x.mean(2, keepdim=True, dtype=dtype))
-            mean_squares.append(torch.linalg.vecdot(x, x).mean(2, dtype=dtype))
-        else:
-            share = key_mask.to(dtype) / key_mask.sum(1, keepdim=True).clamp(min=1)
-            wide = x.to(dtype)
-            means.append(share[:, None, None] @ wide)
-            mean_squares.append((share[:, None] * torch.linalg.vecdot(wide, wide)).sum(2))
-    product = torch.linalg.vecdot(means[0], means[1])[:, :, 0]
-    spread: Tensor = (mean_squares[0] + mean_squares[1] + 2 * product)[..., None, None] * q.shape[-1] ** -0.5
+    (mean_q, square_q), (mean_k, square_k) = (
+        _moments(x, key_mask if x.shape[2] == k.shape[2] else None) for x in (q, k)
+    )
+    product = torch.linalg.vecdot(mean_q, mean_k)[..., None]
+    spread: Tensor = (square_q + square_k + 2 * product) * q.shape[-1] ** -0.5
     return spread.clamp(min=0)
+
+
+_TOKENS = 2048
+"""Added up at a time, in the cache of a CPU."""
+
+
+def _moments(x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean of x over the tokens ``(B, H, 1, D)`` and of ‖x‖² ``(B, H, 1, 1)``."""
+    dtype = accumulator(x.dtype)
+    mean, square = x.new_zeros(*x.shape[:2], 1, x.shape[3], dtype=dtype), x.new_zeros(*x.shape[:2], 1, 1, dtype=dtype)
+    count = x.shape[2] if real is None else real.sum(1).clamp(min=1).to(dtype)[:, None, None, None]
+    for start, tokens in enumerate(torch.split(x, _TOKENS, 2)):
+        wide = tokens.to(dtype)
+        counted = wide if real is None else wide * real[:, None, start * _TOKENS :][:, :, : wide.shape[2], None]
+        mean = mean + counted.sum(2, keepdim=True)
+        square = square + (counted * wide).sum((2, 3), keepdim=True)
+    return mean / count, square / count

@@ -12,6 +12,7 @@ from attnbench.attention.feature_tiles import FeatureMap, KeySums, Tiles, head_g
 from attnbench.attention.key_masks import visible_pairs
 from attnbench.attention.key_sums import add_keys, attend_all
 from attnbench.attention.prefix_sums import attend_causally
+from attnbench.attention.prepared_features import Prepared
 from attnbench.shape import Shape
 
 Chunk = Annotated[
@@ -39,18 +40,36 @@ class FeatureAttention(nn.Module):
         """
         raise NotImplementedError
 
-    def prepare(self, x: Tensor) -> Tensor:
-        """What φ is given of queries or keys ``(B, H, N, D)``, differentiated by autograd; of x's dtype or a wider."""
+    def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        """What φ is given of queries or keys ``(B, H, N, D)``, row by row; of x's dtype or a wider.
+
+        Args:
+            parameters: what :meth:`attend_prepared` was given; none in decoding.
+        """
         return x
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        return self.attend(self.prepare(q), self.prepare(k), v, key_mask).to(q.dtype)
+        return self.attend(q, k, v, key_mask)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """:meth:`forward` for queries and keys that have been prepared."""
+        """:meth:`forward` for queries and keys that φ takes as they are."""
         features = self.feature_map(q.dtype)
         if self.causal:
             return attend_causally(q, k, v, features, key_mask=key_mask, chunk=self.chunk)
+        return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
+
+    def attend_prepared(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, parameters: tuple[Tensor, ...]
+    ) -> Tensor:
+        """:meth:`forward` for others.
+
+        Args:
+            parameters: of :meth:`prepare`, ``(B, H, ...)``; gradients reach them.
+        """
+        if self.causal or torch.is_grad_enabled():
+            return self.attend(self.prepare(q, *parameters), self.prepare(k, *parameters), v, key_mask).to(q.dtype)
+        # Nothing is kept for gradients, which would take longer through every tile than at once.
+        features = Prepared(self.feature_map(q.dtype), self.prepare, parameters)
         return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

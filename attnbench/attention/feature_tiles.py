@@ -36,13 +36,9 @@ class FeatureMap(ABC):
     """F, the number of features."""
     offset: float = 0.0
     """Added to every key feature after the largest 2^w so far was divided out; 0 for none."""
-    parameters: tuple[Tensor, ...] = ()
-    """``(B, H, ...)`` each."""
-    grads: tuple[Tensor, ...] = ()
-    """Where the gradients of the parameters of one group are added up."""
 
     def of(self, group: Group) -> FeatureMap:
-        """The map for one group of pairs; itself if it has no parameters."""
+        """The map for one group of pairs; itself if it is the same for all."""
         return self
 
     @abstractmethod
@@ -217,6 +213,10 @@ class KeySums(NamedTuple):
     def of(self, group: Group) -> KeySums:
         """Views of one group of ``(B, H, ...)``, its pairs in one dimension."""
         return KeySums(*(each[group].flatten(0, 1) for each in self))
+
+    def at(self, index: int) -> KeySums:
+        """Views of one of several, along the first dimension."""
+        return KeySums(*(each[index] for each in self))
 
     def clone(self) -> KeySums:
         return KeySums(*(each.clone() for each in self))

@@ -89,8 +89,13 @@ class RandomFeatureAttention(FeatureAttention):
         weight = self.projection.to(accumulator(dtype)).t()
         return CosineSineFeatures(weight) if self.gaussian else ReluFeatures(weight)
 
-    def prepare(self, x: Tensor) -> Tensor:
-        return unit(x) * (self.sigma / self.temperature)
+    def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        """x̂, with σ of other heads if one is given."""
+        (sigma,) = parameters or (self.sigma,)
+        return unit(x) * (sigma / self.temperature)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return self.attend_prepared(q, k, v, key_mask, (self.sigma.expand(q.shape[0], -1, -1, -1),))
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """φ(q)·φ(k) / R."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from attnbench.attention import feature_tiles
 from attnbench.attention.favor_plus_plus import FavorPlusPlus, inverse_rho
 from attnbench.attention.performer import Performer
 from attnbench.attention.random_features import Projection, draw_projection
@@ -215,3 +216,14 @@ def test_the_causal_spread_is_the_mean_for_standard_normal_inputs() -> None:
     torch.manual_seed(0)
     told = FavorPlusPlus(CAUSAL, features=16, spread=2 * 8**0.5).double()
     torch.testing.assert_close(default(*inputs), told(*inputs))
+
+
+def test_without_gradients_every_head_is_tuned_to_its_own_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_tiles, "CPU_TILE", 1)  # a head at a time
+    q, k, v = qkv()
+    q = q * torch.linspace(0.3, 1.5, q.shape[1], dtype=q.dtype)[:, None, None]
+    model = FavorPlusPlus(SHAPE, features=16).double()
+    with torch.no_grad():
+        for key_mask in (None, mask()):
+            expected = model.dense(q, k, v, key_mask=key_mask)
+            torch.testing.assert_close(model(q, k, v, key_mask=key_mask), expected, rtol=1e-9, atol=1e-9)

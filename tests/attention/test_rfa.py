@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from attnbench.attention import feature_tiles
 from attnbench.attention.random_features import Projection, draw_projection
 from attnbench.attention.rfa import RandomFeatureAttention
 from attnbench.errors import UsageError
@@ -167,3 +168,16 @@ def test_runs_without_data_and_in_inference_mode(shape: Shape) -> None:
 def test_a_temperature_that_cancels_is_refused() -> None:
     with pytest.raises(UsageError, match=r"temperature .* cancels"):
         build("rfa:kernel=arccos,temperature=0.5", Shape())
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_without_gradients_every_head_is_prepared_by_its_own_sigma(
+    chunk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_tiles, "CPU_TILE", 1)  # a head at a time
+    model, inputs = make(SHAPE, "gaussian", chunk=chunk), qkv()
+    with torch.no_grad():
+        model.sigma.uniform_(0.5, 2.0)
+        for key_mask in (None, mask()):
+            expected = model.dense(*inputs, key_mask=key_mask)
+            torch.testing.assert_close(model(*inputs, key_mask=key_mask), expected, rtol=1e-9, atol=1e-9)
