@@ -87,17 +87,10 @@ class HyperAttention(Decoding, nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if self.causal:
             return self._causal(q, k, v, key_mask)
-        B, H, N, D = q.shape
         with torch.no_grad():
-            asked, own, sampled, bias, slot = self._plan(q, k, key_mask)
-
-        def take(x: Tensor, tokens: Tensor) -> Tensor:
-            first = torch.arange(B * H, device=x.device).view(B, H, *[1] * (tokens.ndim - 2)) * x.shape[2]
-            return x.reshape(-1, D).index_select(0, (tokens + first).view(-1)).view(B * H, *tokens.shape[2:], D)
-
-        parts = (take(q, asked), take(k, own), take(v, own), take(k, sampled), take(v, sampled))
-        out: Tensor = Attend.apply(*parts, bias)  # type: ignore[no-untyped-call]  # untyped in torch
-        out = take(out.view(B, H, -1, D), slot).view(B, H, N, D)
+            plan = self._plan(q, k, key_mask)
+        out: Tensor = Attend.apply(*(x.reshape(-1, x.shape[3]) for x in (q, k, v)), *plan)  # type: ignore[no-untyped-call]  # untyped in torch
+        out = out.view(q.shape)
         if key_mask is None:
             return out
         blind = ~key_mask.any(1, keepdim=True) if self.cross else ~key_mask
@@ -118,9 +111,15 @@ class HyperAttention(Decoding, nn.Module):
     def codes(self, x: Tensor) -> Tensor:
         """``(B, H, n)``: hashes of x ``(B, H, n, D)``."""
         dtype = accumulator(x.dtype)
-        positive = x.reshape(-1, x.shape[3]).to(dtype) @ self.projections.to(dtype) > 0
-        place = 1 << torch.arange(positive.shape[1] - 1, -1, -1, device=x.device)
-        return ((positive.cumsum(1) & 1) * place).sum(1).view(x.shape[:3])
+        projections = self.projections.to(dtype)
+        place = 1 << torch.arange(projections.shape[1] - 1, -1, -1, device=x.device)
+        codes = []
+        for rows in torch.split(x.reshape(-1, x.shape[3]), 2048):
+            gray = ((rows.to(dtype) @ projections > 0) * place).sum(1)
+            for shift in (1, 2, 4, 8):  # bits of which an odd number of higher ones and itself are set
+                gray ^= gray >> shift
+            codes.append(gray)
+        return torch.cat(codes).view(x.shape[:3])
 
     def _order(self, x: Tensor, real: Tensor | None) -> Tensor:
         """``(B, H, n)``: tokens by hash and position, padding last."""
@@ -133,7 +132,7 @@ class HyperAttention(Decoding, nn.Module):
         return tokens - heads * n
 
     def _plan(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, ...]:
-        """Tokens of each chunk of queries, of its block of keys, of the sample; bias; slot of each query."""
+        """Rows of q of each chunk of queries, B·H·N for none, of k of its block of keys and of the sample; bias."""
         (B, H, N, _), M, device = q.shape, k.shape[2], q.device
         b, S = min(self.block, max(N, M)), min(self.samples, M)
         C = -(-max(N, M) // b)
@@ -146,6 +145,7 @@ class HyperAttention(Decoding, nn.Module):
         chunk = torch.arange(C + 1, device=device)
         start = torch.minimum((chunk * n + chunks - 1) // chunks, n)
         asked = start[:, :-1, None] + torch.arange(rows, device=device)
+        none = (asked >= start[:, 1:, None]).unsqueeze(1)
         block = torch.minimum(chunk[:-1] * blocks // chunks, blocks - 1)
         own, end = (((block + i) * m + blocks - 1) // blocks for i in (0, 1))
         own = own.unsqueeze(2) + torch.arange(columns, device=device)
@@ -158,23 +158,16 @@ class HyperAttention(Decoding, nn.Module):
         bias[:, :, columns:] = (m.clamp(min=1).to(bias.dtype) / s).log().unsqueeze(2)
         bias[:, :, columns:].masked_fill_(twice | (drawn >= s).unsqueeze(1), FAR)
 
-        order_q, order_k = self._order(q, padded_q), self._order(k, key_mask)
+        def token(x: Tensor, real: Tensor | None, rank: Tensor, count: Tensor) -> Tensor:
+            order, length = self._order(x, real), x.shape[2]
+            heads = torch.arange(B * H, device=device).view(B, H, 1) * length
+            ranks = torch.minimum(rank.flatten(1), count - 1).clamp(min=0).unsqueeze(1).expand(B, H, -1)
+            return (order.gather(2, ranks) + heads).flatten(0, 1)
 
-        def token(order: Tensor, rank: Tensor, count: Tensor) -> Tensor:
-            rank = torch.minimum(rank.flatten(1), count - 1).clamp(min=0)
-            return order.gather(2, rank.unsqueeze(1).expand(B, H, -1))
-
-        rank = torch.arange(N, device=device).expand(B, N)
-        at = torch.minimum(rank * chunks // n.clamp(min=1), chunks - 1)
-        slot = (at * rows + rank - start.gather(1, at)).masked_fill(rank >= n, 0)
-        slots = torch.empty_like(order_q).scatter_(2, order_q, slot.unsqueeze(1).expand(B, H, N))
-        return (
-            token(order_q, asked, n).view(B, H, C, rows),
-            token(order_k, own, m).view(B, H, C, columns),
-            token(order_k, sampled, m),
-            bias.unsqueeze(1).expand(-1, H, -1, -1).reshape(B * H, C, -1),
-            slots,
-        )
+        asked = token(q, padded_q, asked, n).view(B, H, C, rows).masked_fill_(none, B * H * N).flatten(0, 1)
+        seen = token(k, key_mask, torch.cat([own.flatten(1), sampled], 1), m)
+        own, sampled = torch.split(seen, [C * columns, S], 1)
+        return asked, own.view(B * H, C, columns), sampled, bias.repeat_interleave(H, 0)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The formula with N x M matrices, head by head; blocks and sample are found again, token by token."""

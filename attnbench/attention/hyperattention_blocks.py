@@ -11,61 +11,73 @@ from torch import Tensor
 from attnbench.attention.matrix_tiles import fitting, tiles
 from attnbench.attention.precision import accumulator
 
+Tile = tuple[slice, slice]
+"""Heads and chunks."""
+
 
 class Attend(torch.autograd.Function):
     """Chunks of queries to their block of keys and to the sample, in one softmax; backward computes weights again.
 
-    q ``(G, C, r, D)`` with G = B·H heads of C chunks; k, v ``(G, C, c, D)``; the sample ``(G, S, D)``; bias
-    ``(G, C, c + S)``.
+    q ``(T, D)``, k and v ``(U, D)``: the rows of all G heads. Of these, asked ``(G, C, r)`` are the queries of each of
+    C chunks, each row once, and T where there is none; own ``(G, C, c)`` its keys; sampled ``(G, S)`` those of all
+    chunks; bias ``(G, C, c + S)``.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sk: Tensor, sv: Tensor, bias: Tensor) -> Tensor:
-        out = torch.empty_like(q)
-        for tile in _tiles(q, bias.shape[2]):
-            _, _, values, weights = _tile((q, k, v, sk, sv, bias), tile)
-            part = out[tile]
-            part.copy_(torch.bmm(weights, values).view(part.shape))
-        ctx.save_for_backward(q, k, v, sk, sv, bias, out)
-        return out
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, asked: Tensor, own: Tensor, sampled: Tensor, bias: Tensor
+    ) -> Tensor:
+        # The row behind the last is written where there is no query and never read.
+        out = q.new_empty(len(q) + 1, v.shape[1])
+        for tile in _tiles(asked, bias.shape[2]):
+            rows, _, _, _, values, weights = _tile((q, k, v, asked, own, sampled, bias), tile)
+            out.index_copy_(0, rows, torch.bmm(weights, values).flatten(0, 1).to(out.dtype))
+        ctx.save_for_backward(q, k, v, asked, own, sampled, bias, out)
+        return out[: len(q)]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sk, sv, _, out = ctx.saved_tensors
-        c, D = k.shape[2:]
-        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        dsk, dsv = (torch.zeros(x.shape, dtype=accumulator(q.dtype), device=q.device) for x in (sk, sv))
-        for tile in _tiles(q, c + sk.shape[1]):
-            queries, keys, values, weights = _tile(ctx.saved_tensors[:6], tile)
-            dout = grad[tile].to(keys.dtype).reshape(queries.shape)
-            dot = torch.linalg.vecdot(dout, out[tile].to(keys.dtype).reshape(queries.shape)).unsqueeze(-1)
+        q, k, v, asked, own, _, bias, out = ctx.saved_tensors
+        c, D = own.shape[2], q.shape[1]
+        dq, dots = torch.zeros_like(out), torch.zeros(len(out), dtype=bias.dtype, device=q.device)
+        dots[:-1] = torch.linalg.vecdot(grad.to(bias.dtype), out[:-1].to(bias.dtype))
+        dk, dv = (torch.zeros_like(x, dtype=accumulator(x.dtype)) for x in (k, v))
+        for tile in _tiles(asked, bias.shape[2]):
+            rows, seen, queries, keys, values, weights = _tile(ctx.saved_tensors[:7], tile)
+            dout = _rows(grad, rows.clamp(max=len(q) - 1), queries)
+            dout.masked_fill_((rows == len(q)).view(*dout.shape[:2], 1), 0)
+            dot = dots[rows].view(*dout.shape[:2], 1)
             dvalues = torch.bmm(weights.mT, dout)
             dlogits = torch.bmm(dout, values.mT).sub_(dot).mul_(weights)
-            dq[tile] = torch.bmm(dlogits, keys).mul_(D**-0.5).view(dq[tile].shape).to(dq.dtype)
-            for dx, ds, dboth in ((dk, dsk, torch.bmm(dlogits.mT, queries)), (dv, dsv, dvalues)):
-                dboth = dboth.view(*dx[tile].shape[:2], -1, D)
-                dx[tile] = dboth[:, :, :c].to(dx.dtype)
-                ds[tile[0]] += dboth[:, :, c:].sum(1)
-        return dq, dk, dv, dsk.to(sk.dtype), dsv.to(sv.dtype), None
+            dq.index_copy_(0, rows, torch.bmm(dlogits, keys).mul_(D**-0.5).flatten(0, 1).to(dq.dtype))
+            for dx, dboth in ((dk, torch.bmm(dlogits.mT, queries)), (dv, dvalues)):
+                add = dx.index_add_
+                add(0, seen[:, :, :c].flatten(), dboth[:, :c].flatten(0, 1))
+                # Chunks of a head have the same sample.
+                shared = torch.unflatten(dboth, 0, seen.shape[:2])[:, :, c:].sum(1)
+                add(0, seen[:, 0, c:].flatten(), shared.flatten(0, 1))
+        return dq[: len(q)], dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
 
 
-def _tiles(q: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
+def _tiles(asked: Tensor, width: int) -> Iterator[Tile]:
     """Heads and chunks whose weights stay in cache: several whole heads, or a part of one."""
-    G, C, r, _ = q.shape
-    return ((heads, slice(a, b)) for heads, a, b in tiles(G, C, r * width, fitting(q.device)))
+    G, C, r = asked.shape
+    return ((heads, slice(a, b)) for heads, a, b in tiles(G, C, r * width, fitting(asked.device)))
 
 
-def _tile(tensors: tuple[Tensor, ...], tile: tuple[slice, slice]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scaled queries ``(g, r, D)``, keys and values ``(g, c + S, D)``, and weights ``(g, r, c + S)``."""
-    q, k, v, sk, sv, bias = tensors
-    dtype, D = accumulator(q.dtype), q.shape[3]
+def _rows(x: Tensor, which: Tensor, like: Tensor) -> Tensor:
+    return x.index_select(0, which).to(like.dtype).view(len(like), -1, x.shape[1])
 
-    def join(own: Tensor, sample: Tensor) -> Tensor:
-        shared = sample[tile[0]].unsqueeze(1).expand(-1, own[tile].shape[1], -1, -1)
-        return torch.cat([own[tile], shared], 2).to(dtype).flatten(0, 1)
 
-    queries = (q[tile].to(dtype) * D**-0.5).flatten(0, 1)
-    keys, values = join(k, sk), join(v, sv)
-    weights = torch.baddbmm(bias[tile].reshape(len(keys), 1, -1), queries, keys.mT)
-    return queries, keys, values, torch.softmax(weights, -1, out=weights)
+def _tile(tensors: tuple[Tensor, ...], tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rows of q ``(g·r)``, of k ``(heads, chunks, c + S)``; scaled queries ``(g, r, D)``, keys and values
+    ``(g, c + S, D)``, and weights ``(g, r, c + S)``."""
+    q, k, v, asked, own, sampled, bias = tensors
+    bias = bias[tile].flatten(0, 1).unsqueeze(1)
+    rows, own = asked[tile].flatten(), own[tile]
+    seen = torch.cat([own, sampled[tile[0]].unsqueeze(1).expand(-1, own.shape[1], -1)], 2)
+    queries = _rows(q, rows.clamp(max=len(q) - 1), bias).mul_(q.shape[1] ** -0.5)
+    keys, values = (_rows(x, seen.flatten(), queries) for x in (k, v))
+    weights = torch.baddbmm(bias, queries, keys.mT)
+    return rows, seen, queries, keys, values, torch.softmax(weights, -1, out=weights)
