@@ -214,10 +214,6 @@ class KeySums(NamedTuple):
         """Views of one group of ``(B, H, ...)``, its pairs in one dimension."""
         return KeySums(*(each[group].flatten(0, 1) for each in self))
 
-    def at(self, index: int) -> KeySums:
-        """Views of one of several, along the first dimension."""
-        return KeySums(*(each[index] for each in self))
-
     def clone(self) -> KeySums:
         return KeySums(*(each.clone() for each in self))
 
