@@ -69,6 +69,11 @@ def _rows(chunk: int) -> int:
     return max(1, BLOCK // chunk) * chunk
 
 
+def _room(sums: KeySums, chunk: int) -> Tensor:
+    count, *size = sums.of_values.shape
+    return sums.of_values.new_empty(count * (_rows(chunk) // chunk) + 1, *size)
+
+
 def counted(values: Tensor, once: Tensor) -> Tensor:
     """(v, 1) of the real keys and 0 of the padded ones, ``(G, R, E + 1)``: what a constant feature adds up."""
     return torch.cat([values * once, once], -1)
@@ -81,10 +86,12 @@ class _Chunks:
         log_weight: ``(G, R, 1)`` or None.
         top: the largest before the block, ``(G, 1, 1)``.
         count: m.
+        room: memory for the sums of the chunks, ``(Gm + 1, E, F)`` or more: the same for all blocks, which is in the
+            cache then.
     """
 
-    def __init__(self, log_weight: Tensor | None, top: Tensor, count: int) -> None:
-        self.count = count
+    def __init__(self, log_weight: Tensor | None, top: Tensor, count: int, room: Tensor) -> None:
+        self.count, self.room = count, room
         self.seen = self.weight = self.decays = None
         if log_weight is None:
             return
@@ -120,14 +127,16 @@ class _Chunks:
         return of_values, of_ones, KeySums(all_values, all_ones, top, sums.plain)
 
     def run(self, total: Tensor, left: Tensor, right: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
-        """Sums before each chunk, ``(Gm, ·, F)``, and after the last; of gradients, with ``back``, the other way.
+        """Sums before each chunk, ``(Gm, E, F)``, and after the last; of gradients, with ``back``, the other way.
+
+        The memory of the former is that of the last call.
 
         Args:
-            total: ``(G, ·, F)``, before the first chunk, or after the last.
-            left, right: ``(Gm, ·, c)`` and ``(Gm, c, F)``; a chunk adds their product.
+            total: ``(G, E, F)``, before the first chunk, or after the last.
+            left, right: ``(Gm, E, c)`` and ``(Gm, c, F)``; a chunk adds their product.
         """
         # What a chunk adds is written where the sum that it goes into will stand: in the place of the next chunk.
-        room = total.new_empty(left.shape[0] + 1, *total.shape[1:])
+        room = self.room[: left.shape[0] + 1]
         added, met = (room[:-1], room[1:]) if back else (room[1:], room[:-1])
         torch.bmm(left, right, out=added)
         end = added[0 if back else self.count - 1 :: self.count].clone()
@@ -179,17 +188,17 @@ class _AttendCausally(torch.autograd.Function):
         for group in groups:
             tiles = Tiles(features, group, _rows(chunk), q, count=2)
             sums = KeySums.empty(q, E, features, tiles.pairs)
+            room = _room(sums, chunk)
             at = torch.zeros_like(sums.top, dtype=torch.long)
             for block in blocks:
                 if differentiable:
                     kept += sums.clone()
                 _, phi_q = tiles.queries(q, block)
                 _, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
-                chunks = _Chunks(log_weight, sums.top, max(1, phi_q.shape[1] // chunk))
+                chunks = _Chunks(log_weight, sums.top, max(1, phi_q.shape[1] // chunk), room)
                 of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
                 of_values, of_ones, after = chunks.sums_before(sums, of_chunks, phi_k)
                 numerator = chunks.carry(torch.bmm(phi_q, of_values.mT))
-                del of_values  # as large as the features, or larger
                 share = features.offset * phi_q.sum(-1, keepdim=True) if features.offset else None
                 scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
                 numerator.baddbmm_(scores, of_chunks)
@@ -221,12 +230,13 @@ class _AttendCausally(torch.autograd.Function):
         for group in reversed(ctx.groups):
             tiles = Tiles(features, group, _rows(ctx.chunk), q, count=4)
             d_sums = KeySums.empty(q, v.shape[-1], features, tiles.pairs)  # of all but the top; last block first
+            room = _room(d_sums, ctx.chunk)
             d_weights = q.new_zeros(tiles.pairs, q.shape[2], 1, dtype=tiles.dtype) if features.offset else None
             for block in reversed(blocks):
                 sums = steps.pop()
                 x_q, phi_q = tiles.queries(q, block)
                 x_k, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
-                chunks = _Chunks(log_weight, sums.top, max(1, x_q.shape[1] // ctx.chunk))
+                chunks = _Chunks(log_weight, sums.top, max(1, x_q.shape[1] // ctx.chunk), room)
                 of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
                 of_values, of_ones, _ = chunks.sums_before(sums, of_chunks, phi_k)
                 above = chunks.split(tiles.numerator_grad(grad, divisors, block))
@@ -235,7 +245,6 @@ class _AttendCausally(torch.autograd.Function):
                 d_scores = torch.bmm(above, of_chunks.mT)
                 above_sums = chunks.carry(above)
                 d_phi_q = torch.bmm(above_sums, of_values, out=chunks.split(tiles.blank(x_q.shape[1], 2)))
-                del of_values
                 below = torch.linalg.vecdot(scores, d_scores).add_(torch.linalg.vecdot(phi_q, d_phi_q))[..., None]
                 if log_weight is not None and features.offset:
                     plain = counted(values, real(log_weight))
