@@ -72,7 +72,7 @@ def as_layer(variant: str | Spec, shape: Shape, *, seed: int = 0) -> nn.Module:
         return module
     with torch.random.fork_rng(devices=[]):
         # Not the variant's own numbers again, from which its random projections were made.
-        torch.manual_seed(_seeds(seed, 1)[0])
+        torch.default_generator.manual_seed(_seeds(seed, 1)[0])
         return MultiHead(module, shape).eval()
 
 
@@ -112,7 +112,7 @@ class Encoder(nn.Module):
         size = size or ModelSize()
         own, *of_layers = _seeds(seed, 1 + size.layers)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(own)
+            torch.default_generator.manual_seed(own)
             self.token = nn.Embedding(size.vocab, shape.C)
             self.position = nn.Parameter(0.02 * torch.randn(shape.N, shape.C))
             layers = (as_layer(variant, shape, seed=layer_seed) for layer_seed in of_layers)

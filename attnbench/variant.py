@@ -250,6 +250,6 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
     if reason:
         raise Unsupported(reason)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         module: nn.Module = entry.make(shape, **checked)
     return module.eval()

@@ -85,7 +85,8 @@ def test_a_layer_refuses_cross_attention_and_unknown_names() -> None:
         as_layer("linfromer", SHAPE)
 
 
-def test_building_leaves_the_global_generator_as_it_was() -> None:
+def test_building_leaves_the_global_generators_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", pytest.fail)
     before = torch.get_rng_state()
     as_layer("linformer:rank=4", SHAPE)
     Encoder("linformer:rank=4", SHAPE, SIZE)

@@ -267,6 +267,13 @@ def test_building_draws_from_the_seed_and_leaves_the_generator_alone(table: Regi
     assert not build("noise", Shape()).training
 
 
+def test_building_leaves_the_generators_of_other_devices_alone(
+    table: Registry[Variant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", pytest.fail)
+    build("noise", Shape(), seed=1)
+
+
 def test_options_of_the_call_override_those_in_the_text(table: Registry[Variant]) -> None:
     assert noise(build("noise:size=5", Shape())).shape == (5,)
     assert noise(build("noise:size=5", Shape(), size=7)).shape == (7,)
