@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +18,13 @@ from attnbench.measure.memory import state_bytes
 from attnbench.model import Encoder, as_layer
 from attnbench.qkv import draw_qkv
 from attnbench.run.process import choose_products
+from attnbench.shape import Shape
+from attnbench.spec import Spec
 from attnbench.variant import VARIANTS, build
+
+_KEPT_ELEMENTS = 2**22
+"""Draws with at most as many elements in q (48 MiB for q, k and v) are kept for the next variant."""
+Draw = Callable[[Spec, Shape, int], Sequence[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +42,29 @@ class Call:
     """Makes the same call without ``torch.compile``, where ``run`` is compiled and therefore cannot be looked into."""
 
 
-def prepare(cell: Cell, move: Callable[[nn.Module, torch.device, torch.dtype], nn.Module] = nn.Module.to) -> Call:
+def kept_draw(inputs: Spec, shape: Shape, seed: int) -> Sequence[Tensor]:
+    """:func:`draw_qkv`, the last of which is kept where it is small: the next cell often differs by its variant alone.
+
+    Each gets a copy, since nothing keeps a variant from writing into its inputs.
+    """
+    if shape.B * shape.H * max(shape.N, shape.M) * shape.D > _KEPT_ELEMENTS:
+        return draw_qkv(inputs, shape, seed)
+    return [tensor.clone() for tensor in _last_draw(inputs, shape, seed)]
+
+
+_last_draw = lru_cache(maxsize=1)(draw_qkv)
+
+
+def prepare(
+    cell: Cell,
+    move: Callable[[nn.Module, torch.device, torch.dtype], nn.Module] = nn.Module.to,
+    draw: Draw = kept_draw,
+) -> Call:
     """Build the variant and its inputs; nothing of this is ever timed.
 
     Args:
         move: brings a module to a device and type.
+        draw: gives q, k and v of an input, a shape and a seed.
 
     Raises:
         Unsupported: the mathematics or the input does not allow this cell.
@@ -58,7 +83,7 @@ def prepare(cell: Cell, move: Callable[[nn.Module, torch.device, torch.dtype], n
         if VARIANTS.get(cell.variant.name).kind == "mixer":
             raise Unsupported("a mixer replaces the whole layer and has no q, k, v; use --level layer or model")
         module = build(cell.variant, cell.shape, seed=cell.seed)
-        inputs = [t.to(device, dtype) for t in draw_qkv(cell.inputs, cell.shape, cell.seed)]
+        inputs = [t.to(device, dtype) for t in draw(cell.inputs, cell.shape, cell.seed)]
     elif cell.level == "layer":
         module = as_layer(cell.variant, cell.shape, seed=cell.seed)
         generator = torch.Generator().manual_seed(cell.seed)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from attnbench.cell import Cell
 from attnbench.measure.flops import Prediction, move_fake, predict
+from attnbench.qkv import draw_qkv
 from attnbench.record import one_line
 from attnbench.run.call import prepare
 from attnbench.run.execute import status_of
@@ -36,7 +37,8 @@ def _follow(cell: Cell) -> Prediction:
         return Prediction(None, None, "error only")
     try:
         # Fake tensors carry any device; the CPU is the one that every machine has.
-        return predict(lambda: prepare(replace(cell, device="cpu", compile=False), move=move_fake).run)
+        cell = replace(cell, device="cpu", compile=False)
+        return predict(lambda: prepare(cell, move=move_fake, draw=draw_qkv).run)
     except Exception as error:
         return Prediction(None, None, one_line("{}: {}".format(*status_of(error)), 60))
 

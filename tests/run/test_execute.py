@@ -14,8 +14,10 @@ from attnbench.measure import limits
 from attnbench.measure.limits import Limits
 from attnbench.measure.time import TimingRules
 from attnbench.model import as_layer
+from attnbench.qkv import draw_qkv
 from attnbench.record import Record
-from attnbench.run import process
+from attnbench.run import call, process
+from attnbench.run.call import kept_draw
 from attnbench.run.execute import run_cell
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
@@ -173,3 +175,17 @@ def test_a_decoding_step_in_the_tuned_process_does_not_copy_the_matrices(monkeyp
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_variants_get_the_same_draw_and_none_sees_what_another_wrote_into_it() -> None:
+    asked = cell().inputs, cell().shape, 3
+    for tensor in kept_draw(*asked):
+        tensor.zero_()
+    assert all(map(torch.equal, kept_draw(*asked), draw_qkv(*asked)))
+    assert all(map(torch.equal, kept_draw(*asked[:2], 4), draw_qkv(*asked[:2], 4)))
+
+
+def test_a_large_draw_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "_KEPT_ELEMENTS", 64 * 2 * 8 - 1)
+    monkeypatch.delattr(call, "_last_draw")
+    assert all(map(torch.equal, kept_draw(cell().inputs, cell().shape, 3), draw_qkv(cell().inputs, cell().shape, 3)))
