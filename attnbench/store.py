@@ -27,6 +27,7 @@ from attnbench.table import csv_text
 
 RECORDS, SAMPLES, FAILURES, TABLE = "records.jsonl", "samples.jsonl", "failures.jsonl", "results.csv"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
+_GONE = "the folder is gone, and the rows in it; run the same command again"
 
 
 class RunFolder:
@@ -115,7 +116,7 @@ class RunFolder:
         except OSError as error:
             remedy = "earlier rows are safe, make room and run the same command again"
             if not self.path.is_dir():
-                remedy = "the folder is gone, and the rows in it; run the same command again"
+                remedy = _GONE
             raise StoreError(f"cannot write {self.path / name}: {error.strerror}; {remedy}") from error
 
     def add(self, record: Record, samples: dict[str, Any] | None = None, stderr: Sequence[str] = ()) -> None:
@@ -186,7 +187,8 @@ class RunFolder:
         try:
             self._replace(TABLE, csv_text(records))
         except OSError as error:
-            raise StoreError(f"cannot write {self.path / TABLE}: {error.strerror}; {RECORDS} is intact") from error
+            state = f"{RECORDS} is intact" if self.path.is_dir() else _GONE
+            raise StoreError(f"cannot write {self.path / TABLE}: {error.strerror}; {state}") from error
 
     def _replace(self, name: str, content: str) -> None:
         handle, temporary = tempfile.mkstemp(dir=self.path, prefix=f".{name}.")

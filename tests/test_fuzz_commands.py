@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,10 @@ class Instant:
     def start(self) -> dict[str, Any]:
         return {"machine_id": "m", "process": "tuned", "process_notes": [], "environment": {"torch": "2"}}
 
-    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def ask(
+        self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        meanwhile()
         cell, round_ = Cell.from_json(request["cell"]), request["round"]
         samples = [{"seconds": 0.5, "calls": 1, "switches": 0}]
         return {

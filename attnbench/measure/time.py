@@ -61,6 +61,10 @@ class Sample:
         """Few enough involuntary context switches for the time to be this program's own."""
         return self.switches <= 1 + 50 * self.seconds * self.calls
 
+    def to_json(self) -> dict[str, float]:
+        """As it is stored."""
+        return {"seconds": self.seconds, "calls": self.calls, "switches": self.switches}
+
 
 class Stopwatch(Protocol):
     """Times a number of calls."""
@@ -187,7 +191,6 @@ def _warm_up(watch: Stopwatch, call: Callable[[], object], rules: TimingRules, f
 def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], spent: float, rules: TimingRules) -> str:
     """Why to stop now, or the empty string."""
     share = 1 / rules.rounds
-    everything = [sample.seconds for sample in (*earlier, *samples)]
     if len(samples) >= rules.max_samples * share:
         return "budget"
     over_budget = spent >= rules.max_time * share
@@ -195,6 +198,7 @@ def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], spent: float, ru
         return "budget"
     if spent < rules.min_time * share or len(samples) < rules.min_samples * share:
         return ""
+    everything = [sample.seconds for sample in (*earlier, *samples)]
     interval = median_interval(everything)
     narrow = interval is not None and (interval[1] - interval[0]) / 2 <= rules.width * median(everything)
     return "width" if narrow else ""

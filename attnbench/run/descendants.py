@@ -81,12 +81,43 @@ def end_left_behind(guard: int) -> None:
 
     The compilers that torch keeps for the next compilation stay.
     """
+    if _is_alone(guard):
+        return
     ended: set[int] = set()
     while found := set(_left_behind(guard)) - ended:
         for pid in found:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         ended |= found
+
+
+def _is_alone(guard: int) -> bool:
+    """Whether nothing is below ``guard`` but the process that measures, by the kernel's lists of children.
+
+    A few files to read, in place of one for each process of the machine. False also where that cannot be told.
+    """
+    with suppress(OSError, ValueError):
+        (measuring,) = below = _children(guard)
+        if _children(measuring):
+            return False
+        # Last, for what was below the measuring process when its parent ended is below the guard now.
+        return _children(guard) == below
+    return False
+
+
+def _children(pid: int) -> list[int]:
+    """Oldest first in each thread.
+
+    Raises:
+        OSError: the kernel keeps no such list, or a thread ended.
+        ValueError: a thread ended, and its children went to another one.
+    """
+    folder = Path(f"/proc/{pid}/task")
+    threads = sorted(folder.iterdir())
+    children = [int(child) for thread in threads for child in (thread / "children").read_bytes().split()]
+    if sorted(folder.iterdir()) != threads:
+        raise ValueError("a thread ended")
+    return children
 
 
 def _left_behind(guard: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -129,7 +129,7 @@ def run_cell(
                     "round": round_,
                     "first_call_s": timing.first_call_s,
                     "stopped": timing.stopped,
-                    "samples": [asdict(sample) for sample in timing.samples],
+                    "samples": [sample.to_json() for sample in timing.samples],
                 }
                 summary = summarise([*earlier, timing.samples], quick=rules.quick)
                 _add_time(record, cell, summary, limits)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
@@ -134,8 +134,14 @@ class Worker:
             raise WorkerFailed(f"the measuring process did not start: {one_line(state['failed'])}")
         return state
 
-    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def ask(
+        self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         """Send one request and wait for its answer; what it left running is ended.
+
+        Args:
+            meanwhile: called as soon as the request is sent: a few milliseconds of it cost nothing, since the process
+                first builds what it is to measure.
 
         Raises:
             CellFailed: no answer within ``timeout`` seconds, or the process died or lost its device; it is thrown away.
@@ -143,7 +149,7 @@ class Worker:
         self.start()
         self._tail.clear()
         self._all_read.clear()
-        answer = self._exchange(request, timeout)
+        answer = self._exchange(request, timeout, meanwhile)
         if "failed" in answer:
             self.stop()
             status = Status.CRASH if answer.get("lost") else Status.ERROR
@@ -157,7 +163,9 @@ class Worker:
         self._all_read.wait(timeout=1)  # the process may have closed it
         return list(self._tail)
 
-    def _exchange(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def _exchange(
+        self, request: dict[str, Any], timeout: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
@@ -165,6 +173,7 @@ class Worker:
             self._process.stdin.flush()
         except OSError:
             raise self._death() from None
+        meanwhile()
         try:
             line = self._wait(timeout)
         except queue.Empty:

@@ -16,7 +16,6 @@ from attnbench.cell import METHOD_VERSION, Cell
 from attnbench.errors import CannotCreate, StoreError
 from attnbench.lock import held, make_folder
 from attnbench.machine import load_warning, machine_id
-from attnbench.measure.time import Sample
 from attnbench.record import Record, inferred
 from attnbench.run.invocation import digest
 from attnbench.run.isolation import CellFailed, Worker
@@ -93,8 +92,10 @@ class _Run:
         self.rules = plan.rules
         self.stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
         """By family: the shortest length that ran out of memory or time."""
+        self.unwritten: tuple[Record, dict[str, Any] | None, Sequence[str]] | None = None
+        """The row of the last visit, which is written while the worker builds the next cell."""
         self.records = folder.records()
-        self.samples = {cell_id: _earlier(rows) for cell_id, rows in folder.samples().items()}
+        self.samples = {cell_id: _by_round(rows) for cell_id, rows in folder.samples().items()}
         if plan.options.retry_failed:
             self.records = {k: r for k, r in self.records.items() if r.status is Status.OK}
         self.records = {k: r for k, r in self.records.items() if r.status is not Status.INTERRUPTED}
@@ -115,8 +116,10 @@ class _Run:
             for round_ in range(self.rules.rounds):
                 for cell in in_order(self._due(round_), f"{self.plan.suite.name}{round_}"):
                     self._visit(cell, round_)
+            self._write()
         except BaseException:
             with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
+                self._write()
                 self.folder.write_csv(self._rows())
             raise
         self.folder.write_csv(self._rows())
@@ -166,7 +169,6 @@ class _Run:
                     self._store(cell, Record.of(cell, Status.INTERRUPTED, "stopped by the user"), None, started)
                 raise
         self._store(cell, record, samples, previous.started_at if previous else started, stderr)
-        self.watcher.visited(record)
 
     def _measure(self, cell: Cell, round_: int, previous: Record | None) -> tuple[Record, dict[str, Any] | None]:
         earlier = self.samples.get(cell.cell_id, {})
@@ -176,17 +178,18 @@ class _Run:
                 "cell": cell.to_json(),
                 "rules": asdict(self.rules),
                 "round": round_,
-                "earlier": [[asdict(one) for one in taken] for r, taken in sorted(earlier.items()) if r < round_],
+                "earlier": [taken for r, taken in sorted(earlier.items()) if r < round_],
                 "previous": previous.to_json() if previous else None,
             },
             self.plan.options.cell_timeout,
+            meanwhile=self._write,
         )
         try:
             record, samples = checked(Record.from_json(answer["record"])), answer["samples"]
-            taken = [Sample(**one) for one in samples["samples"]] if samples else []
+            taken = samples["samples"] if samples else []
         except (KeyError, TypeError, ValueError):
             raise self.worker.garbage() from None
-        if record.cell_id != cell.cell_id or (samples and not are_samples(samples["samples"])):
+        if record.cell_id != cell.cell_id or not are_samples(taken):
             raise self.worker.garbage()
         if samples:
             self.samples.setdefault(cell.cell_id, {})[round_] = taken
@@ -216,15 +219,26 @@ class _Run:
         record.process = record.process or self.state["process"]
         record.threads = self.plan.settings.threads
         record.started_at = started_at
-        self.folder.add(record, samples, stderr)
+        self._write()
+        # Without this row, which is not written yet, and not later: a long table would take a core from the next cell.
+        self.folder.write_csv(self._rows(), at_most_every=2.0)
         self._note_failure(cell, record)
         self.records[record.cell_id] = record
-        self.folder.write_csv(self._rows(), at_most_every=2.0)
+        self.unwritten = record, samples, stderr
+
+    def _write(self) -> None:
+        """Store the row of the last visit, if that is not done yet."""
+        if self.unwritten is not None:
+            record, samples, stderr = self.unwritten
+            self.unwritten = None
+            self.folder.add(record, samples, stderr)
+            if record.status is not Status.INTERRUPTED:
+                self.watcher.visited(record)
 
 
-def _earlier(rows: Sequence[dict[str, Any]]) -> dict[int, list[Sample]]:
-    """Samples by round; a round that was repeated after a crash counts once, with its last samples."""
-    return {row["round"]: [Sample(**one) for one in row["samples"]] for row in rows}
+def _by_round(rows: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Samples as they are stored; a round that was repeated after a crash counts once, with its last samples."""
+    return {row["round"]: row["samples"] for row in rows}
 
 
 def _run_key(plan: Plan, machine_id: str) -> str:

@@ -12,6 +12,7 @@ import pty
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,10 @@ class Instant:
     def start(self) -> dict[str, Any]:
         return self.state
 
-    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def ask(
+        self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        meanwhile()
         if request["do"] == "pairs":
             cells = [Cell.from_json(cell) for cell in request["cells"]]
             times = [cell.shape.N * 1e-6 * (1 + i) for i, cell in enumerate(cells)]

@@ -55,7 +55,8 @@ class Instant:
     def start(self) -> dict[str, Any]:
         return {"machine_id": "m", "process": "tuned", "process_notes": [], "environment": {"torch": "2"}}
 
-    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
+        meanwhile()
         cell, round_ = Cell.from_json(request["cell"]), request["round"]
         columns = {"time_median_s": cell.shape.N / 7, "time_rounds": round_ + 1, "process": "tuned"}
         samples = [{"seconds": cell.shape.N / 7, "calls": 1, "switches": 0}]
@@ -205,9 +206,9 @@ def test_a_folder_that_vanishes_stops_the_run(
     tmp_path: Path, attnbench: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Vanishing(Instant):
-        def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
             shutil.rmtree(tmp_path / "out")
-            return super().ask(request, timeout)
+            return super().ask(request, timeout, meanwhile=meanwhile)
 
     put_in_place(monkeypatch, Vanishing)
     ended = attnbench()
@@ -270,7 +271,7 @@ def test_a_second_run_names_the_first_within_two_seconds_and_goes_on_when_that_i
     tmp_path: Path, attnbench: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, suite: Path
 ) -> None:
     class Waiting(Instant):
-        def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
             (tmp_path / "waits").touch()
             time.sleep(30)
             raise AssertionError
@@ -335,16 +336,33 @@ def test_of_two_commands_begun_at_once_one_measures_and_the_other_names_it(
         assert {path.name for path in out.iterdir()} - {".lock"} == {"go", "s"}
 
 
+def test_the_row_of_a_visit_is_written_while_the_next_cell_is_built_and_the_last_one_at_the_end(
+    tmp_path: Path, attnbench: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counting(Instant):
+        def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
+            before = len(rows(tmp_path / "out"))
+            answer = super().ask(request, timeout, meanwhile=meanwhile)
+            with (tmp_path / "counts").open("a") as file:
+                file.write(f"{len(rows(tmp_path / 'out')) - before}")
+            return answer
+
+    put_in_place(monkeypatch, Counting)
+    assert attnbench().code == 0
+    assert (tmp_path / "counts").read_text() == "0" + 19 * "1"
+    assert len(rows(tmp_path / "out")) == 20
+
+
 @pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_ends_a_run_that_cannot_end_in_order(
     tmp_path: Path, suite: Path, monkeypatch: pytest.MonkeyPatch, sign: int, code: int
 ) -> None:
     class Undying(Instant):
-        def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
             if len(list((tmp_path / "out").glob("s/*/samples.jsonl"))) and len(rows(tmp_path / "out")) == 3:
                 (tmp_path / "asked").touch()
                 time.sleep(30)
-            return super().ask(request, timeout)
+            return super().ask(request, timeout, meanwhile=meanwhile)
 
         def stop(self) -> None:
             (tmp_path / "stops").touch()
