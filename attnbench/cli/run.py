@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
@@ -111,6 +112,7 @@ def run(
                 retry_failed=retry_failed,
             )
             plan = make_plan(suite, options)
+            gc.freeze()  # or the first search for garbage after this goes through all of it
         _print_plan(plan)
         if dry_run:
             _print_prediction(plan)
