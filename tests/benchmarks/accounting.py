@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import attnbench.measure.error as error
-import attnbench.measure.limits as limits
-import attnbench.run.execute as execute
-import attnbench.run.pairs as pairs
 
 spent = {"cells": 0.0, "machine": 0.0}
 
@@ -48,21 +44,33 @@ def noted(call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-real_prepare, real_build = execute.prepare, error.build
+def account() -> None:
+    import attnbench.measure.error as error
+    import attnbench.measure.limits as limits
+    import attnbench.run.execute as execute
+    import attnbench.run.pairs as pairs
+
+    real_prepare, real_build = execute.prepare, error.build
+
+    def prepare(*args: Any, **named: Any) -> execute.Call:
+        call = real_prepare(*args, **named)
+        return replace(call, run=timed(call.run, "cells"))
+
+    def build(*args: Any, **named: Any) -> Any:
+        module = real_build(*args, **named)
+        module.forward = timed(module.forward, "cells")
+        return module
+
+    execute.prepare, error.build = prepare, build
+    execute.run_cell = noted(execute.run_cell)
+    for module, name in (
+        (pairs, "measure_noise"),
+        (limits, "matmul_rate"),
+        (limits, "exp_rate"),
+        (limits, "copy_rates"),
+    ):
+        setattr(module, name, noted(timed(getattr(module, name), "machine")))
 
 
-def prepare(*args: Any, **named: Any) -> execute.Call:
-    call = real_prepare(*args, **named)
-    return replace(call, run=timed(call.run, "cells"))
-
-
-def build(*args: Any, **named: Any) -> Any:
-    module = real_build(*args, **named)
-    module.forward = timed(module.forward, "cells")
-    return module
-
-
-execute.prepare, error.build = prepare, build
-execute.run_cell = noted(execute.run_cell)
-for module, name in ((pairs, "measure_noise"), (limits, "matmul_rate"), (limits, "exp_rate"), (limits, "copy_rates")):
-    setattr(module, name, noted(timed(getattr(module, name), "machine")))
+if "attnbench.run.execute" in sys.modules:  # the process that measures; the command itself has no use for all that
+    account()
