@@ -7,10 +7,9 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from attnbench.attention.feature_tiles import LOG2E, Group, cut, head_groups, put, put_product, row_blocks
+from attnbench.attention.feature_tiles import LOG2E, cut, head_groups, put_product, row_blocks
 from attnbench.attention.key_masks import seeing, visible_pairs
 from attnbench.attention.precision import accumulator, hidden
 from attnbench.shape import Shape
@@ -76,11 +75,16 @@ class Efficient(nn.Module):
         dtype = accumulator(q.dtype)
         if key_mask is not None:
             k = k.to(dtype).masked_fill(~key_mask[:, None, :, None], hidden(dtype))
-        if self.causal:
+        learned = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        if learned or self.causal:
             queries, keys, values = (x.reshape(B * H, x.shape[2], -1).to(dtype) for x in (q, k, v))
-            out = self._causal(queries, keys, values).to(q.dtype).view(B, H, N, -1)
+            if self.causal:
+                out = self._causal(queries, keys, values)
+            else:
+                out = torch.bmm(queries.softmax(-1), _context(keys.softmax(1), values))
+            out = out.to(q.dtype).view(B, H, N, -1)
         else:
-            out = _AttendAll.apply(q, k, v)  # type: ignore[no-untyped-call]  # untyped in torch
+            out = _by_tiles(q, k, v)
         return out if key_mask is None else out.masked_fill(~seeing(key_mask, self.causal), 0.0)
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -117,61 +121,49 @@ class Efficient(nn.Module):
         return torch.bmm(query.softmax(-1), state.context).to(q.dtype).view_as(q), state
 
 
-class _AttendAll(torch.autograd.Function):
-    """Every query sees every key. Tile by tile, also backward, where the softmaxes are taken again."""
+def _context(shares: Tensor, values: Tensor) -> Tensor:
+    """sharesᵀ · values, ``(G, D, E)``, of ``(G, N, D)`` and ``(G, N, E)``."""
+    context: Tensor = _Context.apply(shares, values)  # type: ignore[no-untyped-call]  # untyped in torch
+    return context
+
+
+class _Context(torch.autograd.Function):
+    """Its own gradient would come out transposed, and to lay it out again takes as long as a product."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        (B, H, N, D), M, E, dtype = q.shape, k.shape[2], v.shape[3], accumulator(q.dtype)
-        out = q.new_empty(B, H, N, E)
-        every = q.new_zeros(B, H, D, E, dtype=dtype), q.new_full((B, H, 1, D), hidden(dtype), dtype=dtype)
-        for group in _groups(q):
-            context, log_total = (x[group].flatten(0, 1) for x in every)
-            top, total = log_total.clone(), torch.zeros_like(log_total)
-            for block in row_blocks(M, _ROWS):
-                keys, values = cut(k, group, block), cut(v, group, block)
-                largest = torch.maximum(top, keys.amax(1, keepdim=True))
-                kept, weights = ((x - largest).mul_(LOG2E).exp2_() for x in (top, keys))
-                total.mul_(kept).add_(weights.sum(1, keepdim=True))
-                context.mul_(kept.mT).baddbmm_(weights.mT, values)
-                top = largest
-            context.div_(total.mT)
-            torch.add(top, total.log_(), out=log_total)
-            for block in row_blocks(N, _ROWS):
-                put_product(out, group, block, cut(q, group, block).softmax(-1), context)
-        ctx.save_for_backward(q, k, v, *every)
-        return out
+    def forward(ctx: Any, shares: Tensor, values: Tensor) -> Tensor:
+        ctx.save_for_backward(shares, values)
+        return torch.bmm(shares.mT, values)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, *every = ctx.saved_tensors
-        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        for group in _groups(q):
-            context, log_total = (x[group].flatten(0, 1) for x in every)
-            d_context = torch.zeros_like(context)
-            for block in row_blocks(q.shape[2], _ROWS):
-                shares, above = cut(q, group, block).softmax(-1), cut(grad, group, block)
-                d_context.baddbmm_(shares.mT, above)
-                d_shares = torch.bmm(above, context.mT)
-                d_shares.sub_(torch.linalg.vecdot(d_shares, shares)[..., None]).mul_(shares)
-                put(dq, group, block, d_shares)
-            # What every share of a channel loses together, since they sum to 1.
-            lost = torch.linalg.vecdot(d_context, context)[:, None]
-            for block in row_blocks(k.shape[2], _ROWS):
-                shares, values = (cut(k, group, block) - log_total).mul_(LOG2E).exp2_(), cut(v, group, block)
-                put_product(dv, group, block, shares, d_context)
-                put(dk, group, block, torch.bmm(values, d_context.mT).sub_(lost).mul_(shares))
-        return dq, dk, dv
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        shares, values = ctx.saved_tensors
+        return torch.bmm(values, grad.mT), torch.bmm(shares, grad)
+
+
+def _by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Where no gradient is wanted neither softmax exists as a whole; with one, to take both again costs more time."""
+    (B, H, N, D), M, E, dtype = q.shape, k.shape[2], v.shape[3], accumulator(q.dtype)
+    out = q.new_empty(B, H, N, E)
+    # A tile of one head alone would leave its products to one core.
+    for group in head_groups(q, min(N, _ROWS) * D):
+        top = torch.full_like(cut(q, group, slice(0, 1)), hidden(dtype))
+        total, context = torch.zeros_like(top), top.new_zeros(len(top), D, E)
+        for block in row_blocks(M, _ROWS):
+            keys, values = cut(k, group, block), cut(v, group, block)
+            largest = torch.maximum(top, keys.amax(1, keepdim=True))
+            kept, weights = ((x - largest).mul_(LOG2E).exp2_() for x in (top, keys))
+            total.mul_(kept).add_(weights.sum(1, keepdim=True))
+            context.mul_(kept.mT).baddbmm_(weights.mT, values)
+            top = largest
+        context.div_(total.mT)
+        for block in row_blocks(N, _ROWS):
+            put_product(out, group, block, cut(q, group, block).softmax(-1), context)
+    return out
 
 
 _ROWS = 4096
 """Of a tile: products of fewer take longer, and what is made of them stays in the cache."""
-
-
-def _groups(q: Tensor) -> list[Group]:
-    """Heads whose tiles stay in the cache."""
-    return head_groups(q, 2 * q.shape[2] * q.shape[3])
 
 
 def _empty(pairs: int, channels: int, v: Tensor) -> Averages:
