@@ -36,33 +36,34 @@ def by_heads(compute: Compute, *inputs: Tensor, again: bool = True) -> Tensor:
     one group exist at a time.
 
     Args:
-        again: False keeps what ``compute`` keeps instead, where computing it again takes longer than reading it.
+        again: False keeps what ``compute`` keeps instead, where computing it again takes longer than reading it; then
+            ``compute`` is one that takes STRETCH tokens at a time.
         inputs: ``(B, H, ...)``, the first of them ``(B, H, N, D)`` and the third ``(B, H, N, E)``.
 
     Returns:
         ``(B, H, N, E)`` in the dtype of the first input.
     """
+    groups = _groups(inputs[0].shape[2] if again else STRETCH, *inputs)
     if not again and torch.is_grad_enabled():
-        (batch, heads), *_ = _groups(*inputs)
+        batch, heads = groups[0]
         pairs = (batch.stop - batch.start) * (heads.stop - heads.start)
-        groups = zip(*(torch.split(cut(x, (slice(None), slice(None))), pairs) for x in inputs), strict=True)
-        kept = torch.cat([compute(*group) for group in groups])
+        parts = zip(*(torch.split(cut(x, (slice(None), slice(None))), pairs) for x in inputs), strict=True)
+        kept = torch.cat([compute(*part) for part in parts])
         return kept.view(*inputs[0].shape[:3], -1).to(inputs[0].dtype)
     run = _ByHeads.apply
-    out: Tensor = run(compute, *inputs)  # type: ignore[no-untyped-call]  # untyped in torch
+    out: Tensor = run(compute, groups, *inputs)  # type: ignore[no-untyped-call]  # untyped in torch
     return out
 
 
-def _groups(first: Tensor, _: Tensor, values: Tensor, *others: Tensor) -> list[Group]:
-    # Some ten tensors of this size are in use at a time.
-    return head_groups(first, 2 * first.shape[2] * max(first.shape[3], values.shape[3]))
+def _groups(tokens: int, first: Tensor, _: Tensor, values: Tensor, *others: Tensor) -> list[Group]:
+    """Of heads of which so many ``tokens`` are in use at a time, in some ten tensors."""
+    return head_groups(first, 2 * min(tokens, first.shape[2]) * max(first.shape[3], values.shape[3]))
 
 
 class _ByHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, compute: Compute, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, compute: Compute, groups: list[Group], *inputs: Tensor) -> Tensor:
         first, values = inputs[0], inputs[2]
-        groups = _groups(*inputs)
         ctx.save_for_backward(*inputs)
         ctx.compute, ctx.groups = compute, groups
         outputs = (compute(*(cut(x, group) for x in inputs)) for group in groups)
@@ -79,7 +80,7 @@ class _ByHeads(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs: tuple[Tensor, ...] = ctx.saved_tensors
-        wanted = [i for i in range(len(inputs)) if ctx.needs_input_grad[i + 1]]
+        wanted = [i for i in range(len(inputs)) if ctx.needs_input_grad[i + 2]]
         grads = {i: torch.empty_like(inputs[i], memory_format=torch.contiguous_format) for i in wanted}
         for group in ctx.groups:
             tiles = [cut(x, group).detach() for x in inputs]
@@ -89,7 +90,7 @@ class _ByHeads(torch.autograd.Function):
             for i, part in zip(wanted, torch.autograd.grad(out, leaves, cut(grad, group)), strict=True):
                 target = grads[i][group]
                 target.copy_(part.view_as(target))
-        return None, *(grads.get(i) for i in range(len(inputs)))
+        return None, None, *(grads.get(i) for i in range(len(inputs)))
 
 
 def chunked(x: Tensor, chunk: int) -> Tensor:
