@@ -80,7 +80,7 @@ def _print_pairs(frame: pd.DataFrame) -> None:
     """Each variant over the public package beside it: a table for each pass, a line for each length."""
     from attnbench.plots.peers import PASSES, pairs
 
-    numbers = ["n", "time", "±", "least", "limit", "peak", "time/floor"]
+    numbers = ["n", "time", "±", "least", "limit", "peak", "×floor"]
     found = [one for one in pairs(frame) if not math.isnan(one.time) or not math.isnan(one.peak)]
     names = list(dict.fromkeys(one.names for one in found))
     for name, words in PASSES.items():
@@ -101,7 +101,7 @@ def _print_pairs(frame: pd.DataFrame) -> None:
     if found:
         console.note(
             "time: of the medians, with half its 95 % interval; least: of the shortest times; limit: what time would "
-            "be if the variant ran at this machine's full rates; peak: of memory; time/floor: time over limit"
+            "be if the variant ran at this machine's full rates; peak: of memory; ×floor: time over limit"
         )
 
 
