@@ -48,6 +48,9 @@ _MISSING_IN_TORCH = {
     torch.ops.aten.bmm: _product,
     torch.ops.aten.addmm: _sum_and_product,
     torch.ops.aten.baddbmm: _sum_and_product,
+    # torch knows neither of the products that are added to a tensor in place.
+    torch.ops.aten.addmm_: _sum_and_product,
+    torch.ops.aten.baddbmm_: _sum_and_product,
     # torch counts 0 for its own CPU kernel (pytorch issue 195460).
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_flash,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_flash_backward,

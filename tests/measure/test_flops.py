@@ -9,8 +9,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+import attnbench.attention  # noqa: F401  # fills the table of variants
 from attnbench.compiled import out_of_sight
 from attnbench.measure.flops import count, move_fake, predict
+from attnbench.shape import Shape
+from attnbench.variant import build
 
 B, H, N, D = 1, 4, 256, 32
 
@@ -78,6 +81,21 @@ def test_a_product_whose_type_is_given_counts_like_any_other() -> None:
     assert count(lambda: torch.bmm(a, b, out_dtype=torch.float32)).matmul_flops == 2 * 3 * 4 * 5 * 6
     assert count(lambda: torch.mm(a[0], b[0], out_dtype=torch.float32)).matmul_flops == 2 * 4 * 5 * 6
     assert count(lambda: torch.addmm(c, a[0], b[0], out_dtype=torch.float32)).matmul_flops == 2 * 4 * 5 * 6
+
+
+def test_a_product_that_is_added_in_place_counts_like_any_other() -> None:
+    a, b, c = (torch.ones(3, *size) for size in ((4, 6), (4, 5), (5, 6)))
+    assert count(lambda: a.baddbmm_(b, c)).matmul_flops == 2 * 3 * 4 * 5 * 6
+    assert count(lambda: a[0].addmm_(b[0], c[0])).matmul_flops == 2 * 4 * 5 * 6
+
+
+@pytest.mark.parametrize(("causal", "products"), [(False, 2), (True, 4)])
+def test_linear_attention_is_charged_for_the_sums_of_its_keys(causal: bool, products: int) -> None:
+    """Causal, in chunks of as many tokens as features, for the pairs of a chunk as well."""
+    shape = Shape(heads=2, seq_len=256, head_dim=32, causal=causal)
+    q, k, v = (torch.randn(1, 2, 256, 32) for _ in range(3))
+    counted = count(lambda: build("linear", shape)(q, k, v))
+    assert counted.matmul_flops == products * 2 * 2 * 256 * 32 * 32
 
 
 def test_compiled_code_is_booked_forward_and_each_time_it_runs_backward() -> None:
