@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any, cast
@@ -125,27 +124,7 @@ def _stop_now(signum: int, frame: FrameType | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code (see :class:`attnbench.errors.Exit`).
-
-    Without ``arguments`` it is the whole program, whose process ends with that code.
-    """
-    codes: list[int] = []
-    if arguments is None:
-        atexit.register(_leave, codes)  # before all others, and so called after them
-    codes.append(_run(arguments))
-    return codes[0]
-
-
-def _leave(codes: Sequence[int]) -> None:
-    """End here: after torch Python needs a tenth of a second to take apart what was imported."""
-    with suppress(OSError, ValueError):  # of which Python tells in its own way
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            stream.flush()
-        for code in codes:
-            os._exit(code)
-
-
-def _run(arguments: Sequence[str] | None) -> int:
+    """Run the command line and return its exit code (see :class:`attnbench.errors.Exit`)."""
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is behind nohup and &
         signal.signal(signal.SIGINT, _stop)

@@ -61,19 +61,6 @@ def test_every_command_of_the_list_is_there(name: str, capsys: pytest.CaptureFix
     assert f"Usage: attnbench {name}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("arguments", "code", "said"), [(["list", "suites"], 0, "quick"), (["list", "no"], 2, "no")])
-def test_the_program_ends_with_its_output_and_code_and_takes_nothing_apart(
-    arguments: list[str], code: int, said: str
-) -> None:
-    program = (
-        "import atexit, sys; atexit.register(print, 'going on'); from attnbench.cli.app import main; sys.exit(main())"
-    )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    assert said in done.stdout + done.stderr
-    assert "going on" not in done.stdout
-
-
 def test_help_reads_no_command_but_the_one_that_is_meant() -> None:
     code = (
         "import sys; from attnbench.cli.app import COMMANDS, main; main(['list', '--help']); "
