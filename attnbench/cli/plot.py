@@ -78,7 +78,7 @@ def plot(
 
 def _print_pairs(frame: pd.DataFrame) -> None:
     """Each variant over the public package beside it: a table for each pass, a line for each length."""
-    from attnbench.plots.peers import PASSES, pairs
+    from attnbench.plots.peers import PASSES, left_out, pairs
 
     numbers = ["n", "time", "±", "least", "limit", "peak", "×floor"]
     found = [one for one in pairs(frame) if not math.isnan(one.time) or not math.isnan(one.peak)]
@@ -103,6 +103,8 @@ def _print_pairs(frame: pd.DataFrame) -> None:
             "time: of the medians, with half its 95 % interval; least: of the shortest times; limit: what time would "
             "be if the variant ran at this machine's full rates; peak: of memory; ×floor: time over limit"
         )
+        for line in left_out(frame):
+            console.note(line)
 
 
 def _ratio(value: float) -> str:

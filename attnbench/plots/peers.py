@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,19 +59,40 @@ class Pair:
 
 def pairs(frame: pd.DataFrame) -> list[Pair]:
     """Each row of a variant ``peer.NAME`` or ``peer.NAME.PACKAGE`` beside those of NAME in the same circumstances."""
-    if not frame["variant"].str.startswith(PREFIX).any():
-        return []
-    keys = [*SAME, "inputs", "seq_len", "kv_len"]
+    return [_pair(mine, peer) for mine, peer in _sides(frame) if mine["process"] == peer["process"]]
+
+
+def left_out(frame: pd.DataFrame) -> list[str]:
+    """Why a ratio is missing, in lines: rows without a number, and sides that ran in different processes."""
+    lines = [f"Not measured — {line}" for line in failures(_of_pairs(frame))]
+    for mine, peer in _sides(frame):
+        processes = mine["process"], peer["process"]
+        if mine["status"] == peer["status"] == Status.OK and len(set(processes)) == 2:
+            what = f"{mine['label']} and {peer['label']} (n = {mine['seq_len']}, {PASSES[peer['pass']]})"
+            lines.append(f"Not comparable — {what}: measured in processes {' and '.join(processes)}")
+    return lines
+
+
+def _of_pairs(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of packages, and of the variants that have one."""
+    rows = timed(frame)
+    packages = rows["variant"].str.startswith(PREFIX)
+    named = rows["variant"].str.removeprefix(PREFIX).str.partition(".")[0]
+    return rows[packages | rows["variant"].isin(named[packages])]
+
+
+def _sides(frame: pd.DataFrame) -> Iterator[tuple[dict[Hashable, Any], dict[Hashable, Any]]]:
+    """Rows of a variant and of its package that agree in all but the process."""
+    keys = [*(key for key in SAME if key != "process"), "inputs", "seq_len", "kv_len"]
     rows = timed(frame).to_dict("records")
     own: dict[tuple[Any, ...], list[dict[Hashable, Any]]] = {}
     for row in rows:
         own.setdefault((row["variant"], *(row[key] for key in keys)), []).append(row)
-    found = []
     for row in rows:
         if str(row["variant"]).startswith(PREFIX):
             name = str(row["variant"]).removeprefix(PREFIX).partition(".")[0]
-            found += [_pair(mine, row) for mine in own.get((name, *(row[key] for key in keys)), [])]
-    return found
+            for mine in own.get((name, *(row[key] for key in keys)), []):
+                yield mine, row
 
 
 def _pair(mine: dict[Hashable, Any], peer: dict[Hashable, Any]) -> Pair:
@@ -156,7 +177,7 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
         f"Variant over package, bars from top to bottom at n = {', '.join(map(str, lengths))}; left of 1 the variant "
         "takes less. Thin lines: 95 % intervals. Upright strokes: what would be left at the limit of this machine, its "
         "matmul, exponential and copy rates.",
-        *(f"Not measured — {line}" for line in failures(rows[rows["status"] != Status.OK])),
+        *left_out(rows),
     ]
     tall = max(_ROW, (len(lengths) + 1.4) * _BAR)
     page = new_page(TITLE, about, notes, height=2.0, room=len(names) * tall + 0.75)

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
-from attnbench.plots.peers import applies, draw_peers, pairs
+from attnbench.plots.peers import applies, draw_peers, left_out, pairs
 
 Words = Callable[[Figure], str]
 Rows = list[dict[str, Any]]
@@ -80,6 +80,20 @@ def test_a_side_that_failed_leaves_no_number_and_its_reason(run: Any, words: Wor
     assert "oom: peer.linear.einsum (n = 1024)" in words(draw_peers(frame))
 
 
+def test_sides_that_ran_in_different_processes_are_not_compared_and_it_is_said(run: Any, words: Words) -> None:
+    mine, peer = both(run, seq_len=2048)
+    apart = [{**mine, "process": "tuned"}, {**peer, "process": "as-shipped"}]
+    frame = run.table([*both(run, seq_len=2048, causal=True), *apart])
+    said = "linear and peer.linear.einsum (n = 2048, forward): measured in processes tuned and as-shipped"
+    assert left_out(frame) == [f"Not comparable — {said}"]
+    assert said in words(draw_peers(frame)).replace("\n", " ")
+
+
+def test_only_what_has_a_package_is_missed(run: Any) -> None:
+    frame = run.table([*both(run), run.failed("oom", "too large", "softmax", suite="peers")])
+    assert left_out(frame) == []
+
+
 def test_quick_rows_have_a_ratio_and_no_interval(run: Any) -> None:
     rows = [{**row, "time_ci_low_s": None, "time_ci_high_s": None} for row in both(run)]
     (pair,) = pairs(run.table(rows))
@@ -124,6 +138,8 @@ def test_the_terminal_shows_each_measured_pair_once_for_each_length(run: Any, mo
     from attnbench.cli.plot import _print_pairs
 
     shown: list[Any] = []
+    notes: list[str] = []
+    monkeypatch.setattr(console, "note", notes.append)
     monkeypatch.setattr(
         console, "table", lambda columns, rows, **how: shown.extend([how["title"].strip(), columns, *rows])
     )
@@ -136,3 +152,4 @@ def test_the_terminal_shows_each_measured_pair_once_for_each_length(run: Any, mo
         *(["linear / peer.linear.einsum", "1024", *ratios], ["", "2048", *ratios]),
         *("variant over package, training step", columns, ["linear / peer.linear.einsum", "1024", *ratios]),
     ]
+    assert notes[1:] == ["Not measured — unsupported: peer.linear.fla (n = 1024) — no GPU"]
