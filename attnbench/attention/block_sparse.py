@@ -194,7 +194,7 @@ def _differentiate_tile(
     torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
     for keys, columns in tile.columns():
         keys.spread(ds[..., columns], x, dk, heads)
-    torch.mul(_mixed(tile, ds, seen), q.shape[-1] ** -0.5, out=tile.rows.of(dq, heads))
+    tile.rows.of(dq, heads).copy_(_mixed(tile, ds, seen).mul_(q.shape[-1] ** -0.5))
     if d_labelled is not None:
         tile.rows.of(d_labelled, heads).copy_(_by_label(tile, ds, d_labelled))
     if d_line is not None:

@@ -7,12 +7,13 @@ enough to stay in the cache, so that the features of a whole sequence never exis
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from math import log, prod
+from math import log
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from attnbench.attention.matrix_tiles import threads
 from attnbench.attention.precision import accumulator, hidden
 
 LOG2E = 1.0 / log(2.0)
@@ -65,7 +66,7 @@ class FeatureMap(ABC):
 
 def tile_elements(device: torch.device) -> int:
     """Elements that a tile of features may have: a GPU wants fewer and larger kernels."""
-    return CPU_TILE if device.type == "cpu" else 64 * CPU_TILE
+    return CPU_TILE * (max(1, threads() // 2) if device.type == "cpu" else 64)
 
 
 def head_groups(x: Tensor, elements: int) -> list[Group]:
@@ -113,7 +114,8 @@ class Tiles:
 
     def __init__(self, features: FeatureMap, group: Group, rows: int, like: Tensor, count: int = 1) -> None:
         self.features, self.group = features.of(group), group
-        self.pairs = prod(part.stop - part.start for part in group)
+        batch, heads = group
+        self.pairs = (batch.stop - batch.start) * (heads.stop - heads.start)
         self.dtype = accumulator(like.dtype)
         self._memory = like.new_empty(count, self.pairs * rows * features.width, dtype=self.dtype)
 
@@ -165,7 +167,10 @@ class Tiles:
         if top is not None:
             keyless = top <= torch.finfo(top.dtype).min / 8
             divisor.masked_fill_(keyless.view(*divisor.shape[:2], -1, 1), 1.0)
-        torch.div(numerator.view_as(target), divisor, out=target)
+        if torch.compiler.is_compiling():  # it refuses an out= with gaps, and fuses the copy
+            target.copy_(numerator.view_as(target) / divisor)
+        else:
+            torch.div(numerator.view_as(target), divisor, out=target)
 
     def numerator_grad(self, grad: Tensor, divisors: Tensor, block: slice) -> Tensor:
         """Gradient of the numerator of the quotient, ``(G, c, E)``."""

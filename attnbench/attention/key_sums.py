@@ -44,12 +44,14 @@ def attend_all(
     return out
 
 
-def _rows(q: Tensor, width: int) -> int:
-    """Rows of a tile that are fast: fewer only repeat the cost of a call, more only fill the cache."""
-    rows = 512 if width <= 128 else 256
-    if q.device.type == "cpu":
-        return rows
-    return max(rows, tile_elements(q.device) // (q.shape[0] * q.shape[1] * width))
+def _rows(q: Tensor, numbers: int) -> int:
+    """Rows of a tile of all heads; if there are many heads, so many rows that a call costs less than its work.
+
+    Args:
+        numbers: features, values and outputs of a row.
+    """
+    most = 2 * tile_elements(q.device) // (q.shape[0] * q.shape[1] * numbers)
+    return max(512 if numbers <= 320 else 256, most // 64 * 64)
 
 
 def add_keys(
@@ -84,8 +86,9 @@ class _AttendAll(torch.autograd.Function):
         divisors = q.new_empty(B, H, N, 1, dtype=accumulator(q.dtype))
         every = KeySums.empty(q, E, features, B, H)
         largest_at = q.new_zeros(B, H, 1, 1, dtype=torch.long)
-        rows = min(rows or _rows(q, features.width), max(N, k.shape[2]))
-        groups = head_groups(q, rows * features.width)
+        numbers = features.width + 2 * E
+        rows = min(rows or _rows(q, numbers), max(N, k.shape[2]))
+        groups = head_groups(q, rows * numbers // 2)
         for group in groups:
             tiles, sums, largest = Tiles(features, group, rows, q), every.of(group), largest_at[group].flatten(0, 1)
             add_keys(sums, tiles, k, v, key_mask, rows, largest)

@@ -7,9 +7,19 @@ from collections.abc import Iterator
 import torch
 
 
+def threads() -> int:
+    """How many cores share a tile. torch.compile knows no number of threads, and takes small tiles apart itself."""
+    return 1 if torch.compiler.is_compiling() else torch.get_num_threads()
+
+
+def cached(log2: int = 18) -> int:
+    """Entries that stay in the caches of all cores in use, 2^log2 in each."""
+    return threads() << log2
+
+
 def fitting(device: torch.device, log2: int = 18) -> int:
-    """Entries of a piece: 2^log2 of them stay in the cache of a CPU's core, a GPU wants fewer and larger kernels."""
-    return 1 << (log2 if device.type == "cpu" else 26)
+    """Entries of a piece: those that stay in the caches of a CPU; a GPU wants fewer and larger kernels."""
+    return cached(log2) if device.type == "cpu" else 1 << 26
 
 
 def tiles(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.attention.matrix_tiles import cached
 from attnbench.attention.precision import accumulator
 
 SELF = -1e5
@@ -46,7 +47,7 @@ class Plan:
 
     def tiles(self) -> list[tuple[int, int, int]]:
         """(round, first chunk, last chunk + 1), so that the weights of one tile stay in cache."""
-        weights = 1 << (18 if self.order.device.type == "cpu" else 24)
+        weights = cached() if self.order.device.type == "cpu" else 1 << 24
         step = max(1, weights // (self.chunk * (self.chunk + self.skip)))
         total = self.tokens // self.row * self.chunks
         return [(r, a, min(a + step, total)) for r in range(len(self.order)) for a in range(0, total, step)]

@@ -169,7 +169,7 @@ def _products(x: Tensor, y: Tensor, shift: Tensor, offset: Tensor) -> Tensor:
     """
     X, P = x.shape[:2]
     out = x.new_empty(X, P, P)
-    step = max(1, fitting(x.device) // P**2)
+    step = max(1, fitting(x.device, 17) // P**2)
     for a in range(0, X, step):
         tile = [t[a : a + step] for t in (x, y, shift, offset)]
         across = _kernel(0, 1, *tile)

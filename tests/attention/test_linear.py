@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnbench.attention import feature_tiles
+from attnbench.attention import feature_tiles, key_sums
 from attnbench.attention.linear import Linear
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
+from attnbench.variant import build
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
@@ -166,7 +167,7 @@ def test_memory_is_linear_and_close_to_that_of_inputs_and_outputs(shape: Shape, 
     def peak(N: int) -> int:
         sized = Shape(batch=1, heads=2, seq_len=N, head_dim=16, causal=shape.causal)
         inputs = [x.requires_grad_(backward) for x in qkv(sized, torch.float32)]
-        model = Linear(sized)
+        model = Linear(sized, chunk=None if shape.causal else 512)
 
         def call() -> object:
             return torch.autograd.grad(model(*inputs).sum(), inputs) if backward else model(*inputs)
@@ -189,3 +190,24 @@ def test_runs_without_data_and_in_inference_mode() -> None:
         with FakeTensorMode() as mode:
             fakes = [mode.from_tensor(x) for x in (q, k, v, mask())]
             assert Linear(shape)(*fakes[:3], key_mask=fakes[3]).shape == q.shape
+
+
+def test_a_tile_is_as_long_as_fits_and_few_heads_make_it_longer() -> None:
+    """Else a call costs more than its work; many heads are cut into groups of at least this many rows."""
+    most = 2 * feature_tiles.tile_elements(torch.device("cpu"))
+    for heads, numbers, least in ((1, 192, 512), (8, 192, 512), (8, 384, 256), (2**16, 192, 512), (2**16, 1152, 256)):
+        rows = key_sums._rows(torch.empty(1, heads, 1, 64), numbers)
+        assert rows == least or most / 2 < rows * heads * numbers <= most
+        assert rows % 64 == 0
+        assert rows >= least
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's compiler itself
+@pytest.mark.parametrize("name", ["linear", "performer"])
+def test_a_training_step_of_several_tiles_compiles_without_a_graph_break(name: str) -> None:
+    model = build(f"{name}:chunk=16", SHAPE)
+    inputs = [x.requires_grad_() for x in qkv(SHAPE, torch.float32)]
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found, expected = (torch.autograd.grad(run(*inputs).square().sum(), inputs) for run in (compiled, model))
+    for grad, plain in zip(found, expected, strict=True):
+        assert torch.allclose(grad, plain, atol=1e-5)

@@ -1,0 +1,120 @@
+"""A plug-in: the matrix products and exponentials of a variant, and nothing else.
+
+`attnbench compare local 'bare:of=local' --plugin tests/benchmarks/bare.py` says how much of a variant's time is left
+beside them, and `attnbench run`'s floor how far torch's own kernels stay below the full rates of the machine with
+matrices of these sizes. A tighter limit than the floor for whoever writes with the same products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from attnbench import register
+from attnbench.errors import Unsupported
+from attnbench.shape import Shape
+from attnbench.spec import parse_spec
+from attnbench.variant import VARIANTS, No, Traits
+
+_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
+_EXPONENTIALS = {"exp", "exp2", "softmax"}
+
+
+class _Recorder(TorchDispatchMode):
+    """Products and exponentials, to be done again on memory that is always the same, and so always in the cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Callable[[], object]] = []
+        self._memory: dict[tuple[torch.dtype, bool], Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if "scaled_dot_product" in func._schema.name:
+            raise Unsupported("its products are inside a fused kernel")
+        if func._schema.name.removeprefix("aten::").strip("_") in _PRODUCTS | _EXPONENTIALS:
+            written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+            names = [a.name for a in func._schema.arguments]
+            own = [self._own(arg, name in written) for name, arg in zip(names, args, strict=False)]
+            also = {name: self._own(arg, name in written) for name, arg in named.items()}
+            self.calls.append(lambda: func(*own, **also))
+            return func(*args, **named)
+        with self:  # an operation that consists of others, as inference mode hands them on
+            parts = func.decompose(*args, **named)
+        return func(*args, **named) if parts is NotImplemented else parts
+
+    def _own(self, given: Any, written: bool) -> Any:
+        """The same shape and strides in this object's memory: zeros, or what is written to."""
+        return tree_map_only(Tensor, lambda x: self._view(x, written), given)
+
+    def _view(self, x: Tensor, written: bool) -> Tensor:
+        size = 1 + sum((length - 1) * step for length, step in zip(x.shape, x.stride(), strict=True))
+        memory = self._memory.get((x.dtype, written))
+        if memory is None or memory.numel() < size:
+            # Calls recorded before keep the smaller one.
+            memory = self._memory[x.dtype, written] = torch.zeros(size, dtype=x.dtype)
+        return memory.as_strided(x.shape, x.stride())
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, there: Any, back: Any) -> Tensor:
+        ctx.back, ctx.grad = back, out
+        for call in there:
+            call()
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        for call in ctx.back:
+            call()
+        return ctx.grad, ctx.grad, ctx.grad, None, None, None
+
+
+@register(
+    "bare",
+    family="reference",
+    source="this project",
+    formula="0",
+    cost="products and exponentials of another variant",
+    traits=Traits(target="other", causal=True, key_padding=No("it takes no mask")),
+)
+class Bare(nn.Module):
+    """The products and exponentials of the variant ``of``, in its order and shapes, on memory that is in the cache.
+
+    The output is 0. Self-attention forward, or forward and backward.
+
+    Raises:
+        Unsupported: the variant does not allow the shape, or calls a fused kernel, whose products cannot be told apart.
+    """
+
+    def __init__(self, shape: Shape, *, of: Annotated[str, Field(description="local[window=64]")] = "local") -> None:
+        super().__init__()
+        spec = parse_spec(of.replace("[", ":", 1).rstrip("]"))
+        entry = VARIANTS.get(spec.name)
+        if reason := entry.unsupported_reason(shape):
+            raise Unsupported(f"{entry.name}: {reason}")
+        self.inner = entry.make(shape, **entry.check(dict(spec.options)))
+        self.recorded: dict[bool, tuple[Tensor, list[Callable[[], object]], list[Callable[[], object]]]] = {}
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        with_gradients = torch.is_grad_enabled() and q.requires_grad
+        if with_gradients not in self.recorded:
+            self.recorded[with_gradients] = self._record(q, k, v, with_gradients)
+        out, there, back = self.recorded[with_gradients]
+        return _Replay.apply(q, k, v, out, there, back)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _record(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> Any:
+        inputs = [x.detach().requires_grad_(with_gradients) for x in (q, k, v)]
+        with _Recorder() as forward:
+            out = self.inner(*inputs)
+        with _Recorder() as backward:
+            if with_gradients:
+                out.backward(torch.ones_like(out))
+        return torch.zeros_like(out), forward.calls, backward.calls
