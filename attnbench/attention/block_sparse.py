@@ -92,18 +92,17 @@ def _seen(tile: Tile, y: Tensor, heads: Heads) -> list[Tensor]:
     return [keys.of(y, heads, tile.rows, accumulator(y.dtype)) for keys in tile.keys]
 
 
-def _scores(tile: Tile, x: Tensor, seen: list[Tensor]) -> Tensor:
+def _scores(tile: Tile, x: Tensor, seen: list[Tensor], scale: float = 1.0) -> Tensor:
     """Inner products of rows ``(heads, blocks, rows, d)`` with all their keys, ``(heads, blocks, rows, keys)``."""
-    return _joined([keys.dot(x, own) for keys, own in zip(tile.keys, seen, strict=True)])
+    return _joined([keys.dot(x, own, scale) for keys, own in zip(tile.keys, seen, strict=True)])
 
 
 def _weights(tile: Tile, heads: Heads, inputs: _Inputs, seen: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Scaled query rows ``(heads, blocks, rows, d)`` and their softmax weights ``(heads, blocks, rows, keys)``."""
+    """Query rows ``(heads, blocks, rows, d)`` and their softmax weights ``(heads, blocks, rows, keys)``."""
     q, _, _, bias, labelled, line = inputs
     accumulate = accumulator(q.dtype)
-    rows = tile.rows.of(q, heads, accumulate)
-    x = torch.mul(rows, q.shape[-1] ** -0.5, out=rows.new_empty(rows.shape))
-    p = _scores(tile, x, seen)
+    x = tile.rows.of(q, heads, accumulate)
+    p = _scores(tile, x, seen, q.shape[-1] ** -0.5)
     for keys, columns in tile.columns():
         for first, mask in keys.masks:
             first += columns.start
@@ -159,21 +158,25 @@ def _by_label(tile: Tile, ds: Tensor, like: Tensor) -> Tensor:
     return sums
 
 
-def _mixed(tile: Tile, p: Tensor, seen: list[Tensor]) -> Tensor:
-    """Each row's sum of what its keys have, weighted by p; ``(heads, blocks, rows, d)``."""
+def _mixed(tile: Tile, p: Tensor, seen: list[Tensor], out: Tensor | None = None) -> Tensor:
+    """Each row's sum of what its keys have, weighted by p; ``(heads, blocks, rows, d)``. Overwrites ``out``."""
     if len(seen) == 1:
-        return tile.keys[0].mix(p, seen[0])
-    parts = [keys.mix(p[..., columns], own) for (keys, columns), own in zip(tile.columns(), seen, strict=True)]
+        return tile.keys[0].mix(p, seen[0], out)
+    parts = [keys.mix(p[..., columns], own, None) for (keys, columns), own in zip(tile.columns(), seen, strict=True)]
     for part in parts[1:]:
         parts[0].add_(part)
-    return parts[0]
+    return parts[0] if out is None else out.copy_(parts[0])
 
 
 # One function per tile, so that nothing of a tile outlives it.
 def _attend_tile(tile: Tile, heads: Heads, inputs: _Inputs, out: Tensor) -> None:
     _, k, v, *_ = inputs
     _, p = _weights(tile, heads, inputs, _seen(tile, k, heads))
-    tile.rows.of(out, heads).copy_(_mixed(tile, p, _seen(tile, v, heads)))
+    rows, seen = tile.rows.of(out, heads), _seen(tile, v, heads)
+    if rows.dtype == p.dtype and rows.is_contiguous() and not torch.compiler.is_compiling():
+        _mixed(tile, p, seen, rows)
+    else:
+        rows.copy_(_mixed(tile, p, seen))
 
 
 def _differentiate_tile(
@@ -185,16 +188,17 @@ def _differentiate_tile(
 ) -> None:
     q, k, v, *_ = inputs
     dq, dk, dv, d_labelled, d_line = outputs
-    seen = _seen(tile, k, heads)
+    seen, scale = _seen(tile, k, heads), q.shape[-1] ** -0.5
     x, p = _weights(tile, heads, inputs, seen)
+    scaled = x * scale
     g = tile.rows.of(grad, heads, x.dtype).contiguous()
     for keys, columns in tile.columns():
         keys.spread(p[..., columns], g, dv, heads)
     ds = _scores(tile, g, _seen(tile, v, heads))
     torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
     for keys, columns in tile.columns():
-        keys.spread(ds[..., columns], x, dk, heads)
-    tile.rows.of(dq, heads).copy_(_mixed(tile, ds, seen).mul_(q.shape[-1] ** -0.5))
+        keys.spread(ds[..., columns], scaled, dk, heads)
+    tile.rows.of(dq, heads).copy_(_mixed(tile, ds, seen).mul_(scale))
     if d_labelled is not None:
         tile.rows.of(d_labelled, heads).copy_(_by_label(tile, ds, d_labelled))
     if d_line is not None:

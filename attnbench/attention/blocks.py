@@ -47,12 +47,22 @@ class Blocks:
 
         Of another dtype than x, a view of the tokens converted.
         """
+        if (dtype is not None and dtype != x.dtype) or torch.compiler.is_compiling():
+            return self._sliced(x, heads, x.dtype if dtype is None else dtype)
+        b, some = heads
+        example, head, token, number = x.stride()
+        return x.as_strided(
+            (some.stop - some.start, self.count, self.size, x.shape[3]),
+            (head, self.step * token, self.stride * token, number),
+            x.storage_offset() + b * example + some.start * head + self.start * token,
+        )
+
+    def _sliced(self, x: Tensor, heads: Heads, dtype: torch.dtype) -> Tensor:
+        """The same in several steps, which take longer, but can be compiled, and convert no more than the tokens."""
         b, some = heads
         stop = self.start + (self.count - 1) * self.step + (self.size - 1) * self.stride + 1
         interleaved = self.count > 1 and self.step < self.stride
-        part = x[b, some, self.start : stop : self.step if interleaved else self.stride]
-        if dtype is not None and dtype != x.dtype:
-            part = part.to(dtype)
+        part = x[b, some, self.start : stop : self.step if interleaved else self.stride].to(dtype)
         if interleaved:
             return part.unfold(1, self.count, self.stride // self.step).permute(0, 3, 1, 2)
         return part.unfold(1, self.size, max(1, self.step // self.stride)).transpose(2, 3)
@@ -66,7 +76,7 @@ class Blocks:
 class Keys(Protocol):
     """Some keys of a tile, and the three products of attention with them.
 
-    x is ``(heads, blocks, rows, d)`` in the dtype of accumulation, contiguous; y and ``into`` are ``(B, H, n, d)``, p
+    x is ``(heads, blocks, rows, d)`` in the dtype of accumulation; y and ``into`` are ``(B, H, n, d)``, p
     is ``(heads, blocks, rows, width)``; ``heads`` says which of y's heads x has. ``own`` is what :meth:`of` gave.
     """
 
@@ -84,11 +94,11 @@ class Keys(Protocol):
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
         """What ``rows`` see of y, laid out for the products."""
 
-    def dot(self, x: Tensor, own: Tensor) -> Tensor:
-        """Inner products of the rows with their keys, shaped as p."""
+    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
+        """Inner products of the rows with their keys, times ``scale``, shaped as p."""
 
-    def mix(self, p: Tensor, own: Tensor) -> Tensor:
-        """Each row's sum of its keys' y, weighted by p; shaped as x."""
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        """Each row's sum of its keys' y, weighted by p; shaped as x. Written to ``out`` where it is given."""
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         """The transpose of :meth:`mix`: add p times the row's x to each of its keys."""
@@ -109,13 +119,18 @@ def side_by_side(own: Tensor) -> Tensor:
 
 
 # By bmm: of a single transposed matrix in four dimensions, matmul makes a copy.
-def inner_products(x: Tensor, own: Tensor) -> Tensor:
+def inner_products(x: Tensor, own: Tensor, scale: float) -> Tensor:
     """``(heads, blocks, rows, width)`` of x ``(heads, blocks, rows, d)`` and own ``(heads·blocks, width, d)``."""
-    return torch.bmm(x.flatten(0, 1), own.transpose(1, 2)).view(*x.shape[:3], -1)
+    rows, keys = x.flatten(0, 1), own.transpose(1, 2)
+    nothing = keys.new_empty(1, 1, 1)
+    return torch.baddbmm(nothing, rows, keys, beta=0, alpha=scale).view(*x.shape[:3], -1)
 
 
-def weighted_sums(p: Tensor, own: Tensor) -> Tensor:
+def weighted_sums(p: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
     """``(heads, blocks, rows, d)`` of p ``(heads, blocks, rows, width)`` and own ``(heads·blocks, width, d)``."""
+    if out is not None:
+        torch.bmm(p.flatten(0, 1), own, out=out.flatten(0, 1))
+        return out
     return torch.bmm(p.flatten(0, 1), own).view(*p.shape[:3], -1)
 
 
@@ -141,11 +156,11 @@ class Window:
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
         return side_by_side(self.blocks.of(y, heads, dtype).flatten(0, 1))
 
-    def dot(self, x: Tensor, own: Tensor) -> Tensor:
-        return inner_products(x, own)
+    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
+        return inner_products(x, own, scale)
 
-    def mix(self, p: Tensor, own: Tensor) -> Tensor:
-        return weighted_sums(p, own)
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        return weighted_sums(p, own, out)
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         b = self.blocks
@@ -178,11 +193,12 @@ class Shared:
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
         return side_by_side(self.blocks.of(y, heads, dtype).flatten(1, 2))
 
-    def dot(self, x: Tensor, own: Tensor) -> Tensor:
-        return inner_products(x.flatten(1, 2)[:, None], own).view(*x.shape[:3], self.width)
+    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
+        return inner_products(x.flatten(1, 2)[:, None], own, scale).view(*x.shape[:3], self.width)
 
-    def mix(self, p: Tensor, own: Tensor) -> Tensor:
-        return weighted_sums(p.flatten(1, 2)[:, None], own).view(*p.shape[:3], own.shape[-1])
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        into = None if out is None else out.flatten(1, 2)[:, None]
+        return weighted_sums(p.flatten(1, 2)[:, None], own, into).view(*p.shape[:3], own.shape[-1])
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         keys = sums_by_key(p.flatten(1, 2)[:, None], x.flatten(1, 2)[:, None])

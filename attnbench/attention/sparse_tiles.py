@@ -67,11 +67,12 @@ class _Column:
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
         return self._columns(y, heads, rows.size, dtype)
 
-    def dot(self, x: Tensor, own: Tensor) -> Tensor:
-        return (x.transpose(1, 2) @ own.transpose(2, 3)).transpose(1, 2)
+    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
+        return (x.transpose(1, 2) @ own.transpose(2, 3)).mul_(scale).transpose(1, 2)
 
-    def mix(self, p: Tensor, own: Tensor) -> Tensor:
-        return (p.transpose(1, 2) @ own).transpose(1, 2)
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        sums = (p.transpose(1, 2) @ own).transpose(1, 2)
+        return sums if out is None else out.copy_(sums)
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         part = p.transpose(1, 2).transpose(2, 3) @ x.transpose(1, 2)

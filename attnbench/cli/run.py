@@ -152,7 +152,7 @@ def _print_prediction(plan: Plan) -> None:
 
     rows = []
     unfit = 0
-    for cell, predicted in estimate(plan.cells):
+    for cell, predicted in estimate(plan.cells, plan.settings.threads):
         limit = plan.settings.memory_limit
         fits = predicted.peak_bytes is None or limit is None or predicted.peak_bytes <= limit
         unfit += not fits

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from attnbench.cell import Cell
 from attnbench.measure.flops import Prediction, move_fake, predict
 from attnbench.qkv import draw_qkv
@@ -14,12 +16,13 @@ from attnbench.run.call import prepare
 from attnbench.run.execute import status_of
 
 
-def estimate(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Prediction]]:
-    """One estimate per cell, in order.
+def estimate(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Prediction]]:
+    """One estimate per cell, in order, for as many threads, on which the sizes of tiles depend.
 
     A call of too many steps to be followed is extrapolated as a power of n from the two longest lengths of the same
     thing that could be, and says so.
     """
+    torch.set_num_threads(threads)
     followed: dict[Cell, dict[int, Prediction]] = {}
     for cell in cells:
         known = followed.setdefault(replace(cell, shape=replace(cell.shape, seq_len=1)), {})

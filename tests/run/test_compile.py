@@ -165,5 +165,5 @@ def test_what_always_compiles_itself_is_not_compiled_once_more() -> None:
 
 def test_a_prediction_compiles_nothing() -> None:
     asked = Cell("s", "w", Spec("softmax"), Shape(heads=1, seq_len=16, head_dim=8))
-    (_, compiled), (_, plain) = estimate([replace(asked, compile=True), asked])
+    (_, compiled), (_, plain) = estimate([replace(asked, compile=True), asked], 1)
     assert compiled == plain
