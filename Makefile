@@ -1,6 +1,6 @@
 # Two commands: `make bench` measures this machine and draws the figure, `make test` runs everything that must hold.
-# `make selfcheck` measures the measuring, for ten minutes, on a machine with nothing else to do; then it tries to break
-# what reads files, and kills runs, for half an hour.
+# `make selfcheck` measures the measuring, for five minutes, on a machine with nothing else to do; then it tries to break
+# what reads files, and kills runs, for twenty minutes.
 
 PYTHON ?= python3
 VENV := .venv

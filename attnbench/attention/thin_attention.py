@@ -136,10 +136,12 @@ def _tiled(x: Tensor, few: int) -> bool:
 
 
 def _sizes(x: Tensor, few: int) -> tuple[int, int]:
-    """Tokens of a piece of x ``(B, H, n, D)``, and heads, so that its weights with ``few`` others stay in cache."""
-    most = fitting(x.device, _LOG2)
-    tokens = min(x.shape[2], max(1, most // few))
-    return tokens, min(x.shape[1], max(1, most // (few * tokens)))
+    """Tokens of a piece of x ``(B, H, n, D)``, and heads, so that its weights with ``few`` others stay in cache.
+
+    Several heads, which have to be copied, only as far as they fill the cache of one core.
+    """
+    tokens = min(x.shape[2], max(1, fitting(x.device, _LOG2) // few))
+    return tokens, min(x.shape[1], max(1, (1 << _LOG2) // (few * tokens)))
 
 
 def _pieces(x: Tensor, few: int) -> Iterator[tuple[int, _Heads, _Piece]]:

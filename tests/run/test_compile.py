@@ -108,6 +108,17 @@ def test_compiled_code_has_the_products_of_the_variant_and_its_compiling_apart(p
 
 
 @needs_compiler
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # what the compiler itself does
+@pytest.mark.parametrize(
+    ("variant", "pass_"),
+    [("linear:chunk=8", "training"), ("performer:features=8,chunk=8", "training"), ("local:window=3", "forward")],
+)
+def test_variants_of_several_tiles_compile_as_a_whole(variant: str, pass_: str) -> None:
+    record = measure(variant, pass_=pass_)
+    assert (record.status, record.compiled) == (Status.OK, True), record.reason
+
+
+@needs_compiler
 def test_the_error_is_that_of_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[object] = []
     real = torch.compile
