@@ -36,7 +36,8 @@ needs_compiler = pytest.mark.skipif(
 
 
 def measure(variant: str, **changes: Any) -> Record:
-    shape = Shape(heads=1, seq_len=16, head_dim=8, causal=changes.get("pass_") == "decode")
+    heads, n = changes.pop("heads", 1), changes.pop("n", 16)
+    shape = Shape(heads=heads, seq_len=n, head_dim=8, causal=changes.get("pass_") == "decode")
     asked = Cell("s", "w", parse_spec(variant), shape, **{"compile": True, "measure": ("time",), **changes})
     record, _ = run_cell(asked, TimingRules(quick=True), round_=0, earlier=(), previous=None, resident=False)
     assert record.compile is asked.compile
@@ -111,10 +112,17 @@ def test_compiled_code_has_the_products_of_the_variant_and_its_compiling_apart(p
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # what the compiler itself does
 @pytest.mark.parametrize(
     ("variant", "pass_"),
-    [("linear:chunk=8", "training"), ("performer:features=8,chunk=8", "training"), ("local:window=3", "forward")],
+    [("linear:chunk=8", "training"), ("performer:features=8,chunk=8", "training")],
 )
 def test_variants_of_several_tiles_compile_as_a_whole(variant: str, pass_: str) -> None:
     record = measure(variant, pass_=pass_)
+    assert (record.status, record.compiled) == (Status.OK, True), record.reason
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # what the compiler itself does
+def test_windows_of_several_heads_compile_as_a_whole() -> None:
+    record = measure("local:window=3", heads=4, n=128)
     assert (record.status, record.compiled) == (Status.OK, True), record.reason
 
 
