@@ -100,13 +100,28 @@ def put(x: Tensor, group: Group, block: slice, tile: Tensor) -> None:
     target.copy_(tile.view_as(target))
 
 
-def put_product(x: Tensor, group: Group, block: slice, left: Tensor, right: Tensor) -> None:
-    """``put`` of left · right, which is written in place where layout and dtype allow it."""
+def writes_gaps() -> bool:
+    """Whether a product can be written into matrices with gaps between them at no cost.
+
+    oneDNN can; torch's default library then multiplies one at a time, half as long again, and torch.compile refuses.
+    """
+    return not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest"
+
+
+def place(x: Tensor, group: Group, block: slice = slice(None)) -> Tensor | None:
+    """View of ``(G, c, ·)`` that a product is best written into at once; None where it is not."""
     target = x[(*group, block)].flatten(0, 1)
-    if target.dtype == left.dtype and target.is_contiguous():
-        torch.bmm(left, right, out=target)
-    else:
-        put(x, group, block, torch.bmm(left, right))
+    if target.dtype != accumulator(x.dtype) or torch.compiler.is_compiling():
+        return None
+    return target if target.is_contiguous() or writes_gaps() else None
+
+
+def put_product(x: Tensor, group: Group, block: slice, left: Tensor, right: Tensor) -> None:
+    """``put`` of left · right."""
+    target = place(x, group, block)
+    product = torch.bmm(left, right, out=target)
+    if target is None:
+        put(x, group, block, product)
 
 
 class Tiles:
@@ -153,7 +168,15 @@ class Tiles:
         return x, values, phi, log_weight
 
     def divide(
-        self, numerator: Tensor, denominator: Tensor, top: Tensor | None, out: Tensor, divisors: Tensor, block: slice
+        self,
+        numerator: Tensor,
+        denominator: Tensor,
+        top: Tensor | None,
+        out: Tensor,
+        divisors: Tensor,
+        block: slice,
+        *,
+        in_place: bool = False,
     ) -> None:
         """Quotient into ``out`` and what it was divided by into ``divisors``.
 
@@ -161,13 +184,16 @@ class Tiles:
 
         Args:
             top: the largest log weight a query has seen (see :meth:`KeySums.empty`), or None if no key is padded.
+            in_place: the numerator is the block of ``out``.
         """
         target, divisor = out[(*self.group, block)], divisors[(*self.group, block)]
         divisor.copy_(denominator.view_as(divisor))
         if top is not None:
             keyless = top <= torch.finfo(top.dtype).min / 8
             divisor.masked_fill_(keyless.view(*divisor.shape[:2], -1, 1), 1.0)
-        if torch.compiler.is_compiling():  # it refuses an out= with gaps, and fuses the copy
+        if in_place:
+            target.div_(divisor)
+        elif torch.compiler.is_compiling():  # it refuses an out= with gaps, and fuses the copy
             target.copy_(numerator.view_as(target) / divisor)
         else:
             torch.div(numerator.view_as(target), divisor, out=target)
@@ -177,9 +203,18 @@ class Tiles:
         return self.cut(grad, block) / self.cut(divisors, block)
 
 
-def weigh(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Contiguous, for a product would copy it again: ``(G, c, E)``."""
-    return values.contiguous() if weight is None else values * weight
+def weigh(values: Tensor, weight: Tensor | None, spare: Tensor | None = None) -> Tensor:
+    """Contiguous, for a product would copy it again: ``(G, c, E)``.
+
+    Args:
+        spare: contiguous memory that may be overwritten, ``(G, ·, E)`` with at least c rows.
+    """
+    if spare is None:
+        return values.contiguous() if weight is None else values * weight
+    if weight is None and values.is_contiguous():
+        return values
+    room = spare.view(-1)[: values.numel()].view(values.shape)
+    return room.copy_(values) if weight is None else torch.mul(values, weight, out=room)
 
 
 def weigh_ones(weight: Tensor | None, phi: Tensor) -> Tensor:
@@ -226,8 +261,14 @@ class KeySums(NamedTuple):
         for mine, its in zip(self, other, strict=True):
             mine.copy_(its)
 
-    def add_(self, values: Tensor, phi: Tensor, log_weight: Tensor | None, offset: float) -> None:
-        """Take in a tile of keys."""
+    def add_(
+        self, values: Tensor, phi: Tensor, log_weight: Tensor | None, offset: float, spare: Tensor | None = None
+    ) -> None:
+        """Take in a tile of keys.
+
+        Args:
+            spare: see :func:`weigh`.
+        """
         weight = None
         if log_weight is None:
             self.top.zero_()
@@ -237,13 +278,17 @@ class KeySums(NamedTuple):
             self.of_values.mul_(decay)
             self.of_ones.mul_(decay)
             self.top.copy_(top)
-        self.of_values.baddbmm_(weigh(values, weight).mT, phi)
+        self.of_values.baddbmm_(weigh(values, weight, spare).mT, phi)
         self.of_ones.add_(weigh_ones(weight, phi))
         if offset and log_weight is not None:
             once = real(log_weight)
             self.plain[..., :-1].baddbmm_(once.mT, values)
             self.plain[..., -1:].add_(once.sum(1, keepdim=True))
 
-    def read(self, phi: Tensor) -> tuple[Tensor, Tensor]:
-        """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features, which it overwrites."""
-        return torch.bmm(phi, self.of_values.mT), phi.mul_(self.of_ones).sum(-1, keepdim=True)
+    def read(self, phi: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features, which it overwrites.
+
+        Args:
+            into: where the numerators go, or None.
+        """
+        return torch.bmm(phi, self.of_values.mT, out=into), phi.mul_(self.of_ones).sum(-1, keepdim=True)

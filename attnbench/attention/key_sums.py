@@ -17,10 +17,12 @@ from attnbench.attention.feature_tiles import (
     KeySums,
     Tiles,
     head_groups,
+    place,
     real,
     row_blocks,
     tile_elements,
     weigh,
+    writes_gaps,
 )
 from attnbench.attention.precision import accumulator
 
@@ -62,18 +64,20 @@ def add_keys(
     key_mask: Tensor | None,
     rows: int,
     largest: Tensor | None = None,
+    spare: Tensor | None = None,
 ) -> None:
     """Take all keys of a group into its sums, ``rows`` at a time.
 
     Args:
         largest: ``(G, 1, 1)``, for a map with an offset set to where the largest log weight is.
+        spare: memory for a tile of values, see :func:`attnbench.attention.feature_tiles.weigh`.
     """
     for block in row_blocks(k.shape[2], rows):
         _, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
         if largest is not None and tiles.features.offset and log_weight is not None:
             best, index = log_weight.max(1, keepdim=True)
             largest.copy_(torch.where(best > sums.top, index + block.start, largest))
-        sums.add_(values, phi, log_weight, tiles.features.offset)
+        sums.add_(values, phi, log_weight, tiles.features.offset, spare)
 
 
 class _AttendAll(torch.autograd.Function):
@@ -86,19 +90,23 @@ class _AttendAll(torch.autograd.Function):
         divisors = q.new_empty(B, H, N, 1, dtype=accumulator(q.dtype))
         every = KeySums.empty(q, E, features, B, H)
         largest_at = q.new_zeros(B, H, 1, 1, dtype=torch.long)
-        numbers = features.width + 2 * E
+        # Sums over many features are taken in several passes, better over a tile than over the output's memory.
+        at_once = features.width <= 2 * E and writes_gaps()
+        numbers = features.width + (E if at_once else 2 * E)
         rows = min(rows or _rows(q, numbers), max(N, k.shape[2]))
         groups = head_groups(q, rows * numbers // 2)
         for group in groups:
             tiles, sums, largest = Tiles(features, group, rows, q), every.of(group), largest_at[group].flatten(0, 1)
-            add_keys(sums, tiles, k, v, key_mask, rows, largest)
+            # The output's memory is free until its first query is answered.
+            add_keys(sums, tiles, k, v, key_mask, rows, largest, place(out, group) if rows <= N else None)
             if features.offset:
                 sums.of_values.add_(sums.plain[..., :-1].mT, alpha=features.offset)
                 sums.of_ones.add_(sums.plain[..., -1:], alpha=features.offset)
             top = None if key_mask is None else sums.top
             for block in row_blocks(N, rows):
                 _, phi = tiles.queries(q, block)
-                tiles.divide(*sums.read(phi), top, out, divisors, block)
+                into = place(out, group, block) if at_once else None
+                tiles.divide(*sums.read(phi, into), top, out, divisors, block, in_place=into is not None)
         ctx.save_for_backward(q, k, v, key_mask, divisors, largest_at, *every)
         ctx.features, ctx.rows, ctx.groups = features, rows, groups
         return out

@@ -60,7 +60,8 @@ PATIENCE = 2.0
 _FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)(?:_attention)?(_for_cpu)?(?:_backward)?$")
 _EXPONENTIALS = {
     *("exp", "exp2", "expm1", "logsumexp", "logaddexp", "softmax", "safe_softmax", "log_softmax"),
-    *("sigmoid", "tanh", "softplus", "log_sigmoid_forward", "elu", "celu", "selu", "gelu", "silu", "silu_backward"),
+    *("sigmoid", "tanh", "softplus", "log_sigmoid_forward", "elu", "elu_backward", "celu", "selu", "gelu"),
+    *("silu", "silu_backward"),
 }
 """Operations that take one exponential, or what costs as much, for each number of their first argument."""
 _ONLY_IN_MATH = "_safe_softmax"
