@@ -20,6 +20,7 @@ from attnbench.attention.blocks import (
     minus_infinity,
     tile_scores,
 )
+from attnbench.attention.matrix_tiles import threads
 
 ROWS = 64
 """Query rows per product: fewer waste less in the corners of a window, more use the matrix units better."""
@@ -39,7 +40,11 @@ def blocks_per_tile(q: Tensor, blocks: int, scores: int, *, least: int = 1) -> i
     heads = q.shape[0] * q.shape[1] if q.is_contiguous() else q.shape[1]
     if least == 1 and not large_steps(q) and blocks * -(-heads // most) < heads * -(-blocks // most):
         return 1  # one block of many heads at a time makes fewer steps than many blocks of one head
-    return max(least, min(blocks, most))
+    if most >= blocks:
+        return max(least, blocks)
+    # Tiles of the same size, a multiple of the cores, which would wait for the one with a block more.
+    alike, cores = -(-blocks // -(-blocks // most)), threads()
+    return max(least, min(most, -(-alike // cores) * cores))
 
 
 def full_rows(q: Tensor, start: int, stop: int) -> Iterator[Tile]:

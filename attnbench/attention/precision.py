@@ -9,7 +9,7 @@ from torch.nn.functional import layer_norm
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """In which inputs of ``dtype`` are summed: float32, or float64 for float64."""
-    return torch.promote_types(dtype, torch.float32)
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def hidden(dtype: torch.dtype) -> float:

@@ -23,7 +23,7 @@ from attnbench.spec import parse_spec
 from attnbench.variant import VARIANTS, No, Traits
 
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
-_EXPONENTIALS = {"exp", "exp2", "softmax"}
+_EXPONENTIALS = {"exp", "exp2", "softmax", "elu_backward"}
 
 
 class _Recorder(TorchDispatchMode):
