@@ -110,9 +110,10 @@ def writes_gaps() -> bool:
 
 def place(x: Tensor, group: Group, block: slice = slice(None)) -> Tensor | None:
     """View of ``(G, c, ·)`` that a product is best written into at once; None where it is not."""
-    target = x[(*group, block)].flatten(0, 1)
-    if target.dtype != accumulator(x.dtype) or torch.compiler.is_compiling():
+    part = x[(*group, block)]
+    if part.dtype != accumulator(x.dtype) or torch.compiler.is_compiling():
         return None
+    target = part.view(-1, *part.shape[2:])
     return target if target.is_contiguous() or writes_gaps() else None
 
 

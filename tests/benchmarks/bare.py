@@ -64,17 +64,22 @@ class _Recorder(TorchDispatchMode):
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, there: Any, back: Any) -> Tensor:
-        ctx.back, ctx.grad = back, out
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, there: Any, back: Any, streams: bool) -> Tensor:
+        ctx.back, ctx.grad, ctx.inputs = back, out, (q, k, v) if streams else ()
+        for x in ctx.inputs:
+            x.sum()
         for call in there:
             call()
-        return out.view_as(out)
+        return torch.zeros_like(out) if streams else out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        for x in (*ctx.inputs, grad) if ctx.inputs else ():
+            x.sum()
         for call in ctx.back:
             call()
-        return ctx.grad, ctx.grad, ctx.grad, None, None, None
+        grads = [torch.zeros_like(x) for x in ctx.inputs] or [ctx.grad] * 3
+        return *grads, None, None, None, None
 
 
 @register(
@@ -88,14 +93,22 @@ class _Replay(torch.autograd.Function):
 class Bare(nn.Module):
     """The products and exponentials of the variant ``of``, in its order and shapes, on memory that is in the cache.
 
-    The output is 0. Self-attention forward, or forward and backward.
+    With ``streams`` they come after the inputs have been read once, and before the results, which are 0, are written:
+    what calls of a library that do one thing each can hardly avoid. Self-attention forward, or forward and backward.
 
     Raises:
         Unsupported: the variant does not allow the shape, or calls a fused kernel, whose products cannot be told apart.
     """
 
-    def __init__(self, shape: Shape, *, of: Annotated[str, Field(description="local[window=64]")] = "local") -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        of: Annotated[str, Field(description="local[window=64]")] = "local",
+        streams: Annotated[bool, Field(description="read inputs and write results once")] = False,
+    ) -> None:
         super().__init__()
+        self.streams = streams
         spec = parse_spec(of.replace("[", ":", 1).rstrip("]"))
         entry = VARIANTS.get(spec.name)
         if reason := entry.unsupported_reason(shape):
@@ -108,7 +121,7 @@ class Bare(nn.Module):
         if with_gradients not in self.recorded:
             self.recorded[with_gradients] = self._record(q, k, v, with_gradients)
         out, there, back = self.recorded[with_gradients]
-        return _Replay.apply(q, k, v, out, there, back)  # type: ignore[no-any-return, no-untyped-call]
+        return _Replay.apply(q, k, v, out, there, back, self.streams)  # type: ignore[no-any-return, no-untyped-call]
 
     def _record(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> Any:
         inputs = [x.detach().requires_grad_(with_gradients) for x in (q, k, v)]
