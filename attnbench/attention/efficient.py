@@ -143,23 +143,31 @@ class _Context(torch.autograd.Function):
 
 def _by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Where no gradient is wanted neither softmax exists as a whole; with one, to take both again costs more time."""
-    (B, H, N, D), M, E, dtype = q.shape, k.shape[2], v.shape[3], accumulator(q.dtype)
+    (B, H, N, D), M, E = q.shape, k.shape[2], v.shape[3]
     out = q.new_empty(B, H, N, E)
     # A tile of one head alone would leave its products to one core.
     for group in head_groups(q, min(N, _ROWS) * D):
-        top = torch.full_like(cut(q, group, slice(0, 1)), hidden(dtype))
-        total, context = torch.zeros_like(top), top.new_zeros(len(top), D, E)
-        for block in row_blocks(M, _ROWS):
-            keys, values = cut(k, group, block), cut(v, group, block)
-            largest = torch.maximum(top, keys.amax(1, keepdim=True))
-            kept, weights = ((x - largest).mul_(LOG2E).exp2_() for x in (top, keys))
-            total.mul_(kept).add_(weights.sum(1, keepdim=True))
-            context.mul_(kept.mT).baddbmm_(weights.mT, values)
-            top = largest
+        first, *others = row_blocks(M, _ROWS)
+        top, total, context = _sums(cut(k, group, first), cut(v, group, first))
+        for block in others:
+            earlier = top
+            top, ones, products = _sums(cut(k, group, block), cut(v, group, block), earlier)
+            kept = (earlier - top).mul_(LOG2E).exp2_()
+            total = ones.addcmul_(total, kept)
+            context = products.addcmul_(context, kept.mT)
         context.div_(total.mT)
         for block in row_blocks(N, _ROWS):
             put_product(out, group, block, cut(q, group, block).softmax(-1), context)
     return out
+
+
+def _sums(keys: Tensor, values: Tensor, top: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Largest key of each channel, ``top`` included, then with w = exp(keys - largest) Σ w and Σ w·values."""
+    largest = keys.amax(1, keepdim=True)
+    if top is not None:
+        largest = torch.maximum(top, largest)
+    weights = (keys - largest).mul_(LOG2E).exp2_()
+    return largest, weights.sum(1, keepdim=True), torch.bmm(weights.mT, values)
 
 
 _ROWS = 4096

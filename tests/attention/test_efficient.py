@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from attnbench.attention import efficient
 from attnbench.attention.efficient import Efficient
 from attnbench.shape import Shape
 
@@ -38,6 +39,17 @@ def mask() -> Tensor:
     real[0, 7] = False
     real[1, :4] = False
     return real
+
+
+@pytest.mark.parametrize("rows", [1, 7, 23])
+def test_keys_in_several_tiles_are_the_formula(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficient, "_ROWS", rows)
+    q, k, v = qkv()
+    k[:, :, ::5] += 400  # the largest so far changes from tile to tile, far beyond what exp takes
+    real = mask()
+    with torch.inference_mode():
+        got = Efficient(SHAPE)(q, k, v, key_mask=real)
+    torch.testing.assert_close(got, by_hand(q, k, v, causal=False, key_mask=real), rtol=0, atol=1e-12)
 
 
 @both
