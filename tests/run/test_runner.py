@@ -271,3 +271,18 @@ def test_both_processes_give_the_same_memory_and_only_as_shipped_reads_resident_
     assert rows["tuned"].peak_bytes == pytest.approx(rows["as-shipped"].peak_bytes, rel=0.01)
     assert rows["tuned"].peak_rss_bytes is None
     assert rows["as-shipped"].peak_rss_bytes is not None
+
+
+def test_as_shipped_every_timed_visit_has_a_process_of_its_own_which_tuned_ones_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(PLUGIN)
+    used = {}
+    for process in ("tuned", "as-shipped"):
+        folder = tmp_path / process
+        folder.mkdir()
+        monkeypatch.setenv("PIDS_OF_BAD_VARIANTS", str(folder / "pids"))
+        path = suite(folder, "[bad-known, softmax]")
+        execute(make_plan(path, options(folder, plugins=(PLUGIN,), process=process, rounds=3)))
+        used[process] = len(set((folder / "pids").read_text().split()))
+    assert used == {"tuned": 1, "as-shipped": 3}
