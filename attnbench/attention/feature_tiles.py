@@ -219,7 +219,7 @@ def weigh(values: Tensor, weight: Tensor | None, spare: Tensor | None = None) ->
 
 
 def weigh_ones(weight: Tensor | None, phi: Tensor) -> Tensor:
-    """Σ weight · φ over the tokens: ``(G, 1, F)``."""
+    """Σ weight · φ over the tokens: ``(G, 1, F)``; of None all weights are 1."""
     return phi.sum(1, keepdim=True) if weight is None else torch.bmm(weight.mT, phi)
 
 
@@ -263,12 +263,20 @@ class KeySums(NamedTuple):
             mine.copy_(its)
 
     def add_(
-        self, values: Tensor, phi: Tensor, log_weight: Tensor | None, offset: float, spare: Tensor | None = None
+        self,
+        values: Tensor,
+        phi: Tensor,
+        log_weight: Tensor | None,
+        offset: float,
+        spare: Tensor | None = None,
+        *,
+        padded: bool = True,
     ) -> None:
         """Take in a tile of keys.
 
         Args:
             spare: see :func:`weigh`.
+            padded: whether some of the keys may be.
         """
         weight = None
         if log_weight is None:
@@ -282,9 +290,9 @@ class KeySums(NamedTuple):
         self.of_values.baddbmm_(weigh(values, weight, spare).mT, phi)
         self.of_ones.add_(weigh_ones(weight, phi))
         if offset and log_weight is not None:
-            once = real(log_weight)
-            self.plain[..., :-1].baddbmm_(once.mT, values)
-            self.plain[..., -1:].add_(once.sum(1, keepdim=True))
+            once = real(log_weight) if padded else None
+            self.plain[..., :-1].add_(weigh_ones(once, values))
+            self.plain[..., -1:].add_(values.shape[1] if once is None else once.sum(1, keepdim=True))
 
     def read(self, phi: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features, which it overwrites.

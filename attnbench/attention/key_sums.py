@@ -53,7 +53,7 @@ def _rows(q: Tensor, numbers: int) -> int:
         numbers: features, values and outputs of a row.
     """
     most = 2 * tile_elements(q.device) // (q.shape[0] * q.shape[1] * numbers)
-    return max(512 if numbers <= 320 else 256, most // 64 * 64)
+    return max(512 if numbers < 320 else 256, most // 64 * 64)
 
 
 def add_keys(
@@ -77,7 +77,7 @@ def add_keys(
         if largest is not None and tiles.features.offset and log_weight is not None:
             best, index = log_weight.max(1, keepdim=True)
             largest.copy_(torch.where(best > sums.top, index + block.start, largest))
-        sums.add_(values, phi, log_weight, tiles.features.offset, spare)
+        sums.add_(values, phi, log_weight, tiles.features.offset, spare, padded=key_mask is not None)
 
 
 class _AttendAll(torch.autograd.Function):
@@ -90,13 +90,13 @@ class _AttendAll(torch.autograd.Function):
         divisors = q.new_empty(B, H, N, 1, dtype=accumulator(q.dtype))
         every = KeySums.empty(q, E, features, B, H)
         largest_at = q.new_zeros(B, H, 1, 1, dtype=torch.long)
-        # Sums over many features are taken in several passes, better over a tile than over the output's memory.
-        at_once = features.width <= 2 * E and writes_gaps()
+        at_once = writes_gaps()
         numbers = features.width + (E if at_once else 2 * E)
         rows = min(rows or _rows(q, numbers), max(N, k.shape[2]))
         groups = head_groups(q, rows * numbers // 2)
         for group in groups:
-            tiles, sums, largest = Tiles(features, group, rows, q), every.of(group), largest_at[group].flatten(0, 1)
+            tiles, sums = Tiles(features, group, rows, q), every.of(group)
+            largest = largest_at[group].flatten(0, 1) if ctx.needs_input_grad[1] else None
             # The output's memory is free until its first query is answered.
             add_keys(sums, tiles, k, v, key_mask, rows, largest, place(out, group) if rows <= N else None)
             if features.offset:

@@ -106,7 +106,7 @@ class Performer(FeatureAttention):
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         """φ for inputs of this dtype."""
-        weight = (self.projection.to(accumulator(dtype)) * self.projection.shape[1] ** -0.25).t()
+        weight = (self.projection.to(accumulator(dtype)) * self.projection.shape[1] ** -0.25).t().contiguous()
         match self.kernel_name:
             case "positive":
                 return PositiveFeatures(weight, self.eps)
