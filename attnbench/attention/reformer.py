@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from attnbench.attention.kv_cache import Cache
+from attnbench.attention.largest_entries import argmax
 from attnbench.attention.precision import accumulator
 from attnbench.attention.reformer_chunks import FAR, SELF, Attend, Plan
 from attnbench.errors import Unsupported
@@ -223,7 +224,7 @@ class Reformer(nn.Module):
             if limits is not None:
                 limit = limits[start : start + 2048]
                 size.masked_fill_(torch.arange(columns, device=x.device) >= limit, -1)
-            axis = size.argmax(-1, keepdim=True)
+            axis = argmax(size)
             code = (axis + columns * (rotated.gather(-1, axis) < 0)).squeeze(-1)
             if limits is not None:
                 code *= limit.squeeze(-1) > 0
