@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.bands import blocks_per_tile, full_rows
+from attnbench.attention.bigbird_blocks import FusedBlocks, random_blocks
 from attnbench.attention.block_sparse import attend
 from attnbench.attention.blocks import (
     Blocks,
@@ -24,11 +25,14 @@ from attnbench.attention.blocks import (
     sums_by_key,
     weighted_sums,
 )
+from attnbench.attention.flex_kernel import DTYPES
 from attnbench.errors import Unsupported
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
+
+_ONE_LENGTH = "form=flex compiles a kernel for each length, and padding makes one of every example; form=torch takes it"
 
 
 @register(
@@ -43,7 +47,10 @@ from attnbench.variant import No, Traits, register
         bias=True,
         stochastic=True,
         exact_with=("block={n}", "block=1,random_blocks={n}"),
-        given=(("random_blocks=0", {"stochastic": False}),),
+        given=(
+            ("random_blocks=0", {"stochastic": False}),
+            ("form=flex", {"key_padding": No(_ONE_LENGTH), "compiled": True, "dtypes": DTYPES}),
+        ),
     ),
     settings=("block=3,random_blocks=1", "block=2,random_blocks=3"),
 )
@@ -65,8 +72,12 @@ class BigBird(nn.Module):
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``. Time N·(7 + r)·block·D: two blocks for the global rows.
 
+    ``form=flex`` is the same in one kernel of FlexAttention, which is compiled at the first call and takes the blocks
+    that a row sees from a list, of (N / block)² numbers for each head. On a GPU it has not run yet.
+
     Raises:
-        Unsupported: in ``forward``, more blocks than ``shape.N`` has.
+        Unsupported: in ``forward``, more blocks than ``shape.N`` has; with ``form=flex`` padding, on a CPU float64 or
+            gradients, or blocks that are no multiple of 16.
     """
 
     draws: Tensor
@@ -77,9 +88,13 @@ class BigBird(nn.Module):
         *,
         block: Annotated[int, Field(ge=1, description="tokens per block")] = 64,
         random_blocks: Annotated[int, Field(ge=0, description="random blocks that a query block sees")] = 3,
+        form: Annotated[
+            Literal["torch", "flex"], Field(description="PyTorch's operations, or one kernel of FlexAttention")
+        ] = "torch",
     ) -> None:
         super().__init__()
         self.block = block
+        self.fused = FusedBlocks(block) if form == "flex" else None
         self.position_bias = position_bias(shape)
         # Blocks first: with the same seed a shorter shape draws the same numbers for the blocks that it has.
         self.register_buffer("draws", torch.randint(2**53, (-(-shape.N // block), shape.H, random_blocks)))
@@ -87,6 +102,10 @@ class BigBird(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if -(-q.shape[2] // self.block) > len(self.draws):
             raise Unsupported(f"random blocks were drawn for {len(self.draws) * self.block} tokens, not {q.shape[2]}")
+        if self.fused is not None:
+            if key_mask is not None:
+                raise Unsupported(_ONE_LENGTH)
+            return self.fused.attend(q, k, v, self.draws, self.position_bias)
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # blocks are gathered as wholes
         if key_mask is None:
             return attend(q, k, v, self._tiles(q), position_bias=self.position_bias)
@@ -158,31 +177,6 @@ class BigBird(nn.Module):
             yield Tile(Blocks(t * size, size, count, size), (keys, *short), by_head=bool(short))
         keys = _Gathered(torch.cat([before_last[:, :, :2], before_last[:, :, 3:]], 2), size)
         yield Tile(Blocks(last - size, size), (keys, *short), by_head=bool(short))
-
-
-def random_blocks(draws: Tensor) -> Tensor:
-    """Blocks that each block sees by chance, ``(blocks, H, picks)``, from draws ``(blocks, H, r)`` of 0 .. 2^53 - 1.
-
-    Never one of the first, the last and those next to it; no two alike; each such set is as likely as any other.
-    ``picks`` is at most what blocks 1 and blocks - 2 have left; the others have one less, and their last pick is void
-    where r exceeds it. The rows of the first and the last block mean nothing.
-    """
-    total, _, wanted = draws.shape
-    here = torch.arange(total, device=draws.device)[:, None]
-    inside = (here > 1) & (here < total - 2)
-    left = (total - 4) - inside.long()
-    picks: list[Tensor] = []
-    for t in range(min(wanted, total - 4)):
-        rank = draws[:, :, t] % (left - t).clamp(min=1)
-        if picks:  # a rank among those not yet picked becomes a rank among all
-            for taken in torch.stack(picks, -1).sort(-1).values.unbind(-1):
-                rank = rank + (rank >= taken)
-        picks.append(rank)
-    if not picks:
-        return draws[:, :, :0]
-    ranks = torch.stack(picks, -1)
-    before = (here - 2).clamp(min=0)[:, :, None]
-    return torch.where(ranks < before, ranks + 1, ranks - before + here[:, :, None] + 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from functools import lru_cache
-from types import FunctionType
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask
 
 from attnbench.attention import key_masks
+from attnbench.attention.flex_kernel import DTYPES, FlexKernel, Mod, added_by_distance, added_to_key, everything
 from attnbench.attention.flex_windows import BLOCK, Windows
 from attnbench.attention.kv_cache import Cache, CachedDecoding
-from attnbench.compiled import out_of_sight
 from attnbench.errors import Unsupported, UsageError
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
@@ -31,8 +29,6 @@ _FORWARD_ONLY: dict[str, Any] = (
 )
 """Leaves out of a block mask what only gradients need, which takes longer than a decoding step."""
 
-Mod = Callable[..., Tensor]
-
 
 @register(
     "flex",
@@ -46,7 +42,7 @@ Mod = Callable[..., Tensor]
         decode=True,
         bias=True,
         permutable=True,
-        dtypes=("bfloat16", "float16", "float32"),
+        dtypes=DTYPES,
         compiled=True,
         given=(("window", {"exact": False, "permutable": False, "cross": No(_SAME_PLACES), "decode": No(_NO_STEP)}),),
     ),
@@ -92,29 +88,27 @@ class Flex(CachedDecoding, nn.Module):
         self.windows = None if window is None else Windows(window, global_tokens, shape.causal)
         self.causal, self.capacity = shape.causal, shape.M
         self.position_bias = position_bias(shape)
-        # Code of its own for each module: torch.compile gives up after a few shapes of one piece of code.
-        own = FunctionType(_attend.__code__.replace(), _attend.__globals__)
-        self.compiled = torch.compile(own, dynamic=False, fullgraph=True)
+        self.kernel = FlexKernel()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         N, M = q.shape[2], k.shape[2]
         full, asked = _ranges(N, M, causal=self.causal, asking=key_mask is not None)
-        score_mod = None
+        score_mod, learned = None, self._learns(q, k, v)
         if self.position_bias is not None:
             line = self.position_bias.along(torch.arange(1 - N, M, device=q.device), torch.float32)
-            score_mod = _added_by_distance(line, N - 1)
+            score_mod = added_by_distance(line, N - 1)
 
         def blocks() -> BlockMask:
             if self.windows is not None:
                 return self.windows.block_mask(N, q.device, key_mask)
             if key_mask is not None:
                 mod = _of_real_keys(key_mask, causal=self.causal)
-                return _block_mask(full, asked, N, M, mod, q.device, gradients=self._learns(q, k, v))
+                return _block_mask(full, asked, N, M, mod, q.device, gradients=learned)
             # Also where nothing is masked: without blocks the code for a CPU holds all scores at once.
             return _kept_blocks(N, M, self.causal, q.device)
 
         pairs = _pairs(full, asked, N, M) if self.windows is None else self.windows.pairs(N)
-        output = self._run(q, k, v, score_mod, blocks, pairs)
+        output = self.kernel(q, k, v, blocks, pairs=q.shape[1] * pairs, learned=learned, score_mod=score_mod)
         if key_mask is None:
             return output
         seeing = key_masks.seeing(key_mask, self.causal) if self.windows is None else self.windows.seeing(key_mask)
@@ -140,53 +134,16 @@ class Flex(CachedDecoding, nn.Module):
         full, asked = [n // BLOCK], [int(n % BLOCK > 0)]
         score_mod = None
         if self.position_bias is not None:
-            score_mod = _added_to_key(self.position_bias(slice(n - 1, n), slice(0, room), torch.float32)[:, 0])
+            score_mod = added_to_key(self.position_bias(slice(n - 1, n), slice(0, room), torch.float32)[:, 0])
 
         def blocks() -> BlockMask:
             return _block_mask(full, asked, 1, room, _of_first_keys(torch.tensor(n, device=q.device)), q.device)
 
-        return self._run(q, state.k, state.v, score_mod, blocks, _pairs(full, asked, 1, room)), state
+        pairs, learned = q.shape[1] * _pairs(full, asked, 1, room), self._learns(q, k, v)
+        return self.kernel(q, state.k, state.v, blocks, pairs=pairs, learned=learned, score_mod=score_mod), state
 
     def _learns(self, *inputs: Tensor) -> bool:
         return torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *self.parameters()))
-
-    def _run(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        score_mod: Mod | None,
-        blocks: Callable[[], BlockMask],
-        pairs: int,
-    ) -> Tensor:
-        learned = self._learns(q, k, v)
-        if q.device.type == "cpu" and (learned or q.dtype == torch.float64):
-            raise Unsupported(f"FlexAttention has no {'backward pass' if learned else 'float64'} on a CPU")
-
-        def call() -> Tensor:
-            try:
-                output: Tensor = self.compiled(q, k, v, score_mod, blocks())
-            except RuntimeError as error:
-                if "C++ compiler" not in str(error):
-                    raise
-                raise Unsupported("FlexAttention is compiled, and there is no working C++ compiler") from error
-            return output
-
-        exponentials = q.shape[0] * q.shape[1] * pairs
-        product = 2 * q.shape[3] * exponentials
-        return out_of_sight(
-            call,
-            like=q,
-            kernel="flex",
-            matmul_flops=2 * product,
-            backward_flops=5 * product,
-            exponentials=exponentials,
-        )
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, score_mod: Mod | None, block_mask: BlockMask) -> Tensor:
-    output: Tensor = flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask)
-    return output
 
 
 def _ranges(N: int, M: int, *, causal: bool, asking: bool) -> tuple[list[int], list[int]]:
@@ -219,13 +176,9 @@ def _block_mask(
 
 @lru_cache(maxsize=8)
 def _kept_blocks(N: int, M: int, causal: bool, device: torch.device) -> BlockMask:
-    mod = _not_later if causal else _every
+    mod = _not_later if causal else everything
     with torch.inference_mode(False):  # kept, and gradients may be wanted next time
         return _block_mask(*_ranges(N, M, causal=causal, asking=False), N, M, mod, device, gradients=True)
-
-
-def _every(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return i >= 0
 
 
 def _not_later(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -240,11 +193,3 @@ def _of_real_keys(key_mask: Tensor, *, causal: bool) -> Mod:
 
 def _of_first_keys(count: Tensor) -> Mod:
     return lambda b, h, i, j: j < count
-
-
-def _added_by_distance(line: Tensor, middle: int) -> Mod:
-    return lambda score, b, h, i, j: score + line[h, j - i + middle]
-
-
-def _added_to_key(row: Tensor) -> Mod:
-    return lambda score, b, h, i, j: score + row[h, j]

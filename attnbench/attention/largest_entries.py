@@ -17,15 +17,27 @@ def largest(x: Tensor, count: int, *, ordered: bool = False) -> tuple[Tensor, Te
     rows, M = x.shape
     groups = M // STRIDE
     if groups < 2 * count:
-        kept, chosen = x.topk(count, sorted=ordered)
-        return kept, chosen
+        return _largest(x, count, ordered)
     # The largest entries are in the groups with the largest maxima.
-    best = x[:, : groups * STRIDE].view(rows, STRIDE, groups).amax(1).topk(count, sorted=False).indices
+    _, best = _largest(x[:, : groups * STRIDE].view(rows, STRIDE, groups).amax(1), count, False)
     inside = torch.arange(STRIDE, device=x.device).unsqueeze(1) * groups
     left_over = torch.arange(groups * STRIDE, M, device=x.device).expand(rows, -1)
     candidates = torch.cat([(best.unsqueeze(1) + inside).flatten(1), left_over], 1)
-    kept, chosen = x.gather(1, candidates).topk(count, sorted=ordered)
+    kept, chosen = _largest(x.gather(1, candidates), count, ordered)
     return kept, candidates.gather(1, chosen)
+
+
+def _largest(x: Tensor, count: int, ordered: bool) -> tuple[Tensor, Tensor]:
+    """torch.topk, which on a CPU takes a quarter less for whole numbers."""
+    whole = {torch.float32: torch.int32, torch.float64: torch.int64}.get(x.dtype)
+    if x.device.type != "cpu" or whole is None:
+        kept, chosen = x.topk(count, sorted=ordered)
+        return kept, chosen
+    # The bits of a number, as a whole one, are in its order but below 0, where they run backwards.
+    bits = x.contiguous().view(whole)
+    bits = bits ^ (bits >> 63 if whole == torch.int64 else bits >> 31).bitwise_and_(torch.iinfo(whole).max)
+    chosen = bits.topk(count, sorted=ordered).indices
+    return x.gather(1, chosen), chosen
 
 
 def argmax(x: Tensor) -> Tensor:

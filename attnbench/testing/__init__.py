@@ -91,8 +91,8 @@ def examine(law: str, variant: Variant) -> Iterator[Finding]:
     if law not in LAWS:
         raise UsageError(f"unknown law {law!r}{did_you_mean(law, LAWS)}; laws are {', '.join(LAWS)}")
     one, applied, seen = LAWS[law], False, False
-    for case in cases(variant) if one.few_shapes or not variant.traits.compiled else ():
-        if one.applies(case):
+    for case in cases(variant):
+        if (one.few_shapes or not case.traits.compiled) and one.applies(case):
             applied = True
             for finding in one.examine(case):
                 seen = True

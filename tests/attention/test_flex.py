@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from attnbench.attention import flex
 from attnbench.attention.flex import Flex
+from attnbench.attention.flex_kernel import FlexKernel
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count, predict
 from attnbench.reference import exact_attention, relative_error
@@ -203,15 +204,13 @@ def test_a_decoding_step_reads_the_blocks_that_are_filled(
 ) -> None:
     read: list[int] = []
 
-    def run(
-        self: Flex, q: Tensor, k: Tensor, v: Tensor, mod: object, mask: Callable[[], BlockMask], pairs: int
-    ) -> Tensor:
+    def run(self: FlexKernel, q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], BlockMask], **how: object) -> Tensor:
         made = mask()
         assert made.full_kv_num_blocks is not None
         read.append(int(made.kv_num_blocks.sum() + made.full_kv_num_blocks.sum()))
         return q
 
-    monkeypatch.setattr(Flex, "_run", run)
+    monkeypatch.setattr(FlexKernel, "__call__", run)
     module = build("flex", Shape(1, 1, 512, 4, causal=True))
     token = [torch.randn(1, 1, 1, 4) for _ in range(3)]
     module.step(module.begin(*(x.expand(1, 1, filled - 1, 4) for x in token)), *token)

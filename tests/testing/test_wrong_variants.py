@@ -30,7 +30,7 @@ FAULTS = [
     ("TruncatedLocal", "local:window=3", "implied matrix", "the weight"),
     ("HalfLocal", "local", "limit to exact", "window="),
     ("EmulatedLocal", "local", "memory", "a forward pass grows as n^"),
-    ("HiddenSquare", "local", "time", "time grows as n^"),
+    ("HiddenSquare", "xca", "time", "time grows as n^"),
     ("DoubleCountingBigBird", "bigbird:block=3,random_blocks=1", "implied matrix", "the weight"),
     ("UselessSorting", "sinkhorn:block=4,sort=learned", "gradients reach", "has no effect"),
     ("SortedKeysAsValues", "sinkhorn:block=4", "formula", "differs from the formula"),
@@ -104,3 +104,15 @@ def test_the_same_laws_hold_for_the_true_variant(label: str) -> None:
 
 def test_every_law_has_been_seen_to_fail() -> None:
     assert {law for *_, law, _ in FAULTS} == set(LAWS)
+
+
+def test_a_draw_for_which_a_short_sequence_leaves_no_room_is_looked_for_in_longer_ones() -> None:
+    assert check_variant("bigbird:block=64", laws=["seed"]).held
+
+
+def test_a_seed_that_decides_nothing_is_no_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
+    softmax = VARIANTS.get("softmax")
+    entry = replace(softmax, name="wrong", traits=replace(softmax.traits, stochastic=True))
+    monkeypatch.setitem(VARIANTS._entries, "wrong", entry)
+    (fault,) = check_variant(entry, laws=["seed"]).faults
+    assert "another seed gives the same output" in fault.fault

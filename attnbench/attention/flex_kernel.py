@@ -1,0 +1,101 @@
+"""PyTorch's FlexAttention, compiled for one module at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from attnbench.compiled import out_of_sight
+from attnbench.errors import Unsupported
+
+Mod = Callable[..., Tensor]
+"""A function of a pair, which is compiled into the kernel."""
+
+DTYPES = ("bfloat16", "float16", "float32")
+"""In which it runs on a CPU."""
+
+
+class FlexKernel:
+    """softmax(q kᵀ / √D) v over the blocks of a block mask, in code compiled at the first call for each shape and type.
+
+    Only compiled code ever runs, and the FLOPs booked are those of the blocks that it computes.
+    """
+
+    def __init__(self) -> None:
+        # Code of its own for each module: torch.compile gives up after a few shapes of one piece of code.
+        own = FunctionType(_attend.__code__.replace(), _attend.__globals__)
+        self._compiled = torch.compile(own, dynamic=False, fullgraph=True)
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        blocks: Callable[[], BlockMask],
+        *,
+        pairs: int,
+        learned: bool,
+        score_mod: Mod | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Tensor:
+        """``(B, H, N, D)``, from q ``(B, H, N, D)``, k and v ``(B, H, M, D)``.
+
+        Args:
+            blocks: makes the block mask, if anything is to run.
+            pairs: of queries and keys in the blocks computed, of all heads of one example.
+            learned: whether gradients are wanted.
+            score_mod: changes scores.
+            options: of the kernel on a GPU.
+
+        Raises:
+            Unsupported: on a CPU float64 or gradients, which PyTorch does not compile there, or no C++ compiler.
+        """
+        if q.device.type == "cpu" and (learned or q.dtype == torch.float64):
+            raise Unsupported(f"FlexAttention has no {'backward pass' if learned else 'float64'} on a CPU")
+
+        def call() -> Tensor:
+            try:
+                output: Tensor = self._compiled(q, k, v, score_mod, blocks(), options if q.is_cuda else None)
+            except RuntimeError as error:
+                if "C++ compiler" not in str(error):
+                    raise
+                raise Unsupported("FlexAttention is compiled, and there is no working C++ compiler") from error
+            return output
+
+        exponentials = q.shape[0] * pairs
+        product = 2 * q.shape[3] * exponentials
+        return out_of_sight(
+            call,
+            like=q,
+            kernel="flex",
+            matmul_flops=2 * product,
+            backward_flops=5 * product,
+            exponentials=exponentials,
+        )
+
+
+def added_by_distance(line: Tensor, middle: int) -> Mod:
+    """Adds ``line`` ``(H, ·)`` at ``middle`` + j - i to the score of query i and key j."""
+    return lambda score, b, h, i, j: score + line[h, j - i + middle]
+
+
+def added_to_key(row: Tensor) -> Mod:
+    """Adds ``row`` ``(H, ·)`` at j to the score of key j."""
+    return lambda score, b, h, i, j: score + row[h, j]
+
+
+def everything(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """A mask that hides nothing."""
+    return i >= 0
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, score_mod: Mod | None, block_mask: BlockMask, options: dict[str, Any] | None
+) -> Tensor:
+    output: Tensor = flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask, kernel_options=options)  # type: ignore[arg-type]
+    return output
