@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnbench.attention.feature_tiles import KeySums, weigh, weigh_ones
+from attnbench.attention.running_sums import KeySums, weigh, weigh_ones
 
 
 class Chunks:

@@ -8,11 +8,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.feature_tiles import FeatureMap, KeySums, Tiles, head_groups
+from attnbench.attention.feature_tiles import FeatureMap, Tiles, head_groups
 from attnbench.attention.key_masks import visible_pairs
 from attnbench.attention.key_sums import add_keys, attend_all
 from attnbench.attention.prefix_sums import attend_causally
 from attnbench.attention.prepared_features import Prepared
+from attnbench.attention.running_sums import KeySums
 from attnbench.shape import Shape
 
 Chunk = Annotated[

@@ -7,14 +7,15 @@ enough to stay in the cache, so that the features of a whole sequence never exis
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from math import log
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnbench.attention.matrix_tiles import threads
-from attnbench.attention.precision import accumulator, hidden
+from attnbench.attention.precision import accumulator
 
 LOG2E = 1.0 / log(2.0)
 """Exponentials are taken as 2^(x·log2(e)): torch's exp2 is several times as fast as its exp on some CPUs."""
@@ -98,6 +99,14 @@ def put(x: Tensor, group: Group, block: slice, tile: Tensor) -> None:
     """Inverse of :func:`cut`."""
     target = x[(*group, block)]
     target.copy_(tile.view_as(target))
+
+
+def fill(out: Tensor, function: Callable[..., Tensor], *inputs: Any) -> None:
+    """``function(*inputs, out=out)``, where ``out`` may have gaps, which torch.compile refuses."""
+    if torch.compiler.is_compiling():
+        out.copy_(function(*inputs))
+    else:
+        function(*inputs, out=out)
 
 
 def writes_gaps() -> bool:
@@ -184,7 +193,7 @@ class Tiles:
         A query without keys gives 0; a denominator that underflows gives NaN, and a negative one keeps its sign.
 
         Args:
-            top: the largest log weight a query has seen (see :meth:`KeySums.empty`), or None if no key is padded.
+            top: the largest log weight a query has seen (as in ``KeySums.empty``), or None if no key is padded.
             in_place: the numerator is the block of ``out``.
         """
         target, divisor = out[(*self.group, block)], divisors[(*self.group, block)]
@@ -194,110 +203,9 @@ class Tiles:
             divisor.masked_fill_(keyless.view(*divisor.shape[:2], -1, 1), 1.0)
         if in_place:
             target.div_(divisor)
-        elif torch.compiler.is_compiling():  # it refuses an out= with gaps, and fuses the copy
-            target.copy_(numerator.view_as(target) / divisor)
         else:
-            torch.div(numerator.view_as(target), divisor, out=target)
+            fill(target, torch.div, numerator.view_as(target), divisor)
 
     def numerator_grad(self, grad: Tensor, divisors: Tensor, block: slice) -> Tensor:
         """Gradient of the numerator of the quotient, ``(G, c, E)``."""
         return self.cut(grad, block) / self.cut(divisors, block)
-
-
-def weigh(values: Tensor, weight: Tensor | None, spare: Tensor | None = None) -> Tensor:
-    """Contiguous, for a product would copy it again: ``(G, c, E)``.
-
-    Args:
-        spare: contiguous memory that may be overwritten, ``(G, ·, E)`` with at least c rows.
-    """
-    if spare is None:
-        return values.contiguous() if weight is None else values * weight
-    if weight is None and values.is_contiguous():
-        return values
-    room = spare.view(-1)[: values.numel()].view(values.shape)
-    return room.copy_(values) if weight is None else torch.mul(values, weight, out=room)
-
-
-def weigh_ones(weight: Tensor | None, phi: Tensor) -> Tensor:
-    """Σ weight · φ over the tokens: ``(G, 1, F)``; of None all weights are 1."""
-    return phi.sum(1, keepdim=True) if weight is None else torch.bmm(weight.mT, phi)
-
-
-def real(log_weight: Tensor) -> Tensor:
-    """1 at the real keys and 0 at the padded ones, ``(G, c, 1)``: how often a constant feature counts."""
-    return (log_weight > float("-inf")).to(log_weight.dtype)
-
-
-class KeySums(NamedTuple):
-    """What linear attention remembers of the keys met so far."""
-
-    of_values: Tensor
-    """Σ v φ(k)ᵀ / 2^top, ``(G, E, F)``."""
-    of_ones: Tensor
-    """Σ φ(k)ᵀ / 2^top, ``(G, 1, F)``. Apart, since oneDNN takes a quarter longer for 65 columns than for 64."""
-    top: Tensor
-    """Largest log weight, ``(G, 1, 1)``."""
-    plain: Tensor
-    """Σ (v, 1), ``(G, 1, E + 1)``; kept up only for a feature map with an offset."""
-
-    @classmethod
-    def empty(cls, like: Tensor, values: int, features: FeatureMap, *count: int) -> KeySums:
-        """No keys yet. Their largest log weight is finite, so that the difference of two such is 0 and not NaN."""
-        dtype = accumulator(like.dtype)
-        return cls(
-            like.new_zeros(*count, values, features.width, dtype=dtype),
-            like.new_zeros(*count, 1, features.width, dtype=dtype),
-            like.new_full((*count, 1, 1), hidden(dtype), dtype=dtype),
-            like.new_zeros(*count, 1, values + 1, dtype=dtype),
-        )
-
-    def of(self, group: Group) -> KeySums:
-        """Views of one group of ``(B, H, ...)``, its pairs in one dimension."""
-        return KeySums(*(each[group].flatten(0, 1) for each in self))
-
-    def clone(self) -> KeySums:
-        return KeySums(*(each.clone() for each in self))
-
-    def copy_(self, other: KeySums) -> None:
-        for mine, its in zip(self, other, strict=True):
-            mine.copy_(its)
-
-    def add_(
-        self,
-        values: Tensor,
-        phi: Tensor,
-        log_weight: Tensor | None,
-        offset: float,
-        spare: Tensor | None = None,
-        *,
-        padded: bool = True,
-    ) -> None:
-        """Take in a tile of keys.
-
-        Args:
-            spare: see :func:`weigh`.
-            padded: whether some of the keys may be.
-        """
-        weight = None
-        if log_weight is None:
-            self.top.zero_()
-        else:
-            top = torch.maximum(self.top, log_weight.amax(1, keepdim=True))
-            decay, weight = (self.top - top).exp2_(), (log_weight - top).exp2_()
-            self.of_values.mul_(decay)
-            self.of_ones.mul_(decay)
-            self.top.copy_(top)
-        self.of_values.baddbmm_(weigh(values, weight, spare).mT, phi)
-        self.of_ones.add_(weigh_ones(weight, phi))
-        if offset and log_weight is not None:
-            once = real(log_weight) if padded else None
-            self.plain[..., :-1].add_(weigh_ones(once, values))
-            self.plain[..., -1:].add_(values.shape[1] if once is None else once.sum(1, keepdim=True))
-
-    def read(self, phi: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features, which it overwrites.
-
-        Args:
-            into: where the numerators go, or None.
-        """
-        return torch.bmm(phi, self.of_values.mT, out=into), phi.mul_(self.of_ones).sum(-1, keepdim=True)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.attention.feature_attention import Chunk, FeatureAttention
-from attnbench.attention.feature_tiles import LOG2E, FeatureMap, KeySums
+from attnbench.attention.feature_tiles import LOG2E, FeatureMap, fill
+from attnbench.attention.running_sums import KeySums
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -20,8 +21,8 @@ class SpikyFeatures(FeatureMap):
     def queries(self, x: Tensor, out: Tensor) -> None:
         """Without the denominator, which cancels."""
         plus, minus = out.chunk(2, -1)
-        torch.mul(x, LOG2E, out=plus)
-        torch.neg(plus, out=minus)
+        fill(plus, torch.mul, x, LOG2E)
+        fill(minus, torch.neg, plus)
         out.sub_(out.amax(-1, keepdim=True)).exp2_()
 
     def keys(self, x: Tensor, out: Tensor) -> None:

@@ -14,17 +14,15 @@ from torch.autograd.function import once_differentiable
 
 from attnbench.attention.feature_tiles import (
     FeatureMap,
-    KeySums,
     Tiles,
     head_groups,
     place,
-    real,
     row_blocks,
     tile_elements,
-    weigh,
     writes_gaps,
 )
 from attnbench.attention.precision import accumulator
+from attnbench.attention.running_sums import KeySums, real, weigh
 
 
 def attend_all(
@@ -70,7 +68,7 @@ def add_keys(
 
     Args:
         largest: ``(G, 1, 1)``, for a map with an offset set to where the largest log weight is.
-        spare: memory for a tile of values, see :func:`attnbench.attention.feature_tiles.weigh`.
+        spare: memory for a tile of values, see :func:`attnbench.attention.running_sums.weigh`.
     """
     for block in row_blocks(k.shape[2], rows):
         _, values, phi, log_weight = tiles.keys(k, v, key_mask, block)

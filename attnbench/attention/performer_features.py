@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnbench.attention.feature_tiles import LOG2E, FeatureMap
+from attnbench.attention.feature_tiles import LOG2E, FeatureMap, fill
 
 
 class Projected(FeatureMap):
@@ -106,7 +106,7 @@ class HyperbolicFeatures(PositiveFeatures):
         u = self.project(self.binary, x)
         plus, minus = out.chunk(2, -1)
         plus.copy_(u)
-        torch.neg(u, out=minus)
+        fill(minus, torch.neg, u)
 
     def pull_exponents_back(self, grad: Tensor) -> Tensor:
         plus, minus = grad.chunk(2, -1)
@@ -121,8 +121,8 @@ class CosineSineFeatures(Projected):
     def queries(self, x: Tensor, out: Tensor) -> None:
         u = self.project(self.weight, x)
         cos, sin = out.chunk(2, -1)
-        torch.cos(u, out=cos)
-        torch.sin(u, out=sin)
+        fill(cos, torch.cos, u)
+        fill(sin, torch.sin, u)
 
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         cos, sin = features.chunk(2, -1)

@@ -17,14 +17,12 @@ from torch.autograd.function import once_differentiable
 from attnbench.attention.chunk_sums import Chunks
 from attnbench.attention.feature_tiles import (
     FeatureMap,
-    KeySums,
     Tiles,
     head_groups,
-    real,
     row_blocks,
-    weigh,
 )
 from attnbench.attention.precision import accumulator
+from attnbench.attention.running_sums import KeySums, real, weigh, weigh_ones
 
 BLOCK = 512
 """Tokens of a block, between two sums that are kept for the backward pass; those in between are computed again."""
@@ -73,9 +71,28 @@ def _room(sums: KeySums, chunk: int) -> Tensor:
     return sums.of_values.new_empty(count * (_rows(chunk) // chunk) + 1, *size)
 
 
-def counted(values: Tensor, once: Tensor) -> Tensor:
-    """(v, 1) of the real keys and 0 of the padded ones, ``(G, R, E + 1)``: what a constant feature adds up."""
-    return torch.cat([values * once, once], -1)
+class _Constant:
+    """A constant feature in a block: each real key has 1 of it, each query its share.
+
+    Args:
+        sums: before the block.
+        phi_q: ``(Gm, c, F)``.
+        values: ``(Gm, c, E)``.
+        real: 1 at the real keys, 0 at the padded ones, ``(Gm, c, 1)``; None if all are.
+    """
+
+    def __init__(self, offset: float, sums: KeySums, phi_q: Tensor, values: Tensor, real: Tensor | None) -> None:
+        self.share = offset * phi_q.sum(-1, keepdim=True)  # of a query, (Gm, c, 1)
+        self.real = real
+        size = values.new_full((len(values), 1, 1), values.shape[1]) if real is None else real.sum(1, keepdim=True)
+        own = torch.cat([weigh_ones(real, values), size], -1)
+        met = torch.cat([sums.plain, own.view(len(sums.plain), -1, own.shape[2])], 1).cumsum(1)
+        self.before = met[:, :-1].reshape(own.shape)  # of (v, 1) before each chunk, (Gm, 1, E + 1)
+        self.after = met[:, -1:].clone()  # the block
+
+    def of_pairs(self, pairs: Tensor) -> Tensor:
+        """``(Gm, c, c)`` with 0 in the place of padded keys and of future ones, in place."""
+        return (pairs if self.real is None else pairs.mul_(self.real.mT)).tril_()
 
 
 class _AttendCausally(torch.autograd.Function):
@@ -111,20 +128,23 @@ class _AttendCausally(torch.autograd.Function):
                 of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
                 of_values, of_ones, after = chunks.sums_before(sums, of_chunks, phi_k)
                 numerator = chunks.carry(torch.bmm(phi_q, of_values.mT))
-                share = features.offset * phi_q.sum(-1, keepdim=True) if features.offset else None
                 scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
+                constant = None
+                if log_weight is not None and features.offset:
+                    some = None if key_mask is None else chunks.split(real(log_weight))
+                    constant = _Constant(features.offset, sums, phi_q, of_chunks, some)
+                    constant.of_pairs(scores.add_(constant.share))
+                    after = after._replace(plain=constant.after)
+                    if differentiable:
+                        found = torch.where(chunks.own[0], chunks.own[1] + block.start, at)
+                        tiles.put(largest_at, block, found)
+                        at = found[:, -1:]
                 numerator.baddbmm_(scores, of_chunks)
                 denominator = chunks.carry(phi_q.mul_(of_ones).sum(-1, keepdim=True))
                 denominator += scores.sum(-1, keepdim=True)
-                if log_weight is not None and share is not None:
-                    plain = counted(values, real(log_weight)).cumsum(1).add_(sums.plain)
-                    after = after._replace(plain=plain[:, -1:].clone())
-                    plain = chunks.split(plain).mul_(share)
-                    numerator += plain[..., :-1]
-                    denominator += plain[..., -1:]
-                    found = torch.where(chunks.own[0], chunks.own[1] + block.start, at)
-                    tiles.put(largest_at, block, found)
-                    at = found[:, -1:]
+                if constant is not None:
+                    numerator.addcmul_(constant.share, constant.before[..., :-1])
+                    denominator.addcmul_(constant.share, constant.before[..., -1:])
                 sums = after
                 tiles.divide(numerator, denominator, None if key_mask is None else chunks.seen, out, divisors, block)
         ctx.save_for_backward(q, k, v, key_mask, divisors, largest_at, *kept)
@@ -143,7 +163,7 @@ class _AttendCausally(torch.autograd.Function):
             tiles = Tiles(features, group, _rows(ctx.chunk), q, count=4)
             d_sums = KeySums.empty(q, v.shape[-1], features, tiles.pairs)  # of all but the top; last block first
             room = _room(d_sums, ctx.chunk)
-            d_weights = q.new_zeros(tiles.pairs, q.shape[2], 1, dtype=tiles.dtype) if features.offset else None
+            d_weights = q.new_zeros(tiles.pairs, q.shape[2] if features.offset else 0, 1, dtype=tiles.dtype)
             for block in reversed(blocks):
                 sums = steps.pop()
                 x_q, phi_q = tiles.queries(q, block)
@@ -154,19 +174,24 @@ class _AttendCausally(torch.autograd.Function):
                 above = chunks.split(tiles.numerator_grad(grad, divisors, block))
                 # Numerators times their gradients, from what is there: the output need not be kept.
                 scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
+                constant = None
+                if log_weight is not None and features.offset:
+                    some = None if key_mask is None else chunks.split(real(log_weight))
+                    constant = _Constant(features.offset, sums, phi_q, of_chunks, some)
+                    constant.of_pairs(scores.add_(constant.share))
                 d_scores = torch.bmm(above, of_chunks.mT)
                 above_sums = chunks.carry(above)
                 d_phi_q = torch.bmm(above_sums, of_values, out=chunks.split(tiles.blank(x_q.shape[1], 2)))
                 below = torch.linalg.vecdot(scores, d_scores).add_(torch.linalg.vecdot(phi_q, d_phi_q))[..., None]
-                if log_weight is not None and features.offset:
-                    plain = counted(values, real(log_weight))
-                    total = chunks.split(plain.cumsum(1).add_(sums.plain))
-                    share = features.offset * phi_q.sum(-1, keepdim=True)
-                    below.addcmul_(share, torch.linalg.vecdot(above, total[..., :-1])[..., None])
+                if constant is not None:
+                    earlier = torch.linalg.vecdot(above, constant.before[..., :-1])[..., None]
+                    below.addcmul_(constant.share, earlier)
                 below.div_(chunks.split(tiles.cut(divisors, block))).neg_()
                 below_sums = chunks.carry(below)
                 # The chunks' own pairs.
-                d_scores = chunks.weigh_(d_scores.add_(below))
+                d_scores.add_(below)
+                d_share = None if constant is None else constant.of_pairs(d_scores.clone()).sum(-1, keepdim=True)
+                chunks.weigh_(d_scores)
                 d_values = torch.bmm(scores.mT, above)
                 d_phi_k = torch.bmm(d_scores.mT, phi_q, out=chunks.split(tiles.blank(x_q.shape[1], 3)))
                 # Their queries reading earlier keys, and their keys as later queries read them.
@@ -181,16 +206,18 @@ class _AttendCausally(torch.autograd.Function):
                 else:
                     d_phi_k.addcmul_(chunks.weight, d_of_ones)
                     d_values.addcmul_(torch.bmm(phi_k, d_of_values.mT), chunks.weight)
-                if d_weights is not None:
+                if constant is not None and d_share is not None:
                     upper = torch.cat([above, below], -1)
-                    d_phi_q += features.offset * torch.linalg.vecdot(upper, total)[..., None]
-                    d_total = upper.mul_(share).view_as(plain)
-                    d_suffix = d_total.flip(1).cumsum(1).flip(1).add_(d_sums.plain)
-                    d_values.addcmul_(chunks.split(d_suffix[..., :-1]), chunks.split(plain[..., -1:]))
-                    d_sums = d_sums._replace(plain=d_suffix[:, :1])
-                    d_largest = torch.linalg.vecdot(d_total, total.view_as(plain))[..., None]
+                    d_share += torch.linalg.vecdot(upper, constant.before)[..., None]
+                    d_phi_q.add_(d_share, alpha=features.offset)
+                    own = torch.bmm(constant.share.mT, upper).view(tiles.pairs, -1, upper.shape[2])
+                    met = torch.cat([own, d_sums.plain], 1).flip(1).cumsum(1).flip(1)
+                    d_plain = met[:, 1:, :-1].reshape(len(upper), 1, -1)
+                    d_values.add_(d_plain if constant.real is None else constant.real * d_plain)
+                    d_sums = d_sums._replace(plain=met[:, :1])
+                    d_largest = d_share.mul_(constant.share).view(tiles.pairs, -1, 1)
                     d_weights.scatter_add_(1, largest_at[(*group, block)].flatten(0, 1), d_largest)
-                d_weight = None if d_weights is None else d_weights[:, block]
+                d_weight = d_weights[:, block] if features.offset else None
                 phi_q, d_phi_q, phi_k, d_phi_k = (
                     x.view(tiles.pairs, x_q.shape[1], -1) for x in (phi_q, d_phi_q, phi_k, d_phi_k)
                 )
