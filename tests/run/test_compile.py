@@ -112,7 +112,13 @@ def test_compiled_code_has_the_products_of_the_variant_and_its_compiling_apart(p
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # what the compiler itself does
 @pytest.mark.parametrize(
     ("variant", "pass_"),
-    [("linear:chunk=8", "training"), ("performer:features=8,chunk=8", "training")],
+    [
+        ("linear:chunk=8", "training"),
+        ("performer:features=8,chunk=8", "training"),
+        ("performer:features=8,kernel=hyperbolic,chunk=8", "forward"),
+        ("rfa:features=8,chunk=8", "forward"),
+        ("hedgehog:chunk=8", "training"),
+    ],
 )
 def test_variants_of_several_tiles_compile_as_a_whole(variant: str, pass_: str) -> None:
     record = measure(variant, pass_=pass_)
