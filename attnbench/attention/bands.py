@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attnbench.attention.blocks import (
-    Blocks,
-    Keys,
-    Mask,
-    Shared,
-    Tile,
-    Window,
-    batches,
-    copied_by_products,
-    large_steps,
-    minus_infinity,
-    tile_scores,
-)
+from attnbench.attention.block_keys import Beside, Shared, Window, copied_by_products
+from attnbench.attention.blocks import Blocks, Keys, Mask, Tile, batches, large_steps, minus_infinity, tile_scores
 from attnbench.attention.matrix_tiles import threads
 
 ROWS = 64
@@ -106,7 +96,16 @@ def around_global(q: Tensor, g: int, window: int, dilation: int = 1) -> Iterator
     # The band runs over the tokens after the global ones, so that these are never counted twice.
     for start in range(g, min(g + dilation, q.shape[2])):
         also = (lambda rows: seen_by_all) if g else None
-        yield from band(q, before=window, after=window, start=start, stride=dilation, also=also)
+        for tile in band(q, before=window, after=window, start=start, stride=dilation, also=also):
+            yield _beside(tile) if g and tile.rows.count == 1 and not large_steps(q) else tile
+
+
+def _beside(tile: Tile) -> Tile:
+    """The same with its windows and shared keys in one product."""
+    (window, shared) = tile.keys
+    assert isinstance(window, Window)
+    assert isinstance(shared, Shared)
+    return replace(tile, keys=(Beside((window.blocks, shared.blocks), window.masks),))
 
 
 def _corners(q: Tensor, shift: int, rows: int, keys: int, before: int, after: int) -> Iterator[Mask]:

@@ -12,19 +12,9 @@ from torch import Tensor, nn
 
 from attnbench.attention.bands import blocks_per_tile, full_rows
 from attnbench.attention.bigbird_blocks import FusedBlocks, random_blocks
+from attnbench.attention.block_keys import Shared, inner_products, sums_by_key, weighted_sums
 from attnbench.attention.block_sparse import attend
-from attnbench.attention.blocks import (
-    Blocks,
-    Heads,
-    Keys,
-    Shared,
-    Tile,
-    batches,
-    inner_products,
-    large_steps,
-    sums_by_key,
-    weighted_sums,
-)
+from attnbench.attention.blocks import Blocks, Heads, Keys, Tile, batches, large_steps
 from attnbench.attention.flex_kernel import DTYPES
 from attnbench.errors import Unsupported
 from attnbench.position_bias import position_bias

@@ -12,15 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.attention.blocks import (
-    Heads,
-    Tile,
-    Window,
-    batches,
-    large_steps,
-    minus_infinity,
-    tile_scores,
-)
+from attnbench.attention.block_keys import Window
+from attnbench.attention.blocks import Heads, Tile, batches, large_steps, minus_infinity, tile_scores
 from attnbench.attention.precision import accumulator
 from attnbench.position_bias import PositionBias
 

@@ -11,8 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.bands import around_global
+from attnbench.attention.block_keys import Beside, Window
 from attnbench.attention.block_sparse import attend
-from attnbench.attention.blocks import Label, Tile, Window
+from attnbench.attention.blocks import Label, Tile
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -89,12 +90,11 @@ class Etc(nn.Module):
     def _labelled(self, q: Tensor, g: int) -> Iterator[Tile]:
         known: dict[tuple[int, int, int], tuple[Label, ...]] = {}
         for tile in around_global(q, g, self.window):
-            window = tile.keys[0]
-            assert isinstance(window, Window)
+            first = tile.keys[0]
+            assert isinstance(first, Beside | Window)
+            window = first.parts[0] if isinstance(first, Beside) else first.blocks
             start = tile.rows.start
-            inside = (
-                (start, tile.rows.size, g) if start < g else (start - window.blocks.start, tile.rows.size, window.width)
-            )
+            inside = (start, tile.rows.size, g) if start < g else (start - window.start, tile.rows.size, window.size)
             if inside not in known:
                 known[inside] = tuple(self._distances(q, *inside))
             width = sum(keys.width for keys in tile.keys)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from attnbench.attention import kv_cache
 from attnbench.attention.bands import ROWS, band, blocks_per_tile, triangle
+from attnbench.attention.block_keys import Window
 from attnbench.attention.block_sparse import attend
-from attnbench.attention.blocks import Blocks, Tile, Window, batches
+from attnbench.attention.blocks import Blocks, Tile, batches
 from attnbench.attention.precision import accumulator
 from attnbench.attention.ring import Ring
 from attnbench.errors import UsageError

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from attnbench.attention import block_sparse
-from attnbench.attention.blocks import Blocks, Tile, Window, batches, minus_infinity, tile_scores
+from attnbench.attention.block_keys import Window
+from attnbench.attention.blocks import Blocks, Tile, batches, minus_infinity, tile_scores
 from attnbench.attention.kv_cache import Cache, attend
 from attnbench.attention.precision import accumulator
 from attnbench.attention.segments import any_real, attend_to_filled, strided_convolution

@@ -9,18 +9,8 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.bands import ROWS, band, blocks_per_tile, triangle
-from attnbench.attention.blocks import (
-    Blocks,
-    Heads,
-    Keys,
-    Mask,
-    Shared,
-    Tile,
-    Window,
-    batches,
-    minus_infinity,
-    tile_scores,
-)
+from attnbench.attention.block_keys import Shared, Window
+from attnbench.attention.blocks import Blocks, Heads, Keys, Mask, Tile, batches, minus_infinity, tile_scores
 
 
 def strided(q: Tensor, length: int, causal: bool) -> Iterator[Tile]:
