@@ -1,0 +1,146 @@
+"""The keys that a tile's rows see, and the products of attention with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnbench.attention.blocks import Blocks, Heads, Mask, large_steps
+from attnbench.attention.precision import accumulator
+
+
+def copied_by_products(q: Tensor) -> bool:
+    """Whether a product of tensors like q copies overlapping keys, and transposed ones slowly: oneDNN's on the CPU.
+
+    MKL's, which are those of float64, and of float32 unless that may be multiplied faster, read keys where they are.
+    """
+    fast = torch.compiler.is_compiling() or torch.get_float32_matmul_precision() != "highest"
+    return not large_steps(q) and fast and accumulator(q.dtype) == torch.float32
+
+
+def side_by_side(own: Tensor) -> Tensor:
+    """Keys ``(·, width, d)``, copied once without gaps where every product would copy them."""
+    return own.contiguous() if copied_by_products(own) else own
+
+
+# By bmm: of a single transposed matrix in four dimensions, matmul makes a copy.
+def inner_products(x: Tensor, own: Tensor, scale: float) -> Tensor:
+    """``(heads, blocks, rows, width)`` of x ``(heads, blocks, rows, d)`` and own ``(heads·blocks, width, d)``."""
+    rows, keys = x.flatten(0, 1), own.transpose(1, 2)
+    if torch.compiler.is_compiling():  # inductor takes no empty summand, and scales the rows as it reads them
+        return torch.bmm(rows * scale, keys).view(*x.shape[:3], -1)
+    nothing = keys.new_empty(1, 1, 1)
+    return torch.baddbmm(nothing, rows, keys, beta=0, alpha=scale).view(*x.shape[:3], -1)
+
+
+def weighted_sums(p: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
+    """``(heads, blocks, rows, d)`` of p ``(heads, blocks, rows, width)`` and own ``(heads·blocks, width, d)``."""
+    if out is not None:
+        torch.bmm(p.flatten(0, 1), own, out=out.flatten(0, 1))
+        return out
+    return torch.bmm(p.flatten(0, 1), own).view(*p.shape[:3], -1)
+
+
+def sums_by_key(p: Tensor, x: Tensor) -> Tensor:
+    """``(heads, blocks, width, d)`` of p ``(heads, blocks, rows, width)`` and x ``(heads, blocks, rows, d)``."""
+    return torch.bmm(p.flatten(0, 1).transpose(1, 2), x.flatten(0, 1)).view(*p.shape[:2], p.shape[3], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The queries of block t see the keys of block t."""
+
+    blocks: Blocks
+    masks: tuple[Mask, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return self.blocks.size
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        return self.blocks.positions(device)[None, :, None]
+
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        return side_by_side(self.blocks.of(y, heads, dtype).flatten(0, 1))
+
+    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
+        return inner_products(x, own, scale)
+
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        return weighted_sums(p, own, out)
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        b = self.blocks
+        sums, part = b.of(into, heads), sums_by_key(p, x)
+        apart = b.count == 1 or b.step < b.stride
+        for piece in (slice(None),) if apart else _pieces(b.size, b.step // b.stride):
+            sums[:, :, piece].add_(part[:, :, piece])
+
+
+def _pieces(size: int, step: int) -> Iterator[slice]:
+    """Pieces of a block no longer than the step, so that they do not overlap those of other blocks."""
+    for first in range(0, size, step):
+        yield slice(first, first + step)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Every query of the tile sees the keys of every one of these blocks."""
+
+    blocks: Blocks
+    masks: tuple[Mask, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return self.blocks.count * self.blocks.size
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        return self.blocks.positions(device).view(1, 1, 1, -1)
+
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        return side_by_side(self.blocks.of(y, heads, dtype).flatten(1, 2))
+
+    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
+        return inner_products(x.flatten(1, 2)[:, None], own, scale).view(*x.shape[:3], self.width)
+
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        into = None if out is None else out.flatten(1, 2)[:, None]
+        return weighted_sums(p.flatten(1, 2)[:, None], own, into).view(*p.shape[:3], own.shape[-1])
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        keys = sums_by_key(p.flatten(1, 2)[:, None], x.flatten(1, 2)[:, None])
+        self.blocks.of(into, heads).add_(keys.view(-1, self.blocks.count, self.blocks.size, x.shape[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Every query of the tile's only block sees all of these, copied side by side: one product instead of several."""
+
+    parts: tuple[Blocks, ...]
+    masks: tuple[Mask, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return sum(part.count * part.size for part in self.parts)
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        return torch.cat([part.positions(device).flatten() for part in self.parts]).view(1, 1, 1, -1)
+
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        return torch.cat([part.of(y, heads, dtype).flatten(1, 2) for part in self.parts], 1)
+
+    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
+        return inner_products(x, own, scale)
+
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        return weighted_sums(p, own, out)
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        sums, first = sums_by_key(p, x).flatten(1, 2), 0
+        for part in self.parts:
+            target, stop = part.of(into, heads), first + part.count * part.size
+            target.add_(sums[:, first:stop].view(target.shape))
+            first = stop
