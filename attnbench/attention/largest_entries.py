@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-STRIDE = 8
+STRIDE = 4
 """Entries in a group of which only the maximum takes part in the first search."""
 
 

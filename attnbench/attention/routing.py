@@ -126,8 +126,11 @@ class Routing(nn.Module):
         (G, N, _), C = x.shape, centroids.shape[1]
         most = min(N, self.window or -(-N // C))
         chosen = torch.empty((G, C, most), dtype=torch.long, device=x.device)
-        for heads, a, b in tiles(G, C, N, fitting(x.device, 17)):
-            scores = torch.bmm(centroids[heads, a:b], x[heads].mT)
+        together = fitting(x.device, 17)
+        room = x.new_empty(max(N, min(G * C * N, together)))
+        for heads, a, b in tiles(G, C, N, together):
+            scores = room[: (heads.stop - heads.start) * (b - a) * N].view(-1, b - a, N)
+            torch.bmm(centroids[heads, a:b], x[heads].mT, out=scores)
             if real is not None:
                 scores.masked_fill_(~real[heads].unsqueeze(1), -torch.inf)
             _, found = largest(scores.flatten(0, 1), most, ordered=real is not None)

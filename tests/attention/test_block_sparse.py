@@ -106,7 +106,7 @@ def test_keys_copied_for_faster_products_give_the_same_output_and_gradients(
     q, k, v = draw(2, 2, 90, 3, grad=True)
     f = made(spec, 2, 2, 90, 3, causal)
     expected = out_and_gradients(f, q, k, v)
-    for module in (blocks, bands):
+    for module in (block_keys, bands):
         monkeypatch.setattr(module, "copied_by_products", lambda q: True)
     for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
