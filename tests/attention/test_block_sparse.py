@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnbench.attention import bands, bigbird, block_sparse, blocks, etc, local, longformer, sparse
+from attnbench.attention import bands, bigbird, block_keys, block_sparse, blocks, etc, local, longformer, sparse
 from attnbench.attention.blocks import Blocks, Tile
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Bias, Shape
