@@ -97,7 +97,7 @@ def around_global(q: Tensor, g: int, window: int, dilation: int = 1) -> Iterator
     for start in range(g, min(g + dilation, q.shape[2])):
         also = (lambda rows: seen_by_all) if g else None
         for tile in band(q, before=window, after=window, start=start, stride=dilation, also=also):
-            yield _beside(tile) if g and tile.rows.count == 1 and not large_steps(q) else tile
+            yield _beside(tile) if g and not large_steps(q) else tile
 
 
 def _beside(tile: Tile) -> Tile:
@@ -105,7 +105,7 @@ def _beside(tile: Tile) -> Tile:
     (window, shared) = tile.keys
     assert isinstance(window, Window)
     assert isinstance(shared, Shared)
-    return replace(tile, keys=(Beside((window.blocks, shared.blocks), window.masks),))
+    return replace(tile, keys=(Beside(window.blocks, shared.blocks, window.masks),))
 
 
 def _corners(q: Tensor, shift: int, rows: int, keys: int, before: int, after: int) -> Iterator[Mask]:

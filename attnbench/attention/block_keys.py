@@ -73,11 +73,15 @@ class Window:
         return weighted_sums(p, own, out)
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
-        b = self.blocks
-        sums, part = b.of(into, heads), sums_by_key(p, x)
-        apart = b.count == 1 or b.step < b.stride
-        for piece in (slice(None),) if apart else _pieces(b.size, b.step // b.stride):
-            sums[:, :, piece].add_(part[:, :, piece])
+        _add(self.blocks, sums_by_key(p, x), into, heads)
+
+
+def _add(b: Blocks, sums: Tensor, into: Tensor, heads: Heads) -> None:
+    """Add to each of the blocks, which may overlap, its own sums ``(heads, count, size, d)``."""
+    target = b.of(into, heads)
+    apart = b.count == 1 or b.step < b.stride
+    for piece in (slice(None),) if apart else _pieces(b.size, b.step // b.stride):
+        target[:, :, piece].add_(sums[:, :, piece])
 
 
 def _pieces(size: int, step: int) -> Iterator[slice]:
@@ -117,20 +121,27 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Every query of the tile's only block sees all of these, copied side by side: one product instead of several."""
+    """The queries of block t see the keys of block t of ``own``, and every query those of ``shared``.
 
-    parts: tuple[Blocks, ...]
+    They are copied side by side: one product, where a :class:`Window` and a :class:`Shared` make two, and their scores
+    have to be joined.
+    """
+
+    own: Blocks
+    shared: Blocks
     masks: tuple[Mask, ...] = ()
 
     @property
     def width(self) -> int:
-        return sum(part.count * part.size for part in self.parts)
+        return self.own.size + self.shared.count * self.shared.size
 
     def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
-        return torch.cat([part.positions(device).flatten() for part in self.parts]).view(1, 1, 1, -1)
+        own, shared = self.own.positions(device), self.shared.positions(device).view(1, -1)
+        return torch.cat([own, shared.expand(len(own), -1)], 1)[None, :, None]
 
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
-        return torch.cat([part.of(y, heads, dtype).flatten(1, 2) for part in self.parts], 1)
+        own, shared = self.own.of(y, heads, dtype), self.shared.of(y, heads, dtype).flatten(1, 2)[:, None]
+        return torch.cat([own, shared.expand(-1, own.shape[1], -1, -1)], 2).flatten(0, 1)
 
     def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
         return inner_products(x, own, scale)
@@ -139,8 +150,7 @@ class Beside:
         return weighted_sums(p, own, out)
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
-        sums, first = sums_by_key(p, x).flatten(1, 2), 0
-        for part in self.parts:
-            target, stop = part.of(into, heads), first + part.count * part.size
-            target.add_(sums[:, first:stop].view(target.shape))
-            first = stop
+        sums, size = sums_by_key(p, x), self.own.size
+        _add(self.own, sums[:, :, :size], into, heads)
+        shared = self.shared.of(into, heads)
+        shared.add_(sums[:, :, size:].sum(1).view(shared.shape))

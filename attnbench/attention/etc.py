@@ -92,7 +92,7 @@ class Etc(nn.Module):
         for tile in around_global(q, g, self.window):
             first = tile.keys[0]
             assert isinstance(first, Beside | Window)
-            window = first.parts[0] if isinstance(first, Beside) else first.blocks
+            window = first.own if isinstance(first, Beside) else first.blocks
             start = tile.rows.start
             inside = (start, tile.rows.size, g) if start < g else (start - window.start, tile.rows.size, window.size)
             if inside not in known:
