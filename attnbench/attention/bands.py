@@ -15,6 +15,9 @@ from attnbench.attention.matrix_tiles import threads
 ROWS = 64
 """Query rows per product: fewer waste less in the corners of a window, more use the matrix units better."""
 
+_FULL_SCORES = 2**19
+"""Scores that a tile of rows that see every key may have, if it has more than ROWS rows: 2 MiB in float32."""
+
 
 def band_rows(q: Tensor, keys: int) -> int:
     """Query rows per product of a window of ``keys`` keys.
@@ -37,11 +40,17 @@ def blocks_per_tile(q: Tensor, blocks: int, scores: int, *, least: int = 1) -> i
     return max(least, min(most, -(-alike // cores) * cores))
 
 
-def full_rows(q: Tensor, start: int, stop: int) -> Iterator[Tile]:
-    """Tiles in which the rows start .. stop - 1 see every key."""
+def full_rows(q: Tensor, rows: Blocks) -> Iterator[Tile]:
+    """Tiles in which the rows of these blocks see every key."""
     n = q.shape[2]
-    for first, rows in batches(start, stop, max(8, tile_scores(q) // n)):
-        yield Tile(Blocks(first, rows), (Window(Blocks(0, n)),))
+    # As many as have no more scores than a head has numbers, or a cache: all keys are read again for every tile.
+    most = max(ROWS, (tile_scores(q) if large_steps(q) else _FULL_SCORES) // n)
+    if rows.count > 1 and rows.count * rows.size <= most:
+        yield Tile(rows, (Shared(Blocks(0, n)),))
+        return
+    for start in range(rows.start, rows.start + rows.count * rows.step, rows.step):
+        for first, size in batches(start, start + rows.size, most):
+            yield Tile(Blocks(first, size), (Window(Blocks(0, n)),))
 
 
 def triangle(q: Tensor, column: int, size: int) -> tuple[Mask]:
@@ -91,7 +100,7 @@ def band(
 
 def around_global(q: Tensor, g: int, window: int, dilation: int = 1) -> Iterator[Tile]:
     """Token i sees i ± t·dilation for t = 0 .. window; the first ``g`` tokens see every token and are seen by all."""
-    yield from full_rows(q, 0, g)
+    yield from full_rows(q, Blocks(0, g))
     seen_by_all: tuple[Keys, ...] = (Shared(Blocks(0, g)),) if g else ()
     # The band runs over the tokens after the global ones, so that these are never counted twice.
     for start in range(g, min(g + dilation, q.shape[2])):

@@ -144,13 +144,16 @@ class BigBird(nn.Module):
         n, size = q.shape[2], self.block
         total = -(-n // size)
         if total <= 3:
-            yield from full_rows(q, 0, n)
+            yield from full_rows(q, Blocks(0, n))
             return
         last = (total - 1) * size
-        yield from full_rows(q, 0, size)
-        yield from full_rows(q, last, n)
         # A short last block cannot be gathered together with whole ones.
         short: tuple[Keys, ...] = (Shared(Blocks(last, n - last)),) if n % size else ()
+        if short:
+            yield from full_rows(q, Blocks(0, size))
+            yield from full_rows(q, Blocks(last, n - last))
+        else:
+            yield from full_rows(q, Blocks(0, size, 2, last))
         chosen = random_blocks(self.draws[:total])
         here = torch.arange(total, device=q.device)
         columns = [here - 1, here, here + 1, here * 0, *(() if short else (here * 0 + total - 1,))]
