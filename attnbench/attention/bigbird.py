@@ -164,7 +164,7 @@ class BigBird(nn.Module):
         table, before_last = table[:, :, : len(columns) + total - 5], table[:, total - 2 : total - 1]
         # One head at a time, since its blocks are gathered many times over and then stay in the cache. The copies do
         # not, so that a tile may be larger than where keys are read in place.
-        most = blocks_per_tile(q, total - 4, size * (n % size + table.shape[2] * size) // 4, least=2)
+        most = blocks_per_tile(q, total - 4, size * (n % size + table.shape[2] * size) // 2, least=2)
         for t, count in batches(2, total - 2, most):
             keys = _Gathered(table[:, t : t + count], size)
             yield Tile(Blocks(t * size, size, count, size), (keys, *short), by_head=bool(short))
