@@ -112,6 +112,18 @@ def test_keys_copied_for_faster_products_give_the_same_output_and_gradients(
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("spec", [*WINDOWS, "etc:window=16,global_tokens=2", "longformer:window=3,dilation=4"])
+@pytest.mark.parametrize("n", [400, 407])
+def test_a_single_head_in_tiles_of_many_blocks_is_the_formula(spec: str, n: int) -> None:
+    q, k, v = draw(1, 1, n, 4, grad=True)
+    f = made(spec, 1, 1, n, 4)
+    some = torch.rand(1, n) < 0.7
+    for mask in (None, some):
+        got = out_and_gradients(partial(f, key_mask=mask), q, k, v)
+        for each, wanted in zip(got, out_and_gradients(partial(f.dense, key_mask=mask), q, k, v), strict=True):
+            torch.testing.assert_close(each, wanted, rtol=0, atol=1e-12)
+
+
 PATTERNS = [
     "length=7",
     "pattern=fixed,length=7,summary=2",
