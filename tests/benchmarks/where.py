@@ -1,0 +1,94 @@
+"""Where the time of a variant goes, by kind of operation: `python tests/benchmarks/where.py local --n 4096`.
+
+Beside tests/benchmarks/bare.py, which says what its products and exponentials would take by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from torch.profiler import ProfilerActivity, profile
+
+import attnbench.attention
+import attnbench.inputs  # noqa: F401  # fills the table of inputs
+from attnbench.cell import Cell, Pass
+from attnbench.run.call import prepare
+from attnbench.run.process import Process, apply
+from attnbench.shape import Shape
+from attnbench.spec import parse_spec
+
+KINDS = {
+    "matrix products": ("mm", "bmm", "addmm", "baddbmm", "baddbmm_", "_scaled_dot_product_flash_attention_for_cpu"),
+    "exponentials": ("exp", "exp_", "exp2", "exp2_", "_softmax", "softmax", "elu_backward"),
+    "copies": ("copy_", "clone", "cat", "index_select", "index_copy_", "index_add_", "gather", "scatter_add_"),
+    "search": ("topk", "sort", "amax", "max", "argmax", "cummax", "eq"),
+}
+"""What stands in no list is other arithmetic, if it computes, or a view."""
+
+VIEWS = ("view", "as_strided", "slice", "select", "transpose", "t", "expand", "unflatten", "narrow", "empty", "unbind")
+LEAST_SECONDS = 2.0
+
+
+def main(
+    variant: str,
+    n: Annotated[int, typer.Option(help="Tokens.")] = 4096,
+    heads: int = 8,
+    causal: bool = False,
+    training: bool = False,
+    inputs: str = "gaussian",
+    process: Annotated[str, typer.Option(help="tuned or as-shipped.")] = "tuned",
+) -> None:
+    """Time of one call by kind of operation, without and with torch's profiler around it."""
+    chosen: Process = "tuned" if process == "tuned" else "as-shipped"
+    _, library, _ = apply(chosen, threads=len(os.sched_getaffinity(0)), device="cpu")
+    shape = Shape(heads=heads, seq_len=n, head_dim=64, causal=causal)
+    passed: Pass = "training" if training else "forward"
+    call = prepare(Cell("where", "where", parse_spec(variant), shape, pass_=passed, inputs=parse_spec(inputs))).run
+    plain = _median(call)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        rounds = _repeat(call)
+    spent, calls = Counter[str](), Counter[str]()
+    for event in seen.key_averages():
+        kind = _kind(event.key)
+        spent[kind] += event.self_cpu_time_total / rounds / 1e3
+        calls[kind] += event.count // rounds
+    print(f"{variant} at {n} tokens, {passed}, {process}, products by {library}: {plain:.2f} ms")
+    for kind, ms in spent.most_common():
+        print(f"{kind:20}{ms:8.2f} ms {ms / spent.total():6.0%} in {calls[kind]} calls")
+    print(f"{'sum, while profiled':20}{spent.total():8.2f} ms")
+
+
+def _kind(name: str) -> str:
+    bare = name.removeprefix("aten::")
+    for kind, names in KINDS.items():
+        if bare in names:
+            return kind
+    return "views, allocations" if bare.startswith(VIEWS) or not name.startswith("aten::") else "other arithmetic"
+
+
+def _repeat(call: Callable[[], object]) -> int:
+    rounds, start = 0, time.perf_counter()
+    while time.perf_counter() < start + LEAST_SECONDS:
+        call()
+        rounds += 1
+    return rounds
+
+
+def _median(call: Callable[[], object]) -> float:
+    """Milliseconds."""
+    times: list[float] = []
+    _repeat(call)
+    while sum(times) < LEAST_SECONDS:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2] * 1e3
+
+
+if __name__ == "__main__":
+    typer.run(main)
