@@ -93,7 +93,7 @@ def test_large_steps_as_on_a_gpu_give_the_same_output_and_gradients(
     q, k, v = draw(2, 2, 90, 3, grad=True)
     f = made(spec, 2, 2, 90, 3, causal)
     expected = out_and_gradients(f, q, k, v)
-    for module in (blocks, block_sparse, bands):
+    for module in (blocks, block_keys, block_sparse, bands, bigbird):
         monkeypatch.setattr(module, "large_steps", lambda q: True)
     for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
