@@ -41,11 +41,10 @@ def main(
     causal: bool = False,
     training: bool = False,
     inputs: str = "gaussian",
-    process: Annotated[str, typer.Option(help="tuned or as-shipped.")] = "tuned",
+    process: Process = "tuned",
 ) -> None:
     """Time of one call by kind of operation, without and with torch's profiler around it."""
-    chosen: Process = "tuned" if process == "tuned" else "as-shipped"
-    _, library, _ = apply(chosen, threads=len(os.sched_getaffinity(0)), device="cpu")
+    _, library, _ = apply(process, threads=len(os.sched_getaffinity(0)), device="cpu")
     shape = Shape(heads=heads, seq_len=n, head_dim=64, causal=causal)
     passed: Pass = "training" if training else "forward"
     call = prepare(Cell("where", "where", parse_spec(variant), shape, pass_=passed, inputs=parse_spec(inputs))).run
