@@ -204,8 +204,8 @@ class _Gathered:
         picked = blocks.index_select(0, self._picked(heads, whole)).to(dtype)
         return picked.view(-1, self.width, y.shape[3])
 
-    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
-        return inner_products(x, own, scale)
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x, own)
 
     def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
         return weighted_sums(p, own, out)

@@ -27,13 +27,9 @@ def side_by_side(own: Tensor) -> Tensor:
 
 
 # By bmm: of a single transposed matrix in four dimensions, matmul makes a copy.
-def inner_products(x: Tensor, own: Tensor, scale: float) -> Tensor:
+def inner_products(x: Tensor, own: Tensor) -> Tensor:
     """``(heads, blocks, rows, width)`` of x ``(heads, blocks, rows, d)`` and own ``(heads·blocks, width, d)``."""
-    rows, keys = x.flatten(0, 1), own.transpose(1, 2)
-    if torch.compiler.is_compiling():  # inductor takes no empty summand, and scales the rows as it reads them
-        return torch.bmm(rows * scale, keys).view(*x.shape[:3], -1)
-    nothing = keys.new_empty(1, 1, 1)
-    return torch.baddbmm(nothing, rows, keys, beta=0, alpha=scale).view(*x.shape[:3], -1)
+    return torch.bmm(x.flatten(0, 1), own.transpose(1, 2)).view(*x.shape[:3], -1)
 
 
 def weighted_sums(p: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
@@ -66,8 +62,8 @@ class Window:
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
         return side_by_side(self.blocks.of(y, heads, dtype).flatten(0, 1))
 
-    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
-        return inner_products(x, own, scale)
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x, own)
 
     def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
         return weighted_sums(p, own, out)
@@ -107,8 +103,8 @@ class Shared:
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
         return side_by_side(self.blocks.of(y, heads, dtype).flatten(1, 2))
 
-    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
-        return inner_products(x.flatten(1, 2)[:, None], own, scale).view(*x.shape[:3], self.width)
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x.flatten(1, 2)[:, None], own).view(*x.shape[:3], self.width)
 
     def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
         into = None if out is None else out.flatten(1, 2)[:, None]
@@ -143,8 +139,8 @@ class Beside:
         own, shared = self.own.of(y, heads, dtype), self.shared.of(y, heads, dtype).flatten(1, 2)[:, None]
         return torch.cat([own, shared.expand(-1, own.shape[1], -1, -1)], 2).flatten(0, 1)
 
-    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
-        return inner_products(x, own, scale)
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x, own)
 
     def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
         return weighted_sums(p, own, out)

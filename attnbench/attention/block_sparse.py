@@ -85,17 +85,22 @@ def _seen(tile: Tile, y: Tensor, heads: Heads) -> list[Tensor]:
     return [keys.of(y, heads, tile.rows, accumulator(y.dtype)) for keys in tile.keys]
 
 
-def _scores(tile: Tile, x: Tensor, seen: list[Tensor], scale: float = 1.0) -> Tensor:
+def _scores(tile: Tile, x: Tensor, seen: list[Tensor]) -> Tensor:
     """Inner products of rows ``(heads, blocks, rows, d)`` with all their keys, ``(heads, blocks, rows, keys)``."""
-    return _joined([keys.dot(x, own, scale) for keys, own in zip(tile.keys, seen, strict=True)])
+    return _joined([keys.dot(x, own) for keys, own in zip(tile.keys, seen, strict=True)])
 
 
-def _weights(tile: Tile, heads: Heads, inputs: _Inputs, seen: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Query rows ``(heads, blocks, rows, d)`` and their softmax weights ``(heads, blocks, rows, keys)``."""
+def _weights(
+    tile: Tile, heads: Heads, inputs: _Inputs, seen: list[Tensor], room: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scaled query rows ``(heads, blocks, rows, d)`` and their softmax weights ``(heads, blocks, rows, keys)``.
+
+    The rows are written to ``room``, if that is given.
+    """
     q, _, _, bias, labelled, line = inputs
     accumulate = accumulator(q.dtype)
-    x = tile.rows.of(q, heads, accumulate)
-    p = _scores(tile, x, seen, q.shape[-1] ** -0.5)
+    x = torch.mul(tile.rows.of(q, heads, accumulate), q.shape[-1] ** -0.5, out=room)
+    p = _scores(tile, x, seen)
     for keys, columns in tile.columns():
         for first, mask in keys.masks:
             first += columns.start
@@ -161,15 +166,21 @@ def _mixed(tile: Tile, p: Tensor, seen: list[Tensor], out: Tensor | None = None)
     return parts[0] if out is None else out.copy_(parts[0])
 
 
+def _room(rows: Tensor) -> Tensor | None:
+    """The rows of a result, if a product can be read from and written to them."""
+    written = rows.dtype == accumulator(rows.dtype) and rows.is_contiguous() and not torch.compiler.is_compiling()
+    return rows if written else None
+
+
 # One function per tile, so that nothing of a tile outlives it.
 def _attend_tile(tile: Tile, heads: Heads, inputs: _Inputs, out: Tensor) -> None:
     _, k, v, *_ = inputs
-    _, p = _weights(tile, heads, inputs, _seen(tile, k, heads))
-    rows, seen = tile.rows.of(out, heads), _seen(tile, v, heads)
-    if rows.dtype == p.dtype and rows.is_contiguous() and not torch.compiler.is_compiling():
-        _mixed(tile, p, seen, rows)
-    else:
-        rows.copy_(_mixed(tile, p, seen))
+    rows = tile.rows.of(out, heads)
+    room = _room(rows)
+    p = _weights(tile, heads, inputs, _seen(tile, k, heads), room)[1]
+    sums = _mixed(tile, p, _seen(tile, v, heads), room)
+    if room is None:
+        rows.copy_(sums)
 
 
 def _differentiate_tile(
@@ -181,17 +192,17 @@ def _differentiate_tile(
 ) -> None:
     q, k, v, *_ = inputs
     dq, dk, dv, d_labelled, d_line = outputs
-    seen, scale = _seen(tile, k, heads), q.shape[-1] ** -0.5
-    x, p = _weights(tile, heads, inputs, seen)
-    scaled = x * scale
+    seen = _seen(tile, k, heads)
+    rows = tile.rows.of(dq, heads)
+    x, p = _weights(tile, heads, inputs, seen, _room(rows))
     g = tile.rows.of(grad, heads, x.dtype).contiguous()
     for keys, columns in tile.columns():
         keys.spread(p[..., columns], g, dv, heads)
     ds = _scores(tile, g, _seen(tile, v, heads))
     torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
     for keys, columns in tile.columns():
-        keys.spread(ds[..., columns], scaled, dk, heads)
-    tile.rows.of(dq, heads).copy_(_mixed(tile, ds, seen).mul_(scale))
+        keys.spread(ds[..., columns], x, dk, heads)
+    torch.mul(_mixed(tile, ds, seen), q.shape[-1] ** -0.5, out=rows)
     if d_labelled is not None:
         tile.rows.of(d_labelled, heads).copy_(_by_label(tile, ds, d_labelled))
     if d_line is not None:

@@ -94,8 +94,8 @@ class Keys(Protocol):
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
         """What ``rows`` see of y, laid out for the products."""
 
-    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
-        """Inner products of the rows with their keys, times ``scale``, shaped as p."""
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        """Inner products of the rows with their keys, shaped as p."""
 
     def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
         """Each row's sum of its keys' y, weighted by p; shaped as x. Written to ``out`` where it is given."""

@@ -57,8 +57,8 @@ class _Column:
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
         return self._columns(y, heads, rows.size, dtype)
 
-    def dot(self, x: Tensor, own: Tensor, scale: float) -> Tensor:
-        return (x.transpose(1, 2) @ own.transpose(2, 3)).mul_(scale).transpose(1, 2)
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return (x.transpose(1, 2) @ own.transpose(2, 3)).transpose(1, 2)
 
     def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
         sums = (p.transpose(1, 2) @ own).transpose(1, 2)
