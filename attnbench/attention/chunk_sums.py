@@ -50,9 +50,20 @@ class Chunks:
         """Rows ``(Gm, c, ·)`` read from the sums before the chunk."""
         return rows if self.weight is None else rows * self.carried
 
-    def sums_before(self, sums: KeySums, values: Tensor, phi: Tensor) -> tuple[Tensor, Tensor, KeySums]:
-        """What each chunk reads, ``(Gm, E, F)`` and ``(Gm, 1, F)``, and the sums after the block, but for plain."""
-        of_values, all_values = self.run(sums.of_values, weigh(values, self.weight).mT, phi)
+    def sums_before(
+        self, sums: KeySums, values: Tensor, phi: Tensor, *, by_feature: bool
+    ) -> tuple[Tensor, Tensor, KeySums]:
+        """What each chunk reads, ``(Gm, E, F)`` and ``(Gm, 1, F)``, and the sums after the block, but for plain.
+
+        Args:
+            by_feature: the former lies in memory as ``(Gm, F, E)``, which is how a product with features reads it
+                best; else a product with values does.
+        """
+        values = weigh(values, self.weight)
+        if by_feature:
+            of_values, all_values = (x.mT for x in self.run(sums.of_values.mT, phi.mT, values))
+        else:
+            of_values, all_values = self.run(sums.of_values, values.mT, phi)
         of_ones, all_ones = self.run_ones(sums.of_ones, weigh_ones(self.weight, phi))
         top = sums.top if self.seen is None else self.seen[:, -1:]
         return of_values, of_ones, KeySums(all_values, all_ones, top, sums.plain)
@@ -64,10 +75,10 @@ class Chunks:
 
         Args:
             total: ``(G, E, F)``, before the first chunk, or after the last.
-            left, right: ``(Gm, E, c)`` and ``(Gm, c, F)``; a chunk adds their product.
+            left, right: ``(Gm, E, c)`` and ``(Gm, c, F)``; a chunk adds their product. Or all with E and F exchanged.
         """
         # What a chunk adds is written where the sum that it goes into will stand: in the place of the next chunk.
-        room = self.room[: left.shape[0] + 1]
+        room = self.room[: left.shape[0] + 1].view(-1, *total.shape[1:])
         added, met = (room[:-1], room[1:]) if back else (room[1:], room[:-1])
         torch.bmm(left, right, out=added)
         end = added[0 if back else self.count - 1 :: self.count].clone()

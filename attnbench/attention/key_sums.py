@@ -101,10 +101,11 @@ class _AttendAll(torch.autograd.Function):
                 sums.of_values.add_(sums.plain[..., :-1].mT, alpha=features.offset)
                 sums.of_ones.add_(sums.plain[..., -1:], alpha=features.offset)
             top = None if key_mask is None else sums.top
+            columns = sums.of_values.mT.contiguous()  # turned once, or every product would do it again
             for block in row_blocks(N, rows):
                 _, phi = tiles.queries(q, block)
                 into = place(out, group, block) if at_once else None
-                tiles.divide(*sums.read(phi, into), top, out, divisors, block, in_place=into is not None)
+                tiles.divide(*sums.read(phi, columns, into), top, out, divisors, block, in_place=into is not None)
         ctx.save_for_backward(q, k, v, key_mask, divisors, largest_at, *every)
         ctx.features, ctx.rows, ctx.groups = features, rows, groups
         return out
@@ -128,6 +129,7 @@ class _AttendAll(torch.autograd.Function):
                 d_of_values.baddbmm_(above.mT, phi)
                 d_of_ones.baddbmm_(below.mT, phi)
                 tiles.put(dq, block, features.queries_grad(x, phi, d_phi))
+            d_columns = d_of_values.mT.contiguous()
             d_weights: Tensor | None = None
             if features.offset:
                 d_plain = features.offset * torch.cat([d_of_values, d_of_ones], 1).sum(-1)[:, None]
@@ -138,7 +140,7 @@ class _AttendAll(torch.autograd.Function):
                 x, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
                 weight = None if log_weight is None else (log_weight - sums.top).exp2_()
                 d_phi = torch.bmm(weigh(values, weight), d_of_values, out=tiles.blank(x.shape[1], 1))
-                d_values = torch.bmm(phi, d_of_values.mT)
+                d_values = torch.bmm(phi, d_columns)
                 if weight is None:
                     d_phi.add_(d_of_ones)
                 else:

@@ -126,7 +126,7 @@ class _AttendCausally(torch.autograd.Function):
                 _, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
                 chunks = Chunks(log_weight, sums.top, max(1, phi_q.shape[1] // chunk), room)
                 of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
-                of_values, of_ones, after = chunks.sums_before(sums, of_chunks, phi_k)
+                of_values, of_ones, after = chunks.sums_before(sums, of_chunks, phi_k, by_feature=True)
                 numerator = chunks.carry(torch.bmm(phi_q, of_values.mT))
                 scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
                 constant = None
@@ -170,7 +170,7 @@ class _AttendCausally(torch.autograd.Function):
                 x_k, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
                 chunks = Chunks(log_weight, sums.top, max(1, x_q.shape[1] // ctx.chunk), room)
                 of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
-                of_values, of_ones, _ = chunks.sums_before(sums, of_chunks, phi_k)
+                of_values, of_ones, _ = chunks.sums_before(sums, of_chunks, phi_k, by_feature=False)
                 above = chunks.split(tiles.numerator_grad(grad, divisors, block))
                 # Numerators times their gradients, from what is there: the output need not be kept.
                 scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))

@@ -101,10 +101,12 @@ class KeySums(NamedTuple):
             self.plain[..., :-1].add_(weigh_ones(once, values))
             self.plain[..., -1:].add_(values.shape[1] if once is None else once.sum(1, keepdim=True))
 
-    def read(self, phi: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def read(self, phi: Tensor, columns: Tensor | None = None, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features, which it overwrites.
 
         Args:
+            columns: a copy of the sums of values as ``(G, F, E)``, or None.
             into: where the numerators go, or None.
         """
-        return torch.bmm(phi, self.of_values.mT, out=into), phi.mul_(self.of_ones).sum(-1, keepdim=True)
+        columns = self.of_values.mT if columns is None else columns
+        return torch.bmm(phi, columns, out=into), phi.mul_(self.of_ones).sum(-1, keepdim=True)
