@@ -163,7 +163,8 @@ def _rooms(x: Tensor, few: int, count: int) -> Tensor:
 
 def _scaled(x: Tensor) -> Tensor:
     """x ``(B, H, R, D)`` / √D. The few are scaled, not the logits, which a product would do in another pass."""
-    return x * x.shape[3] ** -0.5
+    scale: float = x.shape[3] ** -0.5
+    return x * scale
 
 
 def _columns(x: Tensor) -> Tensor:
