@@ -101,11 +101,10 @@ class _AttendAll(torch.autograd.Function):
                 sums.of_values.add_(sums.plain[..., :-1].mT, alpha=features.offset)
                 sums.of_ones.add_(sums.plain[..., -1:], alpha=features.offset)
             top = None if key_mask is None else sums.top
-            columns = sums.of_values.mT.contiguous()  # turned once, or every product would do it again
             for block in row_blocks(N, rows):
                 _, phi = tiles.queries(q, block)
                 into = place(out, group, block) if at_once else None
-                tiles.divide(*sums.read(phi, columns, into), top, out, divisors, block, in_place=into is not None)
+                tiles.divide(*sums.read(phi, into), top, out, divisors, block, in_place=into is not None)
         ctx.save_for_backward(q, k, v, key_mask, divisors, largest_at, *every)
         ctx.features, ctx.rows, ctx.groups = features, rows, groups
         return out
@@ -118,11 +117,12 @@ class _AttendAll(torch.autograd.Function):
         features: FeatureMap = ctx.features
         for group in ctx.groups:
             tiles, sums = Tiles(features, group, ctx.rows, q, count=2), KeySums(*every).of(group)
-            d_of_values, d_of_ones = torch.zeros_like(sums.of_values), torch.zeros_like(sums.of_ones)
+            of_values, d_of_ones = sums.of_values.contiguous(), torch.zeros_like(sums.of_ones)
+            d_of_values = torch.zeros_like(of_values)
             for block in row_blocks(q.shape[2], ctx.rows):
                 x, phi = tiles.queries(q, block)
                 above = tiles.numerator_grad(grad, divisors, block)
-                d_phi = torch.bmm(above, sums.of_values, out=tiles.blank(x.shape[1], 1))
+                d_phi = torch.bmm(above, of_values, out=tiles.blank(x.shape[1], 1))
                 # Numerator times its gradient, from what is there: the output need not be kept.
                 below = torch.linalg.vecdot(phi, d_phi)[..., None].div_(tiles.cut(divisors, block)).neg_()
                 d_phi.addcmul_(below, sums.of_ones)

@@ -39,7 +39,7 @@ class KeySums(NamedTuple):
     """Sums over keys, by pair of batch entry and head."""
 
     of_values: Tensor
-    """Σ v φ(k)ᵀ / 2^top, ``(G, E, F)``."""
+    """Σ v φ(k)ᵀ / 2^top, ``(G, E, F)``; in memory ``(G, F, E)``: a product turns its right side slowly."""
     of_ones: Tensor
     """Σ φ(k)ᵀ / 2^top, ``(G, 1, F)``. Apart, since oneDNN takes a quarter longer for 65 columns than for 64."""
     top: Tensor
@@ -52,7 +52,7 @@ class KeySums(NamedTuple):
         """No keys yet. Their largest log weight is finite, so that the difference of two such is 0 and not NaN."""
         dtype = accumulator(like.dtype)
         return cls(
-            like.new_zeros(*count, values, features.width, dtype=dtype),
+            like.new_zeros(*count, features.width, values, dtype=dtype).mT,
             like.new_zeros(*count, 1, features.width, dtype=dtype),
             like.new_full((*count, 1, 1), hidden(dtype), dtype=dtype),
             like.new_zeros(*count, 1, values + 1, dtype=dtype),
@@ -94,19 +94,17 @@ class KeySums(NamedTuple):
             self.of_values.mul_(decay)
             self.of_ones.mul_(decay)
             self.top.copy_(top)
-        self.of_values.baddbmm_(weigh(values, weight, spare).mT, phi)
+        self.of_values.mT.baddbmm_(phi.mT, weigh(values, weight, spare))
         self.of_ones.add_(weigh_ones(weight, phi))
         if offset and log_weight is not None:
             once = real(log_weight) if padded else None
             self.plain[..., :-1].add_(weigh_ones(once, values))
             self.plain[..., -1:].add_(values.shape[1] if once is None else once.sum(1, keepdim=True))
 
-    def read(self, phi: Tensor, columns: Tensor | None = None, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def read(self, phi: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features, which it overwrites.
 
         Args:
-            columns: a copy of the sums of values as ``(G, F, E)``, or None.
             into: where the numerators go, or None.
         """
-        columns = self.of_values.mT if columns is None else columns
-        return torch.bmm(phi, columns, out=into), phi.mul_(self.of_ones).sum(-1, keepdim=True)
+        return torch.bmm(phi, self.of_values.mT, out=into), phi.mul_(self.of_ones).sum(-1, keepdim=True)

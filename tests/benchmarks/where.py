@@ -1,6 +1,8 @@
 """Where the time of a variant goes, by kind of operation: `python tests/benchmarks/where.py local --n 4096`.
 
-Beside tests/benchmarks/bare.py, which says what its products and exponentials would take by themselves.
+Beside products and exponentials stands what they would take at this machine's full rates, and beside each shape of
+product how far torch's library gets with it. Beside tests/benchmarks/bare.py, which says what a variant's products and
+exponentials would take by themselves.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Annotated
 
+import torch
 import typer
 from torch.profiler import ProfilerActivity, profile
 
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell, Pass
+from attnbench.measure.flops import count
+from attnbench.measure.limits import exp_rate, matmul_rate
 from attnbench.run.call import prepare
 from attnbench.run.process import Process, apply
 from attnbench.shape import Shape
@@ -48,18 +53,38 @@ def main(
     shape = Shape(heads=heads, seq_len=n, head_dim=64, causal=causal)
     passed: Pass = "training" if training else "forward"
     call = prepare(Cell("where", "where", parse_spec(variant), shape, pass_=passed, inputs=parse_spec(inputs))).run
-    plain = _median(call)
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    plain, counted = _median(call), count(call)
+    peak = matmul_rate("cpu", torch.float32)
+    at_full_rate = {
+        "matrix products": counted.matmul_flops / peak * 1e3,
+        "exponentials": counted.exponentials / exp_rate("cpu", torch.float32) * 1e3,
+    }
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         rounds = _repeat(call)
-    spent, calls = Counter[str](), Counter[str]()
-    for event in seen.key_averages():
-        kind = _kind(event.key)
-        spent[kind] += event.self_cpu_time_total / rounds / 1e3
+    spent, calls, products = Counter[str](), Counter[str](), Counter[tuple[int, ...]]()
+    for event in seen.key_averages(group_by_input_shape=True):
+        kind, ms = _kind(event.key), event.self_cpu_time_total / rounds / 1e3
+        spent[kind] += ms
         calls[kind] += event.count // rounds
+        if size := _product(event.key, event.input_shapes):
+            products[(*size, event.count // rounds)] += ms
     print(f"{variant} at {n} tokens, {passed}, {process}, products by {library}: {plain:.2f} ms")
     for kind, ms in spent.most_common():
-        print(f"{kind:20}{ms:8.2f} ms {ms / spent.total():6.0%} in {calls[kind]} calls")
+        full = f", {at_full_rate[kind]:.2f} ms at full rate" if kind in at_full_rate else ""
+        print(f"{kind:20}{ms:8.2f} ms {ms / spent.total():6.0%} in {calls[kind]} calls{full}")
     print(f"{'sum, while profiled':20}{spent.total():8.2f} ms")
+    print(f"products by shape; full rate {peak / 1e9:.0f} GFLOP/s")
+    for (batch, rows, inner, columns, times), ms in products.most_common(5):
+        done = 2 * batch * rows * inner * columns * times / ms / 1e6
+        print(f"{ms:8.2f} ms {done:6.0f} GFLOP/s in {times} calls of {batch} x ({rows}, {inner}) ({inner}, {columns})")
+
+
+def _product(name: str, shapes: list[list[int]]) -> tuple[int, int, int, int] | None:
+    """Matrices, rows, inner size and columns, if the operation is a product."""
+    if name.removeprefix("aten::") not in KINDS["matrix products"] or name.endswith("for_cpu"):
+        return None
+    left, right = (shapes[1], shapes[2]) if "add" in name else (shapes[0], shapes[1])
+    return (left[0] if len(left) == 3 else 1), left[-2], left[-1], right[-1]
 
 
 def _kind(name: str) -> str:
