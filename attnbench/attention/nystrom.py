@@ -101,7 +101,7 @@ class Nystrom(nn.Module):
         # what is left of it by the weights of a query: hence no half precision from here on.
         A = _weights(q_mean.to(accumulate), k_mean.to(accumulate), of_queries.filled, of_keys.filled)
         values = torch.matmul(self._inverse(A), values.to(accumulate))
-        out = attend_to_few_keys(q.to(accumulate), k_mean.to(accumulate), values, columns)
+        out = attend_to_few_keys(q.to(accumulate), k_mean.to(accumulate), values, columns, keep=True)
         if self.convolution is not None:
             shown = v if key_mask is None else v.masked_fill(~key_mask[:, None, :, None], 0.0)
             size = self.convolution.shape[1]

@@ -67,6 +67,7 @@ def peak_resident_bytes(call: Callable[[], object]) -> int | None:
     Trust it from 64 MiB up and after a first, warming call. Meaningless when the allocator keeps freed memory
     (the ``tuned`` process), where a call reuses pages that are resident already.
     """
+    gc.collect()  # what would be freed during the call would hide what the call takes
     try:
         _CLEAR_REFS.write_text("5")  # 5 resets VmHWM; ru_maxrss would start at the parent's peak
         before = _status_kib("VmRSS")

@@ -59,15 +59,19 @@ def main(
         "matrix products": counted.matmul_flops / peak * 1e3,
         "exponentials": counted.exponentials / exp_rate("cpu", torch.float32) * 1e3,
     }
+    spent, calls, products = Counter[str](), Counter[str](), Counter[tuple[int, ...]]()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        rounds = _repeat(call)
+    for event in seen.key_averages():
+        kind = _kind(event.key)
+        spent[kind] += event.self_cpu_time_total / rounds / 1e3
+        calls[kind] += event.count // rounds
+    # Apart, since writing down shapes takes longer than most calls.
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         rounds = _repeat(call)
-    spent, calls, products = Counter[str](), Counter[str](), Counter[tuple[int, ...]]()
     for event in seen.key_averages(group_by_input_shape=True):
-        kind, ms = _kind(event.key), event.self_cpu_time_total / rounds / 1e3
-        spent[kind] += ms
-        calls[kind] += event.count // rounds
         if size := _product(event.key, event.input_shapes):
-            products[(*size, event.count // rounds)] += ms
+            products[(*size, event.count // rounds)] += event.self_cpu_time_total / rounds / 1e3
     print(f"{variant} at {n} tokens, {passed}, {process}, products by {library}: {plain:.2f} ms")
     for kind, ms in spent.most_common():
         full = f", {at_full_rate[kind]:.2f} ms at full rate" if kind in at_full_rate else ""
