@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
@@ -44,6 +45,21 @@ def test_resident_memory_of_a_large_tensor_is_right_within_one_per_cent(mib: int
     size = mib * 2**20
     call = lambda: torch.zeros(size, dtype=torch.uint8)  # noqa: E731  # a call, as measured elsewhere
     call()
+    assert peak_resident_bytes(call) == pytest.approx(size, rel=0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_garbage_that_is_found_during_a_call_does_not_hide_what_the_call_takes() -> None:
+    size = 64 * 2**20
+
+    def call() -> torch.Tensor:
+        gc.collect()
+        return torch.zeros(size, dtype=torch.uint8)
+
+    call()
+    garbage: list[object] = [torch.zeros(2 * size, dtype=torch.uint8)]
+    garbage.append(garbage)
+    del garbage
     assert peak_resident_bytes(call) == pytest.approx(size, rel=0.01)
 
 
