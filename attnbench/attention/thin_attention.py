@@ -168,7 +168,7 @@ def _scaled(x: Tensor) -> Tensor:
 
 
 def _columns(x: Tensor) -> Tensor:
-    """``(B, H, D, R)`` of x ``(B, H, R, D)``, as copied: oneDNN takes a quarter longer where it has to transpose."""
+    """``(B, H, D, R)`` of x ``(B, H, R, D)``, copied: oneDNN takes up to a quarter longer where it has to transpose."""
     return x.mT.contiguous()
 
 
