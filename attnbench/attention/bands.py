@@ -8,9 +8,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnbench.attention.block_keys import Beside, Shared, Window, copied_by_products
-from attnbench.attention.blocks import Blocks, Keys, Mask, Tile, batches, large_steps, minus_infinity, tile_scores
+from attnbench.attention.block_keys import Beside, Shared, Window
+from attnbench.attention.blocks import (
+    Blocks,
+    Keys,
+    Mask,
+    Tile,
+    batches,
+    large_steps,
+    learned,
+    minus_infinity,
+    tile_scores,
+)
 from attnbench.attention.matrix_tiles import threads
+from attnbench.attention.window_products import copied_by_products
 
 ROWS = 64
 """Query rows per product: fewer waste less in the corners of a window, more use the matrix units better."""
@@ -22,9 +33,15 @@ _FULL_SCORES = 2**19
 def band_rows(q: Tensor, keys: int) -> int:
     """Query rows per product of a window of ``keys`` keys.
 
-    Half of ROWS where its corners would be much of it, unless its keys have to be copied for every block of rows.
+    Half of ROWS where its corners would be much of it, unless keys are copied for every block of rows, or gradients of
+    keys are summed over them.
     """
-    return ROWS if keys > 512 or large_steps(q) or copied_by_products(q) else ROWS // 2
+    return ROWS if keys > 512 or not _only_scores(q) else ROWS // 2
+
+
+def _only_scores(q: Tensor) -> bool:
+    """Whether a tile of windows holds little but its scores."""
+    return not (large_steps(q) or copied_by_products(q) or learned(q))
 
 
 def blocks_per_tile(q: Tensor, blocks: int, scores: int, *, least: int = 1) -> int:
@@ -68,33 +85,36 @@ def band(
     stride: int = 1,
     step: int | None = None,
     also: Callable[[Blocks], tuple[Keys, ...]] | None = None,
+    rows: int | None = None,
     least: int = 1,
 ) -> Iterator[Tile]:
     """Tiles of a band over the tokens start, start + stride, ...: token i sees i - before .. i + after of them.
 
     Args:
-        step: blocks of one tile are ``step`` tokens apart, and at most :func:`band_rows` long, which is the default.
+        step: blocks of one tile are ``step`` tokens apart, and at most ``rows`` long, which is the default.
         also: further keys for the query blocks of a tile.
+        rows: query rows per product; None: :func:`band_rows`.
         least: fewest blocks in a tile, where there are so many; above 1, one head at a time.
     """
     length = len(range(start, q.shape[2], stride))
     before, after = min(before, length), min(after, length)
     known: dict[tuple[int, int, int], tuple[Mask, ...]] = {}
-    most_rows = band_rows(q, before + after)
-    step = step or most_rows
-    for offset, size in batches(0, min(step, length), most_rows):
+    rows = rows or band_rows(q, before + after)
+    step = step or rows
+    for offset, size in batches(0, min(step, length), rows):
         inner = range(-((offset - before) // step), (length - after - size - offset) // step + 1)
         outer = ((t, 1) for t in range(-((offset - length) // step)) if t not in inner)
-        most = blocks_per_tile(q, len(inner), size * (before + size + after), least=least)
+        held = size * (before + size + after) // (2 if also is None and _only_scores(q) else 1)
+        most = blocks_per_tile(q, len(inner), held, least=least)
         for t, count in (*batches(inner.start, inner.stop, most), *outer):
             i = t * step + offset
-            rows = range(i, min(length, i + size))
-            keys = range(max(0, i - before), min(length, rows.stop + after))
-            form = (i - keys.start, len(rows), len(keys))
+            own = range(i, min(length, i + size))
+            keys = range(max(0, i - before), min(length, own.stop + after))
+            form = (i - keys.start, len(own), len(keys))
             if form not in known:
                 known[form] = tuple(_corners(q, *form, before, after))
             window = Window(Blocks(start + keys.start * stride, len(keys), count, step * stride, stride), known[form])
-            queries = Blocks(start + i * stride, len(rows), count, step * stride, stride)
+            queries = Blocks(start + i * stride, len(own), count, step * stride, stride)
             yield Tile(queries, (window, *also(queries)) if also else (window,), by_head=least > 1)
 
 
@@ -102,11 +122,13 @@ def around_global(q: Tensor, g: int, window: int, dilation: int = 1) -> Iterator
     """Token i sees i ± t·dilation for t = 0 .. window; the first ``g`` tokens see every token and are seen by all."""
     yield from full_rows(q, Blocks(0, g))
     seen_by_all: tuple[Keys, ...] = (Shared(Blocks(0, g)),) if g else ()
+    copied = bool(g) and not large_steps(q)
     # The band runs over the tokens after the global ones, so that these are never counted twice.
     for start in range(g, min(g + dilation, q.shape[2])):
         also = (lambda rows: seen_by_all) if g else None
-        for tile in band(q, before=window, after=window, start=start, stride=dilation, also=also):
-            yield _beside(tile) if g and not large_steps(q) else tile
+        rows = ROWS if copied else None
+        for tile in band(q, before=window, after=window, start=start, stride=dilation, also=also, rows=rows):
+            yield _beside(tile) if copied else tile
 
 
 def _beside(tile: Tile) -> Tile:

@@ -8,36 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnbench.attention.blocks import Blocks, Heads, Mask, large_steps
-from attnbench.attention.precision import accumulator
-
-
-def copied_by_products(q: Tensor) -> bool:
-    """Whether a product of tensors like q copies overlapping keys, and transposed ones slowly: oneDNN's on the CPU.
-
-    MKL's, which are those of float64, and of float32 unless that may be multiplied faster, read keys where they are.
-    """
-    fast = torch.compiler.is_compiling() or torch.get_float32_matmul_precision() != "highest"
-    return not large_steps(q) and fast and accumulator(q.dtype) == torch.float32
-
-
-def side_by_side(own: Tensor) -> Tensor:
-    """Keys ``(·, width, d)``, copied once without gaps where every product would copy them."""
-    return own.contiguous() if copied_by_products(own) else own
+from attnbench.attention.blocks import Blocks, Heads, Mask
+from attnbench.attention.window_products import product, side_by_side
 
 
 # By bmm: of a single transposed matrix in four dimensions, matmul makes a copy.
 def inner_products(x: Tensor, own: Tensor) -> Tensor:
     """``(heads, blocks, rows, width)`` of x ``(heads, blocks, rows, d)`` and own ``(heads·blocks, width, d)``."""
-    return torch.bmm(x.flatten(0, 1), own.transpose(1, 2)).view(*x.shape[:3], -1)
+    return product(x.flatten(0, 1), own.transpose(1, 2)).view(*x.shape[:3], -1)
 
 
 def weighted_sums(p: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
     """``(heads, blocks, rows, d)`` of p ``(heads, blocks, rows, width)`` and own ``(heads·blocks, width, d)``."""
     if out is not None:
-        torch.bmm(p.flatten(0, 1), own, out=out.flatten(0, 1))
+        product(p.flatten(0, 1), own, out.flatten(0, 1))
         return out
-    return torch.bmm(p.flatten(0, 1), own).view(*p.shape[:3], -1)
+    return product(p.flatten(0, 1), own).view(*p.shape[:3], -1)
 
 
 def sums_by_key(p: Tensor, x: Tensor) -> Tensor:

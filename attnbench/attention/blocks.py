@@ -144,6 +144,11 @@ def large_steps(q: Tensor) -> bool:
     return q.device.type != "cpu"
 
 
+def learned(q: Tensor) -> bool:
+    """Whether a backward pass may follow."""
+    return torch.is_grad_enabled() and q.requires_grad
+
+
 def tile_scores(q: Tensor) -> int:
     """Scores that one step should hold at most.
 
@@ -151,5 +156,4 @@ def tile_scores(q: Tensor) -> int:
     """
     if large_steps(q):
         return max(2**24, q.numel())
-    learned = torch.is_grad_enabled() and q.requires_grad
-    return max(_TILE_SCORES, min(2 * _TILE_SCORES, q.numel() // 2)) if learned else _TILE_SCORES
+    return max(_TILE_SCORES, min(2 * _TILE_SCORES, q.numel() // 2)) if learned(q) else _TILE_SCORES

@@ -54,8 +54,7 @@ class Etc(nn.Module):
     long token belongs to a global one, and no masks between the two inputs follow from it; the tables are drawn from a
     normal distribution that is not truncated.
 
-    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + r + 2·g)·D with
-    r = 32 or 64 rows per product (:func:`~attnbench.attention.bands.band_rows`).
+    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + 64 + 2·g)·D.
     """
 
     def __init__(

@@ -45,8 +45,8 @@ class Longformer(nn.Module):
     both sides together; N need not be a multiple of it. Their form in chunks has no dilation, and adds -10000 to the
     logits of keys that are left out here.
 
-    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + r + 2·g)·D with
-    r = 32 or 64 rows per product (:func:`~attnbench.attention.bands.band_rows`).
+    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + 64 + 2·g)·D,
+    without global tokens that of :class:`~attnbench.attention.local.Local`.
     """
 
     def __init__(

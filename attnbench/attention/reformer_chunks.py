@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnbench.attention.matrix_tiles import cached
 from attnbench.attention.precision import accumulator
+from attnbench.attention.window_products import product
 
 SELF = -1e5
 """Logit of a token to itself; finite, so that a token with no other target attends to itself."""
@@ -96,7 +97,7 @@ class Attend(torch.autograd.Function):
         lse = q.new_empty(plan.tokens + 1, dtype=dtype)
         for r, a, b in plan.tiles():
             slots, _, _, values, weights, here = _tile(q, v, inverse, plan, r, a, b)
-            part = torch.bmm(weights, plan.windows(values)).view(-1, v.shape[1])
+            part = product(weights, plan.windows(values)).view(-1, v.shape[1])
             own = slots[plan.skip :]
             if r:
                 before = lse[own]
@@ -134,13 +135,13 @@ class Attend(torch.autograd.Function):
             share = (here - lse[slots[plan.skip :]]).exp_().unsqueeze(1)
             dout = grad.index_select(0, source[plan.skip :]).to(lse.dtype).mul_(share).view(b - a, plan.chunk, -1)
             dvalues = to_slots(torch.bmm(weights.transpose(1, 2), dout))
-            dlogits = torch.bmm(dout, plan.windows(values).transpose(1, 2))
+            dlogits = product(dout, plan.windows(values).transpose(1, 2))
             dlogits.sub_((dot[source[plan.skip :]].unsqueeze(1) * share).view(b - a, -1, 1)).mul_(weights)
             dlogits[:, :, plan.skip :].diagonal(dim1=1, dim2=2).zero_()
             dkeys = to_slots(torch.bmm(dlogits.transpose(1, 2), queries))
             dkeys.addcmul_(keys, torch.linalg.vecdot(keys, dkeys).unsqueeze(1), value=-1)
             dkeys.mul_(inverse[source].unsqueeze(1))
-            dkeys[plan.skip :] += torch.bmm(dlogits, plan.windows(keys)).view(-1, q.shape[1])
+            dkeys[plan.skip :] += product(dlogits, plan.windows(keys)).view(-1, q.shape[1])
             # A token has one slot per tile, so that copying the sum back is adding.
             dq.index_copy_(0, slots, dkeys.add_(dq.index_select(0, slots)))
             dv.index_copy_(0, slots, dvalues.add_(dv.index_select(0, slots)))
@@ -155,7 +156,7 @@ def _tile(q: Tensor, v: Tensor, inverse: Tensor, plan: Plan, r: int, a: int, b: 
     keys = x * inverse[source].unsqueeze(1)
     values = v.index_select(0, source).to(inverse.dtype)
     queries = x[plan.skip :].view(b - a, plan.chunk, -1)
-    weights = torch.bmm(queries, plan.windows(keys).transpose(1, 2))
+    weights = product(queries, plan.windows(keys).transpose(1, 2))
     plan.mask(weights, r, a, slots)
     top = weights.amax(-1)
     torch.softmax(weights, -1, out=weights)

@@ -17,6 +17,19 @@ def matmul_rate(device: str, dtype: torch.dtype, *, size: int | None = None, rou
     return 2 * n**3 / _best(device, rounds, lambda: torch.mm(a, a, out=out))
 
 
+def windows_rate(*, rounds: int = 10) -> float:
+    """FLOPs per second of attention's two products with windows of 320 float32 keys, 64 apart, on the CPU."""
+    x = torch.randn(32, 64, 64)
+    keys = torch.randn(31 * 64 + 320, 64).as_strided((32, 320, 64), (64 * 64, 64, 1))
+    scores, out = torch.empty(32, 64, 320), torch.empty_like(x)
+
+    def call() -> None:
+        torch.bmm(x, keys.mT, out=scores)
+        torch.bmm(scores, keys, out=out)
+
+    return 4 * scores.numel() * 64 / _best("cpu", rounds, call)
+
+
 def exp_rate(device: str, dtype: torch.dtype, *, size: int | None = None, rounds: int = 20) -> float:
     """Exponentials per second over rows of 512 that stay in a cache: bare, to the base 2 or of a softmax.
 

@@ -11,13 +11,23 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Process = Literal["tuned", "as-shipped"]
-Products = Literal["default", "oneDNN"]
-_PRECISION: dict[Products, str] = {"default": "highest", "oneDNN": "medium"}
+Library = Literal["default", "oneDNN"]
+_PRECISION: dict[Library, str] = {"default": "highest", "oneDNN": "medium"}
 """torch's switch for each library of float32 products."""
-_products: Products = "default"
+
+
+class Products(NamedTuple):
+    """The libraries that multiply float32 matrices."""
+
+    float32_products: Library = "default"
+    window_products: Library = "default"
+    """Where the right matrices overlap, which oneDNN copies first: see :mod:`attnbench.attention.window_products`."""
+
+
+_products = Products()
 """What this process uses but for a cell that is better off with the default."""
 
 END_OF_REQUEST = "\0end of request\n"
@@ -73,10 +83,10 @@ def return_freed_memory() -> None:
 def apply(
     process: Process, *, threads: int, device: str, products: Products | None = None
 ) -> tuple[Process, Products, list[str]]:
-    """Set the process up; returns what could be had, the library of float32 products, and what could not be had.
+    """Set the process up; returns what could be had, the libraries of float32 products, and what could not be had.
 
     ``tuned`` on the CPU: freed memory stays with the allocator, and float32 products use the faster library (but see
-    :func:`choose_products`).
+    :func:`choose_products`), which for windows may be another one.
 
     Args:
         products: what another process of the same run found to be faster; measured where None.
@@ -86,7 +96,7 @@ def apply(
 
     torch.set_num_threads(threads)
     if process == "as-shipped" or device != "cpu":
-        return "as-shipped", "default", []
+        return "as-shipped", Products(), []
     notes = []
     if not keep_freed_memory():
         notes.append(
@@ -96,29 +106,36 @@ def apply(
         products, lost = faster_products()
         if lost:
             notes.append("float32 matmul stays with the default library: the faster one loses precision here")
+    from attnbench.attention.window_products import read_in_place
+
     _products = products
+    read_in_place(products.window_products == "default")
     choose_products(of_one_row=False)
     return "tuned", products, notes
 
 
 def faster_products() -> tuple[Products, bool]:
-    """The library that multiplies float32 matrices faster, and whether oneDNN's were refused for their precision.
+    """The libraries that multiply float32 matrices faster, and whether oneDNN's were refused for their precision.
 
     torch calls its switch "medium" since it allows bfloat16 inside a product, which is what oneDNN uses on processors
     with AMX; on others its products are true float32. A product against float64 tells.
     """
     import torch
 
-    from attnbench.measure.limits import is_true_float32, matmul_rate
+    from attnbench.measure.limits import is_true_float32, matmul_rate, windows_rate
 
-    rates: dict[Products, float] = {}
+    whole: dict[Library, float] = {}
+    windows: dict[Library, float] = {}
     for library, precision in _PRECISION.items():
         torch.set_float32_matmul_precision(precision)
         if library != "default" and not is_true_float32():
-            return "default", True
-        rates[library] = matmul_rate("cpu", torch.float32, size=768, rounds=5)
+            return Products(), True
+        whole[library] = matmul_rate("cpu", torch.float32, size=768, rounds=5)
+        windows[library] = windows_rate()
     # Where they are about as fast, always the same one, lest chance decide between two runs.
-    return ("default" if rates["default"] > 1.1 * rates["oneDNN"] else "oneDNN"), False
+    if whole["default"] > 1.1 * whole["oneDNN"]:
+        return Products(), False
+    return Products("oneDNN", "oneDNN" if windows["oneDNN"] > 1.1 * windows["default"] else "default"), False
 
 
 def choose_products(*, of_one_row: bool) -> None:
@@ -128,7 +145,7 @@ def choose_products(*, of_one_row: bool) -> None:
     """
     import torch
 
-    if _products == "oneDNN":
+    if _products.float32_products == "oneDNN":
         torch.set_float32_matmul_precision(_PRECISION["default" if of_one_row else "oneDNN"])
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from attnbench.run.descendants import guard
-from attnbench.run.process import END_OF_REQUEST, apply, limit_memory, return_freed_memory
+from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory, return_freed_memory
 
 
 def main() -> None:
@@ -96,8 +96,9 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     gc.freeze()  # what was imported is no garbage, and to look through it before measuring takes a tenth of a second
     device = settings["device"]
     known = settings["known"]
+    libraries = Products(*(known[name] for name in Products._fields)) if known else None
     process, products, notes = apply(
-        settings["process"], threads=settings["threads"], device=device, products=known.get("float32_products")
+        settings["process"], threads=settings["threads"], device=device, products=libraries
     )
     limits = {name: known.get(name) for name in _LIMITS}
     if not known:
@@ -114,7 +115,7 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
         "machine_id": machine_id(device),
         "process": process,
         "process_notes": notes,
-        "float32_products": products,
+        **products._asdict(),
         **limits,
     }
 

@@ -49,7 +49,7 @@ def main(
     process: Process = "tuned",
 ) -> None:
     """Time of one call by kind of operation, without and with torch's profiler around it."""
-    _, library, _ = apply(process, threads=len(os.sched_getaffinity(0)), device="cpu")
+    _, libraries, _ = apply(process, threads=len(os.sched_getaffinity(0)), device="cpu")
     shape = Shape(heads=heads, seq_len=n, head_dim=64, causal=causal)
     passed: Pass = "training" if training else "forward"
     call = prepare(Cell("where", "where", parse_spec(variant), shape, pass_=passed, inputs=parse_spec(inputs))).run
@@ -72,7 +72,8 @@ def main(
     for event in seen.key_averages(group_by_input_shape=True):
         if size := _product(event.key, event.input_shapes):
             products[(*size, event.count // rounds)] += event.self_cpu_time_total / rounds / 1e3
-    print(f"{variant} at {n} tokens, {passed}, {process}, products by {library}: {plain:.2f} ms")
+    print(f"{variant} at {n} tokens, {passed}, {process}: {plain:.2f} ms")
+    print(f"products by {libraries.float32_products}, with windows by {libraries.window_products}")
     for kind, ms in spent.most_common():
         full = f", {at_full_rate[kind]:.2f} ms at full rate" if kind in at_full_rate else ""
         print(f"{kind:20}{ms:8.2f} ms {ms / spent.total():6.0%} in {calls[kind]} calls{full}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-import attnbench.attention  # noqa: F401  # fills the table of variants
+from attnbench.attention import window_products
 from attnbench.measure.flops import count, predict
 from attnbench.shape import Shape
 from attnbench.variant import build
@@ -29,15 +29,16 @@ def every(n: int) -> int:
     return n * n
 
 
-def window(n: int, before: int, after: int) -> int:
-    """Tiles of ROWS rows, each with the keys from ``before`` its first row to ``after`` its last."""
-    tiles = [(i, min(n, i + ROWS)) for i in range(0, n, ROWS)]
+def window(n: int, before: int, after: int, rows: int | None = None) -> int:
+    """Tiles of ``rows`` (or ROWS) rows, each with the keys from ``before`` its first row to ``after`` its last."""
+    rows = rows or ROWS
+    tiles = [(i, min(n, i + rows)) for i in range(0, n, rows)]
     return sum((stop - i) * (min(n, stop + after) - max(0, i - before)) for i, stop in tiles)
 
 
 def around_global(n: int, side: int, g: int) -> int:
-    """``g`` rows see everything; the others their window of the others, and the g."""
-    return g * n + window(n - g, side, side) + (n - g) * g
+    """``g`` rows see everything; the others their window of the others, copied beside the g."""
+    return g * n + window(n - g, side, side, 64) + (n - g) * g
 
 
 def bigbird(n: int, block: int, drawn: int) -> int:
@@ -103,12 +104,16 @@ def call(variant: str, n: int, causal: bool) -> Callable[[], object]:
     return lambda: module(q, k, v)
 
 
-@pytest.fixture(params=[("highest", 32), ("medium", 64)], ids=["keys in place", "keys copied"])
+@pytest.fixture(
+    params=[("highest", False, 32), ("medium", False, 64), ("medium", True, 32)],
+    ids=["keys in place", "keys copied", "windows in place"],
+)
 def _products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Both libraries of float32 products, one of which copies the keys of a window for every tile, so larger ones."""
     before = torch.get_float32_matmul_precision()
-    precision, rows = request.param
+    precision, in_place, rows = request.param
     torch.set_float32_matmul_precision(precision)
+    monkeypatch.setattr(window_products, "_in_place", in_place)
     monkeypatch.setattr(sys.modules[__name__], "ROWS", rows)
     yield
     torch.set_float32_matmul_precision(before)
