@@ -17,7 +17,7 @@ def matmul_rate(device: str, dtype: torch.dtype, *, size: int | None = None, rou
     return 2 * n**3 / _best(device, rounds, lambda: torch.mm(a, a, out=out))
 
 
-def windows_rate(*, rounds: int = 10) -> float:
+def windows_rate(*, rounds: int = 5) -> float:
     """FLOPs per second of attention's two products with windows of 320 float32 keys, 64 apart, on the CPU."""
     x = torch.randn(32, 64, 64)
     keys = torch.randn(31 * 64 + 320, 64).as_strided((32, 320, 64), (64 * 64, 64, 1))
