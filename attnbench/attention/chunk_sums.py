@@ -50,6 +50,10 @@ class Chunks:
         """Rows ``(Gm, c, ·)`` read from the sums before the chunk."""
         return rows if self.weight is None else rows * self.carried
 
+    def carry_(self, rows: Tensor) -> Tensor:
+        """The same, in place."""
+        return rows if self.weight is None else rows.mul_(self.carried)
+
     def sums_before(
         self, sums: KeySums, values: Tensor, phi: Tensor, *, by_feature: bool
     ) -> tuple[Tensor, Tensor, KeySums]:

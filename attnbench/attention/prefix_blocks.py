@@ -71,6 +71,11 @@ class Call(NamedTuple):
         return sums.of_values.new_empty(count * (self.rows // self.chunk) + 1, *size)
 
 
+def _within(room: Tensor, size: torch.Size) -> Tensor | None:
+    """Contiguous memory of ``room``; None if that is too small."""
+    return room.view(-1)[: size.numel()].view(size) if size.numel() <= room.numel() else None
+
+
 # One function per block, so that nothing of a block outlives it.
 def attend_block(
     call: Call, tiles: Tiles, block: slice, room: Tensor, sums: KeySums, largest: Tensor | None, out: Tensor
@@ -82,8 +87,9 @@ def attend_block(
     chunks = Chunks(log_weight, sums.top, max(1, phi_q.shape[1] // chunk), room)
     of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
     of_values, of_ones, after = chunks.sums_before(sums, of_chunks, phi_k, by_feature=True)
-    numerator = chunks.carry(torch.bmm(phi_q, of_values.mT))
     scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
+    # The features of the keys have served.
+    numerator = chunks.carry_(torch.bmm(phi_q, of_values.mT, out=_within(phi_k, of_chunks.shape)))
     constant = None
     if log_weight is not None and features.offset:
         some = None if key_mask is None else chunks.split(real(log_weight))
@@ -95,7 +101,7 @@ def attend_block(
             tiles.put(largest_at, block, found)
             largest = found[:, -1:].clone()
     numerator.baddbmm_(scores, of_chunks)
-    denominator = chunks.carry(phi_q.mul_(of_ones).sum(-1, keepdim=True))
+    denominator = chunks.carry_(phi_q.mul_(of_ones).sum(-1, keepdim=True))
     denominator += scores.sum(-1, keepdim=True)
     if constant is not None:
         numerator.addcmul_(constant.share, constant.before[..., :-1])
