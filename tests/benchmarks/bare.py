@@ -26,6 +26,19 @@ _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
 _EXPONENTIALS = {"exp", "exp2", "softmax", "elu_backward"}
 
 
+def _with_its_library(call: Callable[[], object]) -> Callable[[], object]:
+    """The call with the precision, which decides what multiplies, that is set now."""
+    wanted = torch.get_float32_matmul_precision()
+
+    def run() -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(wanted)
+        call()
+        torch.set_float32_matmul_precision(before)
+
+    return run
+
+
 class _Recorder(TorchDispatchMode):
     """Products and exponentials, to be done again on memory that is always the same, and so always in the cache."""
 
@@ -43,7 +56,7 @@ class _Recorder(TorchDispatchMode):
             names = [a.name for a in func._schema.arguments]
             own = [self._own(arg, name in written) for name, arg in zip(names, args, strict=False)]
             also = {name: self._own(arg, name in written) for name, arg in named.items()}
-            self.calls.append(lambda: func(*own, **also))
+            self.calls.append(_with_its_library(lambda: func(*own, **also)))
             return func(*args, **named)
         with self:  # an operation that consists of others, as inference mode hands them on
             parts = func.decompose(*args, **named)

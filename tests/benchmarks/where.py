@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell, Pass
+from attnbench.errors import AttnbenchError
 from attnbench.measure.flops import count
 from attnbench.measure.limits import exp_rate, matmul_rate
 from attnbench.run.call import prepare
@@ -52,7 +53,10 @@ def main(
     _, libraries, _ = apply(process, threads=len(os.sched_getaffinity(0)), device="cpu")
     shape = Shape(heads=heads, seq_len=n, head_dim=64, causal=causal)
     passed: Pass = "training" if training else "forward"
-    call = prepare(Cell("where", "where", parse_spec(variant), shape, pass_=passed, inputs=parse_spec(inputs))).run
+    try:
+        call = prepare(Cell("where", "where", parse_spec(variant), shape, pass_=passed, inputs=parse_spec(inputs))).run
+    except AttnbenchError as error:
+        raise typer.BadParameter(str(error)) from error
     plain, counted = _median(call), count(call)
     peak = matmul_rate("cpu", torch.float32)
     at_full_rate = {
