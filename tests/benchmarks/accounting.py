@@ -66,6 +66,7 @@ def account() -> None:
     for module, name in (
         (pairs, "measure_noise"),
         (limits, "matmul_rate"),
+        (limits, "windows_rate"),
         (limits, "exp_rate"),
         (limits, "copy_rates"),
     ):
