@@ -19,7 +19,7 @@ _PRECISION: dict[Library, str] = {"default": "highest", "oneDNN": "medium"}
 """torch's switch for each library of float32 products."""
 
 _TURNS = 4
-"""Of each library with windows, which take so short that one turn may be disturbed as a whole."""
+"""Of each library with windows: a turn is so short that all of it may be disturbed."""
 
 
 class Products(NamedTuple):
@@ -113,7 +113,8 @@ def apply(
 
     _products = products
     read_in_place(products.window_products == "default")
-    choose_products(of_one_row=False)
+    # Also where it is the default: looking for the faster library has left the other one's precision behind.
+    torch.set_float32_matmul_precision(_PRECISION[products.float32_products])
     return "tuned", products, notes
 
 

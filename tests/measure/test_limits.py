@@ -14,7 +14,7 @@ from attnbench import machine
 from attnbench.cell import Cell, Pass
 from attnbench.machine import OtherLoad, noise_warning
 from attnbench.measure import limits
-from attnbench.measure.limits import Limits, copy_rates, exp_rate, matmul_rate
+from attnbench.measure.limits import Limits, copy_rates, exp_rate, matmul_rate, windows_rate
 from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.record import Record
 from attnbench.run.execute import run_cell
@@ -113,6 +113,7 @@ def test_the_rates_of_this_machine_are_possible_ones() -> None:
     assert [size for size, _ in rates] == [1 << 16, 1 << 20]
     assert all(1e8 < rate < 1e13 for _, rate in rates)
     assert 1e8 < matmul_rate("cpu", torch.float32, size=64) < 1e15
+    assert 1e8 < windows_rate(rounds=2) < 1e15
     assert 1e7 < exp_rate("cpu", torch.float32, size=8) < 1e12
 
 

@@ -9,6 +9,7 @@ import torch
 
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
+from attnbench.attention import window_products
 from attnbench.cell import Cell, Pass
 from attnbench.measure import limits
 from attnbench.measure.limits import Limits
@@ -171,6 +172,37 @@ def test_the_tuned_process_takes_the_faster_products_that_are_true_float32(
     monkeypatch.setattr(limits, "is_true_float32", lambda: true_float32)
     try:
         assert process.faster_products() == wanted
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("true_float32", "wanted"), [(True, "medium"), (False, "highest")])
+def test_the_tuned_process_multiplies_as_it_says(
+    true_float32: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: True)
+    monkeypatch.setattr(process, "_products", process.Products())
+    monkeypatch.setattr(window_products, "_in_place", False)
+    monkeypatch.setattr(limits, "matmul_rate", lambda *_, **__: 1.0)
+    monkeypatch.setattr(limits, "is_true_float32", lambda: true_float32)
+    before = torch.get_float32_matmul_precision()
+    try:
+        _, products, notes = process.apply("tuned", threads=torch.get_num_threads(), device="cpu")
+        assert torch.get_float32_matmul_precision() == wanted
+        assert process._PRECISION[products.float32_products] == wanted
+        assert bool(notes) is not true_float32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_one_disturbed_turn_does_not_decide_who_multiplies_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = iter([0.1, 0.9, 1.0, 0.9, 1.0, 0.9, 1.0, 0.9])  # in turns, the default library first
+    monkeypatch.setattr(limits, "matmul_rate", lambda *_, **__: 1.0)
+    monkeypatch.setattr(limits, "is_true_float32", lambda: True)
+    monkeypatch.setattr(limits, "windows_rate", lambda **_: next(rates))
+    before = torch.get_float32_matmul_precision()
+    try:
+        assert process.faster_products() == (("oneDNN", "default"), False)
     finally:
         torch.set_float32_matmul_precision(before)
 
