@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 
 def threads() -> int:
@@ -42,3 +44,8 @@ def tiles(
     for first in range(0, matrices, together):
         for a in range(0, rows, step):
             yield slice(first, min(first + together, matrices)), a, min(a + step, rows)
+
+
+def within(room: Tensor, size: Sequence[int]) -> Tensor:
+    """The first numbers of contiguous memory as a tensor of this size."""
+    return room.view(-1)[: math.prod(size)].view(size)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attnbench.attention.chunk_sums import Chunks
 from attnbench.attention.feature_tiles import FeatureMap, Tiles, row_blocks
+from attnbench.attention.matrix_tiles import within
 from attnbench.attention.running_sums import KeySums, real, weigh, weigh_ones
 
 BLOCK = 512
@@ -71,11 +72,6 @@ class Call(NamedTuple):
         return sums.of_values.new_empty(count * (self.rows // self.chunk) + 1, *size)
 
 
-def _within(room: Tensor, size: torch.Size) -> Tensor | None:
-    """Contiguous memory of ``room``; None if that is too small."""
-    return room.view(-1)[: size.numel()].view(size) if size.numel() <= room.numel() else None
-
-
 # One function per block, so that nothing of a block outlives it.
 def attend_block(
     call: Call, tiles: Tiles, block: slice, room: Tensor, sums: KeySums, largest: Tensor | None, out: Tensor
@@ -89,7 +85,8 @@ def attend_block(
     of_values, of_ones, after = chunks.sums_before(sums, of_chunks, phi_k, by_feature=True)
     scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
     # The features of the keys have served.
-    numerator = chunks.carry_(torch.bmm(phi_q, of_values.mT, out=_within(phi_k, of_chunks.shape)))
+    free = within(phi_k, of_chunks.shape) if of_chunks.numel() <= phi_k.numel() else None
+    numerator = chunks.carry_(torch.bmm(phi_q, of_values.mT, out=free))
     constant = None
     if log_weight is not None and features.offset:
         some = None if key_mask is None else chunks.split(real(log_weight))

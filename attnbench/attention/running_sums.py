@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.feature_tiles import FeatureMap, Group
+from attnbench.attention.matrix_tiles import within
 from attnbench.attention.precision import accumulator, hidden
 
 
@@ -21,7 +22,7 @@ def weigh(values: Tensor, weight: Tensor | None, spare: Tensor | None = None) ->
         return values.contiguous() if weight is None else values * weight
     if weight is None and values.is_contiguous():
         return values
-    room = spare.view(-1)[: values.numel()].view(values.shape)
+    room = within(spare, values.shape)
     return room.copy_(values) if weight is None else torch.mul(values, weight, out=room)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.attention.matrix_tiles import fitting
+from attnbench.attention.matrix_tiles import fitting, within
 
 FEW = 256
 """Keys or queries up to which products and softmax of a tile, one after the other, beat a fused kernel."""
@@ -86,7 +85,7 @@ class _FewKeys(torch.autograd.Function):
         for _, head, piece in _pieces(q, k.shape[2]):
             weights = _weights(q[piece], columns[head], room) if kept is None else kept[piece]
             _multiply(weights.mT, grad[piece], dv[head], beta=1)
-            dlogits = _multiply(grad[piece], of_values[head], _within(another, weights.shape))
+            dlogits = _multiply(grad[piece], of_values[head], within(another, weights.shape))
             torch.ops.aten._softmax_backward_data.out(dlogits, weights, -1, weights.dtype, grad_input=dlogits)
             _multiply(dlogits, keys[head], dq[piece])
             _multiply(dlogits.mT, q[piece], dk[head], beta=1)
@@ -125,7 +124,7 @@ class _FewQueries(torch.autograd.Function):
             weights = _weights(queries[head], keys.mT, room)
             dout = grad[head] * share
             _multiply(weights.mT, dout, dv[piece])
-            dlogits = _multiply(dout, _dense(v[piece]).mT, _within(another, weights.shape))
+            dlogits = _multiply(dout, _dense(v[piece]).mT, within(another, weights.shape))
             dlogits.sub_(dots[head] * share).mul_(weights)
             _multiply(dlogits, keys, dq[head], beta=1)
             _multiply(dlogits.mT, queries[head], dk[piece])
@@ -186,13 +185,9 @@ def _dense(x: Tensor) -> Tensor:
     return x if len(x) == 1 else x.contiguous()
 
 
-def _within(room: Tensor, size: tuple[int, ...]) -> Tensor:
-    return room[: math.prod(size)].view(size)
-
-
 def _weights(queries: Tensor, columns: Tensor, room: Tensor, log_sum: Tensor | None = None) -> Tensor:
     """Softmax of queries · columns, in ``room``; ``log_sum`` takes the logarithm of the sum of their exponentials."""
-    logits = _within(room, (len(queries), queries.shape[1], columns.shape[2]))
+    logits = within(room, (len(queries), queries.shape[1], columns.shape[2]))
     _multiply(queries, columns, logits)
     if log_sum is None:
         return torch.softmax(logits, -1, out=logits)
