@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from attnbench.attention.default_library import small_bmm
 from attnbench.attention.feature_tiles import LOG2E, cut, head_groups, put_product, row_blocks
 from attnbench.attention.key_masks import seeing, visible_pairs
 from attnbench.attention.precision import accumulator, hidden
@@ -94,7 +95,7 @@ class Efficient(nn.Module):
             log_total = torch.logaddexp(state.log_total, keys.logcumsumexp(1))
             # Both shares of a total are at most 1; a row reads from the past and from its own chunk.
             log_q = queries.log_softmax(-1) - log_total
-            past = torch.bmm((log_q + state.log_total).exp(), state.context)
+            past = small_bmm((log_q + state.log_total).exp(), state.context)
             parts.append(past + _triangle(log_q, keys, values, log_total))
             state = state.then(keys, values, log_total[:, -1:])
         return torch.cat(parts, 1)
@@ -118,7 +119,7 @@ class Efficient(nn.Module):
         """q, k, v ``(B, H, 1, D)``."""
         query, key, value = (x.flatten(0, 1).to(state.context.dtype) for x in (q, k, v))
         state = state.then(key, value, torch.logaddexp(state.log_total, key))
-        return torch.bmm(query.softmax(-1), state.context).to(q.dtype).view_as(q), state
+        return small_bmm(query.softmax(-1), state.context).to(q.dtype).view_as(q), state
 
 
 def _context(shares: Tensor, values: Tensor) -> Tensor:
@@ -193,8 +194,8 @@ def _triangle(log_q: Tensor, k: Tensor, v: Tensor, log_total: Tensor) -> Tensor:
         blocks = (torch.split(x.reshape(-1, 2 * half, x.shape[2]), half, 1) for x in (log_q, k, v, log_total))
         (_, late_q), (early_k, _), (early_v, _), (early_total, _) = blocks
         border = early_total[:, -1:]
-        scores = torch.bmm((late_q + border).exp(), (early_k - border).exp().mT)
-        read = pad(torch.bmm(scores, early_v), (0, 0, half, 0))
+        scores = small_bmm((late_q + border).exp(), (early_k - border).exp().mT)
+        read = pad(small_bmm(scores, early_v), (0, 0, half, 0))
         out = out + read.view(G, tokens + more, -1)[:, :tokens]
         half *= 2
     return out

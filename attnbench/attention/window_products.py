@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.blocks import large_steps
+from attnbench.attention.default_library import DefaultLibrary
 from attnbench.attention.precision import accumulator
 
 _in_place = False
@@ -42,9 +43,5 @@ def product(x: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
     dense = own.is_contiguous() or own.mT.is_contiguous()
     if dense or not _in_place or large_steps(own) or torch.compiler.is_compiling():
         return torch.bmm(x, own, out=out)
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with DefaultLibrary():
         return torch.bmm(x, own, out=out)
-    finally:
-        torch.set_float32_matmul_precision(precision)
