@@ -20,8 +20,8 @@ from attnbench.attention.blocks import (
     minus_infinity,
     tile_scores,
 )
+from attnbench.attention.default_library import copied_by_products
 from attnbench.attention.matrix_tiles import threads
-from attnbench.attention.window_products import copied_by_products
 
 ROWS = 64
 """Query rows per product: fewer waste less in the corners of a window, more use the matrix units better."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.blocks import Blocks, Heads, Mask
-from attnbench.attention.window_products import product, side_by_side
+from attnbench.attention.default_library import product, side_by_side
 
 
 # By bmm: of a single transposed matrix in four dimensions, matmul makes a copy.

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.attention.default_library import product
 from attnbench.attention.matrix_tiles import cached
 from attnbench.attention.precision import accumulator
-from attnbench.attention.window_products import product
 
 SELF = -1e5
 """Logit of a token to itself; finite, so that a token with no other target attends to itself."""

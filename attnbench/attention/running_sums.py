@@ -7,21 +7,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnbench.attention.default_library import copied_by_products, without_copies
 from attnbench.attention.feature_tiles import FeatureMap, Group
 from attnbench.attention.matrix_tiles import within
 from attnbench.attention.precision import accumulator, hidden
 
 
 def weigh(values: Tensor, weight: Tensor | None, spare: Tensor | None = None) -> Tensor:
-    """Contiguous, for a product would copy it again: ``(G, c, E)``.
+    """``(G, c, E)``, without gaps where a product would copy it again.
 
     Args:
         spare: contiguous memory that may be overwritten, ``(G, ·, E)`` with at least c rows.
     """
+    if weight is None and (values.is_contiguous() or not copied_by_products(values)):
+        return values
     if spare is None:
         return values.contiguous() if weight is None else values * weight
-    if weight is None and values.is_contiguous():
-        return values
     room = within(spare, values.shape)
     return room.copy_(values) if weight is None else torch.mul(values, weight, out=room)
 
@@ -95,7 +96,9 @@ class KeySums(NamedTuple):
             self.of_values.mul_(decay)
             self.of_ones.mul_(decay)
             self.top.copy_(top)
-        self.of_values.mT.baddbmm_(phi.mT, weigh(values, weight, spare))
+        weighed = weigh(values, weight, spare)
+        with without_copies(weighed):
+            self.of_values.mT.baddbmm_(phi.mT, weighed)
         self.of_ones.add_(weigh_ones(weight, phi))
         if offset and log_weight is not None:
             once = real(log_weight) if padded else None

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnbench.attention.default_library import without_copies
 from attnbench.attention.matrix_tiles import fitting
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
@@ -178,8 +179,9 @@ def _products(x: Tensor, y: Tensor, shift: Tensor, offset: Tensor) -> Tensor:
 
 
 def _kernel(i: int, j: int, x: Tensor, y: Tensor, shift: Tensor, offset: Tensor) -> Tensor:
-    weight = torch.baddbmm(offset, y[:, :, i], y[:, :, j].mT)
-    return torch.baddbmm(shift, x[:, :, i], x[:, :, j].mT).exp_().mul_(weight)
+    with without_copies(y[:, :, i]):
+        weight = torch.baddbmm(offset, y[:, :, i], y[:, :, j].mT)
+        return torch.baddbmm(shift, x[:, :, i], x[:, :, j].mT).exp_().mul_(weight)
 
 
 def _balance(products: Tensor, draws: Tensor) -> Tensor:

@@ -16,11 +16,11 @@ from attnbench.attention import (
     bigbird,
     block_sparse,
     blocks,
+    default_library,
     etc,
     local,
     longformer,
     sparse,
-    window_products,
 )
 from attnbench.attention.blocks import Blocks, Tile
 from attnbench.measure.memory import peak_tensor_bytes
@@ -103,7 +103,7 @@ def test_large_steps_as_on_a_gpu_give_the_same_output_and_gradients(
     q, k, v = draw(2, 2, 90, 3, grad=True)
     f = made(spec, 2, 2, 90, 3, causal)
     expected = out_and_gradients(f, q, k, v)
-    for module in (blocks, window_products, block_sparse, bands, bigbird):
+    for module in (blocks, block_sparse, bands, bigbird):
         monkeypatch.setattr(module, "large_steps", lambda q: True)
     for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
@@ -116,7 +116,7 @@ def test_keys_copied_for_faster_products_give_the_same_output_and_gradients(
     q, k, v = draw(2, 2, 90, 3, grad=True)
     f = made(spec, 2, 2, 90, 3, causal)
     expected = out_and_gradients(f, q, k, v)
-    for module in (window_products, bands):
+    for module in (default_library, bands):
         monkeypatch.setattr(module, "copied_by_products", lambda q: True)
     for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)

@@ -9,7 +9,7 @@ import torch
 
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
-from attnbench.attention import window_products
+from attnbench.attention import default_library
 from attnbench.cell import Cell, Pass
 from attnbench.measure import limits
 from attnbench.measure.limits import Limits
@@ -182,7 +182,7 @@ def test_the_tuned_process_multiplies_as_it_says(
 ) -> None:
     monkeypatch.setattr(process, "keep_freed_memory", lambda: True)
     monkeypatch.setattr(process, "_products", process.Products())
-    monkeypatch.setattr(window_products, "_in_place", False)
+    monkeypatch.setattr(default_library, "_in_place", False)
     monkeypatch.setattr(limits, "matmul_rate", lambda *_, **__: 1.0)
     monkeypatch.setattr(limits, "is_true_float32", lambda: true_float32)
     before = torch.get_float32_matmul_precision()
