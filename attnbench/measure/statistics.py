@@ -155,6 +155,7 @@ def crossover(
     b: Sequence[Sequence[float]],
     *,
     names: tuple[str, str],
+    noise: float = 0.0,
     draws: int = 2000,
     seed: int = 0,
 ) -> Crossover:
@@ -166,6 +167,7 @@ def crossover(
         lengths: increasing.
         a: for each length the samples of A; ``b`` likewise, paired.
         names: what to call A and B in the note.
+        noise: as of :func:`paired_ratio`; the note says where the faster one is not faster by its verdict.
     """
     logs = [np.log(np.asarray(x)) - np.log(np.asarray(y)) for x, y in zip(a, b, strict=True)]
     x = np.log(np.asarray(lengths, dtype=float))
@@ -175,8 +177,15 @@ def crossover(
     signs = np.sign(point)
     changes = int(np.count_nonzero(np.diff(signs)))
     if changes == 0:
+        verdicts = [paired_ratio(x, y, noise=noise).verdict for x, y in zip(a, b, strict=True)]
+        close = [str(n) for n, one in zip(lengths, verdicts, strict=True) if one not in ("faster", "slower")]
         winner = names[0 if point[0] < 0 else 1]
-        return Crossover(None, math.inf, math.inf, f"not in range: {winner} is faster throughout")
+        found = f"{winner} is faster throughout"
+        if len(close) == len(lengths):
+            found = "neither is faster by more than chance"
+        elif close:
+            found = f"{winner} is faster, at n = {', '.join(close)} by no more than chance"
+        return Crossover(None, math.inf, math.inf, f"not in range: {found}")
     rng = np.random.default_rng(seed)
     resampled = np.stack(
         [np.median(rng.choice(one, size=(draws, len(one))), axis=1) for one in logs], axis=1

@@ -160,7 +160,7 @@ def compare(
     for pair in result.rows:
         found = samples.get(pair, [])
         result.crossovers[pair] = crossover(
-            [n for n, _, _ in found], [a for _, a, _ in found], [b for _, _, b in found], names=pair
+            [n for n, _, _ in found], [a for _, a, _ in found], [b for _, _, b in found], names=pair, noise=noise
         )
     return result
 

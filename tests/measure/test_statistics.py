@@ -169,6 +169,21 @@ def test_a_curve_that_does_not_cross_is_not_extrapolated() -> None:
     assert found.note == "not in range: a is faster throughout"
 
 
+@pytest.mark.parametrize(
+    ("ratios", "noise", "note"),
+    [
+        ([1.0, 1.0], 0.0, "neither is faster by more than chance"),
+        ([0.5, 1.0], 0.0, "a is faster, at n = 2048 by no more than chance"),
+        ([0.5, 0.9], 0.3, "a is faster, at n = 2048 by no more than chance"),
+        ([0.5, 0.9], 0.0, "a is faster throughout"),
+    ],
+)
+def test_a_difference_that_may_be_chance_is_not_said_to_be_one(ratios: list[float], noise: float, note: str) -> None:
+    a = [[ratio * (1 + 0.01 * (-1) ** i) - 0.0001 for i in range(30)] for ratio in ratios]
+    found = crossover([1024, 2048], a, [[1.0] * 30] * 2, names=("a", "b"), noise=noise)
+    assert found.note == f"not in range: {note}"
+
+
 def test_a_crossing_at_the_edge_has_an_open_interval() -> None:
     lengths = [1024, 2048]
     rng = np.random.default_rng(3)
