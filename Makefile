@@ -1,4 +1,5 @@
 # Two commands: `make bench` measures this machine and draws the figure, `make test` runs everything that must hold.
+# `make test-all` runs the tests once more with the oldest version of every dependency that pyproject.toml allows.
 # `make selfcheck` measures the measuring, for five minutes, on a machine with nothing else to do; then it tries to break
 # what reads files, and kills runs, for twenty minutes.
 
@@ -8,8 +9,14 @@ BIN := $(VENV)/bin
 # The CPU build of torch, without the CUDA packages: make bench PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_OPTIONS ?=
 RUN_OPTIONS ?=
+# Every file by its hash, but for torch, of which one version has many builds: make bench LOCKED=1
+LOCKED ?=
+# Files or folders of tests; all of them where it is empty.
+TESTS ?=
+OLDEST := .venv-oldest
+PIP := -m pip install -q --disable-pip-version-check
 
-.PHONY: bench peers test selfcheck lint clean
+.PHONY: bench peers test test-all selfcheck lint lock release-check clean
 
 bench: $(VENV)/installed
 	$(BIN)/attnbench run lra
@@ -24,7 +31,10 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q $(TESTS)
+
+test-all: test $(OLDEST)/installed
+	$(OLDEST)/bin/pytest -q $(TESTS)
 
 selfcheck: $(VENV)/installed-dev
 	$(BIN)/pytest -q -s --timeout=1800 $(wildcard tests/benchmarks/live_*.py)
@@ -42,21 +52,49 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q -c constraints.txt $(PIP_OPTIONS) -e .
+ifeq ($(LOCKED),)
+	$(BIN)/python $(PIP) -c constraints.txt $(PIP_OPTIONS) -e .
+else
+	$(BIN)/python $(PIP) --no-deps --require-hashes -r requirements.lock
+	$(BIN)/python $(PIP) -c constraints.txt $(PIP_OPTIONS) torch
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip check
+endif
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -m pip install -q -c constraints.txt $(PIP_OPTIONS) -e '.[dev]'
+	$(BIN)/python $(PIP) -c constraints.txt $(PIP_OPTIONS) -e '.[dev]'
 	touch $@
+
+$(OLDEST)/installed: pyproject.toml constraints.txt tests/oldest.py
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python tests/oldest.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python $(PIP) -c $(OLDEST)/constraints.txt $(PIP_OPTIONS) -e '.[dev]'
+	touch $@
+
+$(VENV)/installed-release: $(VENV)/installed-dev
+	$(BIN)/python $(PIP) -c constraints.txt $(PIP_OPTIONS) -e '.[release]'
+	touch $@
+
+# Every file by its hash, and the bill of materials made from that.
+lock: $(VENV)/installed-release
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --custom-compile-command 'make lock' -c constraints.txt --no-emit-package torch -o requirements.lock pyproject.toml
+	{ cat requirements.lock; grep '^torch==' constraints.txt; } | \
+	  $(BIN)/cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml -o sbom.cdx.json -
+
+# Built twice, with the same bytes; shown as an index shows it; its tests run from the source distribution.
+release-check: $(VENV)/installed-release
+	$(BIN)/python tests/release/check.py
 
 # Without looking for dependencies: the list is complete, and torch stays the one that is there. fast-transformers is
 # compiled, for minutes: without a C++ compiler its rows are unsupported. It is not shown nvcc, since its CUDA code is
 # for GPUs that CUDA no longer knows.
 $(VENV)/installed-peers: $(VENV)/installed plugins/peers/pyproject.toml plugins/peers/requirements.txt
-	$(BIN)/python -m pip install -q --no-deps $(PIP_OPTIONS) -r plugins/peers/requirements.txt -e plugins/peers
-	PATH=$(abspath $(BIN)):/usr/bin:/bin $(BIN)/python -m pip install -q --no-deps --no-build-isolation \
+	$(BIN)/python $(PIP) --no-deps $(PIP_OPTIONS) -r plugins/peers/requirements.txt -e plugins/peers
+	PATH=$(abspath $(BIN)):/usr/bin:/bin $(BIN)/python $(PIP) --no-deps --no-build-isolation \
 	  pytorch-fast-transformers==0.4.0 || echo "going on without fast-transformers, which could not be compiled"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

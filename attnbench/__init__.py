@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Shape", "build", "load_suite", "register", "run"]
+__all__ = ["Shape", "build", "compare", "load_suite", "plot", "read_results", "register", "run"]
 
 if TYPE_CHECKING:
-    from attnbench.run.runner import run
+    from attnbench.api import compare, plot, run
+    from attnbench.plots.load import read_results
     from attnbench.shape import Shape
     from attnbench.suite.load import load_suite
     from attnbench.variant import build, register
@@ -18,18 +19,20 @@ _HOME = {
     "build": "attnbench.variant",
     "register": "attnbench.variant",
     "load_suite": "attnbench.suite.load",
-    "run": "attnbench.run.runner",
+    "read_results": "attnbench.plots.load",
+    "compare": "attnbench.api",
+    "plot": "attnbench.api",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Load on first use: ``attnbench --help`` must not pay for torch."""
-    import importlib
+    from importlib import import_module
 
+    if name == "run":
+        return import_module("attnbench.run")  # which can be called
     if name not in _HOME:
         raise AttributeError(f"module 'attnbench' has no attribute {name!r}")
-    if name not in ("Shape", "register"):
-        importlib.import_module("attnbench.attention")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

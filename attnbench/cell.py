@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ Pass = Literal["forward", "backward", "training", "decode"]
 """decode: the last token of the sequence against a state made of all tokens before it."""
 Measure = Literal["time", "memory", "error"]
 
-METHOD_VERSION = 4
+METHOD_VERSION = 5
 """Raised whenever a number may change because the way of measuring changed; rows of two methods are never mixed."""
 
 
@@ -49,6 +49,8 @@ class Cell:
     error_draws: int = 5
     compile: bool = False
     """By ``torch.compile``, all of it or nothing (see :mod:`attnbench.compiled`)."""
+    padding: float = 0.0
+    """Share of the tokens of the batch that are padding (see :mod:`attnbench.padding`)."""
 
     def __post_init__(self) -> None:
         if self.pass_ == "decode" and not self.shape.causal:  # what comes after the last token is not known yet
@@ -85,7 +87,7 @@ def _identify(cell: Cell) -> str:
     """Of the cell as JSON with sorted keys, put together from parts that most cells of a suite share."""
     import hashlib  # not for whoever only asks what passes there are: it loads OpenSSL
 
-    parts = ", ".join([_canonical(names, values_of(cell)) for names, values_of in _PARTS[cell.compile]])
+    parts = ", ".join([_canonical(names, values_of(cell)) for names, values_of in _parts_of(cell)])
     return hashlib.sha256(f"[{METHOD_VERSION}, {{{parts}}}]".encode()).hexdigest()[:16]
 
 
@@ -114,5 +116,14 @@ def _parts(names: list[str]) -> list[tuple[tuple[str, ...], Callable[[Cell], Any
 
 
 _NAMES = sorted(field.name for field in fields(Cell))
-_PARTS = {True: _parts(_NAMES), False: _parts([name for name in _NAMES if name != "compile"])}
-"""By :attr:`Cell.compile`: cells from before it was there keep their names."""
+_LATER = {field.name: field.default for field in fields(Cell) if field.name in ("compile", "padding")}
+"""Fields that came later, with what they stand for in the cells from before, which keep their ids."""
+
+
+def _parts_of(cell: Cell) -> list[tuple[tuple[str, ...], Callable[[Cell], Any]]]:
+    return _parts_without(tuple(name for name, default in _LATER.items() if getattr(cell, name) == default))
+
+
+@cache
+def _parts_without(left_out: tuple[str, ...]) -> list[tuple[tuple[str, ...], Callable[[Cell], Any]]]:
+    return _parts([name for name in _NAMES if name not in left_out])

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from attnbench.errors import Unsupported
+from attnbench.errors import Unsupported, said
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -39,12 +39,12 @@ def whole(function: Function) -> Function:
 
 def why_not_compiled(error: BaseException) -> str | None:
     """What kept torch from compiling, with the line of code that it names; None for an error of another kind."""
-    text = str(error)
+    kind, _, text = said(error).partition(": ")
     if not type(error).__module__.startswith(_COMPILERS) and not text.startswith(_NOTHING):
         return None
     place = _USER_CODE.findall(text.partition("from user code:")[2])
     where = f" ({place[-1][0]}:{place[-1][1]})" if place else ""
-    return f"torch.compile: {text.partition(chr(10))[0].strip() or type(error).__name__}{where}"
+    return f"torch.compile: {text.partition(chr(10))[0].strip() or kind}{where}"
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class UsageError(AttnbenchError):
 
 
 class SuiteError(AttnbenchError):
-    """A suite file that cannot be used; the message starts with ``file:line:``."""
+    """A suite file that cannot be used; the message starts with the file and, if it could be read, the line."""
 
 
 class ResultsError(AttnbenchError):
@@ -66,11 +66,77 @@ class Locked(StoreError):
     exit_code = Exit.LOCKED
 
 
+class NothingMeasured(AttnbenchError):
+    """Every cell failed; how each did stands in the results."""
+
+    exit_code = Exit.FAILED
+
+
 class Unsupported(AttnbenchError):
     """The variant's mathematics does not allow this shape, option or pass; the message is the reason."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'performer'?`` or the empty string."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
+_PYDANTIC = {
+    "Value error, ": "",
+    "Input should be": "must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid integer, unable to parse string as an integer": "a whole number",
+    "a valid integer, got a number with a fractional part": "a whole number",
+    "a valid integer": "a whole number",
+    "a valid number, unable to parse string as a number": "a number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+    "a finite number": "finite",
+}
+
+
+def plain_words(said: str) -> str:
+    """What pydantic says of one value, as it goes on after the value's name: ``must be at least 1``."""
+    for theirs, ours in _PYDANTIC.items():
+        said = said.replace(theirs, ours)
+    return " ".join(said.split()).rstrip(".")
+
+
+def any_of(words: Iterable[str]) -> str:
+    """``a, b or c``."""
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+class BrokenContract(AttnbenchError):
+    """A variant does not do what every variant must: it returns another shape, or an earlier result."""
+
+
+def said(error: BaseException) -> str:
+    """``ValueError: no such thing``: kind and message, though the class may be somebody else's and its text raise."""
+    name = type.__dict__["__name__"].__get__(type(error))  # which a class may hide
+    try:
+        text = str(error)
+    except BaseException:
+        text = ""
+    return f"{name}: {text}".rstrip(": ")
+
+
+_ELSEWHERE = {
+    "gpu": "cuda",
+    "nvidia": "cuda",
+    "fp64": "float64",
+    "double": "float64",
+    "fp32": "float32",
+    "float": "float32",
+    "single": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+}
+"""What things are called elsewhere -> their name here."""
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """``; did you mean 'performer'?``, or the empty string where nothing is as similar as ``cutoff``, 1 being equal."""
+    known = list(known)
+    same = _ELSEWHERE.get(name.lower())
+    close = [same] if same in known else get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""

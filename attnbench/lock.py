@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from attnbench.errors import CannotCreate, Locked
+from attnbench.files import refuse_other_than_file
 from attnbench.record import one_line
 
 
@@ -59,36 +60,3 @@ def _holder(writer: Path) -> str:
             if said := one_line(writer.read_text(encoding="utf-8")[:100]):
                 return f" ({said})"
     return ""
-
-
-def refuse_link(path: Path) -> None:
-    """Nothing is written through a link.
-
-    Raises:
-        CannotCreate: ``path`` is one.
-    """
-    if path.is_symlink():
-        raise CannotCreate(f"{path} is a link, and results are written to no other place; remove it")
-
-
-def refuse_other_than_file(path: Path) -> None:
-    """Nothing is read from or written to a pipe, which may wait for ever.
-
-    Raises:
-        CannotCreate: there is something in the place of ``path`` that is no file.
-    """
-    refuse_link(path)
-    if path.exists() and not path.is_file():
-        raise CannotCreate(f"{path} is not a file; remove it")
-
-
-def make_folder(path: Path) -> None:
-    """With its parents, unless it is there.
-
-    Raises:
-        CannotCreate: it cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder with --out") from error

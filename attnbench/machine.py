@@ -8,11 +8,13 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attnbench import cgroup
 from attnbench.errors import UsageError
 
 NOISY = 0.02
@@ -20,10 +22,44 @@ NOISY = 0.02
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Cores that this process may use, of which a container's quota may leave fewer than there are."""
+    quota = cgroup.cores()
+    return _visible_cores() if quota is None else max(1, min(_visible_cores(), int(quota)))
+
+
+def default_threads() -> int:
+    """``OMP_NUM_THREADS`` where it is set, else all cores that there are for this process."""
+    return _asked_threads() or available_cores()
+
+
+def thread_warnings(threads: int) -> list[str]:
+    """What to say where threads and cores are not as many."""
+    cores, visible, asked = available_cores(), _visible_cores(), _asked_threads()
+    said = []
+    if cores < visible:
+        said.append(f"the control group allows {cgroup.cores():.3g} of {visible} cores")
+    if threads > cores:
+        said.append(f"{threads} threads on {cores} core{'s' * (cores > 1)} wait for each other; use --threads {cores}")
+    elif threads == asked and threads < cores:
+        said.append(f"OMP_NUM_THREADS leaves {threads} of {cores} cores; --threads {cores} uses all")
+    return said
+
+
+def throttling_warning(periods: int) -> str | None:
+    """What to say where the control group had used up its processor time in so many periods."""
+    return f"held back {periods} times by the CPU quota of the control group; use fewer --threads" if periods else None
+
+
+def _visible_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _asked_threads() -> int | None:
+    """The first number of ``OMP_NUM_THREADS``; others are for threads that start threads."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
 
 
 def total_memory_bytes() -> int | None:
@@ -31,18 +67,39 @@ def total_memory_bytes() -> int | None:
     sizes = []
     with suppress(ValueError, OSError, AttributeError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    limit = _read(Path("/sys/fs/cgroup/memory.max"))
-    if limit and limit.isdigit():
-        sizes.append(int(limit))
-    return min(sizes) if sizes else None
+    limit = cgroup.memory_bytes()
+    return min([*sizes, limit] if limit else sizes, default=None)
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that can be taken without swapping; None where the kernel does not tell."""
+    """Memory to be had without swapping and below the limits of control groups; None where the kernel does not tell."""
+    free = cgroup.free_memory_bytes()
+    sizes = [] if free is None else [free]
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+            sizes.append(int(line.split()[1]) * 1024)
+    return min(sizes, default=None)
+
+
+def devices() -> list[str]:
+    """What torch finds on this machine, the fastest first."""
+    import torch
+
+    there = ["cpu"]
+    if torch.cuda.is_available():
+        there = ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count())), *there]
+    if torch.backends.mps.is_available():
+        there = ["mps", *there]
+    return there
+
+
+def oom_kills() -> int:
+    """How many processes of this control group the kernel has killed for want of memory; 0 where it does not tell."""
+    for name in ("memory.events", "memory/memory.oom_control"):  # cgroup v2 and v1
+        for line in _read(Path("/sys/fs/cgroup", name)).splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def resolve_device(name: str) -> str:
@@ -51,13 +108,7 @@ def resolve_device(name: str) -> str:
     Raises:
         UsageError: the device is not there, with those that are.
     """
-    import torch
-
-    there = ["cpu"]
-    if torch.cuda.is_available():
-        there = ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count())), *there]
-    if torch.backends.mps.is_available():
-        there = ["mps", *there]
+    there = devices()
     if name == "auto":
         return there[0]
     if name not in there:
@@ -72,7 +123,7 @@ def describe(device: str) -> dict[str, Any]:
 
     facts: dict[str, Any] = {
         "device": device,
-        "processor": _processor(),
+        "processor": processor(),
         "cores": available_cores(),
         "memory_bytes": total_memory_bytes(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -101,7 +152,26 @@ def load_warning() -> str | None:
     cores = available_cores()
     if load / cores <= 0.5:
         return None
-    return f"load {load:.1f} on {cores} cores before the run began: close other programs or expect wide intervals"
+    there = f"{cores} core{'s' * (cores > 1)}"
+    return f"load {load:.1f} on {there} before the run began: close other programs or expect wide intervals"
+
+
+class AwakeTime:
+    """Seconds for which this process has run since this object was made, without those that Ctrl-Z stopped it for.
+
+    Ask more often than every ``longest`` seconds: of the time between two questions no more than that is counted.
+    """
+
+    def __init__(self, longest: float = 2.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._longest, self._clock = longest, clock
+        self._asked, self._awake = clock(), 0.0
+
+    def seconds(self) -> float:
+        """Until now."""
+        now = self._clock()
+        self._awake += min(now - self._asked, self._longest)
+        self._asked = now
+        return self._awake
 
 
 class OtherLoad:
@@ -119,8 +189,10 @@ class OtherLoad:
 
 
 def noise_warning(noise: float | None, others: float | None) -> str | None:
-    """What to say, and what to do, where one program seems to differ from itself by more than 2 %."""
-    if noise is None or noise <= NOISY:
+    """What to say, and what to do, where one program seems to differ from itself by over 2 %, or nobody can tell."""
+    if noise is None:
+        return "noise unknown: too few pairs of undisturbed samples; close other programs or raise --min-time"
+    if noise <= NOISY:
         return None
     if others is None:
         return f"noise {noise:.0%}: close other programs or raise --min-time"
@@ -143,7 +215,8 @@ def _own_seconds() -> float:
     return used.user + used.system
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name, as the system knows it."""
     for line in _read(Path("/proc/cpuinfo")).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

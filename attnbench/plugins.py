@@ -1,17 +1,63 @@
-"""Variants from elsewhere: entry points ``attnbench.variants``, files and modules named on the command line."""
+"""Variants from elsewhere: entry points ``attnbench.variants``, files and modules named on the command line.
+
+What they bring into the process is noted, since it belongs to the identity of a run (:func:`provenance`).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from attnbench.errors import UsageError
+from attnbench.foreign import told
 
 GROUP = "attnbench.variants"
+
+_INSTALLED = ("site-packages", "dist-packages")
+_OF_PYTHON = (Path(sysconfig.get_path("stdlib")), Path(__file__).parent)
+_packages: dict[str, str] = {}
+"""Of the installed plug-ins, with their versions."""
+_modules: dict[str, Path] = {}
+"""Files that plug-ins imported and that no version stands for: neither installed, nor Python's, nor ours."""
+
+
+def provenance(sources: Sequence[str]) -> dict[str, str]:
+    """What the variants of plug-ins are made of: the version of each package, the digest of each file.
+
+    Args:
+        sources: what :func:`load` was called with, or will be. In a process that has loaded other plug-ins as well,
+            their files count too, since a module may have been imported by any of them.
+    """
+    files = {source: Path(source) for source in sources} | _modules
+    found = dict(_packages)
+    for name, file in files.items():
+        with suppress(OSError, ValueError):
+            if file.is_file():
+                found[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    return dict(sorted(found.items()))
+
+
+@contextmanager
+def _noting_modules(package: str = "") -> Iterator[None]:
+    """Note the files that are imported meanwhile; those of ``package`` even where they are installed."""
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in sys.modules.keys() - before:
+            file = Path(getattr(sys.modules[name], "__file__", None) or "")
+            installed = any(part in _INSTALLED for part in file.parts) and name.partition(".")[0] != package
+            ours = any(file.is_relative_to(folder) for folder in _OF_PYTHON)
+            if file.name and not installed and not ours:
+                _modules[name] = file.absolute()
 
 
 def load_installed() -> None:
@@ -23,42 +69,39 @@ def load_installed() -> None:
     if os.environ.get("ATTNBENCH_PLUGINS") == "":
         return
     for point in entry_points(group=GROUP):
-        try:
+        if point.dist is not None:
+            _packages[point.dist.name] = point.dist.version
+        with told(f"{point.name!r} ({point.value})", "; uninstall it or set ATTNBENCH_PLUGINS="), _noting_modules():
             point.load()
-        except Exception as error:
-            raise UsageError(
-                f"plug-in {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}; "
-                "uninstall it or set ATTNBENCH_PLUGINS="
-            ) from error
 
 
 def load(source: str) -> None:
     """Import ``FILE.py`` or a module, whose ``@register`` lines then take effect; a second time does nothing.
 
     Raises:
-        UsageError: no such file or module, or it raises while it is imported.
+        UsageError: no such file or module, or it raises while it is imported, or ends Python.
     """
     path = Path(source)
-    try:
-        if path.suffix == ".py":
-            if not path.is_file():
-                raise UsageError(f"plug-in {source}: no such file")
-            name = f"attnbench_plugin_{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
-            if name in sys.modules:
-                return
-            spec = importlib.util.spec_from_file_location(name, path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module
-            try:
-                spec.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[name]
-                raise
-        else:
+    if path.suffix != ".py":
+        package = source.partition(".")[0]
+        if not package.isidentifier() or (package not in sys.modules and importlib.util.find_spec(package) is None):
+            raise UsageError(f"plug-in {source}: no installed module of this name; a file's name ends in .py")
+        with told(source), _noting_modules(package):
             importlib.import_module(source)
-    except UsageError:
+        return
+    if not path.is_file():
+        raise UsageError(f"plug-in {source}: no such file")
+    name = f"attnbench_plugin_{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with told(source), _noting_modules():
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
         raise
-    except Exception as error:
-        raise UsageError(f"plug-in {source}: {type(error).__name__}: {error}") from error

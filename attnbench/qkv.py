@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.registry import Entry, Registry
@@ -12,19 +13,45 @@ from attnbench.spec import Spec
 if TYPE_CHECKING:
     from torch import Tensor
 
-INPUTS: Registry[Entry] = Registry("input")
+
+@dataclass(frozen=True)
+class Input(Entry):
+    """A registered input."""
+
+    look_at: Callable[..., None] | None = None
+    """Called with the options before anything is measured; raises UsageError where what they name cannot be read."""
+
+
+INPUTS: Registry[Input] = Registry("input", home="attnbench.inputs", own="'attnbench list inputs' shows the names")
 
 Draw = TypeVar("Draw", bound=Callable[..., "tuple[Tensor, Tensor, Tensor]"])
 
 
-def register_input(name: str) -> Callable[[Draw], Draw]:
-    """Decorator for ``draw(shape, generator, **options) -> (q, k, v)``, float32 on the CPU."""
+def register_input(name: str, *, look_at: Callable[..., None] | None = None) -> Callable[[Draw], Draw]:
+    """Decorator for ``draw(shape, generator, **options) -> (q, k, v)``, float32 on the CPU.
+
+    Args:
+        look_at: called with the options before anything is measured (see :class:`Input`).
+    """
 
     def add(draw: Draw) -> Draw:
-        INPUTS.add(Entry(name=name, make=draw, summary=(draw.__doc__ or "").strip().partition("\n")[0]))
+        summary = (draw.__doc__ or "").strip().partition("\n")[0]
+        INPUTS.add(Input(name=name, make=draw, summary=summary, look_at=look_at))
         return draw
 
     return add
+
+
+def look_at(inputs: Spec) -> None:
+    """Make sure that what the options of an input name can be read.
+
+    Raises:
+        UsageError: it cannot, or there is no such input or option.
+    """
+    entry = INPUTS.get(inputs.name)
+    options = entry.check(dict(inputs.options))
+    if entry.look_at:
+        entry.look_at(**options)
 
 
 def draw_qkv(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:

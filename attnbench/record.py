@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+import re
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from attnbench.cell import METHOD_VERSION, Cell
+from attnbench.printable import printable
 from attnbench.status import Status
 
-SCHEMA_VERSION = 1
-# 1 (2026-11): the first.
+SCHEMA_VERSION = 2
+"""Raised when what a reader must know of the files changes. 2 has a seal on each line; 1, the first, has none."""
+READABLE = (1, 2)
+"""Schema versions that this version reads."""
+SEAL = "seal"
 
 ADDED: dict[str, Any] = {
     "bias": "none",
+    "padding": 0.0,
     "compile": False,
     "state_bytes": None,
     "state_bytes_per_token": None,
     "bytes_per_s": None,
     "exponentials": None,
     "floor_s": None,
+    "own_form": "",
+    "seal": "",
 }
 """Columns that rows of this schema may lack, with what they stand for there."""
 
@@ -55,6 +63,8 @@ class Record:
     """Added to the logits: ``none``, ``alibi`` or ``relative``."""
     compile: bool
     """Asked for ``torch.compile``; in ``compiled`` stands what came of it."""
+    padding: float
+    """Share of the batch's tokens that are padding."""
     dtype: str
     device: str
     inputs: str
@@ -124,12 +134,16 @@ class Record:
     quick: bool = False
     """True for rows of ``--quick``: one sample, no interval."""
     warnings: str = ""
+    own_form: str = ""
+    """Where the variant is not the method that its source describes, in one sentence; empty where it is."""
     machine_id: str = ""
     torch_version: str = ""
     threads: int | None = None
     method_version: int = METHOD_VERSION
     schema_version: int = SCHEMA_VERSION
     started_at: str = ""
+    seal: str = ""
+    """Digest of this row's line in records.jsonl and of all lines before it; empty before the row is stored."""
 
     @classmethod
     def of(cls, cell: Cell, status: Status, reason: str = "", **columns: Any) -> Record:
@@ -150,6 +164,7 @@ class Record:
             "label": cell.variant.label,
             "family": known.family if known else "",
             "target": known.target(cell.variant) if known else "",
+            "own_form": known.claims(cell.variant, causal=shape.causal).own_form if known else "",
             "cost": known.cost if known else "",
             "claimed_time_exponent": known.time_exponent if known else None,
             "claimed_memory_exponent": known.memory_exponent if known else None,
@@ -163,6 +178,7 @@ class Record:
             "causal": shape.causal,
             "bias": shape.bias,
             "compile": cell.compile,
+            "padding": cell.padding,
             "dtype": cell.dtype,
             "device": cell.device,
             "inputs": "bytes"
@@ -175,8 +191,8 @@ class Record:
         return cls(**{**identity, **columns})
 
     def to_json(self) -> dict[str, Any]:
-        """Column name -> value, ``pass`` instead of ``pass_``."""
-        return {_column(key): value for key, value in asdict(self).items()}
+        """Column name -> value, ``pass`` instead of ``pass_``; without the seal, which a stored line adds."""
+        return {_column(one.name): getattr(self, one.name) for one in fields(self) if one.name != SEAL}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
@@ -195,9 +211,38 @@ def inferred(cell: Cell, n: int, status: Status, *, quick: bool = False) -> Reco
     return Record.of(cell, status, f"inferred: {status} at n={n} already, so not run", quick=quick)
 
 
+_LEFT = "the cell"
+"""How a warning begins that says what a cell left behind in its process."""
+
+
+def with_traces(record: Record, traces: str, previous: Record | None = None) -> Record:
+    """The row with a word on what its cell left behind, now or in an earlier round."""
+    earlier = [said for said in previous.warnings.split("; ") if said.startswith(_LEFT)] if previous else []
+    now = [f"{_LEFT} {one_line(traces.replace(';', ','))}, so the next one starts in a fresh process"] if traces else []
+    return replace(record, warnings="; ".join(dict.fromkeys(filter(None, [record.warnings, *earlier, *now]))))
+
+
+_LOST_ROUND = re.compile(r"(; |^)round \d+ failed: [^;]*")
+
+
+def with_lost_round(record: Record, lost: str) -> Record:
+    """The row of the rounds before, which keeps its numbers and says how a later one failed."""
+    return replace(record, warnings="; ".join(filter(None, [record.warnings, one_line(lost.replace(";", ","))])))
+
+
+def has_lost_round(record: Record) -> bool:
+    """Whether a later round failed, after which a cell is not visited again."""
+    return bool(_LOST_ROUND.search(record.warnings))
+
+
+def without_lost_rounds(record: Record) -> Record:
+    """The row as it was before a later round failed."""
+    return replace(record, warnings=_LOST_ROUND.sub("", record.warnings))
+
+
 def one_line(text: str, limit: int = 200) -> str:
     """Printable, single-line, at most ``limit`` characters: fit for a CSV cell and a terminal."""
-    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    flat = printable(" ".join(text.split()))
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 

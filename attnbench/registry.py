@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from attnbench.errors import UsageError, did_you_mean
+from attnbench.errors import UsageError, did_you_mean, plain_words
 from attnbench.spec import POSITIONAL, Scalar, Spec, format_scalar
 
 
@@ -52,6 +53,9 @@ class Entry:
             first_option = next(iter(self.options))
             if first_option in given:
                 raise UsageError(f"{self.name}: option {first_option!r} is given twice")
+            if given[POSITIONAL] in self.options:
+                option = given[POSITIONAL]
+                raise UsageError(f"{self.name}: option {option!r} has no value; write {self.name}:{option}=VALUE")
             given[first_option] = given.pop(POSITIONAL)
         try:
             model = self.options_model(**given)
@@ -64,8 +68,8 @@ class Entry:
                 raise UsageError(f"{self.name}: unknown option {option!r}{hint or known}") from None
             if option not in given:
                 raise UsageError(f"{self.name}: option {option!r} is required") from None
-            message = first["msg"].replace("Input should be", "must be")
-            raise UsageError(f"{self.name}: option {option}={format_scalar(given[option])} {message}") from None
+            wanted = plain_words(first["msg"])
+            raise UsageError(f"{self.name}: option {option}={format_scalar(given[option])} {wanted}") from None
         return {name: getattr(model, name) for name in given}
 
     def complete(self, spec: Spec) -> Spec:
@@ -84,35 +88,56 @@ E_ = TypeVar("E_", bound=Entry)
 
 
 class Registry(Generic[E_]):
-    """Names in the order they were registered, which is the order shown to users."""
+    """Names in the order they were registered, which is the order shown to users.
 
-    def __init__(self, kind: str, *, elsewhere: Mapping[str, str] | None = None) -> None:
-        """``elsewhere``: first letters of names that a plug-in brings -> the command that installs it."""
+    The first question or addition imports ``home``, so nobody has to import it to find what attnbench ships, and a
+    plug-in cannot take a shipped name.
+    """
+
+    def __init__(
+        self, kind: str, *, home: str | None = None, elsewhere: Mapping[str, str] | None = None, own: str = ""
+    ) -> None:
+        """Start an empty table.
+
+        Args:
+            home: the package that registers the shipped entries when it is imported.
+            elsewhere: first letters of names that a plug-in brings -> the command that installs it.
+            own: where an unknown name like no other may come from, as advice.
+        """
         self.kind = kind
+        self._home = home
         self._elsewhere = elsewhere or {}
+        self._own = f"; {own}" if own else ""
         self._entries: dict[str, E_] = {}
+
+    def _filled(self) -> dict[str, E_]:
+        if self._home is not None:
+            import_module(self._home)  # while it registers its own entries, Python returns it as far as it has come
+        return self._entries
 
     def add(self, entry: E_) -> None:
         """Raises UsageError where the name is taken."""
-        if entry.name in self._entries:
-            raise UsageError(f"{self.kind} {entry.name!r} is registered already")
-        self._entries[entry.name] = entry
+        entries = self._filled()
+        if entry.name in entries:
+            raise UsageError(f"{self.kind} {entry.name!r} is registered already; choose another name")
+        entries[entry.name] = entry
 
     def get(self, name: str) -> E_:
         """Raises UsageError with the nearest name where there is none."""
+        entries = self._filled()
         try:
-            return self._entries[name]
+            return entries[name]
         except KeyError:
             there = [how for start, how in self._elsewhere.items() if name.startswith(start)]
-            installed = any(known.startswith(tuple(self._elsewhere)) for known in self._entries)
-            hint = f"; install it with: {there[0]}" if there and not installed else did_you_mean(name, self._entries)
-            raise UsageError(f"unknown {self.kind} {name!r}{hint}") from None
+            installed = any(known.startswith(tuple(self._elsewhere)) for known in entries)
+            hint = f"; install it with: {there[0]}" if there and not installed else did_you_mean(name, entries)
+            raise UsageError(f"unknown {self.kind} {name!r}{hint or self._own}") from None
 
     def names(self) -> list[str]:
-        return list(self._entries)
+        return list(self._filled())
 
     def __iter__(self) -> Iterator[E_]:
-        return iter(list(self._entries.values()))
+        return iter(list(self._filled().values()))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._entries
+        return name in self._filled()

@@ -42,9 +42,13 @@ class Shape:
         if self.bias not in BIASES:
             raise UsageError(f"bias must be one of {', '.join(BIASES)}, got {self.bias!r}")
         if self.causal and self.seq_len != self.M:
-            raise UsageError(f"causal attention needs kv_len = seq_len, got {self.M} and {self.seq_len}")
+            raise UsageError(
+                f"causal attention needs as many keys as queries, not {self.M} and {self.N}; remove kv_len or causal"
+            )
         if self.bias != "none" and self.seq_len != self.M:
-            raise UsageError(f"bias {self.bias} needs kv_len = seq_len, got {self.M} and {self.seq_len}")
+            raise UsageError(
+                f"bias {self.bias} needs as many keys as queries, not {self.M} and {self.N}; remove kv_len or bias"
+            )
 
     @property
     def B(self) -> int:

@@ -77,20 +77,22 @@ def parse_specs(item: object) -> list[Spec]:
     name: object
     if isinstance(item, str):
         if len(item) > MAX_TEXT:
-            raise UsageError(f"{len(item)} characters for one name with options, at most {MAX_TEXT}; write a name")
+            raise UsageError(f"a name with its options has at most {MAX_TEXT} characters, not {len(item)}; shorten it")
         name, options = _split(item)
     elif isinstance(item, Mapping):
         options = {str(key): value for key, value in item.items()}
         name = options.pop("name", None)
     else:
         raise UsageError(f"expected a name such as performer:features=256, got {item!r}")
+    if isinstance(name, str) and "," in name:
+        raise UsageError(f"{name!r} is not one name; write several in brackets: [{name}]")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is not a name: letters, digits, '.', '_' and '-', at most 64")
+        raise UsageError(f"{name!r} is not a name; write at most 64 letters, digits, '.', '_' and '-'")
     axes: list[list[tuple[str, Scalar]]] = []
     for key, value in options.items():
         values = value if isinstance(value, list) else [value]
         if not values:
-            raise UsageError(f"{name}: option {key!r} is an empty list")
+            raise UsageError(f"{name}: option {key!r} is an empty list; give at least one value")
         axis: list[tuple[str, Scalar]] = []
         for one in values:
             if one is not None and not isinstance(one, bool | int | float | str):
@@ -99,7 +101,7 @@ def parse_specs(item: object) -> list[Spec]:
         axes.append(axis)
     count = math.prod(map(len, axes))
     if count > MAX_SPECS:
-        raise UsageError(f"{name} stands for {count}, at most {MAX_SPECS}; shorten the lists of its options")
+        raise UsageError(f"{name}: the lists of options make {count} combinations, at most {MAX_SPECS}; shorten them")
     return [Spec.of(name, dict(chosen)) for chosen in itertools.product(*axes)]
 
 
@@ -111,7 +113,7 @@ def parse_spec(item: object) -> Spec:
     """
     specs = parse_specs(item)
     if len(specs) != 1:
-        raise UsageError(f"{item}: give one value for each option here")
+        raise UsageError(f"{item}: lists are not allowed here; give each option one value")
     return specs[0]
 
 
@@ -119,18 +121,18 @@ def _split(text: str) -> tuple[str, dict[str, object]]:
     name, colon, rest = text.strip().partition(":")
     options: dict[str, object] = {}
     if colon and not rest:
-        raise UsageError(f"{text!r} ends in ':' without an option")
+        raise UsageError(f"{text!r} ends in ':'; write an option after it, or remove it")
     # Commas inside [...] separate the values of one option, the others separate options.
     parts = re.split(r",(?![^\[]*\])", rest) if rest else []
     for position, part in enumerate(parts):
         key, equals, value = part.partition("=")
         if not equals:
             if position:
-                raise UsageError(f"{text!r}: {part!r} is not option=value")
+                raise UsageError(f"{text!r}: {part!r} is not an option; write option=value")
             key, value = POSITIONAL, part
         key, value = key.strip(), value.strip()
         if key in options:
-            raise UsageError(f"{text!r}: option {key!r} is given twice")
+            raise UsageError(f"{text!r}: option {key!r} is given twice; remove one")
         if value.startswith("[") and value.endswith("]"):
             inner = value[1:-1].strip()
             options[key] = [parse_scalar(one.strip()) for one in inner.split(",")] if inner else []

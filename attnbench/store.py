@@ -5,29 +5,28 @@
 
 from __future__ import annotations
 
-import errno
-import functools
+import hashlib
 import json
 import os
 import shutil
-import sys
-import tempfile
 import time
-import types
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from attnbench.errors import CannotCreate, CorruptResults, StoreError
-from attnbench.lock import held, refuse_link, refuse_other_than_file
-from attnbench.record import Record, one_line
-from attnbench.table import csv_text
+from attnbench.files import refuse_link, refuse_other_than_file, replace_file
+from attnbench.journal import GONE, Journal
+from attnbench.lock import held
+from attnbench.record import READABLE, SCHEMA_VERSION, SEAL, Record, one_line
+from attnbench.table import altered_lines, csv_text, read_table
+from attnbench.verify import are_samples, checked, foreign_to_run, foreign_to_samples
 
 RECORDS, SAMPLES, FAILURES, TABLE = "records.jsonl", "samples.jsonl", "failures.jsonl", "results.csv"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
-_GONE = "the folder is gone, and the rows in it; run the same command again"
+_SAMPLE_KEYS = {"cell_id", "round", "first_call_s", "stopped", "samples"}
+"""Of a line of samples in schema 1."""
 
 
 class RunFolder:
@@ -35,16 +34,18 @@ class RunFolder:
 
     Raises:
         CannotCreate: the folder or a file in it cannot be made, or a link stands in its place.
-        StoreError: a row cannot be written (disk full); rows before it are intact.
+        StoreError: a row cannot be written (disk full, a file that was removed or replaced); rows before it are intact.
         Locked: another process writes here.
         CorruptResults: damage other than a torn last line.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._csv_written = 0.0
         self.repairs: list[str] = []
-        """What reading had to mend, for people."""
+        """What opening or reading the folder had to mend, for people."""
+        self._journals = {name: Journal(path / name) for name in (RECORDS, SAMPLES, FAILURES)}
+        self._opened: os.stat_result | None = None
+        self._csv_written = 0.0
 
     @classmethod
     def create(cls, path: Path, *, environment: dict[str, Any], suite_text: str) -> RunFolder:
@@ -53,8 +54,9 @@ class RunFolder:
         try:
             path.mkdir(parents=True)
             try:
-                folder._replace(ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
-                folder._replace(SUITE, suite_text)
+                facts = {"schema_version": SCHEMA_VERSION, "suite_digest": _digest(suite_text.encode())}
+                folder._write_environment(environment | facts)
+                replace_file(path / SUITE, suite_text)
                 (path / RECORDS).touch()
             except BaseException:
                 shutil.rmtree(path, ignore_errors=True)
@@ -65,118 +67,158 @@ class RunFolder:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What was written when the run began; empty where it cannot be read."""
+        """What was written when the run began."""
         file = self.path / ENVIRONMENT
         try:
-            data = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return data if isinstance(data, dict) else {}
+            if not file.is_file():
+                raise ValueError("there is no such file")
+            data = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(data, dict):
+                raise ValueError("it is not an object")
+            seal = data.pop(SEAL, None)
+            if seal != _digest(json.dumps(data).encode()) and (seal is not None or "schema_version" in data):
+                raise ValueError("it was changed after the run")
+        except (OSError, ValueError, RecursionError) as error:
+            raise CorruptResults(f"{file}: {one_line(str(error), 100)}; restore it or start with --fresh") from None
+        return data
+
+    def _write_environment(self, facts: dict[str, Any]) -> None:
+        replace_file(
+            self.path / ENVIRONMENT, json.dumps(facts | {SEAL: _digest(json.dumps(facts).encode())}, indent=2) + "\n"
+        )
 
     def describe(self, state: dict[str, Any]) -> None:
         """Add what the measuring process says about itself and the machine; what the first one said stays."""
         environment = self.environment
         if not state.keys() <= environment.keys():
             try:
-                self._replace(ENVIRONMENT, json.dumps({**environment, **state}, indent=2) + "\n")
+                self._write_environment({**environment, **state})
             except OSError as error:
                 raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
 
+    def correct(self, facts: dict[str, Any]) -> None:
+        """Replace what was written about the machine by what was found out since."""
+        try:
+            self._write_environment({**self.environment, **facts})
+        except OSError as error:
+            raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
+
+    def doubts(self) -> list[str]:
+        """What is wrong with the files that describe the run, a line each; rows can be read all the same."""
+        try:
+            wanted = self.environment.get("suite_digest")
+        except CorruptResults as error:
+            return [str(error)]
+        try:
+            whole = wanted is None or wanted == _digest((self.path / SUITE).read_bytes())
+        except OSError:
+            whole = False
+        return [] if whole else [f"{self.path / SUITE} is not the suite that was run; restore it"]
+
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold this folder against other runs; the system frees it when the process ends, however it ends."""
+        """Hold this folder and its files against other runs; the system frees them when the process ends."""
         refuse_link(self.path)
-        for name in (RECORDS, SAMPLES, FAILURES):
+        for name in self._journals:
             refuse_other_than_file(self.path / name)
         with held(self.path):
-            for left in self.path.glob(f".{TABLE}.*"):  # unfinished tables of killed runs
+            for left in [*self.path.glob(f".{TABLE}.*"), *self.path.glob(f".{ENVIRONMENT}.*")]:  # of killed runs
                 with suppress(OSError):
                     left.unlink()
-            yield
-
-    def append(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
-        """Append rows to a JSON-lines file: one write, then fsync."""
-        data = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
-        try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-            handle = os.open(self.path / name, flags, mode=0o644)
+            self._opened = self.path.lstat()
             try:
-                whole = os.fstat(handle).st_size
-                try:
-                    written = os.write(handle, data)
-                    if written != len(data):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                    os.fsync(handle)
-                except OSError:
-                    with suppress(OSError):  # a torn line that stays is cut off when the run goes on
-                        os.ftruncate(handle, whole)
-                    raise
+                for journal in self._journals.values():
+                    torn = journal.open().torn
+                    if torn:
+                        self.repairs.append(f"{torn}: the last line was cut short when a run ended; it was removed")
+                yield
             finally:
-                os.close(handle)
-        except OSError as error:
-            remedy = "earlier rows are safe, make room and run the same command again"
-            if not self.path.is_dir():
-                remedy = _GONE
-            raise StoreError(f"cannot write {self.path / name}: {error.strerror}; {remedy}") from error
+                for journal in self._journals.values():
+                    journal.close()
 
-    def add(self, record: Record, samples: dict[str, Any] | None = None, stderr: Sequence[str] = ()) -> None:
-        """Store one cell's row, the raw samples behind it and, where it failed, the last that it wrote to stderr."""
-        if stderr:
+    def append(self, name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+        """Append rows to a JSON-lines file, one write and one fsync, and return their seals."""
+        return self._journals[name].append(rows)
+
+    def add(
+        self,
+        record: Record,
+        samples: dict[str, Any] | None = None,
+        failure: Record | None = None,
+        stderr: Sequence[str] = (),
+    ) -> None:
+        """Store one cell's row, the raw samples behind it and, where a visit failed, how and the end of its stderr."""
+        if failure and stderr:
             names = ("cell_id", "label", "seq_len", "status", "reason")
-            self.append(FAILURES, [{name: getattr(record, name) for name in names} | {"stderr": list(stderr)}])
+            self.append(FAILURES, [{name: getattr(failure, name) for name in names} | {"stderr": list(stderr)}])
         if samples is not None:
             self.append(SAMPLES, [samples])
-        self.append(RECORDS, [record.to_json()])
+        (record.seal,) = self.append(RECORDS, [record.to_json()])
 
-    def records(self) -> dict[str, Record]:
-        """The last row of every cell, in the order in which cells first appeared."""
-        rows: dict[str, Record] = {}
-        for number, row in self._lines(RECORDS):
+    def history(self) -> list[Record]:
+        """Every row ever stored, in order: the record in line 1, in line 2, and so on."""
+        environment: dict[str, Any] = {}
+        with suppress(CorruptResults):  # told by doubts()
+            environment = self.environment
+        records = []
+        for number, row in enumerate(self._rows(RECORDS), start=1):
             try:
                 record = checked(Record.from_json(row))
+                if record.schema_version not in READABLE:
+                    raise ValueError(f"schema_version is {record.schema_version}")
+                if bool(record.seal) != (record.schema_version > 1):
+                    raise ValueError(
+                        f"a row of schema {record.schema_version} {'with' if record.seal else 'without'} a seal"
+                    )
             except (TypeError, ValueError, KeyError) as error:
                 what = one_line(str(error))  # may hold what stands in the file
                 raise CorruptResults(f"{self.path / RECORDS}:{number}: not a record of this version: {what}") from None
-            rows[record.cell_id] = record
-        return rows
+            if foreign := foreign_to_run(record, environment):
+                raise CorruptResults(f"{self.path / RECORDS}:{number}: a row of another run: {foreign}")
+            records.append(record)
+        return records
 
-    def samples(self) -> dict[str, list[dict[str, Any]]]:
-        """Raw samples by cell, one entry a round."""
-        rounds: dict[str, list[dict[str, Any]]] = {}
-        for number, row in self._lines(SAMPLES):
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        page = self._journals[name].read()
+        if page.torn:
+            self.repairs.append(f"{page.torn}: the last line is cut short; it is left out")
+        return page.rows
+
+    def records(self) -> dict[str, Record]:
+        """The last row of every cell, in the order in which cells first appeared."""
+        return {record.cell_id: record for record in self.history()}
+
+    def samples(self) -> dict[str, dict[int, list[dict[str, Any]]]]:
+        """Raw samples by cell and round; of a round that was repeated after a crash the last ones."""
+        cells: dict[str, dict[int, list[dict[str, Any]]]] = {}
+        for number, row in enumerate(self._rows(SAMPLES), start=1):
+            place = f"{self.path / SAMPLES}:{number}"
             if not isinstance(row.get("cell_id"), str):
-                raise CorruptResults(f"{self.path / SAMPLES}:{number}: a line without cell_id")
-            if type(row.get("round")) is not int or not are_samples(row.get("samples")):
-                raise CorruptResults(f"{self.path / SAMPLES}:{number}: not samples of one round")
-            rounds.setdefault(row["cell_id"], []).append(row)
-        return rounds
+                raise CorruptResults(f"{place}: a line without cell_id")
+            of_one_round = type(row.get("round")) is int and are_samples(row.get("samples"))
+            if not of_one_round or not (SEAL in row or row.keys() <= _SAMPLE_KEYS):
+                raise CorruptResults(f"{place}: not samples of one round")
+            cells.setdefault(row["cell_id"], {})[row["round"]] = row["samples"]
+        return cells
 
-    def _lines(self, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Rows with line numbers. Only a last line without its newline may be torn; it is cut off."""
-        path = self.path / name
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror}; check its permissions") from error
-        whole, newline, torn = data.rpartition(b"\n")
-        if torn:
-            # The process died inside its last write: that cell was never acknowledged and will run again.
-            os.truncate(path, len(whole) + len(newline))
-            self.repairs.append(
-                f"{path}:{data.count(10) + 1}: the last line was cut short when a run ended; it was removed"
-            )
-        for number, line in enumerate(whole.split(b"\n") if newline else [], start=1):
-            try:
-                row = json.loads(line, parse_constant=_refuse)
-                if not isinstance(row, dict):
-                    raise ValueError("not an object")
-            except (ValueError, RecursionError) as error:
+    def without_samples(self, records: Iterable[Record]) -> list[Record]:
+        """Those of ``records`` that hold a time, but not the samples of each of its rounds.
+
+        Raises:
+            CorruptResults: a time that cannot come from its samples.
+        """
+        stored, without = self.samples(), []
+        for record in records:
+            rounds = stored.get(record.cell_id, {})
+            if record.time_median_s is None:
+                continue
+            if not set(range(record.time_rounds or 1)) <= rounds.keys():
+                without.append(record)
+            elif foreign := foreign_to_samples(record, rounds.values()):
                 raise CorruptResults(
-                    f"{path}:{number}: damaged line: {one_line(str(error))}; restore it or start with --fresh"
-                ) from None
-            yield number, row
+                    f"{self.path / RECORDS}: cell {record.cell_id}: {foreign}; restore it or start with --fresh"
+                )
+        return without
 
     def write_csv(self, records: Sequence[Record], *, at_most_every: float = 0.0) -> None:
         """Write ``results.csv`` anew and put it in place in one step; skipped when written less than a moment ago."""
@@ -184,88 +226,42 @@ class RunFolder:
         if at_most_every and now - self._csv_written < at_most_every:
             return
         self._csv_written = now
+        self._refuse_another_folder()
         try:
-            self._replace(TABLE, csv_text(records))
+            replace_file(self.path / TABLE, csv_text(records))
         except OSError as error:
-            state = f"{RECORDS} is intact" if self.path.is_dir() else _GONE
-            raise StoreError(f"cannot write {self.path / TABLE}: {error.strerror}; {state}") from error
+            raise StoreError(f"cannot write {self.path / TABLE}: {error.strerror}; {RECORDS} is intact") from error
 
-    def _replace(self, name: str, content: str) -> None:
-        handle, temporary = tempfile.mkstemp(dir=self.path, prefix=f".{name}.")
+    def refuse_changes(self) -> None:
+        """Make sure that the rows stand where they were written, and that nothing else was written there.
+
+        Raises:
+            StoreError: they do not.
+        """
+        self._refuse_another_folder()
+        for journal in self._journals.values():
+            journal.refuse_another_file()
+
+    def _refuse_another_folder(self) -> None:
+        with suppress(OSError):
+            if self._opened is None or os.path.samestat(self._opened, self.path.lstat()):
+                return
+        what = "another folder stands in its place; run the same command again" if self.path.exists() else GONE
+        raise StoreError(f"cannot write in {self.path}: {what}")
+
+    def compare_table(self, history: Sequence[Record]) -> tuple[list[str], str]:
+        """The cells of ``results.csv`` in its order, and the place of lines that no row gives; empty where all are."""
+        file = self.path / TABLE
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(self.path / name)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+            table = read_table(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return [], ""
+        except (OSError, ValueError):
+            return [], f"{file}:1"
+        altered = altered_lines(table, history)
+        more = f" and {len(altered) - 1} more lines" if len(altered) > 1 else ""
+        return [row.get("cell_id", "") for row in table], f"{file}:{altered[0]}{more}" if altered else ""
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number of ours")
-
-
-@functools.cache
-def _kinds() -> dict[str, tuple[type, ...]]:
-    """Types that may stand in each field of a record."""
-    kinds = {}
-    for name, hint in typing.get_type_hints(Record).items():
-        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        kinds[name] = (*members, int) if float in members else members
-    return kinds
-
-
-def checked(record: Record) -> Record:
-    """``record`` itself, if it can be stored and read again.
-
-    Raises:
-        ValueError: a field of another type, an infinite number, half of a character.
-    """
-    for name, kinds in _kinds().items():
-        value = getattr(record, name)
-        if type(value) not in kinds:  # not isinstance: true is no number
-            raise ValueError(f"{name} is {one_line(repr(value), 40)}")
-        if isinstance(value, str):
-            value.encode()  # half of a character, say, is a ValueError
-        elif value is not None and not abs(value) <= sys.float_info.max:
-            raise ValueError(f"{name} is too large")
-    return record
-
-
-def are_samples(value: object) -> bool:
-    """Whether it is what a clock can give: seconds, calls and switches of each sample."""
-    return isinstance(value, list) and all(
-        isinstance(one, dict)
-        and {"seconds", "calls"} <= set(one) <= {"seconds", "calls", "switches"}
-        and all(type(number) in (int, float) and 0 <= number <= sys.float_info.max for number in one.values())
-        and one["calls"] > 0
-        for one in value
-    )
-
-
-def suite_folder(out: Path, name: str) -> Path:
-    """Where the runs of a suite lie below ``out``.
-
-    Raises:
-        CannotCreate: a link stands there, or a folder whose name differs in upper and lower case only, which many
-            systems take for the same.
-    """
-    folder = out / name
-    refuse_link(folder)
-    with suppress(OSError):  # none yet, or told where a run is made in it
-        for other in out.iterdir():
-            if other.name != name and other.name.casefold() == name.casefold():
-                raise CannotCreate(
-                    f"{other} differs from {name} in upper and lower case only; rename one of the suites"
-                )
-    return folder
-
-
-def find_runs(root: Path) -> list[RunFolder]:
-    """All run folders at or below ``root``, oldest first within each suite."""
-    if (root / RECORDS).is_file():
-        return [RunFolder(root)]
-    return [RunFolder(path.parent) for path in sorted(root.glob(f"*/*/{RECORDS}")) + sorted(root.glob(f"*/{RECORDS}"))]
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

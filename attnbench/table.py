@@ -1,13 +1,14 @@
-"""Records as the text of ``results.csv``: one row each, nothing that a spreadsheet would run."""
+"""Records as the text of ``results.csv``: one row each, nothing that a spreadsheet runs or a terminal obeys."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from attnbench.record import COLUMNS, Record
+from attnbench.printable import printable
+from attnbench.record import COLUMNS, SEAL, Record
 
 FORMULA = r"'*[=+\-@\t\r\n＝＋－＠]"
 """How a text starts that a spreadsheet may run, in some languages with the wide signs as well; a text that already has
@@ -24,8 +25,39 @@ def csv_text(records: Iterable[Record]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows([_cell(row[column]) for column in COLUMNS] for row in (record.to_json() for record in records))
+    writer.writerows(cells_of(record) for record in records)
     return text.getvalue()
+
+
+def cells_of(record: Record, columns: Iterable[str] = COLUMNS) -> list[str]:
+    """The text in each cell of a record's row."""
+    row = record.to_json() | {SEAL: record.seal}
+    return [_cell(row[column]) for column in columns]
+
+
+def read_table(text: str) -> list[dict[str, str]]:
+    """The rows of such a text, by column.
+
+    Raises:
+        ValueError: it is no table of records.
+    """
+    reader = csv.DictReader(io.StringIO(text), strict=True)
+    try:
+        rows = list(reader)
+        columns = set(reader.fieldnames or [""])
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+    if not columns <= set(COLUMNS) or any(None in row or None in row.values() for row in rows):
+        raise ValueError("its columns are not those of a table of records")
+    return rows
+
+
+def altered_lines(table: Sequence[dict[str, str]], records: Iterable[Record]) -> list[int]:
+    """Line numbers of a table that hold what none of these records gives."""
+    if not table:
+        return []
+    known = {tuple(cells_of(record, table[0])) for record in records}
+    return [number for number, row in enumerate(table, start=2) if tuple(row.values()) not in known]
 
 
 def _cell(value: object) -> str:
@@ -33,4 +65,6 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    return no_formula(value) if isinstance(value, str) else repr(value) if isinstance(value, float) else str(value)
+    if isinstance(value, str):
+        return no_formula(printable(value))
+    return repr(value) if isinstance(value, float) else str(value)

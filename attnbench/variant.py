@@ -5,6 +5,10 @@ maps q ``(B, H, N, D)`` and k, v ``(B, H, M, D)`` to ``(B, H, N, D)``. A *mixer*
 ``forward(x, *, key_mask=None)`` maps ``(B, N, C)`` to ``(B, N, C)``. ``key_mask`` is ``(B, M)`` bool, True where a key
 is real. The constructor is never timed; ``forward`` is.
 
+What stands in a padded token, NaN and infinity included, reaches no output of a real one; if it stands in k, v or x, no
+gradient either. A weight of 0 does not see to that, since 0·NaN is NaN: put zeros there first, as
+:func:`attnbench.attention.key_masks.emptied` does. The output of a padded token may be anything.
+
 A module may have more methods, which other passes and ``attnbench check`` use where they are there:
 
 - ``dense(*inputs, key_mask=None)``: the output of ``forward`` again, written out from the documented formula with
@@ -23,80 +27,24 @@ A module may have more methods, which other passes and ``attnbench check`` use w
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from attnbench.contract import FAMILIES as FAMILIES
+from attnbench.contract import broken_class, broken_fact, broken_option
+from attnbench.cost import power_of_n
 from attnbench.errors import Unsupported, UsageError
 from attnbench.registry import Entry, Registry
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, format_scalar, parse_spec
+from attnbench.traits import No as No
+from attnbench.traits import Target as Target
+from attnbench.traits import Traits as Traits
 
 if TYPE_CHECKING:
     from torch import nn
-
-FAMILIES = (
-    "exact",
-    "reference",
-    "fixed pattern",
-    "learned pattern",
-    "low rank",
-    "kernel",
-    "recurrence",
-    "memory",
-    "synthetic",
-    "mixing",
-)
-"""In the order shown to users; after Tay et al. 2020, "Efficient Transformers: A Survey", figure 2."""
-
-
-class No(str):
-    """A capability that a variant lacks, with the mathematical reason; false in conditions."""
-
-    __slots__ = ()
-
-    def __bool__(self) -> bool:
-        return False
-
-
-Target = Literal["softmax", "learned", "other"]
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a variant claims. The runner, ``list``, ``show``, the figures and the tests all read this one object."""
-
-    target: Target = "softmax"
-    """What an error number means: it approximates softmax attention of the same q, k, v; it would after fitting; or it
-    is another operator, so that a difference is only a distance."""
-    exact: bool = False
-    """Equals softmax attention up to rounding."""
-    causal: bool | No = True
-    cross: bool | No = True
-    """Keys and values may come from another sequence, M != N."""
-    key_padding: bool | No = True
-    stochastic: bool = False
-    """Draws random numbers in the constructor, so that errors need several draws."""
-    rows_sum_to_one: bool = True
-    """V = 1 gives 1: the output is an average of the values."""
-    decode: bool | No = False
-    """One token at a time against a state or cache gives what ``forward`` gives; where causal is true only."""
-    bias: bool | No = No("a bias belongs to a pair of tokens, and the weight of a pair is never formed")
-    """A number for each pair of positions may be added to the logits."""
-    permutable: bool = False
-    """Permuting the tokens permutes the output: nothing depends on where a token stands."""
-    dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32", "float64")
-    """In which it runs on a CPU; gradients may be limited further."""
-    compiled: bool = False
-    """Compiled for each shape and type at the first call, which takes seconds."""
-    exact_with: tuple[str, ...] = ()
-    """Options under which it equals softmax attention at length n: ``("window={n}",)``."""
-    converges_with: str = ""
-    """Option, a number of random features or samples: the squared error falls as 1 / its value."""
-    given: tuple[tuple[str, Mapping[str, Any]], ...] = ()
-    """What it claims instead with an option: ``(("kernel=relu", {"target": "other"}),)``; an option alone stands for
-    every value of it but none. See :meth:`Variant.claims`."""
 
 
 @dataclass(frozen=True)
@@ -107,25 +55,25 @@ class Variant(Entry):
     source: str = ""
     formula: str = ""
     cost: str = ""
-    time_exponent: float = 1.0
-    """Power of n in the time that the paper claims."""
-    memory_exponent: float = 1.0
-    """Power of n in the memory that the paper claims."""
+    time_exponent: float | None = None
+    """Power of n in the time that is claimed; None where nothing is."""
+    memory_exponent: float | None = None
+    """Power of n in the memory that is claimed; None where nothing is."""
     traits: Traits = Traits()
     kind: Literal["operator", "mixer"] = "operator"
     settings: tuple[str, ...] = ("",)
     """Options under which ``attnbench check`` holds it to the laws: ``("window=3", "block=5,look_around=1")``. Small
     enough that sequences of some 20 tokens have several tiles, one for each algorithm under the name."""
 
-    def claims(self, spec: Spec) -> Traits:
-        """The traits with the options of ``spec``, which may be others than with the defaults.
+    def claims(self, spec: Spec, *, causal: bool = False) -> Traits:
+        """The traits with the options of ``spec``, causal or not, which may be others than with the defaults.
 
-        A class may say so itself, where :attr:`Traits.given` cannot: by a class method ``claims(traits, options)``.
+        A class may say so itself, where :attr:`Traits.given` cannot: by a class method ``claims(traits, options)``,
+        where ``causal`` is one of the options.
         """
-        traits, options = self.traits, dict(self.complete(spec).options)
-        for text, instead in traits.given:
-            option, equals, value = text.partition("=")
-            if option in options and (not equals or value == format_scalar(options[option])):
+        traits, options = self.traits, {**dict(self.complete(spec).options), "causal": causal}
+        for condition, instead in traits.given:
+            if all(_holds(part, options) for part in condition.split(",")):
                 traits = replace(traits, **instead)
         own: Callable[[Traits, Mapping[str, Scalar]], Traits] | None = getattr(self.make, "claims", None)
         return traits if own is None else own(traits, options)
@@ -150,7 +98,15 @@ class Variant(Entry):
         return None
 
 
-VARIANTS: Registry[Variant] = Registry("variant", elsewhere={"peer.": "make peers"})
+def _holds(condition: str, options: Mapping[str, Scalar]) -> bool:
+    option, equals, value = condition.partition("=")
+    return option in options and (not equals or value == format_scalar(options[option]))
+
+
+HOME = "attnbench.attention"
+VARIANTS: Registry[Variant] = Registry(
+    "variant", home=HOME, elsewhere={"peer.": "make peers"}, own="read a file of your own with --plugin FILE.py"
+)
 
 ModuleClass = TypeVar("ModuleClass", bound=Callable[..., Any])
 
@@ -162,69 +118,47 @@ def register(
     source: str,
     formula: str,
     cost: str,
-    time_exponent: float = 1.0,
-    memory_exponent: float = 1.0,
+    time_exponent: float | None = None,
+    memory_exponent: float | None = None,
     traits: Traits | None = None,
     kind: Literal["operator", "mixer"] = "operator",
     settings: tuple[str, ...] = ("",),
 ) -> Callable[[ModuleClass], ModuleClass]:
     """Class decorator: put a variant into the table. The first line of the class's docstring is its summary.
 
+    Args:
+        cost: ``O(n·d²)``, say; what it says of n is claimed of the time, unless ``time_exponent`` claims more.
+
     Raises:
-        UsageError: the name is taken, or the class breaks the contract; the message says which rule.
+        UsageError: the name is taken, or an argument or the class breaks the contract; the message says which rule.
     """
-    traits = traits or Traits()
+    facts: dict[str, Any] = {
+        "family": family,
+        "source": source,
+        "formula": formula,
+        "cost": cost,
+        "time_exponent": time_exponent,
+        "memory_exponent": memory_exponent,
+        "traits": Traits() if traits is None else traits,
+        "kind": kind,
+        "settings": settings,
+    }
 
     def add(cls: ModuleClass) -> ModuleClass:
-        broken = _broken_rule(cls, family, kind, traits)
+        broken = broken_fact(name, facts) or broken_class(cls, facts["traits"])
         if broken:
             raise UsageError(f"variant {name!r}: {broken}")
+        facts["time_exponent"] = power_of_n(cost) if time_exponent is None else time_exponent
         summary = (cls.__doc__ or "").strip().partition("\n")[0]
-        VARIANTS.add(
-            Variant(
-                name=name,
-                make=cls,
-                summary=summary,
-                family=family,
-                source=source,
-                formula=formula,
-                cost=cost,
-                time_exponent=time_exponent,
-                memory_exponent=memory_exponent,
-                traits=traits,
-                kind=kind,
-                settings=settings,
-            )
-        )
+        entry = Variant(name=name, make=cls, summary=summary, **facts)
+        if not cls.__module__.startswith(f"{HOME}."):  # its own tests look at these, which takes a fifth of a second
+            broken = broken_option(entry, entry.traits, entry.settings)
+            if broken:
+                raise UsageError(f"variant {name!r}: {broken}")
+        VARIANTS.add(entry)
         return cls
 
     return add
-
-
-def _broken_rule(cls: Callable[..., Any], family: str, kind: str, traits: Traits) -> str | None:
-    """The first rule of the contract that can be seen to be broken without building anything."""
-    if family not in FAMILIES:
-        return f"family {family!r} is not one of {', '.join(FAMILIES)}"
-    _, *options = inspect.signature(cls).parameters.values() or (None,)
-    for option in options:
-        if option.kind is not option.KEYWORD_ONLY:
-            return f"option {option.name!r} must be keyword-only: write a * before it in __init__"
-        if option.default is option.empty:
-            return f"option {option.name!r} needs a default"
-    forward = getattr(cls, "forward", None)
-    if forward is None or forward.__name__ == "_forward_unimplemented":  # what nn.Module brings
-        return "it has no forward"
-    if "key_mask" not in inspect.signature(forward).parameters:
-        return "forward must take key_mask=None, also where it can only refuse it"
-    if traits.decode and not (hasattr(cls, "begin") and hasattr(cls, "step")):
-        return "it claims to decode and lacks begin or step"
-    if traits.decode and _inputs(cls.begin) != _inputs(forward):  # type: ignore[attr-defined]  # seen the line before
-        return f"begin must take the inputs of forward, of a prompt: begin(self, {', '.join(_inputs(forward))})"
-    return None
-
-
-def _inputs(method: Callable[..., Any]) -> list[str]:
-    return [p.name for p in inspect.signature(method).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
 
 
 def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -> nn.Module:
@@ -252,4 +186,8 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         module: nn.Module = entry.make(shape, **checked)
+    if type(module).extra_repr is torch.nn.Module.extra_repr:
+        chosen = entry.complete(Spec.of(spec.name, checked)).options
+        shown = ", ".join(f"{option}={format_scalar(value)}" for option, value in chosen)
+        module.extra_repr = partial(str, shown)  # type: ignore[method-assign]  # what repr prints
     return module.eval()

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 import attnbench.attention
-from attnbench.cell import ModelSize
+from attnbench.cell import Cell, ModelSize
 from attnbench.errors import Unsupported
 from attnbench.model import Encoder, as_layer
+from attnbench.record import Record
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_scalar, parse_spec
+from attnbench.status import Status
 from attnbench.testing import LAWS, check_variant
 from attnbench.testing.laws import SHAPE, Case, cases, gap
 from attnbench.variant import VARIANTS, No, Variant, build
@@ -113,12 +115,61 @@ def test_its_settings_are_options_of_its_own(entry: Variant) -> None:
 
 @each(PACKAGE)
 def test_what_it_claims_with_an_option_is_another_claim(entry: Variant) -> None:
-    for text, instead in entry.traits.given:
-        option, equals, value = text.partition("=")
-        assert option in entry.options
-        if equals:
-            entry.check({option: parse_scalar(value)})
-        assert replace(entry.traits, **instead) != entry.traits
+    claimed = [entry.traits]
+    for condition, instead in entry.traits.given:
+        for part in condition.split(","):
+            option, equals, value = part.partition("=")
+            if option == "causal":
+                assert entry.traits.causal
+                assert value in ("true", "false")
+                continue
+            assert option in entry.options
+            if equals:
+                entry.check({option: parse_scalar(value)})
+        claimed.append(replace(claimed[-1], **instead))
+        assert claimed[-1] != claimed[-2]
+
+
+def forms(entry: Variant) -> list[str]:
+    """Every sentence in which a variant says that it is a form of its own."""
+    return [entry.traits.own_form, *(instead.get("own_form", "") for _, instead in entry.traits.given)]
+
+
+@each(PACKAGE)
+def test_where_it_is_a_form_of_its_own_it_says_what_the_source_has(entry: Variant) -> None:
+    for text in filter(None, forms(entry)):
+        assert "\n" not in text
+        assert len(text) <= 160
+        assert not text.endswith(".")
+        assert "; " in text  # what is here; what is there
+
+
+@pytest.mark.parametrize(
+    ("label", "causal", "whole"),
+    [
+        ("reformer", True, False),
+        ("reformer:members=bucket", True, False),
+        ("reformer:members=chunk", True, True),
+        ("reformer", False, True),
+        ("hyperattention", True, False),
+        ("hyperattention", False, True),
+        ("sinkhorn", False, False),
+        ("sinkhorn:sort=learned", False, True),
+        ("sinkhorn:sort=learned", True, False),
+        *((name, False, False) for name in ("retnet", "gla", "ssd", "delta", "rfa-gated", "sparse")),
+        *((name, True, True) for name in ("retnet", "gla", "ssd", "delta", "rfa-gated", "sparse")),
+        *((name, causal, False) for name in ("perceiver", "memory-compressed", "taylor") for causal in (False, True)),
+        ("per-head:parts=local+taylor", False, False),
+        ("per-head:parts=local+retnet", False, False),
+        ("per-head:parts=local+retnet", True, True),
+        ("softmax", True, True),
+    ],
+)
+def test_a_form_of_its_own_depends_on_causality_and_options(label: str, causal: bool, whole: bool) -> None:
+    spec = parse_spec(label)
+    assert (VARIANTS.get(spec.name).claims(spec, causal=causal).own_form == "") == whole
+    record = Record.of(Cell("s", "t", spec, replace(SHAPE, causal=causal)), Status.OK)
+    assert (record.own_form == "") == whole
 
 
 @each(PACKAGE)

@@ -132,7 +132,7 @@ def test_a_shape_says_its_bias_and_refuses_others() -> None:
     assert position_bias(Shape()) is None
     with pytest.raises(UsageError, match="bias must be one of none, alibi, relative, got 'rotary'"):
         Shape(bias="rotary")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="bias alibi needs kv_len = seq_len, got 9 and 8"):
+    with pytest.raises(UsageError, match="bias alibi needs as many keys as queries, not 9 and 8"):
         Shape(seq_len=8, kv_len=9, bias="alibi")
 
 

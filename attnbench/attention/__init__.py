@@ -1,4 +1,4 @@
-"""All variants, in the order shown to users; importing this package fills the registry."""
+"""All variants, in the order shown to users; imported when the table of variants is first asked."""
 
 from __future__ import annotations
 

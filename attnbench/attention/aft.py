@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.functional import embedding
 
 from attnbench.attention.aft_full import full
 from attnbench.attention.aft_sums import EMPTY, Sums, join, read, running, windowed
-from attnbench.attention.key_masks import visible_pairs
+from attnbench.attention.key_masks import emptied, visible_pairs
 from attnbench.attention.kv_cache import Cache
 from attnbench.attention.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
@@ -43,6 +44,7 @@ class Recent(NamedTuple):
     formula="σ(q_i) ⊙ Σ_j exp(k_j + w_ij) ⊙ v_j / Σ_j exp(k_j + w_ij)",
     cost="O(n²·d)",
     time_exponent=2.0,
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         cross=No("a layer that mixes its own input; the biases belong to positions of one sequence"),
@@ -77,9 +79,10 @@ class AFT(nn.Module):
     x is ``(B, N, C)`` and so is the output: projections to q, k, v and an output projection, all C × C without bias,
     belong to the variant. Entries of w are drawn with variance 1. ``full`` and ``local`` are made for ``shape.N``
     tokens, of which a shorter input uses the first. Padded and, where causal, later keys get no weight; a token that
-    sees none gives 0. Sums over keys are held as logarithms and means, so that no row overflows or feels a later key;
-    e^(k + w) is e^k · e^w in a product, which loses a row's digits only where both its w and a channel's k spread over
-    more than the exponents of the dtype, 80 in float32.
+    sees none gives 0. Sums over keys are held as logarithms and means, so that no row overflows or feels a key that it
+    does not see. e^(k + w) is e^k · e^w in a product: a key is lost where w lies below the largest that the row sees,
+    and k below the largest of the channel, by more than 87 together (708 in float64). A channel of nothing else gives
+    0.
 
     Differs from the paper: ``window`` is the largest |i - j| with a bias, the paper's s is one more; w is learned as it
     is, without the normalisation and the initial 0 of AFT-conv; there is an output projection, as in the other layers
@@ -132,19 +135,24 @@ class AFT(nn.Module):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (x,) = emptied(key_mask, x)
         self._check(x.shape[1])
         k, v = self._keys(x, key_mask)
         if self.mode == "simple":
             return self._gate(x, running(k, v).mean if self.causal else read(k, v).mean)
-        k, v = self._fold(k), self._fold(v)
+        k, v = (self._fold(y, key_mask) for y in (k, v))
+        bias = partial(self._seen_bias, x.shape[1], key_mask)
         if self.mode == "full":
             rows = (self.rows if self.factored else self.w)[: x.shape[1]].to(k.dtype)
             columns = self.columns[: x.shape[1]].to(k.dtype) if self.factored else None
-            mean = full(k, v, rows, columns, self._bias, causal=self.causal)
+            padded = None if key_mask is None else ~key_mask[:, None, None]
+            mean = full(k, v, rows, columns, bias, padded, causal=self.causal)
         else:
             reach = max(self.back, self.ahead)
-            mean = windowed(k, v, reach, self._bias, causal=self.causal).mean
-        return self._gate(x, torch.unflatten(mean, -1, (len(x), -1)).permute(2, 1, 0, 3).reshape(x.shape))
+            mean = windowed(k, v, reach, bias, alike=self.mode == "conv", causal=self.causal).mean
+        if key_mask is None:
+            mean = torch.unflatten(mean, -1, (len(x), -1)).movedim(2, 0)
+        return self._gate(x, mean.transpose(1, 2).reshape(x.shape))
 
     def _check(self, tokens: int) -> None:
         if self.longest is not None and self.longest < tokens:
@@ -163,11 +171,25 @@ class AFT(nn.Module):
         out: Tensor = self.out((torch.sigmoid(self.q(x)) * mean).to(x.dtype))
         return out
 
-    def _fold(self, x: Tensor) -> Tensor:
-        """``(B, N, C)`` as ``(G, N, B·C/G)``: one row of w serves the whole batch in one product."""
+    def _fold(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        """``(B, N, C)`` as ``(G, N, B·C/G)``, so that one row of w serves the whole batch in one product.
+
+        With padding, which is each example's own, as ``(B, G, N, C/G)``.
+        """
         B, N, _ = x.shape
         groups = self.heads if self.mode == "conv" else 1
-        return x.view(B, N, groups, -1).permute(2, 1, 0, 3).reshape(groups, N, -1)
+        heads = x.view(B, N, groups, -1)
+        if key_mask is not None:
+            return heads.transpose(1, 2)
+        return heads.permute(2, 1, 0, 3).reshape(groups, N, -1)
+
+    def _seen_bias(self, tokens: int, key_mask: Tensor | None, rows: Tensor, keys: Tensor) -> Tensor:
+        """:meth:`_bias` of keys that may be padded, or lie outside of 0 .. ``tokens`` - 1."""
+        inside = keys.clamp(0, tokens - 1)
+        if key_mask is None:
+            return self._bias(rows, inside)
+        real = key_mask[:, inside] & (inside == keys)
+        return self._bias(rows, keys).masked_fill(~real[:, None, :, None], -torch.inf)
 
     def _bias(self, rows: Tensor, keys: Tensor) -> Tensor:
         """w of the positions ``(squares, r)`` and ``(squares, s)``: ``(G, squares, r, s)``."""
@@ -227,6 +249,7 @@ class AFT(nn.Module):
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The formula with every weight of every channel in memory, ``(B, N, N, H, D)``."""
+        (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         q, k, v = (projection(x).view(B, N, self.heads, -1) for projection in (self.q, self.k, self.v))
         w = x.new_zeros(N, N, self.heads)

@@ -5,12 +5,13 @@ logarithm of its denominator and its weighted mean, for each query and channel; 
 combination of the means. So no row overflows, and no row can feel a key that it does not see, however large.
 
 k and v are ``(..., n, X)`` in float32 or float64, w is ``(..., rows, n)`` and broadcasts against them. A key that is
-not there has k = :data:`EMPTY` and v = 0.
+not there has k = :data:`EMPTY`, v = 0 and w = -inf.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -28,8 +29,9 @@ _PIECE = {"cpu": 1 << 18}
 """Numbers in the k of the blocks taken at a time; a GPU wants fewer and larger kernels."""
 
 Bias = Callable[[Tensor, Tensor], Tensor]
-"""w ``(G, squares, rows, keys)`` of the positions ``(squares, rows)`` and ``(squares, keys)``. Of a position outside of
-0 .. n - 1 it may say anything finite."""
+"""w ``(..., squares, rows, keys)`` of the positions ``(squares, rows)`` and ``(squares, keys)``, or of one square if
+all have the same. A key that is not there must not decide what its row is relative to: if padded it has w = -inf,
+outside of 0 .. n - 1 that of the nearest key inside."""
 
 
 class Sums(NamedTuple):
@@ -66,13 +68,13 @@ class Weighed(NamedTuple):
     def read(self, w: Tensor | None) -> Sums:
         """By queries with the biases w; by one query without biases for None.
 
-        One product does it, because e^(w + k) is taken apart. That loses a row's digits only where both w in this row
-        and k in a channel spread over more than the exponents of the dtype, 80 in float32: then, not NaN but 0.
+        One product does it, because e^(w + k) is taken apart. A key is lost where w lies below the largest of the row,
+        and k below that of the channel, by more than 87 together (in float64 708); a row of nothing else gives 0.
         """
         if w is None:
             log, total = self.top, self.both.sum(-2, keepdim=True)
         else:
-            row_top = w.detach().amax(-1, keepdim=True)
+            row_top = w.detach().amax(-1, keepdim=True).clamp_(min=EMPTY)  # where no key is there
             log, total = self.top + row_top, torch.matmul((w - row_top).exp_(), self.both)
         denominator, numerator = total.chunk(2, -1)
         denominator = denominator.clamp(min=torch.finfo(total.dtype).tiny)
@@ -93,7 +95,7 @@ def blocks(x: Tensor, length: int, value: float) -> Tensor:
 
 
 def _piecewise(work: Callable[[int, Tensor, Tensor], Sums], k: Tensor, v: Tensor, *, around: bool = False) -> Sums:
-    """``work(number of the first block, k, v)`` for some blocks ``(G, blocks, T, X)`` at a time.
+    """``work(number of the first block, k, v)`` for some blocks ``(..., blocks, T, X)`` at a time.
 
     What it holds stays small, and in the cache of a CPU; for gradients it is computed again. With ``around`` it gets
     the block before and the one after those it is to answer for.
@@ -129,7 +131,7 @@ def triangles(k: Tensor, v: Tensor, bias: Bias | None) -> Sums:
     half. No square holds a key that one of its rows does not see.
 
     Args:
-        k, v: ``(G, blocks, T, X)``, T a power of two.
+        k, v: ``(..., blocks, T, X)``, T a power of two.
         bias: None for 0.
     """
     return _piecewise(lambda first, k, v: _triangles(first, k, v, bias), k, v)
@@ -140,8 +142,9 @@ def _triangles(start: int, k: Tensor, v: Tensor, bias: Bias | None) -> Sums:
     position = torch.arange(start * length, (start + count) * length, device=k.device)
     sums = Sums(k, v)
     if bias is not None:
-        own = bias(position[:, None], position[:, None]).expand(-1, count * length, 1, 1)
-        sums = Sums(k + own.reshape(-1, count, length, 1), v)
+        own = bias(position[:, None], position[:, None])[..., 0].clamp(min=EMPTY)
+        own = own.expand(*own.shape[:-2], count * length, 1)
+        sums = Sums(k + torch.unflatten(own, -2, (count, length)), v)
     half = 1
     while half < length:
         cut = (-1, 2, half)
@@ -160,7 +163,7 @@ def _triangles(start: int, k: Tensor, v: Tensor, bias: Bias | None) -> Sums:
 
 
 def running(k: Tensor, v: Tensor) -> Sums:
-    """Row i over the keys j <= i without biases, in O(n): k, v ``(G, n, X)``."""
+    """Row i over the keys j <= i without biases, in O(n): k, v ``(..., n, X)``."""
     n = k.shape[-2]
     length = min(_RUN, power_of_two(n))
     inside = triangles(blocks(k, length, EMPTY), blocks(v, length, 0.0), None)
@@ -171,17 +174,18 @@ def running(k: Tensor, v: Tensor) -> Sums:
 
 
 def _before(ends: Sums, steps: int) -> Sums:
-    """Running sums ``(G, blocks, X)`` as those of what lies ``steps`` blocks back, ``(G, blocks, 1, X)``."""
+    """Running sums ``(..., blocks, X)`` as those of what lies ``steps`` blocks back, ``(..., blocks, 1, X)``."""
     moved = (pad(x, (0, 0, steps, -steps), value=value) for x, value in zip(ends, (EMPTY, 0.0), strict=True))
     return Sums(*(x.unsqueeze(-2) for x in moved))
 
 
-def windowed(k: Tensor, v: Tensor, reach: int, bias: Bias, *, causal: bool) -> Sums:
+def windowed(k: Tensor, v: Tensor, reach: int, bias: Bias, *, alike: bool, causal: bool) -> Sums:
     """Every row over all keys, or those up to its own, with biases that are 0 beyond ``reach`` tokens: O(n·reach).
 
     Args:
-        k, v: ``(G, n, X)``.
+        k, v: ``(..., n, X)``.
         reach: the farthest key with a bias.
+        alike: whether all blocks but those at the ends have the same biases.
     """
     n = k.shape[-2]
     length = min(power_of_two(max(reach, 32)), power_of_two(n))
@@ -191,10 +195,15 @@ def windowed(k: Tensor, v: Tensor, reach: int, bias: Bias, *, causal: bool) -> S
 
     def work(first: int, k: Tensor, v: Tensor) -> Sums:
         inner = k.shape[-3] - 2
-        rows = torch.arange(first * length, (first + inner) * length, device=k.device).view(inner, length)
-        keys = rows[:, :1] + torch.arange(-length, (len(near) - 1) * length, device=k.device)
-        near_k, near_v = (torch.cat([x[..., i : i + inner, :, :] for i in near], -2) for x in (k, v))
-        sums = read(near_k, near_v, bias(rows, keys))
+        # The first and the last block have neighbours that are not there, hence a w of their own.
+        ends = sorted({0, int(first == 0), max(0, inner - int(first + inner == count)), inner} if alike else {0, inner})
+        parts = []
+        for start, stop in pairwise(ends):
+            rows = torch.arange((first + start) * length, (first + stop) * length, device=k.device).view(-1, length)
+            keys = rows[:, :1] + torch.arange(-length, (len(near) - 1) * length, device=k.device)
+            seen_k, seen_v = (torch.cat([x[..., start + i : stop + i, :, :] for i in near], -2) for x in (k, v))
+            parts.append(read(seen_k, seen_v, bias(rows, keys)))
+        sums = parts[0] if len(parts) == 1 else Sums(*(torch.cat(part, -3) for part in zip(*parts, strict=True)))
         return join(sums, _triangles(first, k[..., 1:-1, :, :], v[..., 1:-1, :, :], bias)) if causal else sums
 
     sums = _piecewise(work, k, v, around=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attnbench.attention.block_keys import Window
 from attnbench.attention.blocks import Heads, Tile, batches, large_steps, minus_infinity, tile_scores
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import accumulator
 from attnbench.position_bias import PositionBias
 
@@ -40,6 +41,7 @@ def attend(
     Returns:
         ``(B, H, N, D)`` in q's dtype; accumulated in float32, float64 for float64. Rows that see no key give 0.
     """
+    k, v = emptied(key_mask, k, v)
     bias = None if key_mask is None else minus_infinity(~key_mask, q)[:, None, :, None].expand(-1, q.shape[1], -1, -1)
     flat = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)]
     if large_steps(q) or all(x.is_contiguous() for x in flat):  # then one step may hold heads of several examples

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from attnbench.attention.key_masks import added_to_logits, seeing
+from attnbench.attention.key_masks import added_to_logits, emptied, seeing
 from attnbench.attention.kv_cache import Cache, CachedDecoding
 from attnbench.attention.precision import accumulator, hidden
 from attnbench.position_bias import PositionBias, position_bias
@@ -29,6 +29,7 @@ _GPU_TILE = 2**24
     formula="oᵢ = Σ_c exp(L_c - L)·softmax(qᵢ·K_cᵀ/√D)·V_c, L_c = log Σ_{j∈c} exp(qᵢ·kⱼ/√D), L = log Σ_c exp(L_c)",
     cost="O(n²·d)",
     time_exponent=2.0,
+    memory_exponent=1.0,
     traits=Traits(exact=True, decode=True, bias=True, permutable=True),
     settings=("query_chunk=5,key_chunk=7",),
 )
@@ -59,6 +60,7 @@ class Chunked(CachedDecoding, nn.Module):
         self.key_chunk = key_chunk
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         how = (key_mask, self.causal, (self.query_chunk, self.key_chunk), self.position_bias)
         learned = (q, k, v, *self.parameters())
         if torch.is_grad_enabled() and any(x.requires_grad for x in learned):

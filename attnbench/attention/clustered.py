@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.attention.key_masks import added_to_logits, seeing
+from attnbench.attention.key_masks import added_to_logits, emptied, seeing
 from attnbench.attention.largest_entries import largest
 from attnbench.attention.matrix_tiles import fitting, tiles
 from attnbench.attention.precision import accumulator
@@ -27,6 +27,7 @@ _SLOTS = 32
     source="Vyas et al. 2020, arXiv:2007.04825, sections 3.2 and 3.3",
     formula="oᵢ = softmax(q̄_c·Kᵀ/√D)·V, q̄_c the mean query of the cluster of i; improved: its top keys for each query",
     cost="O(n·c·(d + b·t))",
+    memory_exponent=1.0,
     traits=Traits(
         causal=No("a cluster's mean query holds later queries, and its members share one row of weights"),
         bias=No("members of a cluster stand at different positions and share one row of weights"),
@@ -77,6 +78,7 @@ class Clustered(nn.Module):
         self.register_buffer("directions", torch.randn(shape.D, bits))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         B, H, N, D = q.shape
         C, G = min(self.clusters, N), B * H
         real = None if key_mask is None or self.cross else key_mask.repeat_interleave(H, 0)

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.decayed_sums import STRETCH, by_heads, in_turn, rows_in_turn, stretches
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
@@ -31,6 +32,7 @@ class CosineSums(NamedTuple):
     source="Qin et al. 2022, arXiv:2202.08791, section 2",
     formula="w_ij = relu(q_i)·relu(k_j) cos(π(i-j)/2M);  o_i = Σ_j w_ij v_j / Σ_j w_ij",
     cost="O(n·d²)",
+    memory_exponent=1.0,
     traits=Traits(target="other", decode=True, rows_sum_to_one=False),
     settings=("chunk=5", "chunk=5,horizon=40"),
 )
@@ -72,8 +74,7 @@ class CosFormer(nn.Module):
         self.causal, self.chunk, self.horizon = shape.causal, chunk, horizon or longest
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        if key_mask is not None:
-            k = k.masked_fill(~key_mask[:, None, :, None], 0.0)
+        k, v = emptied(key_mask, k, v)
         turns = tuple(self._turns(0, x.shape[2], x) for x in (q, k))
         return by_heads(partial(_attend, turns=turns, chunk=self.chunk if self.causal else None), q, k, v)
 

@@ -4,7 +4,7 @@ S_t = a_t S_{t-1} + k_t v_tᵀ and o_t = q_tᵀ S_t, with 0 < a_t <= 1, is the p
 o_i = Σ_{j<=i} (q_i·k_j) a_{j+1}···a_i v_j. It is computed chunk by chunk: pairs within a chunk as a c x c matrix, all
 earlier keys through the one state in front of the chunk, so that the work is O(n). Every factor is a power of two with
 an exponent that is a sum of logarithms between two tokens and never positive: nothing overflows, however strong a decay
-is.
+is, and what follows a strong one keeps its digits.
 """
 
 from __future__ import annotations
@@ -182,12 +182,17 @@ def states_before(added: Tensor, kept: Tensor, state: Tensor | None = None) -> t
     return torch.stack(states, 1), state
 
 
+_STRONGEST = -1100.0
+"""Of the logarithms of a decay: 2^-1100 is 0 in float64, and lower ones would cost the sums of the others digits."""
+
+
 def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
     """Σ_j (q_i·k_j) 2^-|L_i - L_j| v_j over j <= i, or over all j, with L the running sum of ``log_decay``.
 
     Args:
         q, k: ``(G, N, D)``; v: ``(G, N, E)``.
-        log_decay: log2(a_t) <= 0, ``(G, N)``, or ``(G, 1)`` where it is the same for all tokens.
+        log_decay: log2(a_t) <= 0, ``(G, N)``, or ``(G, 1)`` where it is the same for all tokens. Else summed in
+            float64: a difference of two sums is all that is left of tokens that follow a strong decay.
     """
     N = q.shape[1]
     chunk = min(chunk, N)
@@ -195,7 +200,8 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
     if log_decay.shape[1] == 1:
         sums = [log_decay[:, :, None] * torch.arange(1, chunk + 1, device=q.device, dtype=q.dtype)] * len(parts)
     else:
-        sums = [steps.cumsum(-1) for (steps,) in stretches(chunk, log_decay)]
+        steps = log_decay.clamp(min=_STRONGEST)
+        sums = [x.cumsum(-1, dtype=torch.float64) for (x,) in stretches(chunk, steps)]
     coming: list[Tensor | None] = [None] * len(parts)
     if not causal:
         after = [(keys, values, since) for (_, keys, values), since in zip(parts, sums, strict=True)]
@@ -206,8 +212,8 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
 
 def _states_after(state: Tensor | None, keys: Tensor, values: Tensor, since: Tensor) -> tuple[Tensor, Tensor]:
     """State behind each chunk, of all later keys."""
-    added = (keys * since[..., None].exp2()).mT @ values
-    states, state = states_before(added.flip(1), since[..., -1:, None].exp2().flip(1), state)
+    begun = since[..., None].to(keys.dtype).exp2()
+    states, state = states_before(((keys * begun).mT @ values).flip(1), begun[:, :, -1:].flip(1), state)
     return states.flip(1), state
 
 
@@ -222,20 +228,20 @@ def _read(
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
     # From the start of the chunk to a token, itself included, and from there to the end.
-    begun, until = since[..., None].exp2(), (since[..., -1:, None] - since[..., None]).exp2()
+    begun, until = (x[..., None].to(keys.dtype).exp2() for x in (since, since[..., -1:] - since))
     past, state = states_before((keys * until).mT @ values, begun[:, :, -1:], state)
-    out = (queries @ keys.mT * _weights(since, causal)) @ values + (queries * begun) @ past
+    out = (queries @ keys.mT * _weights(since, causal, keys.dtype)) @ values + (queries * begun) @ past
     if later is not None:
         out = out + (queries * until) @ later
     return out.flatten(1, 2), state
 
 
-def _weights(since: Tensor, causal: bool) -> Tensor:
+def _weights(since: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
     """What is left between two tokens of a chunk, ``(G, chunks, c, c)``."""
-    between = since[..., :, None] - since[..., None, :]
+    between = (since[..., :, None] - since[..., None, :]).to(dtype)
     if not causal:
-        return between.abs().neg().exp2()
-    future = torch.full(between.shape[-2:], float("-inf"), dtype=since.dtype, device=since.device).triu(1)
+        return between.copysign(-1.0).exp2()  # -|x|
+    future = torch.full(between.shape[-2:], float("-inf"), dtype=dtype, device=since.device).triu(1)
     return (between + future).exp2()
 
 
@@ -246,5 +252,6 @@ def last_state(k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
         k: ``(B, H, n, D)``; v: ``(B, H, n, E)``.
         log_decay: log2(a_t), ``(B, H, n, 1)`` or ``(B, H, n, D)``.
     """
-    until = log_decay.flip(2).cumsum(2).flip(2) - log_decay
+    # Of the tokens after each: nothing is subtracted, so that what follows a strong decay keeps its digits.
+    until = pad(log_decay[:, :, 1:], (0, 0, 0, 1)).flip(2).cumsum(2).flip(2)
     return (k * until.exp2()).mT @ v

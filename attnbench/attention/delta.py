@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, silu
 
 from attnbench.attention.decayed_sums import by_heads, rows_in_turn, stretches
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
+
+_BOTH_WAYS = "the sum of one recurrence from either end; the papers define the causal form only"
 
 
 @register(
@@ -23,12 +26,14 @@ from attnbench.variant import No, Traits, register
     source="Schlag et al. 2021, arXiv:2102.11174, section 4.2; Yang et al. 2024, arXiv:2406.06484, section 3",
     formula="S_t = (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t,  β = σ(w·x),  ‖k‖ = ‖q‖ = 1",
     cost="O(n·d²)",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,
+        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
     settings=("chunk=5", "chunk=64"),
 )
@@ -80,13 +85,16 @@ class Delta(nn.Module):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (x,) = emptied(key_mask, x)
         compute = partial(_both_ways, causal=self.causal, chunk=self.chunk)
         return self._finish(by_heads(compute, *self._parts(x, key_mask)))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The recurrence, token by token."""
+        (x,) = emptied(key_mask, x)
         q, k, v, beta = self._parts(x, key_mask)
-        q, k = (y / torch.linalg.vector_norm(y, dim=-1, keepdim=True) for y in (silu(q), silu(k)))
+        lengths = [torch.linalg.vector_norm(silu(y), dim=-1, keepdim=True) for y in (q, k)]
+        q, k = (silu(y) / size.masked_fill(size == 0, 1.0) for y, size in zip((q, k), lengths, strict=True))
         eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
 
         def run(tokens: range, own: bool) -> list[Tensor]:

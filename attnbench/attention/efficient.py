@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from attnbench.attention.default_library import small_bmm
 from attnbench.attention.feature_tiles import LOG2E, cut, head_groups, put_product, row_blocks
-from attnbench.attention.key_masks import seeing, visible_pairs
+from attnbench.attention.key_masks import emptied, seeing, visible_pairs
 from attnbench.attention.precision import accumulator, hidden
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -23,12 +23,13 @@ class Averages(NamedTuple):
     context: Tensor
     """Average of the values, weighted by exp(k_c): ``(G, D, E)``."""
     log_total: Tensor
-    """log Σ exp(k_c), ``(G, 1, D)``; :func:`hidden` before the first key."""
+    """log Σ exp(k_c), ``(G, 1, D)``, float64: keys are subtracted from it; :func:`hidden` before the first key."""
 
     def then(self, k: Tensor, v: Tensor, log_total: Tensor) -> Averages:
         """With more keys k ``(G, c, D)``, values v and the new ``log_total``; no exponent is above 0."""
-        kept = (self.log_total - log_total).exp().mT
-        return Averages(torch.baddbmm(self.context * kept, (k - log_total).exp().mT, v), log_total)
+        kept = (self.log_total - log_total).to(k.dtype).exp().mT
+        high, low = _parts(log_total, k.dtype)
+        return Averages(torch.baddbmm(self.context * kept, (k - high - low).exp().mT, v), log_total)
 
 
 @register(
@@ -37,7 +38,13 @@ class Averages(NamedTuple):
     source="Shen et al. 2021, arXiv:1812.01243, section 3.2",
     formula="ρ_q(Q)·(ρ_k(K)ᵀ·V),  ρ_q: softmax over the channels of a row,  ρ_k: over the positions of a column",
     cost="O(n·d²)",
-    traits=Traits(target="other", decode=True, permutable=True),
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        decode=True,
+        permutable=True,
+        given=(("causal=true", {"own_form": "a channel averages the keys so far; the paper has no causal form"}),),
+    ),
     settings=("chunk=4",),
 )
 class Efficient(nn.Module):
@@ -75,6 +82,7 @@ class Efficient(nn.Module):
         B, H, N, _ = q.shape
         dtype = accumulator(q.dtype)
         if key_mask is not None:
+            (v,) = emptied(key_mask, v)
             k = k.to(dtype).masked_fill(~key_mask[:, None, :, None], hidden(dtype))
         learned = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         if learned or self.causal:
@@ -92,11 +100,13 @@ class Efficient(nn.Module):
         state = _empty(q.shape[0], q.shape[2], v)
         parts = []
         for queries, keys, values in zip(*(torch.split(x, self.chunk, 1) for x in (q, k, v)), strict=True):
-            log_total = torch.logaddexp(state.log_total, keys.logcumsumexp(1))
+            log_total = torch.logaddexp(state.log_total, keys.double().logcumsumexp(1))
             # Both shares of a total are at most 1; a row reads from the past and from its own chunk.
-            log_q = queries.log_softmax(-1) - log_total
-            past = small_bmm((log_q + state.log_total).exp(), state.context)
-            parts.append(past + _triangle(log_q, keys, values, log_total))
+            high, low = _parts(log_total, keys.dtype)
+            log_q = queries.log_softmax(-1) - low
+            before, rest = _parts(state.log_total, keys.dtype)
+            past = small_bmm((log_q + (before - high) + rest).exp(), state.context)
+            parts.append(past + _triangle(log_q, keys, values, high))
             state = state.then(keys, values, log_total[:, -1:])
         return torch.cat(parts, 1)
 
@@ -112,7 +122,7 @@ class Efficient(nn.Module):
         """q, k, v ``(B, H, n, D)``, n >= 0."""
         keys, values = (x.flatten(0, 1).to(accumulator(x.dtype)) for x in (k, v))
         state = _empty(keys.shape[0], keys.shape[2], values)
-        return state.then(keys, values, keys.logsumexp(1, keepdim=True)) if k.shape[2] else state
+        return state.then(keys, values, keys.double().logsumexp(1, keepdim=True)) if k.shape[2] else state
 
     @torch.no_grad()
     def step(self, state: Averages, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Averages]:
@@ -176,25 +186,31 @@ _ROWS = 4096
 
 
 def _empty(pairs: int, channels: int, v: Tensor) -> Averages:
-    log_total = v.new_full((pairs, 1, channels), hidden(v.dtype))
+    log_total = v.new_full((pairs, 1, channels), hidden(v.dtype), dtype=torch.float64)
     return Averages(v.new_zeros(pairs, channels, v.shape[2]), log_total)
 
 
-def _triangle(log_q: Tensor, k: Tensor, v: Tensor, log_total: Tensor) -> Tensor:
-    """Σ_{j<=i} Σ_c exp(log_q_ic + k_jc) v_j inside a chunk ``(G, c, ·)``, where log_q has log_total taken off."""
+def _parts(log_total: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``log_total`` rounded to ``dtype``, from which another number may be subtracted at no loss, and the rest."""
+    high = log_total.to(dtype)
+    return high, (log_total - high).to(dtype)
+
+
+def _triangle(log_q: Tensor, k: Tensor, v: Tensor, total: Tensor) -> Tensor:
+    """Σ_{j<=i} Σ_c exp(log_q_ic + (k_jc - total_ic)) v_j inside a chunk ``(G, c, ·)``."""
     G, tokens, _ = k.shape
-    out = (log_q + k).exp().sum(-1, keepdim=True) * v  # j = i
+    out = (log_q + (k - total)).exp().sum(-1, keepdim=True) * v  # j = i
     # Up to a power of two with the last token again, which no earlier one reads: nothing else is sure to stay finite.
     more = (1 << (tokens - 1).bit_length()) - tokens
     if more:
-        log_q, k, v, log_total = (torch.cat([x, x[:, -1:].expand(-1, more, -1)], 1) for x in (log_q, k, v, log_total))
+        log_q, k, v, total = (torch.cat([x, x[:, -1:].expand(-1, more, -1)], 1) for x in (log_q, k, v, total))
     half = 1
     while half < tokens:
         # Blocks of 2·half tokens; the later half of each reads from the earlier one.
-        blocks = (torch.split(x.reshape(-1, 2 * half, x.shape[2]), half, 1) for x in (log_q, k, v, log_total))
-        (_, late_q), (early_k, _), (early_v, _), (early_total, _) = blocks
+        blocks = (torch.split(x.reshape(-1, 2 * half, x.shape[2]), half, 1) for x in (log_q, k, v, total))
+        (_, late_q), (early_k, _), (early_v, _), (early_total, late_total) = blocks
         border = early_total[:, -1:]
-        scores = small_bmm((late_q + border).exp(), (early_k - border).exp().mT)
+        scores = small_bmm((late_q + (border - late_total)).exp(), (early_k - border).exp().mT)
         read = pad(small_bmm(scores, early_v), (0, 0, half, 0))
         out = out + read.view(G, tokens + more, -1)[:, :tokens]
         half *= 2

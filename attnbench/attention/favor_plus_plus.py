@@ -11,6 +11,7 @@ from torch import Tensor
 from attnbench.attention import random_kernels
 from attnbench.attention.feature_attention import Chunk, FeatureAttention
 from attnbench.attention.feature_tiles import FeatureMap
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.performer_features import PositiveFeatures
 from attnbench.attention.precision import accumulator
 from attnbench.attention.random_features import Projection, draw_projection
@@ -19,10 +20,32 @@ from attnbench.variant import Traits, register
 
 
 class ExponentialFeatures(PositiveFeatures):
-    """φ(x) = exp(weightᵀ x) and nothing else."""
+    """φ(x) = exp(weightᵀ x) and nothing else.
+
+    Args:
+        weight: ``(D, R)``.
+        by_feature: each feature of the keys is relative to the largest of its own.
+        level: these largest exponents, to the base 2, ``(G, 1, R)``, which queries get back; or None for 0.
+    """
+
+    def __init__(self, weight: Tensor, *, by_feature: bool, level: Tensor | None = None) -> None:
+        super().__init__(weight)
+        self.by_feature, self.level = by_feature, level
+
+    def at(self, level: Tensor) -> FeatureMap:
+        return ExponentialFeatures(self.weight, by_feature=True, level=level) if self.by_feature else self
+
+    def queries(self, x: Tensor, out: Tensor) -> None:
+        self.exponents(x, out)
+        if self.level is not None:
+            out.add_(self.level)
+        out.sub_(out.amax(-1, keepdim=True)).exp2_()
 
     def keys(self, x: Tensor, out: Tensor) -> Tensor:
-        return self.exponentiate(x, out)
+        if not self.by_feature:
+            return self.exponentiate(x, out)
+        self.exponents(x, out)
+        return out
 
     def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
         return self.queries_grad(x, features, grad)
@@ -34,6 +57,7 @@ class ExponentialFeatures(PositiveFeatures):
     source="Likhosherstov et al. 2022, arXiv:2205.15317, equations 4-8",
     formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = exp(A‖ω‖² + √(1-4A)·ωx - ‖x‖²/2),  x ← x/D^¼,  ω ~ N(0, I)",
     cost="O(n·R·d)",
+    memory_exponent=1.0,
     traits=Traits(stochastic=True, decode=True, permutable=True, converges_with="features"),
     settings=("features=16,chunk=5", "features=16,projection=iid,spread=3.0,chunk=5"),
 )
@@ -52,8 +76,10 @@ class FavorPlusPlus(FeatureAttention):
     Causal: the mean over all pairs would tell a query about later tokens, and sums that grow token by token need one A
     for all. So S is the fixed number ``spread``, or 2√D, its mean for standard normal q and k.
 
-    q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; one ω ``(R, D)`` for all heads. A denominator that underflows, at
-    logits of several hundred, gives NaN.
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; one ω ``(R, D)`` for all heads. Each feature of the keys is relative
+    to its own largest: no denominator underflows as long as the exponents are finite. Causal, keys are relative to the
+    largest of all features so far: a denominator underflows, and gives NaN, where the features in which a query is
+    large are not those of its keys, in float32 from logits of some 200 on.
 
     Differs from the authors' code: Q of QR gets the signs that make it uniform; one S for each head and example, so
     that no example depends on another; nothing is added to the denominator.
@@ -80,14 +106,14 @@ class FavorPlusPlus(FeatureAttention):
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         omega = self.projection.to(accumulator(dtype)).t()
         rows = (omega, omega.square().sum(0, keepdim=True), torch.ones_like(omega[:1]))
-        return ExponentialFeatures(torch.cat(rows))
+        return ExponentialFeatures(torch.cat(rows), by_feature=not self.causal)
 
     def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
         """√(1 - 4A)·x, A and -‖x‖²/2 side by side, ``(B, H, N, D + 2)``: the exponent is linear in them."""
         x = x.to(accumulator(x.dtype))
         factor, constant = parameters or _parameters(x.new_full((), self.spread or 0.0), x.shape[-1])
         half_square = random_kernels.squares(x) * (-0.5 * x.shape[-1] ** -0.5)
-        return torch.cat([factor * x, constant.expand(*x.shape[:-1], 1), half_square], -1)
+        return torch.cat([factor * x, constant.expand_as(half_square), half_square], -1)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         parameters = () if self.spread is not None else _parameters(_mean_spread(q, k, key_mask), q.shape[-1])
@@ -171,7 +197,8 @@ def _moments(x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
     count = x.shape[2] if real is None else real.sum(1).clamp(min=1).to(dtype)[:, None, None, None]
     for start, tokens in enumerate(torch.split(x, _TOKENS, 2)):
         wide = tokens.to(dtype)
-        counted = wide if real is None else wide * real[:, None, start * _TOKENS :][:, :, : wide.shape[2], None]
-        mean = mean + counted.sum(2, keepdim=True)
-        square = square + (counted * wide).sum((2, 3), keepdim=True)
+        if real is not None:
+            (wide,) = emptied(real[:, start * _TOKENS :][:, : wide.shape[2]], wide)
+        mean = mean + wide.sum(2, keepdim=True)
+        square = square + wide.square().sum((2, 3), keepdim=True)
     return mean / count, square / count

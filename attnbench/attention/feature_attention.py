@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.attention.feature_tiles import FeatureMap, Tiles, head_groups
-from attnbench.attention.key_masks import visible_pairs
+from attnbench.attention.key_masks import emptied, visible_pairs
 from attnbench.attention.key_sums import add_keys, attend_all
 from attnbench.attention.prefix_sums import attend_causally
 from attnbench.attention.prepared_features import Prepared
@@ -68,6 +68,7 @@ class FeatureAttention(nn.Module):
             parameters: of :meth:`prepare`, ``(B, H, ...)``; gradients reach them.
         """
         if self.causal or torch.is_grad_enabled():
+            (k,) = emptied(key_mask, k)
             return self.attend(self.prepare(q, *parameters), self.prepare(k, *parameters), v, key_mask).to(q.dtype)
         # Nothing is kept for gradients, which would take longer through every tile than at once.
         features = Prepared(self.feature_map(q.dtype), self.prepare, parameters)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.matrix_tiles import threads
-from attnbench.attention.precision import accumulator
+from attnbench.attention.precision import accumulator, hidden
 
 LOG2E = 1.0 / log(2.0)
 """Exponentials are taken as 2^(x·log2(e)): torch's exp2 is several times as fast as its exp on some CPUs."""
@@ -38,9 +38,16 @@ class FeatureMap(ABC):
     """F, the number of features."""
     offset: float = 0.0
     """Added to every key feature after the largest 2^w so far was divided out; 0 for none."""
+    by_feature: bool = False
+    """Key features are their own log weights: :meth:`keys` writes and returns these, ``(G, c, F)``. Relative to the
+    largest of each feature, the sum of none underflows. Only where all queries see the same keys."""
 
     def of(self, group: Group) -> FeatureMap:
         """The map for one group of pairs; itself if it is the same for all."""
+        return self
+
+    def at(self, level: Tensor) -> FeatureMap:
+        """For queries, the map that gives them back what was taken off the keys ``by_feature``: ``(G, 1, F)``."""
         return self
 
     @abstractmethod
@@ -166,15 +173,17 @@ class Tiles:
         self, k: Tensor, v: Tensor, key_mask: Tensor | None, block: slice, which: int = 0
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Keys, values and key features of the block, and log weights: -inf at padded keys, None if all are 0."""
-        x, values = self.cut(k, block), self.cut(v, block)
+        x, values, padded = self.cut(k, block), self.cut(v, block), None
+        if key_mask is not None:
+            batch, heads = self.group
+            padded = ~key_mask[batch, None, block, None].expand(-1, heads.stop - heads.start, -1, -1).flatten(0, 1)
+            x, values = x.masked_fill(padded, 0.0), values.masked_fill(padded, 0.0)
         phi = self.blank(x.shape[1], which)
         log_weight = self.features.keys(x, phi)
-        if key_mask is not None:
+        if padded is not None:
             if log_weight is None:
                 log_weight = x.new_zeros(*x.shape[:2], 1)
-            batch, heads = self.group
-            padded = ~key_mask[batch, None, block, None].expand(-1, heads.stop - heads.start, -1, -1)
-            log_weight = log_weight.masked_fill_(padded.flatten(0, 1), float("-inf"))
+            log_weight = log_weight.masked_fill_(padded, float("-inf"))
         return x, values, phi, log_weight
 
     def divide(
@@ -199,7 +208,7 @@ class Tiles:
         target, divisor = out[(*self.group, block)], divisors[(*self.group, block)]
         divisor.copy_(denominator.view_as(divisor))
         if top is not None:
-            keyless = top <= torch.finfo(top.dtype).min / 8
+            keyless = top.amax(-1, keepdim=True) <= hidden(top.dtype) / 2
             divisor.masked_fill_(keyless.view(*divisor.shape[:2], -1, 1), 1.0)
         if in_place:
             target.div_(divisor)

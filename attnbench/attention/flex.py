@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from attnbench.attention import key_masks
 from attnbench.attention.flex_kernel import DTYPES, FlexKernel, Mod, added_by_distance, added_to_key, everything
 from attnbench.attention.flex_windows import BLOCK, Windows
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.kv_cache import Cache, CachedDecoding
 from attnbench.errors import Unsupported, UsageError
 from attnbench.position_bias import position_bias
@@ -37,6 +38,7 @@ _FORWARD_ONLY: dict[str, Any] = (
     formula="O = softmax(Q·Kᵀ/√D)·V, over the window {j : |i - j| <= w} ∪ {0 … g - 1} if one is given",
     cost="O(n²·d)",
     time_exponent=2.0,
+    memory_exponent=1.0,
     traits=Traits(
         exact=True,
         decode=True,
@@ -91,6 +93,7 @@ class Flex(CachedDecoding, nn.Module):
         self.kernel = FlexKernel()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         N, M = q.shape[2], k.shape[2]
         full, asked = _ranges(N, M, causal=self.causal, asking=key_mask is not None)
         score_mod, learned = None, self._learns(q, k, v)

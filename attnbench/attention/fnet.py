@@ -20,6 +20,7 @@ from attnbench.variant import No, Traits, register
     source="Lee-Thorp et al. 2021, arXiv:2105.03824, section 3.2",
     formula="Re(F_seq(F_hidden(X)))",
     cost="O(n·d·log(n·d))",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         causal=No("each frequency is a sum over all tokens with weights of modulus 1, later ones included"),

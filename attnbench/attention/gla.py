@@ -12,10 +12,13 @@ from torch.nn.functional import logsigmoid, silu
 
 from attnbench.attention.decayed_sums import by_heads, in_turn, last_state, rows_in_turn, states_before, stretches
 from attnbench.attention.feature_tiles import LOG2E
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import LayerNorm, accumulator
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
+
+_BOTH_WAYS = "the decay between two tokens is the same in both directions; the paper is causal"
 
 
 @register(
@@ -25,6 +28,7 @@ from attnbench.variant import No, Traits, register
     source="Yang et al. 2023, arXiv:2312.06635, section 4, equations 3 and 4",
     formula="S_t = α_tᵀ1 ⊙ S_{t-1} + k_t v_tᵀ,  o_t = q_tᵀ S_t / √D,  α = σ(x W₁W₂ + b)^(1/τ)",
     cost="O(n·d²)",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
@@ -32,6 +36,7 @@ from attnbench.variant import No, Traits, register
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,
+        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
     settings=("rank=3,chunk=16", "rank=3,chunk=4,temperature=1.0"),
 )
@@ -44,9 +49,9 @@ class GLA(nn.Module):
     goes through a layer norm over its D channels, is multiplied by silu(r), and the output projection follows. ``rank``
     and ``temperature`` are the paper's by default.
 
-    Pairs within a chunk are products of q and k that carry powers of α up to a token between the two: the middle of
-    runs of 8 tokens, and the border of two halves for all others. No power overflows, however small α is; inside a run
-    an α below 2^-25 in float32 (2^-225 in float64) counts as that, which is less than rounding.
+    Pairs within a chunk are products of q and k that carry powers of α up to the border of two halves, quarters and so
+    on between the two tokens. All exponents are sums of logarithms of one sign: nothing overflows, however small α is,
+    and what follows a strong decay keeps its digits.
 
     A padded token writes nothing and does not let the state fade. Not causal: the decay between two tokens is the same
     in both directions, the product of α over the tokens after the first up to the second; the paper is causal.
@@ -98,18 +103,20 @@ class GLA(nn.Module):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (x,) = emptied(key_mask, x)
         compute = partial(gated_attention, causal=self.causal, chunk=self.chunk)
         return self._finish(x, by_heads(compute, *self._parts(x, key_mask)))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Weights Σ_c q_ic k_jc exp(-|L_ic - L_jc|), N × N × D numbers, with L the running sum of log(α)."""
+        (x,) = emptied(key_mask, x)
         B, N, C = x.shape
         q, k, v = (each.view(B, N, self.heads, C // self.heads) for each in self.qkv(x).chunk(3, -1))
-        alpha = torch.sigmoid(self.decay(x)).view_as(q) ** (1 / self.temperature)
+        log_alpha = logsigmoid(self.decay(x)).view_as(q) / self.temperature
         if key_mask is not None:
             real = key_mask[:, :, None, None]
-            k, alpha = k * real, torch.where(real, alpha, torch.ones_like(alpha))
-        total = alpha.log().cumsum(1)
+            k, log_alpha = k * real, log_alpha * real
+        total = log_alpha.cumsum(1)
         fading = torch.exp(-(total[:, :, None] - total[:, None]).abs())
         weights = torch.einsum("bihd,bjhd,bijhd->bhij", q, k, fading) * q.shape[-1] ** -0.5
         y = (weights.tril() if self.causal else weights) @ v.transpose(1, 2)
@@ -131,8 +138,8 @@ class GLA(nn.Module):
         return self._finish(x, y.to(x.dtype)), state
 
 
-RUN = 8
-"""Tokens whose pairs share one point of reference."""
+SMALL = 2
+"""Tokens of a block up to which a product of matrices takes longer than sums of products of numbers."""
 
 
 def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
@@ -172,31 +179,48 @@ def _stretch(
 ) -> tuple[Tensor, Tensor]:
     """The causal form, to which ``later`` is added; with ``strict`` a token does not see itself."""
     q = q * q.shape[-1] ** -0.5
-    scores, since = _pairs(q, k, log_decay, strict)
-    end = since[:, :, -1:]
-    past, state = states_before((k * (end - since).exp2()).mT @ v, end.mT.exp2(), state)
+    scores, since, until = _pairs(q, k, log_decay, strict)
+    past, state = states_before((k * until.exp2()).mT @ v, since[:, :, -1:].mT.exp2(), state)
     out = (scores @ v + (q * since.exp2()) @ past).flatten(1, 2)
     return out if later is None else out + later, state
 
 
-def _pairs(q: Tensor, k: Tensor, log_decay: Tensor, strict: bool) -> tuple[Tensor, Tensor]:
-    """Scores ``(G, chunks, c, c)`` of each chunk, and sums of log_decay from its start, for ``(G, chunks, c, D)``."""
-    size = min(RUN, q.shape[2])
-    q, k, log_decay = (torch.unflatten(x, 2, (-1, size)) for x in (q, k, log_decay))
-    sums = torch.ones(size, size, dtype=q.dtype, device=q.device).tril()  # a product is faster than cumsum here
-    since = sums @ log_decay
-    # At most four tokens lie between the middle of a run and its ends.
-    weakest = -225.0 if q.dtype == torch.float64 else -25.0
-    limited = sums @ log_decay.clamp(min=weakest)
-    limited = limited - limited[:, :, :, (size - 1) // 2, None]
-    scores = ((q * limited.exp2()) @ (k * limited.neg().exp2()).mT).tril(-1 if strict else 0)
+def _pairs(q: Tensor, k: Tensor, log_decay: Tensor, strict: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of each chunk, and sums of log_decay from its start and after each token to its end.
+
+    Args:
+        q, k, log_decay: ``(G, chunks, c, D)``.
+
+    Returns:
+        ``(G, chunks, c, c)``, and twice ``(G, chunks, c, D)``.
+    """
+    q, k, since = (x.unsqueeze(3) for x in (q, k, log_decay))
+    # Both sums are added up, and neither is a difference: what follows a strong decay keeps its digits.
+    until = torch.zeros_like(since)
+    own = torch.linalg.vecdot(q, k)
+    scores = (torch.zeros_like(own) if strict else own).unsqueeze(4)
     while q.shape[2] > 1:
-        (first, second), (earlier, _), (_, later) = (torch.unflatten(x, 2, (-1, 2)).unbind(3) for x in (since, k, q))
-        left, right = torch.unflatten(scores, 2, (-1, 2)).unbind(3)
-        end = first[:, :, :, -1:]
-        across = (later * second.exp2()) @ (earlier * (end - first).exp2()).mT
+        (early_since, late_since), (early_until, late_until) = (_halves(x) for x in (since, until))
+        (earlier, _), (_, later), (left, right) = (_halves(x) for x in (k, q, scores))
+        across = _products(later * late_since.exp2(), earlier * early_until.exp2())
         rows = torch.cat([left, torch.zeros_like(left)], -1), torch.cat([across, right], -1)
         scores = torch.cat(rows, -2)
-        since = torch.cat([first, second + end], 3)
+        since, until = (
+            torch.cat([early_since, late_since + early_since[:, :, :, -1:]], 3),
+            torch.cat([early_until + late_since[:, :, :, -1:], late_until], 3),
+        )
         q, k = (torch.unflatten(x, 2, (-1, 2)).flatten(3, 4) for x in (q, k))
-    return scores[:, :, 0], since[:, :, 0]
+    return scores[:, :, 0], since[:, :, 0], until[:, :, 0]
+
+
+def _halves(x: Tensor) -> tuple[Tensor, ...]:
+    """Every other block, and those between, of ``(G, chunks, blocks, ...)``."""
+    return torch.unflatten(x, 2, (-1, 2)).unbind(3)
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """``x @ y.mT`` of blocks ``(..., c, D)``; of small ones without a product, which takes longer to begin."""
+    if x.shape[-2] > SMALL:
+        return x @ y.mT
+    products: Tensor = torch.linalg.vecdot(x.unsqueeze(-2), y.unsqueeze(-3))
+    return products

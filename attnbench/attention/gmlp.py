@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from attnbench.attention.key_masks import visible_pairs
+from attnbench.attention.key_masks import emptied, visible_pairs
 from attnbench.attention.kv_cache import Cache, attend
 from attnbench.attention.precision import LayerNorm
 from attnbench.errors import Unsupported, UsageError
@@ -85,6 +85,7 @@ class GMLP(nn.Module):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (x,) = emptied(key_mask, x)
         B, n, _ = x.shape
         self._check(n)
         first, second = self._halves(x)
@@ -151,6 +152,7 @@ class GMLP(nn.Module):
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """With a matrix of its own for each example, in which what is hidden is 0."""
+        (x,) = emptied(key_mask, x)
         N = x.shape[1]
         visible = visible_pairs(x, x, self.causal, key_mask)[:, 0]
         units = self.U(x)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.feature_attention import Chunk, FeatureAttention
 from attnbench.attention.feature_tiles import LOG2E, FeatureMap, fill
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.running_sums import KeySums
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -44,6 +45,7 @@ class SpikyFeatures(FeatureMap):
     source="Zhang et al. 2024, arXiv:2402.04347, section 4 and appendix A",
     formula="φ_q(q)ᵀ Σ φ_k(k)vᵀ / φ_q(q)ᵀ Σ φ_k(k),  φ(x) = softmax([Wx, -Wx]),  W learned",
     cost="O(n·d²)",
+    memory_exponent=1.0,
     traits=Traits(target="learned", decode=True, permutable=True),
     settings=("chunk=5",),
 )
@@ -71,6 +73,7 @@ class Hedgehog(FeatureAttention):
         return SpikyFeatures(self.head_dim)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        (k,) = emptied(key_mask, k)
         return self.attend(q @ self.W_q.mT, k @ self.W_k.mT, v, key_mask)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

@@ -14,9 +14,15 @@ from attnbench.attention import hyperattention_causal as halves
 from attnbench.attention.hyperattention_blocks import Attend
 from attnbench.attention.hyperattention_causal import FAR, GRID
 from attnbench.attention.hyperattention_steps import Decoding
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
+
+_OWN_BLOCK = (
+    "each query finds its block of sorted keys alone; the paper sorts the queries too, so that later ones move "
+    "the blocks of earlier ones"
+)
 
 
 @register(
@@ -25,11 +31,13 @@ from attnbench.variant import No, Traits, register
     source="Han et al. 2023, arXiv:2310.05869, algorithms 1 and 3",
     formula="oᵢ = Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√D) vⱼ / Σⱼ wᵢⱼ exp(qᵢ·kⱼ/√D), w = 1 in i's LSH block, else M/m·[j sampled]",
     cost="O(n·(b + m)·d)",
+    memory_exponent=1.0,
     traits=Traits(
         decode=True,
         bias=No("large entries are found by hashing q and k, which knows nothing of a bias"),
         stochastic=True,
         exact_with=("block={n},samples=0", "block=3,samples={n}"),
+        given=(("causal=true", {"own_form": _OWN_BLOCK}),),
     ),
     settings=("block=4,samples=5,bits=3", "block=6,samples=0,bits=2", "block=1,samples=4,bits=4"),
 )
@@ -85,6 +93,7 @@ class HyperAttention(Decoding, nn.Module):
         self.register_buffer("draws", torch.randint(1 << GRID, (samples,)))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         if self.causal:
             return self._causal(q, k, v, key_mask)
         with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.key_masks import emptied
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -35,7 +36,7 @@ class Identity(nn.Module):
         super().__init__()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        return v if key_mask is None else v.masked_fill(~key_mask[:, None, :, None], 0)
+        return emptied(key_mask, v)[0]
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The identity matrix, without the rows of hidden tokens, times V."""

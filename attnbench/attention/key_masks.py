@@ -8,9 +8,24 @@ from torch import Tensor
 from attnbench.attention.precision import hidden
 
 
+def emptied(key_mask: Tensor | None, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Tensors ``(B, M, ·)`` or ``(B, H, M, ·)`` with zeros at their padded tokens; as they are where no mask is given.
+
+    A weight of 0 hides no NaN and no infinity, since 0·NaN is NaN. Zeros do, and the logit of an emptied key is 0.
+    """
+    if key_mask is None:
+        return inputs
+    padded = ~key_mask[..., None]
+    return tuple(x.masked_fill(padded if x.ndim == padded.ndim else padded[:, None], 0.0) for x in inputs)
+
+
 def added_to_logits(key_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """``(B, M)``: 0 for real keys, :func:`hidden` for padded ones. Adding is faster than filling on a CPU."""
-    return torch.zeros_like(key_mask, dtype=dtype).masked_fill_(~key_mask, hidden(dtype))
+    """``(B, M)``: 0 for real keys, :func:`hidden` for padded ones, which must be emptied; faster than to fill.
+
+    An example without a real key keeps all of its keys, so that no softmax makes NaN of it; its outputs must become 0.
+    """
+    padded = ~key_mask & key_mask.any(1, keepdim=True)
+    return torch.zeros_like(key_mask, dtype=dtype).masked_fill_(padded, hidden(dtype))
 
 
 def seeing(key_mask: Tensor, causal: bool) -> Tensor:

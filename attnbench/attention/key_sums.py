@@ -22,7 +22,7 @@ from attnbench.attention.feature_tiles import (
     writes_gaps,
 )
 from attnbench.attention.precision import accumulator
-from attnbench.attention.running_sums import KeySums, real, weigh
+from attnbench.attention.running_sums import KeySums, real, relative, weigh
 
 
 def attend_all(
@@ -101,6 +101,7 @@ class _AttendAll(torch.autograd.Function):
                 sums.of_values.add_(sums.plain[..., :-1].mT, alpha=features.offset)
                 sums.of_ones.add_(sums.plain[..., -1:], alpha=features.offset)
             top = None if key_mask is None else sums.top
+            tiles.features = tiles.features.at(sums.top)
             for block in row_blocks(N, rows):
                 _, phi = tiles.queries(q, block)
                 into = place(out, group, block) if at_once else None
@@ -117,6 +118,7 @@ class _AttendAll(torch.autograd.Function):
         features: FeatureMap = ctx.features
         for group in ctx.groups:
             tiles, sums = Tiles(features, group, ctx.rows, q, count=2), KeySums(*every).of(group)
+            tiles.features = tiles.features.at(sums.top)
             of_values, d_of_ones = sums.of_values.contiguous(), torch.zeros_like(sums.of_ones)
             d_of_values = torch.zeros_like(of_values)
             for block in row_blocks(q.shape[2], ctx.rows):
@@ -138,7 +140,9 @@ class _AttendAll(torch.autograd.Function):
                 d_weights.scatter_(1, largest_at[group].flatten(0, 1), d_largest)
             for block in row_blocks(k.shape[2], ctx.rows):
                 x, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
-                weight = None if log_weight is None else (log_weight - sums.top).exp2_()
+                weight = None
+                if log_weight is not None:
+                    phi, weight = relative(phi, log_weight, sums.top)
                 d_phi = torch.bmm(weigh(values, weight), d_of_values, out=tiles.blank(x.shape[1], 1))
                 d_values = torch.bmm(phi, d_columns)
                 if weight is None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.decayed_sums import STRETCH, by_heads, in_turn, rows_in_turn
 from attnbench.attention.feature_tiles import LOG2E
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import accumulator, hidden
 from attnbench.attention.segments import Segments
 from attnbench.shape import Shape
@@ -24,6 +25,7 @@ from attnbench.variant import No, Traits, register
     source="Zheng et al. 2022, arXiv:2204.04667, authors' code, lara.py",
     formula="Σ_c w_nc Σ_m ξ(k_m,ω_c)v_m / Σ_c w_nc Σ_m ξ(k_m,ω_c),  w_nc = α_nc ξ(q_n,ω_c) N(ω_c;0,I)/N(ω_c;μ_c,I)",
     cost="O(n·R·d)",
+    memory_exponent=1.0,
     traits=Traits(
         causal=No("each proposal is a mean over a run of tokens, so every output would see the future"),
         stochastic=True,
@@ -74,6 +76,8 @@ class LARA(nn.Module):
         self.register_buffer("noise", noise if sampled else torch.zeros_like(noise))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
+        (q,) = emptied(key_mask if q.shape[2] == k.shape[2] else None, q)  # means of queries are weighted sums
         H, dtype = q.shape[1], accumulator(q.dtype)
         near_q, near_k, used = self._runs(q.to(dtype), k.to(dtype), key_mask)
         if key_mask is None or used is None:

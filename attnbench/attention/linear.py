@@ -15,19 +15,30 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
+_LEAST = 2.0**-120
+"""Of a feature of a key. Float32 has numbers down to 2^-126, and a smaller share shows in no sum beside a usual key."""
+
 _NO_STEP = "form=triton has whole sequences only: a step is a few small products, which form=torch takes"
 
 
 class EluPlusOne(FeatureMap):
     """φ(x) = elu(x) + 1, computed as elu'(x)·(max(x, 0) + 1), which keeps its digits where elu is near -1.
 
-    The derivative is exp(x) below 0 and 1 above. This way no second tile is needed.
+    The derivative is exp(x) below 0 and 1 above. A query that is negative throughout is divided by the largest of its
+    features, which cancels. Every key has at least :data:`_LEAST` of each feature, so that no product underflows.
     """
 
     def __init__(self, width: int) -> None:
         self.width = width
 
     def queries(self, x: Tensor, out: Tensor) -> None:
+        self._features(x - x.amax(-1, keepdim=True).clamp_(max=0.0), out)
+
+    def keys(self, x: Tensor, out: Tensor) -> None:
+        self._features(x, out)
+        out.clamp_(min=_LEAST)
+
+    def _features(self, x: Tensor, out: Tensor) -> None:
         torch.clamp(x, min=0.0, out=out).add_(1.0)
         torch.ops.aten.elu_backward.grad_input(out, 1.0, 1.0, 1.0, False, x, grad_input=out)  # False: x is the input
 
@@ -41,6 +52,7 @@ class EluPlusOne(FeatureMap):
     source="Katharopoulos et al. 2020, arXiv:2006.16236, sections 3.2 and 3.3",
     formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = elu(x) + 1",
     cost="O(n·d²)",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         decode=True,
@@ -59,8 +71,13 @@ class Linear(FeatureAttention):
     ``form=triton`` is the same in a few fused kernels (:mod:`attnbench.attention.triton_sums`). It has been compiled
     for an H200 and its numbers are those of Triton's interpreter; on a GPU it has not run yet.
 
-    Differs from the authors' code: nothing is added to the denominator (they add 1e-6), so that each row of weights
-    sums to 1 however small φ is.
+    However negative q is, each row of weights sums to 1: a factor of a whole query cancels and is taken out. A key's
+    feature below 2^-120, where an entry of k is below -83, counts as that: less than a rounding of float32 beside a key
+    above -66 in the same channel, of float64 above -46. A query whose keys are all below -83 in the channels that it
+    weighs averages them alike. ``form=triton`` does neither: where the features of a query, or of all its keys,
+    underflow, below -87, it gives NaN.
+
+    Differs from the authors' code: nothing is added to the denominator (they add 1e-6).
 
     Raises:
         Unsupported: ``form=triton`` without triton or a CUDA device, in float64, in decoding, or for D > 128.

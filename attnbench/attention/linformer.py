@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.segments import Segments, any_real, attend_to_filled, strided_convolution
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
@@ -21,6 +22,7 @@ from attnbench.variant import No, Traits, register
     source="Wang et al. 2020, arXiv:2006.04768, equation 7",
     formula="softmax(Q (E K)ᵀ / √D) (F V),  E, F ∈ ℝ^(R×M)",
     cost="O(n·R·d)",
+    memory_exponent=1.0,
     traits=Traits(
         target="learned",
         causal=No("each projected row mixes keys from the whole sequence, so every output sees the future"),
@@ -119,13 +121,11 @@ class Linformer(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Args as for every operator; at most ``shape.M`` keys where ``projection`` is ``learned`` or ``jl``."""
+        k, v = emptied(key_mask, k, v)
         if self.E is None and self.projection != "jl":
             runs = Segments(self.rank, k.shape[2], key_mask)
             pool = runs.mean if self.projection == "mean-pool" else runs.max
             return attend_to_filled(q, pool(k), pool(v), runs.filled)
-        if key_mask is not None:
-            padded = ~key_mask[:, None, :, None]
-            k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
         if self.E is not None and self.projection == "conv":
             filled = None if key_mask is None else any_real(key_mask, self.E.shape[-3])
             keys = strided_convolution(k, self.E)

@@ -31,6 +31,7 @@ _WINDOW = 128
     source="Liu et al. 2018, arXiv:1801.10198, section 4.2.4; Beltagy et al. 2020, arXiv:2004.05150, section 3.1",
     formula="softmax over {j : |i - j| ∈ {0, δ, …, w·δ}}, or over the blocks within r of i's own",
     cost="O(n·w·d)",
+    memory_exponent=1.0,
     traits=Traits(
         cross=No("the window needs queries and keys at the same positions"),
         decode=True,

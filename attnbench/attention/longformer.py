@@ -22,6 +22,7 @@ from attnbench.variant import No, Traits, register
     source="Beltagy et al. 2020, arXiv:2004.05150, section 3.1",
     formula="softmax over {j : |i - j| ∈ {0, δ, …, w·δ}} ∪ {0 … g - 1}; the g global rows over all j",
     cost="O(n·(w + g)·d)",
+    memory_exponent=1.0,
     traits=Traits(
         causal=No("global tokens see the whole sequence, and every token sees them"),
         cross=No("the window needs queries and keys at the same positions"),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import visible_pairs
+from attnbench.attention.key_masks import emptied, visible_pairs
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -27,6 +27,7 @@ class Mean(NamedTuple):
     source="this project's reference line",
     formula="oᵢ = (1/|Sᵢ|)·Σ_{j∈Sᵢ} vⱼ, Sᵢ the keys that query i may see",
     cost="O(n·d)",
+    memory_exponent=1.0,
     traits=Traits(decode=True, permutable=True),
 )
 class MeanValue(nn.Module):
@@ -46,8 +47,7 @@ class MeanValue(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         sums = accumulator(v.dtype)
-        if key_mask is not None:
-            v = v.masked_fill(~key_mask[:, None, :, None], 0)
+        (v,) = emptied(key_mask, v)
         if not self.causal:
             if key_mask is None:
                 mean = v.mean(2, keepdim=True, dtype=sums)

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from attnbench.attention import block_sparse
 from attnbench.attention.block_keys import Window
 from attnbench.attention.blocks import Blocks, Tile, batches, minus_infinity, tile_scores
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.kv_cache import Cache, attend
 from attnbench.attention.precision import accumulator
 from attnbench.attention.segments import any_real, attend_to_filled, strided_convolution
@@ -36,13 +37,25 @@ class Compressed(NamedTuple):
     formula="softmax(Q·conv(K)ᵀ/√D)·conv(V),  kernel = stride = c",
     cost="O(n²·d/c)",
     time_exponent=2.0,
+    memory_exponent=1.0,
     traits=Traits(
         target="learned",
         stochastic=True,
         rows_sum_to_one=False,
         decode=True,
         exact_with=("compression=1,kernel=mean",),
-        given=(("kernel=mean", {"target": "softmax", "stochastic": False, "rows_sum_to_one": True}),),
+        own_form="each head has convolutions of its own; the paper's run over the whole width of the model",
+        given=(
+            (
+                "kernel=mean",
+                {
+                    "target": "softmax",
+                    "stochastic": False,
+                    "rows_sum_to_one": True,
+                    "own_form": "blocks of keys and values are averaged; the paper learns convolutions",
+                },
+            ),
+        ),
     ),
     settings=("", "kernel=mean", "compression=5"),
 )
@@ -84,11 +97,8 @@ class MemoryCompressed(nn.Module):
             self.of_keys, self.of_values = nn.Parameter(drawn[0].clone()), nn.Parameter(drawn[1].clone())
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        filled = None
-        if key_mask is not None:
-            padded = ~key_mask[:, None, :, None]
-            k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
-            filled = any_real(key_mask, self.compression)
+        k, v = emptied(key_mask, k, v)
+        filled = None if key_mask is None else any_real(key_mask, self.compression)
         if self.causal:
             return self._causally(q, k, v, key_mask, filled)
         keys, values = self._compress(k, self.of_keys, key_mask), self._compress(v, self.of_values, key_mask)

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from attnbench.attention.key_masks import emptied
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -21,6 +22,7 @@ from attnbench.variant import No, Traits, register
     source="Tolstikhin et al. 2021, arXiv:2105.01601, section 2",
     formula="W₂ GELU(W₁ X + b₁) + b₂,  W₁ ∈ ℝ^(S×n), W₂ ∈ ℝ^(n×S)",
     cost="O(n·S·d)",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         causal=No("each hidden unit mixes tokens of the whole sequence, so that every output sees the future"),
@@ -66,8 +68,7 @@ class MLPMixer(nn.Module):
         B, n, _ = x.shape
         if self.longest < n:
             raise Unsupported(f"{n} tokens, but the layer was made for at most {self.longest}")
-        if key_mask is not None:
-            x = x.masked_fill(~key_mask[:, :, None], 0.0)
+        (x,) = emptied(key_mask, x)
         # One product for the whole batch: the weights are the same for all of it.
         columns = x.transpose(0, 1).reshape(n, -1)
         units = gelu(torch.addmm(self.b1[:, None], self.W1[:, :n], columns))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import accumulator
 from attnbench.attention.segments import take
 from attnbench.shape import Shape
@@ -27,6 +28,7 @@ _FAR = -1e30  # finite, so that a block without any key makes no NaN
     formula="P = L∘R,  P_(l,j),(k,i) = L_jkl·R_kji,  argmax over L, then R, … of ⟨P, Q·Kᵀ/√D⟩ + entropy(P);  O = P·V",
     cost="O(t·n^1.5·d)",
     time_exponent=1.5,
+    memory_exponent=1.0,
     traits=Traits(
         causal=No("each update of a factor averages over queries and keys of all blocks, later ones included"),
         exact_with=("block={n}", "block=1"),
@@ -70,6 +72,7 @@ class Monarch(nn.Module):
         self.steps, self.cross = steps, shape.cross
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         if key_mask is None:
             return self._attend(q, k, v, None, None)
         order = key_mask.logical_not().sort(dim=1, stable=True).indices

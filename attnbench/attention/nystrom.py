@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
 from attnbench.attention.default_library import for_small_products
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import accumulator
 from attnbench.attention.segments import Segments
 from attnbench.attention.thin_attention import attend_from_few_queries, attend_to_few_keys
@@ -24,6 +25,7 @@ from attnbench.variant import No, Traits, register
     source="Xiong et al. 2021, arXiv:2102.03902, algorithm 1, equations 13-17",
     formula="softmax(Q·K̃ᵀ/√D)·softmax(Q̃·K̃ᵀ/√D)⁺·softmax(Q̃·Kᵀ/√D)·V,  Q̃, K̃ means of runs",
     cost="O(n·R·d + R³)",
+    memory_exponent=1.0,
     traits=Traits(
         causal=No("landmarks average queries and keys of the whole sequence, so every output sees the future"),
         rows_sum_to_one=False,
@@ -86,6 +88,8 @@ class Nystrom(nn.Module):
         self.convolution = None if conv is None else nn.Parameter(torch.full((shape.H, conv), 1 / conv))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
+        (q,) = emptied(None if self.cross else key_mask, q)  # means of queries are weighted sums
         accumulate = accumulator(q.dtype)
         of_keys = Segments(self.landmarks, k.shape[2], key_mask)
         of_queries = Segments(self.landmarks, q.shape[2]) if self.cross else of_keys

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import added_to_logits, seeing, visible_pairs
+from attnbench.attention.key_masks import added_to_logits, emptied, seeing, visible_pairs
 from attnbench.attention.kv_cache import Cache, CachedDecoding, last_row
 from attnbench.attention.precision import accumulator, hidden
 from attnbench.position_bias import position_bias
@@ -69,6 +69,7 @@ class OracleTopK(CachedDecoding, nn.Module):
         self.renormalise = renormalise
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         dtype = accumulator(q.dtype)
         N, M = q.shape[2], k.shape[2]
         k, values = k.to(dtype), v.to(dtype)

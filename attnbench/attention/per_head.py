@@ -73,6 +73,8 @@ def heads_of(parts: list[Part], total: int) -> list[int]:
     source="Child et al. 2019, arXiv:1904.10509, section 5.1; Roy et al. 2021, arXiv:2003.05997",
     formula="o = concat over heads h of f_h(q_h, k_h, v_h), each f_h a variant of its own",
     cost="sum of its parts",
+    time_exponent=1.0,
+    memory_exponent=1.0,
     traits=Traits(
         # Of the defaults; with other parts what these claim: see PerHead.claims.
         stochastic=True,
@@ -147,7 +149,7 @@ class PerHead(nn.Module):
         """What all of the parts claim."""
         try:
             named = [part.spec for part in parse_parts(str(options["parts"]))]
-            each = [VARIANTS.get(spec.name).claims(spec) for spec in named]
+            each = [VARIANTS.get(spec.name).claims(spec, causal=bool(options["causal"])) for spec in named]
         except UsageError:  # said when it is built
             return traits
         targets = {one.target for one in each}
@@ -160,6 +162,9 @@ class PerHead(nn.Module):
             permutable=all(one.permutable for one in each),
             bias=next(
                 (No(f"{spec.name}: {one.bias}") for spec, one in zip(named, each, strict=True) if not one.bias), True
+            ),
+            own_form="; ".join(
+                f"{spec.name}: {one.own_form}" for spec, one in zip(named, each, strict=True) if one.own_form
             ),
         )
 

@@ -7,10 +7,11 @@ from typing import Annotated, NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from attnbench.attention.key_masks import seeing
+from attnbench.attention.key_masks import emptied, seeing
 from attnbench.attention.precision import accumulator, hidden
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
@@ -18,6 +19,9 @@ from attnbench.variant import Traits, register
 
 _CHUNK = 64
 """Tokens of causal attention taken at a time: products of this size still fill the multipliers of a CPU."""
+
+_RISE = 60.0
+"""Of the logits of a latent within a chunk, up to which all weights of the chunk may be relative to its largest."""
 
 _SEGMENT = 1024
 """Tokens of which gradients are taken at a time, from a second pass forward."""
@@ -34,6 +38,12 @@ class Packed(NamedTuple):
     """``(B, H, R, D)``."""
     v: Tensor
 
+    def rescaled(self, logits: Tensor) -> tuple[Packed, Tensor]:
+        """Itself and the weights of T more tokens, of ``logits`` ``(B, H, T, R)``, relative to the largest of all."""
+        top = torch.maximum(self.top, logits.detach().amax(2)[..., None])
+        old, w = (self.top - top).exp(), (logits - top.mT).exp()
+        return Packed(top, self.total * old, self.k * old, self.v * old), w
+
     def add(self, w: Tensor, k: Tensor, v: Tensor) -> Packed:
         """With T more tokens, k and v ``(B, H, T, D)``, of weights ``(B, H, T, R)`` relative to ``top``."""
         total = self.total + w.sum(2)[..., None]
@@ -46,7 +56,15 @@ class Packed(NamedTuple):
     source="Jaegle et al. 2021, arXiv:2103.03206, section 3.1; Ma et al. 2021 (LUNA), arXiv:2106.01540, section 3.1",
     formula="softmax(Q·(W·K)ᵀ/√D)·(W·V),  W = softmax(L·Kᵀ/√D),  L ∈ ℝ^(R×D) learned",
     cost="O(n·R·d)",
-    traits=Traits(target="learned", stochastic=True, decode=True, permutable=True),
+    memory_exponent=1.0,
+    traits=Traits(
+        target="learned",
+        stochastic=True,
+        decode=True,
+        permutable=True,
+        own_form="packs keys and values with the same weights and unpacks them at once; Perceiver goes on from the "
+        "latents, and LUNA hands them to the next layer",
+    ),
     settings=("latents=4",),
 )
 class Perceiver(nn.Module):
@@ -57,9 +75,11 @@ class Perceiver(nn.Module):
     ``(B, H, N, D)``. Every head has R latents of its own, drawn from N(0, 1). They are queries to k and pack keys and
     values with the same weights, so that R averages of keys stand for all M. Both softmaxes have the scale 1/√D.
 
-    Causal: query i attends to latents that have packed the keys 0 .. i. Exact, by running sums taken 64 tokens at a
-    time and one largest logit for each latent and 64; a latent's logits that rise by more than 80 within 64 tokens
-    underflow in float32, and the tokens before the rise lose the latent.
+    Causal: query i attends to latents that have packed the keys 0 .. i, by running sums taken 64 tokens at a time, with
+    weights relative to the largest logit of each latent among the 64. Where a latent's logits rise by more than 60
+    within them, so that the weights of earlier tokens could underflow, the 64 are taken pair by pair, each relative to
+    the sum up to its query: with as many digits, but some twenty times slower. Padding before a real token among the 64
+    counts as such a rise.
 
     Differs from the papers: packed keys and values are averages of k and of v, there are no layers between packing and
     unpacking, and the latents are not handed to the next layer. LUNA's causal form packs with another activation
@@ -74,6 +94,7 @@ class Perceiver(nn.Module):
         self.latents = nn.Parameter(torch.randn(shape.H, latents, shape.D))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         if self.causal:
             return self._causally(q, k, v, key_mask)
         latents = self.latents.to(q.dtype).expand(k.shape[0], -1, -1, -1)
@@ -105,35 +126,34 @@ class Perceiver(nn.Module):
         self, state: Packed, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
     ) -> tuple[Tensor, Packed]:
         """Outputs of the tokens of a segment, and what the latents have packed after it."""
-        accumulate = accumulator(q.dtype)
-        cut = [torch.split(x.to(accumulate), _CHUNK, 2) for x in (q, k, v)]
-        masks = [None] * len(cut[0]) if key_mask is None else torch.split(key_mask, _CHUNK, 1)
+        dtype = q.dtype
+        q, k, v = (x.to(accumulator(dtype)) for x in (q, k, v))
+        q = q * q.shape[-1] ** -0.5
+        logits = self._logits(k, key_mask)
+        cut = (torch.split(x, _CHUNK, 2) for x in (q, k, v, logits))
         parts = []
-        for Q, K, V, mask in zip(*cut, masks, strict=True):
-            state, w = self._rescaled(state, K, mask)
-            # Row t of a sum over the tokens up to t is a lower triangle times the weights of the latents.
-            total = (state.total.mT + w.cumsum(2)).clamp(min=torch.finfo(accumulate).tiny)
-            Q = Q * Q.shape[-1] ** -0.5
-            logits = ((Q @ K.mT).tril() @ w + Q @ state.k.mT) / total
-            p = logits.softmax(-1) / total
-            parts.append((p @ w.mT).tril() @ V + p @ state.v)
+        for Q, K, V, own, steep in zip(*cut, _steep(logits.detach()), strict=True):
+            before, (state, w) = state, state.rescaled(own)
+            if steep:
+                parts.append(_pair_by_pair(before, Q, K, V, own))
+            else:
+                # Row t of a sum over the tokens up to t is a lower triangle times the weights of the latents.
+                total = state.total.mT + w.cumsum(2)
+                p = (((Q @ K.mT).tril() @ w + Q @ state.k.mT) / total).softmax(-1) / total
+                parts.append((p @ w.mT).tril() @ V + p @ state.v)
             state = state.add(w, K, V)
-        return torch.cat(parts, 2).to(q.dtype), state
+        return torch.cat(parts, 2).to(dtype), state
 
     def _nothing(self, k: Tensor, v: Tensor) -> Packed:
         accumulate = accumulator(k.dtype)
         k, v = (x.new_zeros(*x.shape[:2], self.latents.shape[1], x.shape[3], dtype=accumulate) for x in (k, v))
         return Packed(torch.full_like(k[..., :1], hidden(accumulate)), torch.zeros_like(k[..., :1]), k, v)
 
-    def _rescaled(self, state: Packed, k: Tensor, key_mask: Tensor | None = None) -> tuple[Packed, Tensor]:
-        """The sums so far and the weights ``(B, H, T, R)`` of T more keys, both relative to the largest logit."""
-        logits = k @ (self.latents.to(k.dtype) * k.shape[-1] ** -0.5).mT
-        if key_mask is not None:
-            # As low as top begins: weights of 1 until the first real key comes, which scales them to 0.
-            logits = logits.masked_fill(~key_mask[:, None, :, None], hidden(k.dtype))
-        top = torch.maximum(state.top, logits.detach().amax(2)[..., None])
-        old, w = (state.top - top).exp(), (logits - top.mT).exp()
-        return Packed(top, state.total * old, state.k * old, state.v * old), w
+    def _logits(self, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Of every key and latent, ``(B, H, T, R)``."""
+        logits = torch.matmul(k, (self.latents.to(k.dtype) * k.shape[-1] ** -0.5).mT)
+        # As low as top begins: weights of 1 until the first real key comes, which scales them to 0.
+        return logits if key_mask is None else logits.masked_fill(~key_mask[:, None, :, None], hidden(k.dtype))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The same with the matrices of both softmaxes; causal: once more for the prefix of each query."""
@@ -161,5 +181,28 @@ class Perceiver(nn.Module):
 
     def _pack(self, state: Packed, k: Tensor, v: Tensor) -> Packed:
         k, v = k.to(state.k.dtype), v.to(state.v.dtype)
-        state, w = self._rescaled(state, k)
+        state, w = state.rescaled(self._logits(k))
         return state.add(w, k, v)
+
+
+def _steep(logits: Tensor) -> list[bool]:
+    """For each chunk whether a token's largest logit so far may lie too far below that of the chunk for float32."""
+    if isinstance(logits, FakeTensor):  # a prediction is that of the usual way
+        return [False] * -(-logits.shape[2] // _CHUNK)
+    rises = [(own.amax(2) - own[:, :, 0]).amax() for own in torch.split(logits, _CHUNK, 2)]
+    steep: list[bool] = (torch.stack(rises) > _RISE).tolist()
+    return steep
+
+
+def _pair_by_pair(state: Packed, q: Tensor, k: Tensor, v: Tensor, logits: Tensor) -> Tensor:
+    """Outputs ``(B, H, T, D)`` of a chunk after ``state``, with the weight of each token for each query and latent.
+
+    What a latent has packed up to token t is Σ exp(logit_j - log Z_t) k_j: no exponent is positive.
+    """
+    before = (state.top + state.total.clamp(min=torch.finfo(q.dtype).tiny).log()).mT.double()
+    log_total = torch.logaddexp(before, logits.double().logcumsumexp(2))
+    past = (state.top.mT - log_total).to(q.dtype).exp()
+    future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)[..., None]
+    w = (logits[:, :, None] - log_total[:, :, :, None]).to(q.dtype).masked_fill(future, -torch.inf).exp()
+    p = (torch.einsum("bhtj,bhtjr->bhtr", q @ k.mT, w) + (q @ state.k.mT) * past).softmax(-1)
+    return torch.einsum("bhtr,bhtjr->bhtj", p, w) @ v + (p * past) @ state.v

@@ -31,6 +31,7 @@ from attnbench.variant import Traits, register
     source="Choromanski et al. 2021, arXiv:2009.14794, equations 4-7, lemma 1",
     formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = exp(ωx - ‖x‖²/2),  x ← x/D^¼,  ω ~ N(0, I)",
     cost="O(n·R·d)",
+    memory_exponent=1.0,
     traits=Traits(
         stochastic=True,
         decode=True,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.matrix_tiles import fitting, tiles
 from attnbench.attention.precision import accumulator
 from attnbench.errors import UsageError
@@ -25,12 +26,14 @@ from attnbench.variant import No, Traits, register
     source="Yu et al. 2022, arXiv:2111.11418, section 3.2",
     formula="mean of x_j over |i - j| <= (pool - 1)/2, minus x_i",
     cost="O(n·d)",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         cross=No("a token is averaged with its own neighbours; there is no second sequence"),
         bias=No("there are no logits: all tokens of a window weigh the same"),
         rows_sum_to_one=False,
         decode=True,
+        given=(("causal=true", {"own_form": "the window holds the last tokens; the paper's is centred"}),),
     ),
     settings=("pool=5", "pool=15"),
 )
@@ -69,7 +72,7 @@ class Pooling(nn.Module):
         real = torch.ones(1, x.shape[1], 1, dtype=accumulator(x.dtype), device=x.device)
         if key_mask is not None:
             real = key_mask[:, :, None].to(real.dtype)
-            x = x.masked_fill(~key_mask[:, :, None], 0.0)
+        (x,) = emptied(key_mask, x)
         counts = _window_sums(real, self.back, self.ahead).clamp(min=1)
         out: Tensor = _Pool.apply(x, counts, self.back, self.ahead)  # type: ignore[no-untyped-call]  # untyped in torch
         return out

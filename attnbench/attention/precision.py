@@ -13,8 +13,12 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def hidden(dtype: torch.dtype) -> float:
-    """Logit of a pair that does not count: finite, also twice and beside another logit, so that no row becomes NaN."""
-    return torch.finfo(dtype).min / 4
+    """Logit of a pair that does not count, below every other; finite, so that a row of nothing else is not NaN.
+
+    In float16 it is the lowest number, and must be the logit itself. Elsewhere it may be added to a logit, or be there
+    twice, and the sum is still finite.
+    """
+    return max(torch.finfo(dtype).min, torch.finfo(torch.float32).min / 4)
 
 
 class LayerNorm(nn.LayerNorm):

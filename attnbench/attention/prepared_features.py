@@ -19,10 +19,13 @@ class Prepared(FeatureMap):
 
     def __init__(self, features: FeatureMap, prepare: Callable[..., Tensor], parameters: tuple[Tensor, ...]) -> None:
         self.features, self.prepare, self.parameters = features, prepare, parameters
-        self.width, self.offset = features.width, features.offset
+        self.width, self.offset, self.by_feature = features.width, features.offset, features.by_feature
 
     def of(self, group: Group) -> Prepared:
         return Prepared(self.features, self.prepare, tuple(x[group].flatten(0, 1) for x in self.parameters))
+
+    def at(self, level: Tensor) -> Prepared:
+        return Prepared(self.features.at(level), self.prepare, self.parameters)
 
     def queries(self, x: Tensor, out: Tensor) -> None:
         self.features.queries(self.prepare(x, *self.parameters), out)

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.kv_cache import Cache
 from attnbench.attention.largest_entries import argmax
 from attnbench.attention.precision import accumulator
@@ -33,18 +34,26 @@ class State(NamedTuple):
     """``(B, H, rounds, buckets)``: tokens that went into each ring."""
 
 
+_LATEST = (
+    "a token sees the latest tokens before it with its own hash; the paper's sees those before it in two chunks, "
+    "whose borders later tokens move"
+)
+
+
 @register(
     "reformer",
     family="learned pattern",
     source="Kitaev et al. 2020, arXiv:2001.04451, equations 2-6",
     formula="oᵢ = Σ_{j∈Pᵢ} softmax_j(xᵢ·xⱼ/‖xⱼ‖) vⱼ, Pᵢ = ∪ᵣ {j : chunkᵣ(i) - chunkᵣ(j) ∈ {0, 1}}, sorted by LSH",
     cost="O(r·n·(c·d + log n))",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         cross=No("queries and keys are the same vectors, so there is no second sequence"),
         stochastic=True,
         decode=True,
         bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
+        given=(("causal=true", {"own_form": _LATEST}), ("causal=true,members=chunk", {"own_form": ""})),
     ),
     settings=("chunk=4,rounds=2", "chunk=4,rounds=2,correction=false", "chunk=4,buckets=4,members=bucket"),
 )
@@ -109,6 +118,7 @@ class Reformer(nn.Module):
         self.register_buffer("rotations", torch.randn(shape.D, 2, rounds, _COLUMNS))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         B, H, N, D = k.shape
         flat = k.reshape(-1, D)
         real = None if key_mask is None else key_mask.unsqueeze(1).expand(B, H, N)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.decayed_sums import Chunk, by_heads, decayed_attention
 from attnbench.attention.feature_tiles import LOG2E
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import accumulator
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
@@ -26,17 +27,22 @@ class Retained(NamedTuple):
     length: int
 
 
+_BOTH_WAYS = "weights fade with the distance in both directions; the paper defines the causal form only"
+
+
 @register(
     "retnet",
     family="recurrence",
     source="Sun et al. 2023, arXiv:2307.08621, section 2.1",
     formula="(QKᵀ ⊙ Γ) V / √D,  Γ_ij = γ^(i-j),  γ_h = 1 - 2^(-5-h),  q, k rotated by position",
     cost="O(n·d²)",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         bias=No("there are no logits: the decay is what depends on the distance"),
         decode=True,
         rows_sum_to_one=False,
+        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
     settings=("chunk=5", "chunk=7,rotation=false"),
 )
@@ -75,8 +81,7 @@ class RetNet(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         B, H, N = q.shape[:3]
-        if key_mask is not None:
-            k = k.masked_fill(~key_mask[:, None, :, None], 0.0)
+        k, v = emptied(key_mask, k, v)
         longest = max(N, k.shape[2])
         if k.shape[2] != N:  # pairs of a missing query or key are zero
             q, k, v = (nn.functional.pad(x, (0, 0, 0, longest - x.shape[2])) for x in (q, k, v))

@@ -36,6 +36,7 @@ def unit(x: Tensor) -> Tensor:
     source="Peng et al. 2021, arXiv:2103.02143, section 3.1",
     formula="φ(q̂)ᵀ Σ φ(k̂)vᵀ / φ(q̂)ᵀ Σ φ(k̂),  φ(x) = [sin(ωx), cos(ωx)],  x̂ = σ∘x/(‖x‖τ),  ω ~ N(0, I)",
     cost="O(n·R·d)",
+    memory_exponent=1.0,
     traits=Traits(target="other", stochastic=True, decode=True, permutable=True, converges_with="features"),
     settings=(
         "features=16,chunk=5",

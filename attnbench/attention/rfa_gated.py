@@ -10,6 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from attnbench.attention.decayed_sums import Chunk, by_heads, decayed_attention, last_state
 from attnbench.attention.feature_tiles import LOG2E
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.performer_features import ReluFeatures
 from attnbench.attention.precision import accumulator
 from attnbench.attention.random_features import draw_projection
@@ -17,6 +18,8 @@ from attnbench.attention.rfa import Features, Kernel, Temperature, unit
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
+
+_BOTH_WAYS = "the gates between two tokens count alike in both directions; the paper gates causal attention only"
 
 
 @register(
@@ -26,12 +29,14 @@ from attnbench.variant import No, Traits, register
     source="Peng et al. 2021, arXiv:2103.02143, section 3.2",
     formula="S_t = g_t S_{t-1} + (1-g_t) φ(k_t)v_tᵀ, z_t likewise,  o_t = φ(q_t)ᵀS_t / φ(q_t)·z_t,  g = σ(wx + b)",
     cost="O(n·R·d)",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
         stochastic=True,
         decode=True,
         rows_sum_to_one=False,
+        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
     settings=("features=16,chunk=5", "features=16,kernel=arccos,chunk=7", "features=9,temperature=0.7,chunk=7"),
 )
@@ -81,6 +86,7 @@ class GatedRandomFeatureAttention(nn.Module):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (x,) = emptied(key_mask, x)
         q, k, v, gate = self._parts(x, key_mask)
         return self._finish(self.mix(q, k, v, gate))
 
@@ -94,11 +100,13 @@ class GatedRandomFeatureAttention(nn.Module):
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Weights of all pairs, N × N, from the running sum of the logarithms of the gates."""
+        (x,) = emptied(key_mask, x)
         B, N, C = x.shape
         q, k, v = (each.view(B, N, self.heads, -1).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
         omega, phi = self.projection.to(x.dtype), []
         for each in (q, k):
-            u = each / each.norm(dim=-1, keepdim=True) * self.sigma / self.temperature @ omega.T
+            length = each.norm(dim=-1, keepdim=True)
+            u = each / length.masked_fill(length == 0, 1.0) * self.sigma / self.temperature @ omega.T
             phi.append(torch.cat([u.cos(), u.sin()], -1) if self.gaussian else u.clamp(min=0) + ReluFeatures.floor)
         g = torch.sigmoid(self.gate(x)).mT  # (B, H, N)
         if key_mask is not None:
@@ -127,7 +135,8 @@ class GatedRandomFeatureAttention(nn.Module):
         keys, values, log_decay = self._written(k, v, gate, scale)
         state = state * log_decay.exp2() + keys.mT * values
         read = self._features(q, scale) @ state
-        return self._finish((read[..., :-1] / read[..., -1:]).to(x.dtype)), state
+        total = read[..., -1:]
+        return self._finish((read[..., :-1] / total.masked_fill(total == 0, 1.0)).to(x.dtype)), state
 
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v ``(B, H, N, D)`` and w·x + b ``(B, H, N, 1)``."""

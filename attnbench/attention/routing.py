@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.largest_entries import largest
 from attnbench.attention.matrix_tiles import fitting, tiles
 from attnbench.attention.precision import accumulator
@@ -26,6 +27,7 @@ from attnbench.variant import No, Traits, register
     formula="oᵢ = mean over centroids c that pick i of Σ_{j∈K_c} softmax_{j∈K_c}(LN(qᵢ)·LN(kⱼ)/√D) vⱼ",
     cost="O(n·(c + w)·d)",
     time_exponent=1.5,
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         causal=No("a centroid ranks tokens against later ones, so that which of them meet depends on the future"),
@@ -85,6 +87,7 @@ class Routing(nn.Module):
         self.register_buffer("centroids", normalize(torch.randn(shape.H, count, shape.D), dim=-1))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         B, H, N, D = q.shape
         q, k = _normed(q), _normed(k)
         with torch.no_grad():
@@ -126,7 +129,8 @@ class Routing(nn.Module):
         (G, N, _), C = x.shape, centroids.shape[1]
         most = min(N, self.window or -(-N // C))
         chosen = torch.empty((G, C, most), dtype=torch.long, device=x.device)
-        together = fitting(x.device, 17)
+        # No more than x has, or memory would grow faster than n until the caches of all cores are full.
+        together = min(fitting(x.device, 17), x.numel())
         room = x.new_empty(max(N, min(G * C * N, together)))
         for heads, a, b in tiles(G, C, N, together):
             scores = room[: (heads.stop - heads.start) * (b - a) * N].view(-1, b - a, N)

@@ -65,8 +65,8 @@ def _pieces(
     """Some clusters, or queries of one: queries, keys, values ``(c, ·, D)``, weights, rows of queries and of keys."""
     dtype, D = accumulator(q.dtype), q.shape[1]
     (clusters, w), u = at_q.shape, at_k.shape[1]
-    # Weights take no more than the keys beside them where a cluster is too large for the cache.
-    for some, a, b in tiles(clusters, w, u, max(fitting(q.device, _LOG2), u * D)):
+    # Weights take no more than the queries, or than the keys beside them where a cluster is too large for the cache.
+    for some, a, b in tiles(clusters, w, u, max(min(fitting(q.device, _LOG2), q.numel()), u * D)):
         to_q, to_k = at_q[some, a:b].flatten(), at_k[some].flatten()
         # An index_select costs a seventh of an index.
         queries = q.index_select(0, to_q).view(-1, b - a, D).to(dtype)

@@ -37,6 +37,13 @@ def real(log_weight: Tensor) -> Tensor:
     return (log_weight > float("-inf")).to(log_weight.dtype)
 
 
+def relative(phi: Tensor, log_weight: Tensor, top: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Features and weights ``(G, c, 1)`` relative to the largest; of a map that is by_feature, features alone."""
+    if log_weight is phi:
+        return log_weight.sub_(top).exp2_(), None
+    return phi, (log_weight - top).exp2_()
+
+
 class KeySums(NamedTuple):
     """Sums over keys, by pair of batch entry and head."""
 
@@ -45,7 +52,7 @@ class KeySums(NamedTuple):
     of_ones: Tensor
     """Σ φ(k)ᵀ / 2^top, ``(G, 1, F)``. Apart, since oneDNN takes a quarter longer for 65 columns than for 64."""
     top: Tensor
-    """Largest log weight, ``(G, 1, 1)``."""
+    """Largest log weight, ``(G, 1, 1)``; of each feature, ``(G, 1, F)``, for a map that is by_feature."""
     plain: Tensor
     """Σ (v, 1), ``(G, 1, E + 1)``; kept up only for a feature map with an offset."""
 
@@ -56,7 +63,7 @@ class KeySums(NamedTuple):
         return cls(
             like.new_zeros(*count, features.width, values, dtype=dtype).mT,
             like.new_zeros(*count, 1, features.width, dtype=dtype),
-            like.new_full((*count, 1, 1), hidden(dtype), dtype=dtype),
+            like.new_full((*count, 1, features.width if features.by_feature else 1), hidden(dtype), dtype=dtype),
             like.new_zeros(*count, 1, values + 1, dtype=dtype),
         )
 
@@ -92,7 +99,8 @@ class KeySums(NamedTuple):
             self.top.zero_()
         else:
             top = torch.maximum(self.top, log_weight.amax(1, keepdim=True))
-            decay, weight = (self.top - top).exp2_(), (log_weight - top).exp2_()
+            decay = (self.top - top).exp2_()
+            phi, weight = relative(phi, log_weight, top)
             self.of_values.mul_(decay)
             self.of_ones.mul_(decay)
             self.top.copy_(top)

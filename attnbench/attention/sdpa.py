@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attnbench.attention.key_masks import seeing
+from attnbench.attention.key_masks import emptied, seeing
 from attnbench.attention.kv_cache import Cache, CachedDecoding, last_row
 from attnbench.errors import Unsupported
 from attnbench.position_bias import PositionBias, position_bias
@@ -36,6 +36,7 @@ _EXTRA = 8
     formula="O = softmax(Q·Kᵀ/√D)·V",
     cost="O(n²·d)",
     time_exponent=2.0,
+    memory_exponent=1.0,
     traits=Traits(exact=True, decode=True, bias=True, permutable=True),
     settings=("", "backend=math"),
 )
@@ -46,8 +47,8 @@ class Sdpa(CachedDecoding, nn.Module):
     ``math``. With ``auto`` PyTorch chooses; the results name what ran.
 
     PyTorch refuses a mask together with ``is_causal`` and would want the N × M mask spelt out, which costs O(n²)
-    memory, and flash on a GPU takes no mask at all. There the key mask becomes extra columns instead: 1 in every query,
-    a large negative number in every hidden key. That keeps both, for D + 8 instead of D columns. A bias of the
+    memory, and flash on a GPU takes no mask at all. There the key mask becomes extra columns instead: a large number in
+    every query, its negative in every hidden key. That keeps both, for D + 8 instead of D columns. A bias of the
     positions has no such form: with one, memory is O(n²), and a CPU trains a learned one in ``math`` alone. A query
     that sees no key gives 0.
 
@@ -75,6 +76,7 @@ class Sdpa(CachedDecoding, nn.Module):
         self.columns = self.causal or backend == "flash"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         if self.position_bias is not None:
             return self._with_bias(self.position_bias, q, k, v, key_mask)
         if key_mask is None:
@@ -141,9 +143,9 @@ class Sdpa(CachedDecoding, nn.Module):
 
 def _with_mask_columns(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v with ``_EXTRA`` more columns, such that hidden keys get a logit far below every other."""
-    q = pad(q, (0, _EXTRA), value=1.0)
-    # Every product and their sum must stay finite in the dtype of the inputs.
-    hidden = torch.finfo(k.dtype).min / (2 * _EXTRA)
-    columns = torch.zeros_like(key_mask, dtype=k.dtype).masked_fill_(~key_mask, hidden)
+    # The kernels multiply in float32 at least, where every product and their sum must stay finite.
+    far = min(torch.finfo(k.dtype).max, torch.finfo(torch.float32).max ** 0.5 / _EXTRA)
+    q = pad(q, (0, _EXTRA), value=far)
+    columns = torch.zeros_like(key_mask, dtype=k.dtype).masked_fill_(~key_mask, -far)
     k = torch.cat([k, columns[:, None, :, None].expand(*k.shape[:3], _EXTRA)], -1)
     return q, k, pad(v, (0, _EXTRA))

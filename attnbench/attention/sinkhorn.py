@@ -25,12 +25,20 @@ from attnbench.variant import No, Traits, register
     formula="o_I = softmax(Q_I [K_I; Σ_J S_IJ K_J]ᵀ/√D) [V_I; Σ_J S_IJ V_J], S = Sinkhorn(exp(sort(q, k)/τ))",
     cost="O(n·b·d + n²·d/b)",
     time_exponent=2.0,
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         cross=No("a block of queries attends to the block of keys at its own place"),
         decode=True,
         bias=No("a sorted block mixes keys of several positions, so that a pair has no one distance"),
-        given=(("sort=learned", {"stochastic": True}),),
+        given=(
+            ("sort=learned", {"stochastic": True}),
+            ("sort=bilinear", {"own_form": "mean queries and mean keys score the blocks; the paper learns a sort net"}),
+            (
+                "causal=true,sort=learned",
+                {"own_form": "columns are balanced over the blocks so far; the paper's over all, later ones included"},
+            ),
+        ),
     ),
     settings=("block=4", "block=4,sort=learned", "block=4,sort_cut=2"),
 )

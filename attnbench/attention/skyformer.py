@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.nystrom import newton
 from attnbench.attention.precision import accumulator
 from attnbench.attention.segments import nth_real, split, take
@@ -27,6 +28,7 @@ _BITS = 31
     source="Chen et al. 2021, arXiv:2111.00035, authors' code, attention_skyformer.py",
     formula="κ(Q, X)·(κ(X, X) + γI)⁻¹·κ(X, K)·V,  κ(a, b) = exp(-‖a - b‖²/(2√D)),  X a sample of Q and K",
     cost="O(n·R·d + R³)",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         causal=No("landmarks come from the whole sequence, so every output sees the future"),
@@ -90,10 +92,9 @@ class Skyformer(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         accumulate = accumulator(q.dtype)
+        k, v = emptied(key_mask, k, v)
         X, filled = self._sample(q, k, key_mask)
         X = X.to(accumulate)
-        if key_mask is not None:
-            v = v.masked_fill(~key_mask[:, None, :, None], 0.0)
         sums = torch.zeros_like(X)
         for K, V in zip(torch.split(k, _ROWS, 2), torch.split(v, _ROWS, 2), strict=True):
             sums = sums + _gaussian(X, K.to(accumulate)) @ V.to(accumulate)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import added_to_logits, seeing
+from attnbench.attention.key_masks import added_to_logits, emptied, seeing
 from attnbench.attention.kv_cache import CachedDecoding
-from attnbench.attention.precision import hidden
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -30,8 +29,8 @@ class Softmax(CachedDecoding, nn.Module):
     by plain autograd; where no gradient is wanted the softmax overwrites the logits, so that one matrix is held, not
     two. A bias of the positions takes up to H × N × M numbers more.
 
-    Differs from the paper: masks are large negative numbers that are added to the logits, finite instead of -∞, and a
-    query that sees no key gives 0.
+    Differs from the paper: a padded key has the lowest logit of the dtype instead of -∞, and a query that sees no key
+    gives 0.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -40,14 +39,15 @@ class Softmax(CachedDecoding, nn.Module):
         self.position_bias = position_bias(shape)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         B, H, N, D = q.shape
         M = k.shape[2]
         logits = torch.bmm((q * D**-0.5).reshape(B * H, N, D), k.reshape(B * H, M, D).mT)
         if self.position_bias is not None:
             logits.view(B, H, N, M).add_(self.position_bias(slice(0, N), slice(0, M), logits.dtype))
-        # Adding is five times faster on a CPU than masked_fill_.
+        # Adding is five times faster on a CPU than masked_fill_. A token sees itself: no row is -inf throughout.
         if self.causal:
-            logits += torch.full((N, M), hidden(q.dtype), dtype=q.dtype, device=q.device).triu(1)
+            logits += torch.full((N, M), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
         if key_mask is not None:
             logits += added_to_logits(key_mask, q.dtype).repeat_interleave(H, 0)[:, None]
         weights = logits.softmax(-1) if logits.requires_grad else torch.softmax(logits, -1, out=logits)

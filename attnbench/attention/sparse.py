@@ -50,6 +50,7 @@ class Summaries(NamedTuple):
         decode=True,
         bias=True,
         exact_with=("length={n}", "pattern=fixed,length={n},summary=1", "pattern=stride,length=1"),
+        given=(("causal=false", {"own_form": "the mask is symmetrised; the paper's patterns are causal"}),),
     ),
     settings=(
         "length=4",

@@ -13,9 +13,12 @@ from torch.nn.functional import softplus
 
 from attnbench.attention.decayed_sums import Chunk, by_heads, decayed_attention, last_state
 from attnbench.attention.feature_tiles import LOG2E
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
+
+_BOTH_WAYS = "the decay between two tokens is the same in both directions; the paper's layer is causal"
 
 
 @register(
@@ -25,6 +28,7 @@ from attnbench.variant import No, Traits, register
     source="Dao and Gu 2024, arXiv:2405.21060, section 6, theorem 6.1",
     formula="y_i = Σ_{j<=i} (C_i·B_j) a_{j+1}···a_i Δ_j x_j,  a_t = exp(-Δ_t·A),  Δ = softplus(W u + b)",
     cost="O(n·d²)",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
@@ -32,6 +36,7 @@ from attnbench.variant import No, Traits, register
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,
+        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
     settings=("state=3,chunk=5", "chunk=64"),
 )
@@ -87,11 +92,13 @@ class SSD(nn.Module):
 
     def forward(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """u ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (u,) = emptied(key_mask, u)
         compute = partial(decayed_attention, causal=self.causal, chunk=self.chunk)
         return self._join(by_heads(compute, *self._parts(u, key_mask)))
 
     def dense(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The semiseparable matrix of each head, written out."""
+        (u,) = emptied(key_mask, u)
         B, N, C = u.shape
         key, query = self.key_query(u).chunk(2, -1)
         size = softplus(self.step_size(u))

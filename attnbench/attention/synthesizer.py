@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import visible_pairs
+from attnbench.attention.key_masks import emptied, visible_pairs
 from attnbench.attention.kv_cache import Cache
 from attnbench.attention.synthesizer_logits import (
     Dense,
@@ -127,6 +127,7 @@ class Synthesizer(nn.Module):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         H = self.heads
         self._check(N)
@@ -205,6 +206,7 @@ class Synthesizer(nn.Module):
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """With every weight in memory, ``(B, H, N, N)``."""
+        (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         visible = visible_pairs(x, x, self.causal, key_mask)
         shares = torch.ones(1, device=x.device, dtype=x.dtype) if self.alpha is None else self.alpha.softmax(0)

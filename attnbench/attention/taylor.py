@@ -65,7 +65,13 @@ class TaylorFeatures(FeatureMap):
     source="Arora et al. 2024, arXiv:2402.18668, section 4.1, equation 4",
     formula="w_ij = 1 + s + s²/2,  s = q_i·k_j/√D;  o_i = Σ_j w_ij v_j / Σ_j w_ij",
     cost="O(n·d³)",
-    traits=Traits(decode=True, permutable=True),
+    memory_exponent=1.0,
+    traits=Traits(
+        decode=True,
+        permutable=True,
+        own_form="the series is taken of all channels of q and k; Based projects them to 16 first and adds a "
+        "sliding window",
+    ),
     settings=("chunk=5",),
 )
 class Taylor(FeatureAttention):

@@ -25,6 +25,7 @@ from attnbench.variant import No, Traits, register
     formula="softmax(Q·K_Sᵀ/√D)·V_S,  S ⊂ keys, |S| ≈ 2^g·√n, by halving under exp(k·k'/√D)·(v·v' + max|v|²)",
     cost="O(2^g·n^1.5·d)",
     time_exponent=1.5,
+    memory_exponent=1.0,
     traits=Traits(
         causal=No("the kept keys are chosen among all of them, so every output depends on later tokens"),
         bias=No("keys are kept for their content alone, which knows nothing of a bias"),

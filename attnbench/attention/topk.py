@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.kv_cache import Cache, last_row
 from attnbench.attention.largest_entries import largest
 from attnbench.attention.matrix_tiles import fitting, tiles
@@ -104,6 +105,7 @@ class _Attend(torch.autograd.Function):
     formula="oᵢ = Σ_{j∈Tᵢ} softmax_{j∈Tᵢ}(qᵢ·kⱼ/√D) vⱼ, Tᵢ the t keys of largest qᵢ·kⱼ",
     cost="O(n²·d)",
     time_exponent=2.0,
+    memory_exponent=1.0,
     traits=Traits(decode=True, bias=True, permutable=True, exact_with=("keys={n}",)),
     settings=("keys=3,chunk=5", "keys=1"),
 )
@@ -141,6 +143,7 @@ class TopK(nn.Module):
         self.position_bias = position_bias(shape)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         H = q.shape[1]
         flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
         mask = None if key_mask is None else key_mask.repeat_interleave(H, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -19,6 +20,7 @@ _TOKENS = 4096
     source="El-Nouby et al. 2021, arXiv:2106.09681, section 3.2",
     formula="O = V·softmax(τ·Q̂ᵀ·K̂)ᵀ,  Q̂, K̂: every channel of unit norm over the tokens",
     cost="O(n·d²)",
+    memory_exponent=1.0,
     traits=Traits(
         target="other",
         causal=No("the likeness of two channels is a sum over all tokens, later ones included"),
@@ -49,14 +51,11 @@ class XCA(nn.Module):
         self.temperature = nn.Parameter(torch.ones(shape.H, 1, 1))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        hidden = None if key_mask is None else ~key_mask[:, None, :, None]
-        if hidden is not None:
-            q, k = q.masked_fill(hidden, 0.0), k.masked_fill(hidden, 0.0)
+        q, k, v = emptied(key_mask, q, k, v)
         products, of_queries, of_keys = _sums(q, k)
         likeness = products / (_norms(of_queries).mT * _norms(of_keys))
         weights = (self.temperature * likeness).softmax(-1).to(v.dtype)
-        output = torch.matmul(v, weights.mT)
-        return output if hidden is None else output.masked_fill(hidden, 0.0)
+        return torch.matmul(v, weights.mT)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Channel by channel, from the real tokens alone."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 import gc
+import math
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 import typer.main
@@ -18,20 +19,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from attnbench import __version__
 from attnbench.cli import console
-from attnbench.errors import AttnbenchError, Exit
-
-COMMANDS = {
-    "run": "Measure every cell of a suite, or go on with a run.",
-    "plot": "Draw the figures of a run.",
-    "compare": "Time variants in turn; say from which length one wins.",
-    "check": "Hold variants to their formula and to their claims.",
-    "list": "List variants by family, suites, or inputs.",
-    "show": "Show a variant's paper, formula, cost and options.",
-}
-"""In the order shown. The rest of a command is in a file of its own, which is read only where the command is meant."""
-
-UsageProblem = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
-"""The base of everything that typer finds wrong with a command line; it has no public name."""
+from attnbench.cli.completion import join_words
+from attnbench.cli.streams import lasting_streams
+from attnbench.cli.usage import COMMANDS, OVERVIEW, UsageProblem, explain
+from attnbench.errors import AttnbenchError, Exit, UsageError, did_you_mean
 
 
 class _Command(TyperCommand):
@@ -40,9 +31,18 @@ class _Command(TyperCommand):
     Converting them imports pydantic, which takes longer than everything else that completion does.
     """
 
+    def invoke(self, ctx: Any) -> Any:
+        if ctx.info_name != "env" and _address_space() < _LEAST_TO_LOAD:
+            raise MemoryError  # before a library is loaded that ends Python where it finds none
+        return super().invoke(ctx)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
+            try:
+                return super().parse_args(ctx, args)
+            except UsageProblem as problem:
+                problem.ctx = problem.ctx or ctx  # typer does not always say which command it was
+                raise
         given, ctx.args, _ = self.make_parser(ctx).parse_args(args=args)
         for parameter in self.get_params(ctx):
             ctx.params[parameter.name], source = parameter.consume_value(ctx, given)
@@ -51,21 +51,43 @@ class _Command(TyperCommand):
         return rest
 
 
+_LEAST_TO_LOAD = 512 * 2**20
+"""Bytes of address space; torch needs more."""
+
+
+def _address_space() -> float:
+    if sys.platform != "linux":
+        return math.inf
+    import resource
+
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return math.inf if allowed == resource.RLIM_INFINITY else allowed
+
+
 def _command(name: str | None) -> Any:
     python_name = "list_" if name == "list" else name  # lest it hide the built-in one
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, cls=_Command)(getattr(import_module(f"attnbench.cli.{python_name}"), str(python_name)))
+    app.command(name, cls=_Command, epilog=_epilog(name))(
+        getattr(import_module(f"attnbench.cli.{python_name}"), str(python_name))
+    )
     return typer.main.get_command(app)
+
+
+def _epilog(name: str | None) -> str:
+    return f"Example: attnbench {COMMANDS[name].example}" if name else ""
 
 
 class _Group(TyperGroup):
     """The commands, of which one is imported once it is clear which: their options take as long as importing typer."""
 
     def __init__(self, **settings: Any) -> None:
-        known = {name: TyperCommand(name, help=what) for name, what in COMMANDS.items()}
+        known = {name: TyperCommand(name, help=command.what) for name, command in COMMANDS.items()}
         super().__init__(**{**settings, "commands": known})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not ctx.resilient_parsing and args[0] not in COMMANDS and not args[0].startswith("-"):
+            nearest = did_you_mean(args[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+            raise UsageError(f"unknown command {args[0]!r}{nearest}")
         name, known, rest = super().resolve_command(ctx, args)
         return name, known and _command(name), rest
 
@@ -86,7 +108,7 @@ app = typer.Typer(
     cls=_Group,
     name="attnbench",
     help="Which attention variant is faster at my length, by how much, in how much memory, and at what error?",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # help by rich takes twice as long as all the rest: it brings a Markdown parser along
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -101,11 +123,17 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    pass
+    if ctx.invoked_subcommand is None:
+        console.line(OVERVIEW)
+
+
+class _Interrupted(KeyboardInterrupt):
+    """SIGINT, and not what a plug-in may raise itself."""
 
 
 class _Terminated(KeyboardInterrupt):
@@ -116,7 +144,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     """The first signal ends the command in order, one more at once, whatever that order is waiting for."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop_now)
-    raise KeyboardInterrupt if signum == signal.SIGINT else _Terminated
+    raise _Interrupted if signum == signal.SIGINT else _Terminated
 
 
 def _stop_now(signum: int, frame: FrameType | None) -> None:
@@ -128,7 +156,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is behind nohup and &
         signal.signal(signal.SIGINT, _stop)
+    if os.environ.get("_ATTNBENCH_COMPLETE") == "complete_bash":
+        join_words()
     atexit.register(gc.freeze)  # else Python ends by looking for garbage in all that was imported: 0.2 s after torch
+    with lasting_streams() as output:
+        code = _run(arguments)
+        if not output.lost or code != Exit.OK:
+            return code
+        if output.only_repeats:
+            console.warning(f"cannot write to stdout: {output.lost}; what is on disk is whole")
+            return Exit.OK
+        console.error(f"cannot write to stdout: {output.lost}")
+        return Exit.IO
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = app(args=arguments, prog_name="attnbench", standalone_mode=False)
         return code if isinstance(code, int) else Exit.OK
@@ -136,17 +178,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.error(str(error))
         return error.exit_code
     except UsageProblem as problem:
-        if not problem.args[0]:  # no command at all: the help was printed
-            return Exit.USAGE
-        console.error(f"{' '.join(problem.format_message().split())}; attnbench --help shows what there is")
+        console.error(explain(problem))
+        return Exit.USAGE
+    except (ImportError, MemoryError):
+        from attnbench.run.process import allowed_address_space
+        from attnbench.units import format_bytes
+
+        allowed = allowed_address_space()
+        if allowed is None:
+            raise
+        console.error(f"ulimit -v of {format_bytes(allowed)} is too little to load torch; raise it to 2 GiB or more")
         return Exit.USAGE
     except _Terminated:
         return Exit.TERMINATED
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; writing more would only raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
     except SystemExit as stop:
         return int(stop.code) if isinstance(stop.code, int) else Exit.OK if stop.code is None else Exit.FAILED

@@ -24,47 +24,73 @@ def check(
         ),
     ] = None,
     plugin: Annotated[
-        list[str] | None, typer.Option(help="FILE.py or module with further variants, checked if none is named.")
+        list[str] | None,
+        typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants, checked if none is named."),
     ] = None,
-    law: Annotated[list[str] | None, typer.Option(help="Only this law; may be repeated.")] = None,
+    law: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LAW", help="Only this law; may be repeated.", autocompletion=completion.laws),
+    ] = None,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Measure how time grows, too.")] = True,
+    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default all cores.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Seconds for one law.")] = 300.0,
+    memory_limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="8GiB, say; default 85 % of what is free.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
     """Check that variants are what they say they are: their formula, and every law that they claim.
 
     Exit code 1 where a law does not hold.
     """
-    import gc
-
+    from attnbench.machine import available_cores
     from attnbench.plugins import load
-    from attnbench.testing import LAWS, check_variant
+    from attnbench.run.isolation import Settings, Worker
+    from attnbench.run.laws import examine
+    from attnbench.run.process import memory_limit as limit_for
+    from attnbench.testing import laws_named, variant_named
+    from attnbench.units import parse_bytes
     from attnbench.variant import VARIANTS
 
+    try:
+        limit = limit_for("cpu", None if memory_limit is None else parse_bytes(memory_limit))
+    except ValueError as problem:
+        raise UsageError(f"--memory-limit: {problem}") from None
     known = set(VARIANTS.names())
     for source in plugin or []:
         load(source)
-    names = variants or [name for name in VARIANTS.names() if name not in known]
-    if "all" in names:
+    names = list(dict.fromkeys(variants or [name for name in VARIANTS.names() if name not in known]))
+    everything = "all" in names
+    if everything:
         names = VARIANTS.names()
     if not names:
         raise UsageError(
-            "name a variant, or 'all'"
+            "check needs a variant, or 'all'; for example: attnbench check performer"
             if not plugin
             else "the plug-in registers no variant; put @register above its class"
         )
-    if law:
-        wanted: list[str] | None = law
-    else:
-        wanted = [name for name in LAWS if time or not LAWS[name].needs_time]
-    gc.freeze()  # measuring memory collects garbage first, and nothing of what is loaded now will ever be any
+    for name in names:
+        variant_named(name)
+    laws = laws_named(law, time=time)
+    settings = Settings(
+        threads=threads or available_cores(),
+        process="as-shipped",  # as in a test that calls check_variant
+        memory_limit=limit,
+        plugins=tuple(plugin or ()),
+        dtypes=(),
+        rates=False,
+    )
     reports, refused = [], {}
-    with console.progress(len(names)) as bar:
+    with console.progress(len(names)) as bar, Worker(settings) as worker:
         for name in names:
-            bar.update(bar.task_ids[0], description=name)
+
+            def begun(law: str, name: str = name) -> None:
+                bar.update(bar.task_ids[0], description=f"{name}: {law}")
+
             try:
-                reports.append(check_variant(name, laws=wanted, time=time))
+                reports.append(examine(worker, name, laws, timeout=timeout, begun=begun))
             except Unsupported as reason:  # a package that runs on a GPU or in whole buckets only, say
-                if "all" not in (variants or []):
+                if not everything:
                     raise
                 refused[name] = str(reason)
             bar.advance(bar.task_ids[0])
@@ -88,8 +114,8 @@ def _worst(findings: list[Finding]) -> Finding:
     def excess(finding: Finding) -> float:
         if not finding.held:
             return float("inf")
-        assert finding.number is not None
-        assert finding.bound is not None
+        if finding.number is None or finding.bound is None:  # skipped
+            return float("-inf")
         return finding.number / finding.bound if finding.bound > 0 else finding.number
 
     return max(findings, key=excess)
@@ -108,8 +134,9 @@ def _one(report: Report) -> None:
     for name in dict.fromkeys(finding.law for finding in report.findings):
         found = report.of(name)
         worst = _worst(found)
-        verdict = "held" if all(one.held for one in found) else "BROKEN"
-        rows.append([name, verdict, _number(worst.number), _number(worst.bound), LAWS[name].sentence])
+        verdict = "BROKEN" if not worst.held else "skipped" if name in report.skipped else "held"
+        says = report.skipped.get(name, LAWS[name].sentence)
+        rows.append([name, verdict, _number(worst.number), _number(worst.bound), says])
     cases = len({finding.case for finding in report.findings})
     console.table(
         ["law", "", "worst", "bound", "what it says"],
@@ -119,7 +146,22 @@ def _one(report: Report) -> None:
     )
     _faults([report])
     console.line()
+    if {"time", "memory"} & {finding.law for finding in report.findings}:
+        console.line(_growth(report.variant))
     console.line(_verdict(report))
+
+
+def _growth(name: str) -> str:
+    """What is claimed of time and memory, and whether the author said so or the cost did."""
+    from attnbench.cost import power_of_n
+    from attnbench.variant import VARIANTS
+
+    entry = VARIANTS.get(name)
+    time, memory = (
+        "nothing" if power is None else f"n^{power:g}" for power in (entry.time_exponent, entry.memory_exponent)
+    )
+    read = entry.time_exponent is not None and entry.time_exponent == power_of_n(entry.cost)
+    return f"claimed: time {time}{f', by its cost {entry.cost}' if read else ''}; memory {memory}"
 
 
 def _several(reports: list[Report]) -> None:
@@ -127,7 +169,7 @@ def _several(reports: list[Report]) -> None:
 
     rows = []
     for report in reports:
-        laws = dict.fromkeys(finding.law for finding in report.findings)
+        laws = {finding.law for finding in report.findings} - report.skipped.keys()
         broken = dict.fromkeys(finding.law for finding in report.faults)
         held = f"{len(laws) - len(broken)} of {len(laws)}"
         entry = VARIANTS.get(report.variant)
@@ -143,9 +185,9 @@ def _several(reports: list[Report]) -> None:
     console.note("n^: the measured power of n, and the claimed one")
 
 
-def _power(report: Report, law: str, claimed: float) -> str:
+def _power(report: Report, law: str, claimed: float | None) -> str:
     numbers = [finding.number for finding in report.of(law) if finding.number is not None]
-    return f"{max(numbers):.2f} ({claimed:g})" if numbers else "-"
+    return f"{max(numbers):.2f} ({claimed:g})" if numbers and claimed is not None else "-"
 
 
 def _faults(reports: list[Report]) -> None:
@@ -161,11 +203,16 @@ def _faults(reports: list[Report]) -> None:
 
 
 def _verdict(report: Report) -> str:
-    laws = {finding.law for finding in report.findings}
+    laws = {finding.law for finding in report.findings} - report.skipped.keys()
     if report.held:
-        return f"{report.variant} is what it says it is: {len(laws)} laws hold"
+        return f"{report.variant} is what it says it is: {_laws(len(laws))} hold{'s' * (len(laws) == 1)}"
     broken = {finding.law for finding in report.faults}
-    return f"{report.variant} is not what it says it is: {len(broken)} of {len(laws)} laws are broken"
+    few = "is" if len(broken) == 1 else "are"
+    return f"{report.variant} is not what it says it is: {len(broken)} of {_laws(len(laws))} {few} broken"
+
+
+def _laws(count: int) -> str:
+    return f"{count} law{'s' * (count != 1)}"
 
 
 def _as_data(report: Report) -> dict[str, Any]:

@@ -10,30 +10,37 @@ import typer
 
 from attnbench.cell import Pass
 from attnbench.cli import completion, console
-from attnbench.errors import CannotCreate, UsageError
+from attnbench.errors import CannotCreate, Exit, UsageError
 from attnbench.shape import Bias
 from attnbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from attnbench.measure.statistics import Crossover
+    from attnbench.measure.crossover import Crossover
     from attnbench.run.compare import Comparison, Row, Side
+
+NEEDS_TWO = "compare needs two or more different variants: attnbench compare softmax linear --n 1024..4096"
 
 
 def compare(
     variants: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            help="Two or more, options in the text: performer:features=512.", autocompletion=completion.variants
+            metavar="VARIANT VARIANT...",
+            show_default=False,
+            help="Two or more, options in the text: performer:features=512.",
+            autocompletion=completion.variants,
         ),
-    ],
-    n: Annotated[str, typer.Option("--n", help="Lengths: 1024..16384 doubles, 1024..4096+1024 steps.")] = "1024..4096",
-    heads: Annotated[int, typer.Option(min=1, help="Heads H.")] = 8,
-    head_dim: Annotated[int, typer.Option(min=1, help="Head width D.")] = 64,
-    batch: Annotated[int, typer.Option(min=1, help="Batch B.")] = 1,
+    ] = None,
+    n: Annotated[
+        str, typer.Option("--n", metavar="LENGTHS", help="Lengths: 1024..16384 doubles, 1024..4096+1024 steps.")
+    ] = "1024..4096",
+    heads: Annotated[int, typer.Option(min=1, metavar="N", help="Heads H.")] = 8,
+    head_dim: Annotated[int, typer.Option(min=1, metavar="N", help="Head width D.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Batch B.")] = 1,
     dtype: Annotated[
         Literal["float64", "float32", "bfloat16", "float16"], typer.Option(help="Data type of q, k, v.")
     ] = "float32",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
     pass_: Annotated[
         Pass, typer.Option("--pass", help="training: forward and backward; decode: one token.")
     ] = "forward",
@@ -42,16 +49,26 @@ def compare(
     ] = "operator",
     causal: Annotated[bool, typer.Option("--causal", help="Query i sees keys up to i.")] = False,
     bias: Annotated[Bias, typer.Option(help="Added to the logits; exact attention only.")] = "none",
+    padding: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of the batch's tokens that are padding: 0.5.")
+    ] = 0.0,
     compile_: Annotated[
         bool, typer.Option("--compile", help="By torch.compile, each variant as a whole or not at all.")
     ] = False,
-    inputs: Annotated[str, typer.Option(help="Where q, k, v come from (attnbench list inputs).")] = "gaussian",
+    inputs: Annotated[
+        str,
+        typer.Option(
+            metavar="INPUT", help="Where q, k, v come from (attnbench list inputs).", autocompletion=completion.inputs
+        ),
+    ] = "gaussian",
     error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error.")] = True,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default all cores.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of inputs and projections.")] = 0,
-    timeout: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds for one length.")] = 120.0,
+    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default all cores.")] = None,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of inputs and projections.")] = 0,
+    timeout: Annotated[
+        float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Seconds for one length, all in all.")
+    ] = 120.0,
     min_time: Annotated[
-        float, typer.Option(min=0.001, max=3600, help="Least seconds of samples at each length.")
+        float, typer.Option(min=0.001, max=3600, metavar="SECONDS", help="Least seconds of samples at each length.")
     ] = 1.0,
     memory_limit: Annotated[
         str | None, typer.Option(metavar="SIZE", help="8GiB, say; default 85 % of what is free.")
@@ -60,42 +77,62 @@ def compare(
         Literal["tuned", "as-shipped"],
         typer.Option(help="Allocator and matmul library: tuned, or as torch ships."),
     ] = "tuned",
-    plugin: Annotated[list[str] | None, typer.Option(help="FILE.py or module with further variants.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the rows to this file.")] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw time against n to this .svg, .png or .pdf.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw time against n to this .svg, .png or .pdf.")
+    ] = None,
+    width: Annotated[
+        Literal["page", "column"], typer.Option(help="Of the drawing; column: 3.3 inches, as in a paper.")
+    ] = "page",
 ) -> None:
-    """Compare variants, taking turns in one process, at each length; then say from which length on one wins."""
+    """Compare variants, taking turns in one process, at each length; then say from which length on one wins.
+
+    The exit code is 1 where nothing could be measured.
+    """
     from attnbench.suite.ranges import parse_range
 
-    lengths = parse_range(n)
+    variants = variants or []
+    if not variants:
+        raise UsageError(NEEDS_TWO)
+    lengths = sorted(set(parse_range(n)))
+    if not lengths[0]:
+        raise UsageError("--n 0: a length is at least 1; write --n 1024..4096")
     if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
         raise UsageError(f"--plot {plot}: the name must end in .svg, .png or .pdf")
 
     import attnbench.attention
     import attnbench.inputs  # noqa: F401  # fills the table of inputs
     from attnbench.cell import Cell
-    from attnbench.machine import available_cores, resolve_device
+    from attnbench.machine import default_threads, resolve_device
     from attnbench.measure.statistics import FASTER_BAND
     from attnbench.measure.time import TimingRules
+    from attnbench.padding import checked
     from attnbench.plugins import load
-    from attnbench.qkv import INPUTS
+    from attnbench.qkv import INPUTS, look_at
     from attnbench.run.compare import compare as measure
     from attnbench.run.isolation import Settings
-    from attnbench.run.plan import default_memory_limit
+    from attnbench.run.process import memory_limit as limit_for
     from attnbench.shape import Shape
     from attnbench.spec import parse_spec, parse_specs
     from attnbench.units import parse_bytes
     from attnbench.variant import VARIANTS
 
+    padding = checked(padding)
     for source in plugin or []:
         load(source)
     device = resolve_device(device)
     specs = [VARIANTS.get(s.name).normalise(s) for text in variants for s in parse_specs(text)]
+    if len(set(specs)) < 2:
+        raise UsageError(NEEDS_TWO)
     source_of_inputs = parse_spec(inputs)
     source_of_inputs = INPUTS.get(source_of_inputs.name).normalise(source_of_inputs)
+    look_at(source_of_inputs)
     try:
-        limit = default_memory_limit(device) if memory_limit is None else parse_bytes(memory_limit)
+        wanted = None if memory_limit is None else parse_bytes(memory_limit)
     except ValueError as problem:
         raise UsageError(f"--memory-limit: {problem}") from None
     for path in (csv, plot):
@@ -116,14 +153,15 @@ def compare(
             measure=("time", "memory", "error") if error and level == "operator" else ("time", "memory"),
             error_draws=2,
             compile=compile_,
+            padding=padding,
         )
         for spec in specs
     ]
     settings = Settings(
         device=device,
-        threads=threads or available_cores(),
+        threads=threads or default_threads(),
         process=process,
-        memory_limit=limit,
+        memory_limit=limit_for(device, wanted),
         plugins=tuple(plugin or ()),
         dtypes=(dtype,),
         rates=False,
@@ -141,35 +179,45 @@ def compare(
             console.note("stopped; compare keeps nothing, use a suite and attnbench run for long measurements")
             raise
     form = "".join([" causal" * causal, f" {bias}" if bias != "none" else "", " compiled" * compile_])
+    form += f", {100 * padding:.3g} % padding" if padding else ""
     what = f"{level} {pass_}{form}, B={batch} H={heads} D={head_dim}, {dtype}, {source_of_inputs}, on {device}"
     plural = "" if settings.threads == 1 else "s"
     how = f"{settings.threads} thread{plural}, {comparison.environment['process']} process"
+    for warning in comparison.warnings:
+        console.warning(warning)
     if as_json:
         console.data(comparison.to_json())
     else:
         console.line(what)
-        console.line(f"{how}; ± is a 95 % interval")
+        console.line(how)
+        console.line("± and intervals: 95 % each; verdicts: 95 % all together")
         floor = comparison.environment["noise_floor"] or 0.0
         if floor > math.expm1(FASTER_BAND):
             console.line(f"noise floor {floor:.1%}: differences below it get no verdict")
-        for note in comparison.environment["process_notes"]:
-            console.warning(note)
         _print(comparison)
     if csv is not None:  # after the rest, which a full disk must not take along
         _write_csv(comparison, csv)
+    if not comparison.ok:
+        console.error("nothing could be measured; the reasons stand above")
+        raise typer.Exit(Exit.FAILED)
     if plot is not None:
-        _draw(comparison, plot, f"{what}; {how}")
+        _draw(comparison, plot, f"{what}; {how}", width)
 
 
 def _print(comparison: Comparison) -> None:
+    records = [side.record for rows in comparison.rows.values() for row in rows for side in (row.a, row.b)]
+    shown = {record.label: console.name_text(record) for record in records}
     for (a, b), rows in comparison.rows.items():
+        first, second = _broken(shown[a]), _broken(shown[b])
+        title = f"time of {a} / time of {b}"
         console.table(
-            ["n", a, b, "ratio", "95 % interval", f"{a} is"],
+            ["n", first, second, "ratio", "95 % interval", f"{_broken(a)} is"],
             [_time_row(row) for row in rows],
-            right=["n", a, b, "ratio", "95 % interval"],
-            title=f"\ntime of {a} / time of {b}",
+            right=["n", first, second, "ratio", "95 % interval"],
+            title="\n" + (title if len(title) <= console.width() else f"time of {a} /\n  time of {b}"),
         )
-        console.line(_crossover_line(a, b, comparison.crossovers[a, b]))
+        if len(rows) > 1:
+            _print_crossover(comparison.crossovers[a, b])
     columns = ["n", "variant", "peak memory", "state", "error", "answering mean(V)", "note"]
     sides = _side_rows(comparison)
     used = [any(row[i] not in ("", "-") for row in sides) for i in range(len(columns))]
@@ -181,7 +229,8 @@ def _print(comparison: Comparison) -> None:
     )
     if comparison.without_error:
         console.line(f"no errors from n = {comparison.without_error[0]} on: exact attention in float64 takes too long")
-    console.error_notes({s.record.error_kind for rows in comparison.rows.values() for r in rows for s in (r.a, r.b)})
+    console.error_notes({record.error_kind for record in records})
+    console.own_form_note(record.own_form for record in records)
 
 
 def _time_row(row: Row) -> list[str]:
@@ -211,37 +260,51 @@ def _side_rows(comparison: Comparison) -> list[list[str]]:
                 trivial = "-" if r.trivial_error is None else f"{r.trivial_error:.2g}"
                 note = r.reason or (r.kernel or "")
                 sizes = [format_bytes(r.peak_bytes), format_bytes(r.state_bytes)]
-                seen[row.n, r.label] = [str(row.n), r.label, *sizes, error, trivial, note]
+                seen[row.n, r.label] = [str(row.n), console.name_text(r), *sizes, error, trivial, note]
     return [seen[key] for key in sorted(seen, key=lambda k: (k[0], comparison.labels.index(k[1])))]
 
 
-def _crossover_line(a: str, b: str, found: Crossover) -> str:
-    if found.n is None:
-        return f"crossover of {a} and {b}: {found.note}"
-    low = f"{found.low:.0f}" if found.low > 0 and math.isfinite(found.low) else "below the range"
-    high = f"{found.high:.0f}" if math.isfinite(found.high) else "above the range"
-    return f"crossover of {a} and {b}: n = {found.n:.0f} (95 % interval {low} to {high}); {found.note}"
+def _broken(label: str) -> str:
+    """A label as the head of a column: a long one takes a line for each option."""
+    return label if len(label) <= 14 else label.replace(":", ":\n").replace(",", ",\n")
+
+
+def _print_crossover(found: Crossover) -> None:
+    """One line, or a few where a long one would be broken by the terminal anywhere."""
+    from textwrap import wrap
+
+    where = "" if found.n is None else f"near n = {found.n:.0f}, between {found.low} and {found.high} (95 %); "
+    for part in wrap(f"crossover: {where}{found.note}", console.width(), subsequent_indent="  "):
+        console.line(part)
 
 
 def _write_csv(comparison: Comparison, path: Path) -> None:
     import pandas as pd
 
+    from attnbench.files import write_output
+    from attnbench.printable import printable
     from attnbench.table import no_formula
 
-    table = pd.DataFrame(comparison.to_rows()).map(lambda cell: no_formula(cell) if isinstance(cell, str) else cell)
-    try:
-        table.to_csv(path, index=False)
-    except OSError as error:
-        raise CannotCreate(f"cannot write {path}: {error.strerror}") from error
+    def plain(cell: object) -> object:
+        return no_formula(printable(cell)) if isinstance(cell, str) else cell
+
+    table = pd.DataFrame(comparison.to_rows()).map(plain)
+    write_output(path, table.to_csv(index=False, lineterminator="\n"))
 
 
-def _draw(comparison: Comparison, path: Path, about: str) -> None:
+def _draw(comparison: Comparison, path: Path, about: str, width: str) -> None:
     import pandas as pd
 
     from attnbench.plots.comparison import draw_comparison
+    from attnbench.plots.page import NothingToDraw, laid_out
     from attnbench.plots.style import save
 
-    figure = draw_comparison(
-        pd.DataFrame(comparison.to_rows()), crossovers=comparison.to_json()["crossovers"], about=about
-    )
+    try:
+        with laid_out(width):
+            figure = draw_comparison(
+                pd.DataFrame(comparison.to_rows()), crossovers=comparison.to_json()["crossovers"], about=about
+            )
+    except NothingToDraw as why:
+        console.warning(f"no chart is written: {why}")
+        return
     save(figure, path.with_suffix(""), (path.suffix[1:],))

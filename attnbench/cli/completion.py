@@ -1,25 +1,45 @@
-"""Names for the shell to complete, found without importing what a command needs."""
+"""Names for the shell to complete, found without importing what a command needs: source files are read as text."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from attnbench.suite.shipped import shipped_suites
 
 _PACKAGE = Path(__file__).parent.parent
 _REGISTERED = re.compile(r"\n@register(?:_input)?\(\s*\"([^\"]+)\"")  # ten times as fast as ^ on every line
-
-
-def _registered(folder: str) -> list[str]:
-    """Names in the ``@register`` lines of a package, read as text: importing them would cost two seconds."""
-    files = sorted((_PACKAGE / folder).glob("*.py"))
-    return [name for file in files for name in _REGISTERED.findall(file.read_text(encoding="utf-8"))]
+_LAW = re.compile(r"\n@law\(\s*\"([^\"]+)\"")
+_AXIS = re.compile(r"\n    (\w+): axes\.")
+_BREAKS = (":", "=")
+"""Where bash takes one word apart, and replaces its last part only."""
+_KEPT = "_ATTNBENCH_KEPT"
+"""Variable of this process: the beginning of the word to complete, which bash keeps."""
 
 
 def variants(incomplete: str) -> list[str]:
-    """Shipped variants that begin so."""
-    return [name for name in _registered("attention") if name.startswith(incomplete)]
+    """Shipped variants that begin so, and options after a variant's name: ``performer:features=``."""
+    return _rest(incomplete, lambda typed: _with_options("attention", typed))
+
+
+def inputs(incomplete: str) -> list[str]:
+    """Shipped inputs that begin so, and their options."""
+    return _rest(incomplete, lambda typed: _with_options("inputs", typed))
+
+
+def axes(incomplete: str) -> list[str]:
+    """``AXIS=`` of a suite, and after it variants or inputs."""
+    of_specs = {"variant": "attention", "inputs": "inputs"}
+
+    def whole(typed: str) -> Iterable[str]:
+        axis, equals, value = typed.partition("=")
+        if not equals:
+            return [f"{name}=" for name in _AXIS.findall(_axes_text())]
+        return [f"{axis}={spec}" for spec in _with_options(of_specs[axis], value)] if axis in of_specs else []
+
+    return _rest(incomplete, whole)
 
 
 def suites(incomplete: str) -> list[str]:
@@ -29,4 +49,79 @@ def suites(incomplete: str) -> list[str]:
 
 def names(incomplete: str) -> list[str]:
     """Whatever ``show`` can show."""
-    return [name for name in (*_registered("attention"), *_registered("inputs")) if name.startswith(incomplete)]
+    every = (*_found(_REGISTERED, "attention/*.py"), *_found(_REGISTERED, "inputs/*.py"))
+    return [name for name in every if name.startswith(incomplete)]
+
+
+def laws(incomplete: str) -> list[str]:
+    """What ``check`` may hold a variant to."""
+    return [name for name in _found(_LAW, "testing/*.py") if name.startswith(incomplete)]
+
+
+def figures(incomplete: str) -> list[str]:
+    """What ``plot`` may draw: each figure is a file that says where it applies."""
+    files = sorted((_PACKAGE / "plots").glob("*.py"))
+    known = (file.stem for file in files if "\ndef applies(" in file.read_text(encoding="utf-8"))
+    return [name for name in known if name.startswith(incomplete)]
+
+
+def _axes_text() -> str:
+    text = (_PACKAGE / "suite" / "schema.py").read_text(encoding="utf-8")
+    return text.partition("class Axes")[2].partition("\nclass")[0]
+
+
+def _found(pattern: re.Pattern[str], files: str) -> Iterator[str]:
+    for file in sorted(_PACKAGE.rglob(files)):
+        yield from pattern.findall(file.read_text(encoding="utf-8"))
+
+
+def _with_options(folder: str, typed: str) -> Iterator[str]:
+    """Names, or after ``NAME:`` what is typed with each further option."""
+    name, colon, options = typed.partition(":")
+    if not colon:
+        yield from _found(_REGISTERED, f"{folder}/*.py")
+        return
+    *given, _ = options.split(",")
+    before = "".join(f"{option}," for option in given)
+    taken = {option.partition("=")[0] for option in given}
+    yield from (f"{name}:{before}{option}=" for option in _options(folder, name) if option not in taken)
+
+
+def _options(folder: str, name: str) -> list[str]:
+    """The keyword-only parameters of what is registered as ``name``."""
+    for file in (_PACKAGE / folder).rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        if name in _REGISTERED.findall(text):
+            return _keywords(text, name)
+    return []
+
+
+def _keywords(text: str, name: str) -> list[str]:
+    import ast
+
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        first = [call.args[0] for call in node.decorator_list if isinstance(call, ast.Call) and call.args]
+        if any(isinstance(one, ast.Constant) and one.value == name for one in first):
+            makers = [part for part in ast.walk(node) if isinstance(part, ast.FunctionDef)]
+            maker = next(one for one in makers if one.name in ("__init__", node.name))
+            return [argument.arg for argument in maker.args.kwonlyargs]
+    return []
+
+
+def _rest(incomplete: str, whole: Callable[[str], Iterable[str]]) -> list[str]:
+    """What goes on as typed, without what bash keeps."""
+    kept = os.environ.get(_KEPT, "")
+    return [one[len(kept) :] for one in whole(kept + incomplete) if one.startswith(kept + incomplete)]
+
+
+def join_words() -> None:
+    """Of ``performer:fea`` bash makes three words: take the first two away, and note that it keeps them."""
+    words = os.environ.get("COMP_WORDS", "").split()
+    at = int(os.environ.get("COMP_CWORD") or 0)
+    before, asked = words[:at], (words[at : at + 1] or [""])[0]
+    kept, asked = (asked, "") if asked in _BREAKS else ("", asked)
+    while before and (kept.startswith(_BREAKS) or before[-1].endswith(_BREAKS)):
+        kept = before.pop() + kept
+    os.environ |= {"COMP_WORDS": " ".join([*before, asked]), "COMP_CWORD": str(len(before)), _KEPT: kept}

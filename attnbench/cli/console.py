@@ -7,12 +7,13 @@ neither.
 from __future__ import annotations
 
 import functools
-import os
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from attnbench.cli.streams import Lasting
+from attnbench.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,26 +27,18 @@ for _stream in (sys.stdout, sys.stderr):
         _stream.reconfigure(errors="replace")
 
 
-def _console(*, stderr: bool) -> Console:
-    """One that goes on in silence when whoever read it has seen enough: a run measures on."""
-    from rich.console import Console
-
-    class Patient(Console):
-        def on_broken_pipe(self) -> None:
-            self.quiet = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
-
-    return Patient(stderr=stderr, highlight=False)
-
-
 @functools.cache
 def _out() -> Console:
-    return _console(stderr=False)
+    from rich.console import Console
+
+    return Console(highlight=False)
 
 
 @functools.cache
 def _err() -> Console:
-    return _console(stderr=True)
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
 
 
 def width() -> int:
@@ -86,23 +79,23 @@ def _print(to: Console, *parts: tuple[str, str]) -> None:
 
 
 def _shown(text: str) -> str:
-    """Without what moves the cursor or clears the screen: a name or a reason may come from a file of somebody else."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    return printable(text, keep="\n")
 
 
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+def only_repeats() -> None:
+    """What follows on stdout stands in files as well: to lose it is a warning and no error."""
+    if isinstance(sys.stdout, Lasting):
+        sys.stdout.only_repeats = True
 
 
 def data(value: Any) -> None:
-    """JSON on stdout, never styled; where the encoding has no √, escaped, since data is not lost for looks."""
+    """JSON on stdout, never styled; what the encoding has not (√) or a terminal would obey is escaped, never lost."""
     import json
 
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    try:
-        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=not unicode, allow_nan=False) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads it, which does not change how the command ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    text = json.dumps(value, indent=2, ensure_ascii=not unicode, allow_nan=False).replace("\x7f", r"\u007f")
+    sys.stdout.write("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text) + "\n")
+    sys.stdout.flush()
 
 
 def table(
@@ -124,21 +117,46 @@ def table(
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Progress]:
-    """A bar on stderr: cells done, the current cell, time left. Silent where stderr is no terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def progress(total: int, *, wanted: bool = True) -> Iterator[Progress]:
+    """A bar on stderr or in a notebook: cells done, the current cell, time left. Silent where stderr is neither."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+    from rich.text import Text
 
-    with Progress(
+    class Description(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(_shown(task.description))
+
+    kind = Progress
+    if wanted and _err().is_jupyter:
+        from attnbench.cli.notebook import NotebookProgress
+
+        kind = NotebookProgress
+    with kind(
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("{task.description}", markup=False),
+        Description(),
         TimeRemainingColumn(compact=True),
         console=_err(),
         transient=True,
-        disable=not _err().is_terminal,
+        disable=not wanted or not _err().is_terminal,
     ) as bar:
         bar.add_task("starting", total=total)
         yield bar
+
+
+DAGGER = "†"
+"""After the name of a variant that is not the method as its source describes it."""
+
+
+def name_text(record: Record) -> str:
+    """The label of one row, marked where the variant is another form than its source's."""
+    return record.label + DAGGER * bool(record.own_form)
+
+
+def own_form_note(forms: Iterable[str]) -> None:
+    """What the dagger means, where one was used."""
+    if any(forms):
+        note("† not the form that the source describes; attnbench show NAME says what differs")
 
 
 def error_text(record: Record) -> str:

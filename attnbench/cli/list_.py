@@ -11,7 +11,9 @@ from attnbench.cli import console
 
 def list_(
     what: Annotated[Literal["variants", "suites", "inputs"], typer.Argument(help="What to list.")] = "variants",
-    plugin: Annotated[list[str] | None, typer.Option(help="FILE.py or module with further variants.")] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
     """List variants by family, suites, or inputs."""
@@ -58,6 +60,7 @@ def _inputs(as_json: bool) -> None:
 
 def _variants(as_json: bool) -> None:
     from attnbench.cli.show import as_data
+    from attnbench.spec import Spec
     from attnbench.variant import FAMILIES, VARIANTS
 
     entries = sorted(VARIANTS, key=lambda entry: FAMILIES.index(entry.family))
@@ -65,18 +68,23 @@ def _variants(as_json: bool) -> None:
         console.data([as_data(entry) for entry in entries])
         return
     rows = []
+    forms: list[str] = []
     family = ""
     for entry in entries:
         traits = entry.traits
         if entry.family != family:
             family = entry.family
-            rows.append([family.upper(), *[""] * 6])
-        target = "exact" if traits.exact else traits.target
+            rows.append([family.upper(), *[""] * 7])
+        exact = "=" if traits.exact else ""
         marks = ["yes" if yes else "-" for yes in (traits.causal, traits.cross, traits.key_padding, traits.decode)]
-        rows.append([f"  {entry.name}", entry.cost.replace(" + ", "+"), target, *marks])
-    console.table(["variant", "cost", "target", "causal", "cross", "padding", "decode"], rows)
+        own = [entry.claims(Spec(entry.name), causal=causal).own_form for causal in (False, bool(traits.causal))]
+        forms += own
+        name, cost = f" {entry.name}{console.DAGGER * any(own)}", entry.cost.replace(" + ", "+")
+        rows.append([name, cost, traits.target, exact, *marks])
+    console.table(["variant", "cost", "target", "=", "causal", "cross", "pad", "decode"], rows)
+    console.own_form_note(forms)
     console.note(
-        "target: softmax approximates softmax attention, learned does after fitting,\n"
-        "other is another operator, whose difference from softmax is no error\n"
+        "target: softmax approximates softmax attention (= equals it), learned does\n"
+        "after fitting, other is another operator: its difference is no error\n"
         f"{len(entries)} variants; attnbench show NAME says what each one is"
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from attnbench.cell import Pass
-from attnbench.cli import console
+from attnbench.cli import completion, console
 from attnbench.errors import CannotCreate, UsageError
 
 if TYPE_CHECKING:
@@ -19,35 +19,66 @@ FORMATS = ("svg", "png", "pdf")
 
 
 def plot(
-    results: Annotated[Path, typer.Argument(help="A results folder, one run in it, or a results.csv.")] = Path(
-        "results"
-    ),
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="A results folder, one run in it, or a results.csv; several are drawn together. Default: results.",
+            show_default=False,
+        ),
+    ] = None,
     figure: Annotated[
         list[str] | None,
-        typer.Option(help="tradeoff, peers, catalogue, scaling, error, map or speedup; default all that apply."),
+        typer.Option(
+            metavar="FIGURE",
+            help="tradeoff, peers, catalogue, scaling, error, map or speedup; default all that apply.",
+            autocompletion=completion.figures,
+        ),
     ] = None,
-    n: Annotated[int | None, typer.Option(min=1, help="Length; default the longest at which all are ok.")] = None,
+    n: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Length; default the longest at which all are ok.")
+    ] = None,
     x: Annotated[
         Literal["examples_per_s", "tokens_per_s", "time_median_s"], typer.Option(help="Speed axis of tradeoff.")
     ] = "examples_per_s",
     y: Annotated[
         Literal["rel_error", "max_abs_error", "cosine"], typer.Option(help="Accuracy axis of tradeoff.")
     ] = "rel_error",
+    sweep: Annotated[str | None, typer.Option(metavar="SWEEP", help="Only rows of this sweep of the suite.")] = None,
     level: Annotated[
-        Literal["operator", "layer", "model"] | None, typer.Option(help="Only rows of this level's speed.")
+        Literal["operator", "layer", "model"] | None, typer.Option(help="Only rows of this level.")
     ] = None,
-    pass_: Annotated[
-        Pass | None,
-        typer.Option("--pass", help="Only rows of this pass's speed."),
+    pass_: Annotated[Pass | None, typer.Option("--pass", help="Only rows of this pass.")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Only rows of this data type.")] = None,
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--no-causal", help="Only causal rows, or only others.")
     ] = None,
-    inputs: Annotated[str | None, typer.Option(help="Which inputs' error to show; default listops.")] = None,
+    head_dim: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only rows of this head width.")] = None,
+    inputs: Annotated[
+        str | None, typer.Option(metavar="INPUT", help="Which inputs' error to show; default listops.")
+    ] = None,
     overlay: Annotated[
         Literal["published"] | None, typer.Option(help="Add the paper's own eleven points beside ours.")
     ] = None,
-    format_: Annotated[str, typer.Option("--format", help="svg, png, pdf, comma-separated.")] = "svg,png",
-    out: Annotated[Path | None, typer.Option(help="Folder for figures; default RUN/plots.")] = None,
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Title of the figures, instead of their own.")
+    ] = None,
+    style: Annotated[Literal["light", "dark"], typer.Option(help="Light or dark background.")] = "light",
+    width: Annotated[
+        Literal["page", "column"], typer.Option(help="column: for one column of a paper, 3.3 inches wide.")
+    ] = "page",
+    dpi: Annotated[int, typer.Option(min=30, max=1200, metavar="N", help="Dots per inch of a png.")] = 100,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="FORMATS", help="svg, png, pdf, comma-separated.")
+    ] = "svg,png",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder for figures; default RUN/plots, of several runs ./plots."),
+    ] = None,
 ) -> None:
-    """Draw the figures of a run: the trade-off figure first, scaling, error."""
+    """Draw the figures of one run or of several: the trade-off figure first, scaling, error.
+
+    Speeds are restricted to the rows asked for; the errors beside them are those measured most like them.
+    """
     formats = tuple(dict.fromkeys(part.strip() for part in format_.split(",") if part.strip()))
     for one in formats:
         if one not in FORMATS:
@@ -58,22 +89,55 @@ def plot(
     from attnbench.measure.time import garbage_collection_off
     from attnbench.plots import draw_all
     from attnbench.plots.load import find_results, read_results
+    from attnbench.plots.page import NothingToDraw
+    from attnbench.plots.setting import restrict
 
-    options = {"n": n, "x": x, "y": y, "level": level, "pass_": pass_, "inputs": inputs, "overlay": overlay}
-    for path in find_results(results):
-        folder = out or path.parent / "plots"
+    console.only_repeats()
+    options = {"n": n, "x": x, "y": y, "inputs": inputs, "overlay": overlay}
+    wanted = {"sweep": sweep, "level": level, "pass": pass_, "dtype": dtype, "causal": causal, "head_dim": head_dim}
+    only = {column: value for column, value in wanted.items() if value is not None}
+    paths = results or [Path("results")]
+    # Several runs make one table; a folder of several suites, whose runs nobody asked to compare, a table for each.
+    tables = [paths] if len(paths) > 1 else [[path] for path in find_results(paths[0])]
+    refused: list[tuple[str, UsageError | NothingToDraw]] = []
+    for table in tables:
+        name = str(table[0].parent) if len(table) == 1 else ", ".join(map(str, table))
+        folder = out or (table[0].parent / "plots" if len(table) == 1 else Path("plots"))
         if out is None and folder.is_symlink():
             raise CannotCreate(
                 f"{folder} is a link, and figures are written to no other place; remove it or give --out"
             )
-        with garbage_collection_off():  # to look through all that is imported and drawn takes a tenth of the time
-            frame = read_results(path)
-            written = draw_all(frame, folder, formats, figures=figure, **options)
-        console.heading(str(path.parent))
+        left_out: list[str] = []
+        try:
+            with garbage_collection_off():  # to look through all that is imported and drawn takes a tenth of the time
+                frame = read_results(table, warn=console.warning)
+                written = draw_all(
+                    frame,
+                    folder,
+                    formats,
+                    figures=figure,
+                    only=only,
+                    title=title,
+                    dpi=dpi,
+                    style=style,
+                    width=width,
+                    on_left_out=lambda name, why: left_out.append(f"{name} ({why})"),  # noqa: B023  # called at once
+                    **options,
+                )
+        except (UsageError, NothingToDraw) as problem:
+            refused.append((name, problem))
+            continue
+        console.heading(name)
         for file in written:
             console.line(f"  {file}")
+        if left_out:
+            console.note(f"  not drawn: {', '.join(left_out)}")
         if any(file.stem.endswith("peers") for file in written):
-            _print_pairs(frame)
+            _print_pairs(restrict(frame, only))
+    if len(refused) == len(tables):
+        raise refused[0][1]
+    for name, why in refused:
+        console.note(f"{name}: {why}")
 
 
 def _print_pairs(frame: pd.DataFrame) -> None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def show(
     name: Annotated[str, typer.Argument(help="A variant or an input.", autocompletion=completion.names)],
-    plugin: Annotated[list[str] | None, typer.Option(help="FILE.py or module with further variants.")] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
     """Show what a variant is: paper, formula, cost, what it can do, and its options."""
@@ -98,7 +100,8 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "claimed_time_exponent": entry.time_exponent,
         "claimed_memory_exponent": entry.memory_exponent,
         "target": traits.target,
-        "given": {option: dict(instead) for option, instead in traits.given},
+        "own_form": traits.own_form,
+        "given": {condition: dict(instead) for condition, instead in traits.given},
         "exact": traits.exact,
         "stochastic": traits.stochastic,
         "rows_sum_to_one": traits.rows_sum_to_one,
@@ -123,9 +126,9 @@ def _description(entry: Variant) -> str:
 
 
 _TARGETS = {
-    "softmax": "approximates softmax attention of the same q, k, v",
-    "learned": "approximates softmax attention only after fitting; before, an error means nothing",
-    "other": "another operator: a difference from softmax is a distance, not an error",
+    "softmax": "softmax: approximates softmax attention of the same q, k, v",
+    "learned": "learned: approximates softmax attention only after fitting; before, an error means nothing",
+    "other": "other: another operator; a difference from softmax is a distance, not an error",
 }
 
 
@@ -152,16 +155,18 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     """What a variant claims, one line each: a word and the claim."""
     from attnbench.variant import Traits
 
-    target = "exact softmax attention" if data["exact"] else _TARGETS[data["target"]]
-    claims = [f"{what} ~ {_power(data[f'claimed_{what}_exponent'])}" for what in ("time", "memory")]
+    target = "softmax: equals softmax attention of the same q, k, v" if data["exact"] else _TARGETS[data["target"]]
+    claims = [f"{what} ~ {_power(power)}" for what in _GROWN if (power := data[f"claimed_{what}_exponent"]) is not None]
     facts = [
         ("family", f"{data['family']} ({data['kind']})"),
         ("source", data["source"]),
         ("formula", data["formula"]),
-        ("cost", f"{data['cost']}; claimed: {', '.join(claims)}"),
+        ("cost", f"{data['cost']}; claimed: {', '.join(claims) or 'nothing'}"),
         ("target", target),
     ]
     facts += _instead(data, "target", _TARGETS)
+    facts += _instead(data, "exact", _EXACT)
+    facts += _own_form(data)
     for key in ("causal", "cross", "key_padding", "decode", "bias"):
         facts.append((key.partition("_")[2] or key, _ability(data, key)))
     facts.append(("random", _RANDOM[data["stochastic"]]))
@@ -184,9 +189,25 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
 def _instead(data: dict[str, Any], trait: str, texts: Mapping[Any, str]) -> list[tuple[str, str]]:
     """What is claimed of a trait with certain options."""
     given = data["given"].items()
-    return [("", f"with {option}: {texts[instead[trait]]}") for option, instead in given if trait in instead]
+    return [("", f"{_where(condition)}: {texts[instead[trait]]}") for condition, instead in given if trait in instead]
 
 
+def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where it is not the method of its source, one line for each sentence that says so."""
+    lines = [data["own_form"]] if data["own_form"] else []
+    for condition, instead in data["given"].items():
+        if "own_form" in instead:
+            lines.append(f"{_where(condition)}: {instead['own_form'] or 'as its source describes it'}")
+    return list(zip([f"own form{console.DAGGER}", *[""] * len(lines)], lines, strict=False))
+
+
+def _where(condition: str) -> str:
+    """``causal, with sort=learned`` of a condition in :attr:`Traits.given`."""
+    shape = {"causal=true": "causal", "causal=false": "not causal"}
+    return ", ".join(shape.get(part, f"with {part}") for part in condition.split(","))
+
+
+_EXACT = {True: "equals softmax attention", False: "approximates softmax attention"}
 _RANDOM = {True: "yes, drawn once from the seed", False: "no"}
 _WEIGHTS = {
     True: "sum to 1: the output is an average of the values",
@@ -196,6 +217,9 @@ _ORDER = {
     True: "does not matter: permuted tokens give the permuted output",
     False: "matters: the output depends on where a token stands",
 }
+
+
+_GROWN = ("time", "memory")
 
 
 def _power(exponent: float) -> str:

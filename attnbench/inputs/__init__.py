@@ -1,4 +1,4 @@
-"""Where q, k and v come from, in the order shown to users; importing this package fills the table of inputs."""
+"""Where q, k and v come from, in the order shown to users; imported when the table of inputs is first asked."""
 
 from __future__ import annotations
 

@@ -8,8 +8,10 @@ file holds is ignored.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -38,7 +40,14 @@ def listops(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple
     return _draw("listops", LISTOPS, shape, generator, layer)
 
 
-@register_input("file")
+def _look_at(*, path: str = "", layer: int | None = None) -> None:
+    if not path:
+        raise UsageError("file: which one? Write file:path=qkv.safetensors")
+    with _stored(f"file:path={path}", Path(path).expanduser()):
+        pass
+
+
+@register_input("file", look_at=_look_at)
 def file(
     shape: Shape,
     generator: Generator,
@@ -64,7 +73,34 @@ def file(
 def _draw(
     name: str, path: Path, shape: Shape, generator: Generator, layer: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    with _stored(name, path) as (slices, sizes):
+        _check_fit(name, sizes, shape, layer)
+        S, L = sizes["q"][:2]
+        pairs = [(s, l) for s in range(S) for l in (range(L) if layer is None else (layer,))]
+        if len(pairs) < shape.B:
+            raise Unsupported(f"{name} has {len(pairs)} (sequence, layer) pairs, fewer than batch {shape.B}")
+        start = generator.initial_seed()
+        chosen = [pairs[(start + b) % len(pairs)] for b in range(shape.B)]
+        lengths = {"q": shape.N, "k": shape.M, "v": shape.M}
+        q, k, v = (
+            torch.cat([part[s : s + 1, l : l + 1, : shape.H, : lengths[tensor]][0] for s, l in chosen]).float()
+            for tensor, part in slices.items()
+        )
+    if not all(bool(tensor.isfinite().all()) for tensor in (q, k, v)):
+        raise UsageError(f"{name}: holds NaN or infinity")
+    return q, k, v
+
+
+@contextmanager
+def _stored(name: str, path: Path) -> Iterator[tuple[dict[str, Any], dict[str, tuple[int, ...]]]]:
+    """q, k and v in the file, not read yet, and their shapes.
+
+    Raises:
+        UsageError: it cannot be opened, or is no such file.
+    """
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+            raise UsageError(f"{name}: not a file; {_EXPECTED}")
         # Opened first by hand: the error of safe_open does not tell "missing" from "not allowed".
         with path.open("rb"):
             pass
@@ -75,25 +111,11 @@ def _draw(
             slices = {tensor: stored.get_slice(tensor) for tensor in "qkv"}
             sizes = {tensor: tuple(part.get_shape()) for tensor, part in slices.items()}
             _check_layout(name, sizes, {part.get_dtype() for part in slices.values()})
-            _check_fit(name, sizes, shape, layer)
-            S, L = sizes["q"][:2]
-            pairs = [(s, l) for s in range(S) for l in (range(L) if layer is None else (layer,))]
-            if len(pairs) < shape.B:
-                raise Unsupported(f"{name} has {len(pairs)} (sequence, layer) pairs, fewer than batch {shape.B}")
-            start = generator.initial_seed()
-            chosen = [pairs[(start + b) % len(pairs)] for b in range(shape.B)]
-            lengths = {"q": shape.N, "k": shape.M, "v": shape.M}
-            q, k, v = (
-                torch.cat([part[s : s + 1, l : l + 1, : shape.H, : lengths[tensor]][0] for s, l in chosen]).float()
-                for tensor, part in slices.items()
-            )
+            yield slices, sizes
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror or error}; {_EXPECTED}") from None
     except SafetensorError as error:
         raise UsageError(f"{name}: not a readable safetensors file ({error}); {_EXPECTED}") from None
-    if not all(bool(tensor.isfinite().all()) for tensor in (q, k, v)):
-        raise UsageError(f"{name}: holds NaN or infinity")
-    return q, k, v
 
 
 def _check_layout(name: str, sizes: dict[str, tuple[int, ...]], dtypes: set[str]) -> None:

@@ -6,14 +6,15 @@ import hashlib
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from attnbench.errors import Unsupported
+from attnbench.errors import BrokenContract, Unsupported
+from attnbench.measure.recent import Recent
+from attnbench.padding import key_mask
 from attnbench.position_bias import position_bias
 from attnbench.qkv import draw_qkv
 from attnbench.reference import exact_attention, relative_error
@@ -64,6 +65,7 @@ def measure_error(
     device: str,
     *,
     adapt: Callable[[nn.Module], nn.Module] | None = None,
+    padding: float = 0.0,
 ) -> ErrorResult:
     """Build the variant and draw its input ``draws`` times, with the seeds ``seed``, ``seed + 1`` and so on.
 
@@ -71,6 +73,7 @@ def measure_error(
 
     Args:
         adapt: makes of the variant what is measured, compiled code say.
+        padding: share of the tokens that are padding. Outputs of padded tokens mean nothing and are not compared.
 
     Raises:
         UsageError: an unknown variant, input or option.
@@ -89,7 +92,7 @@ def measure_error(
     measured: list[_Draw] = []
     seen: set[bytes] = set()
     for draw_seed in range(seed, seed + draws):
-        problem = _problem(inputs, shape, draw_seed, dtype, device)
+        problem = _problem(inputs, shape, draw_seed, dtype, device, padding)
         if not claims.stochastic:
             if problem.digest in seen:
                 continue
@@ -98,8 +101,13 @@ def measure_error(
         if adapt is not None:
             operator = adapt(operator)
         q, k, v = (tensor.to(device) for tensor in problem.qkv)
+        masked = {} if problem.key_mask is None else {"key_mask": problem.key_mask.to(device)}
         with torch.inference_mode():
-            output = operator(q, k, v)
+            output = operator(q, k, v, **masked)
+            if not isinstance(output, torch.Tensor):
+                what = type(output).__name__
+                raise BrokenContract(f"it breaks the contract: it returns a {what}, not a torch.Tensor")
+            output = problem.compared(output)
         if not output.isfinite().all():
             return ErrorResult(kind, rel_error=math.nan)
         measured.append(_compare(output, problem))
@@ -124,21 +132,25 @@ def error_kind(variant: Variant, spec: Spec) -> ErrorKind:
     return kinds[claims.target]
 
 
-def mean_of_visible(v: Tensor, n: int, *, causal: bool) -> Tensor:
+def mean_of_visible(v: Tensor, n: int, *, causal: bool, key_mask: Tensor | None = None) -> Tensor:
     """The trivial answer: every query gets the mean of the values that it may see.
 
     Args:
         v: ``(B, H, M, D)``.
         n: queries.
         causal: query i sees the values 0 to i (needs n = M).
+        key_mask: ``(B, M)`` bool, True where a token is real; the others are not seen.
 
     Returns:
-        ``(B, H, n, D)`` float64.
+        ``(B, H, n, D)`` float64; 0 for a query that sees nothing.
     """
-    v = v.double()
+    B, _, M, _ = v.shape
+    real = torch.ones(B, M, dtype=torch.bool, device=v.device) if key_mask is None else key_mask
+    v = v.double().masked_fill(~real[:, None, :, None], 0.0)
+    counts = real.double()[:, None, :, None]
     if causal:
-        return v.cumsum(2) / torch.arange(1, n + 1, device=v.device)[:, None]
-    return v.mean(2, keepdim=True).expand(-1, -1, n, -1)
+        return v.cumsum(2) / counts.cumsum(2).clamp(min=1)
+    return (v.sum(2, keepdim=True) / counts.sum(2, keepdim=True).clamp(min=1)).expand(-1, -1, n, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +169,24 @@ class _Problem:
     exact: Tensor
     trivial_error: float
     digest: bytes
+    key_mask: Tensor | None = None
+    real_queries: Tensor | None = None
+    """``(B, N)`` bool: which queries are real tokens; None where all are, as in cross-attention."""
+
+    def compared(self, output: Tensor) -> Tensor:
+        """The rows of real tokens: all of ``(B, H, N, D)``, or ``(rows, H, D)``."""
+        return output if self.real_queries is None else output.transpose(1, 2)[self.real_queries.to(output.device)]
 
 
-def _problem(inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, device: str) -> _Problem:
+def _problem(inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, device: str, padding: float) -> _Problem:
     """Every variant of a suite meets the same draws, and the oracle is the dearest part: small ones are kept."""
     small = shape.B * shape.H * max(shape.N, shape.M) * shape.D <= _KEPT_ELEMENTS
-    return (_kept_problem if small else _new_problem)(inputs, shape, seed, dtype, device)
+    return (_kept_problem if small else _new_problem)(inputs, shape, seed, dtype, device, padding)
 
 
-def _new_problem(inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, device: str) -> _Problem:
+def _new_problem(
+    inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, device: str, padding: float = 0.0
+) -> _Problem:
     q, k, v = (tensor.to(dtype) for tensor in draw_qkv(inputs, shape, seed))
     # MPS has no float64.
     there = (tensor.to("cpu" if device == "mps" else device) for tensor in (q, k, v))
@@ -173,12 +194,16 @@ def _new_problem(inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, devi
     bias = position_bias(shape)
     if bias is not None:
         bias = bias.to("cpu" if device == "mps" else device, dtype).requires_grad_(False)
-    exact = exact_attention(*there, causal=shape.causal, bias=bias, block=block)
-    trivial = relative_error(mean_of_visible(v, shape.N, causal=shape.causal).to(exact.device), exact)
-    return _Problem((q, k, v), exact, trivial, _digest(q, k, v))
+    mask = key_mask(shape, padding)
+    seen = None if mask is None else mask.to("cpu" if device == "mps" else device)
+    exact = exact_attention(*there, causal=shape.causal, bias=bias, block=block, key_mask=seen)
+    trivial = mean_of_visible(v, shape.N, causal=shape.causal, key_mask=mask).to(exact.device)
+    problem = _Problem((q, k, v), exact, 0.0, _digest(q, k, v), mask, None if shape.cross else mask)
+    exact = problem.compared(exact)
+    return replace(problem, exact=exact, trivial_error=relative_error(problem.compared(trivial), exact))
 
 
-_kept_problem = lru_cache(maxsize=16)(_new_problem)
+_kept_problem = Recent(_new_problem, 16)
 
 
 def _compare(output: Tensor, problem: _Problem) -> _Draw:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter  # bound before a plug-in may put another one in its place
+from typing import Any
 
 import torch
 
@@ -45,6 +46,9 @@ def exp_rate(device: str, dtype: torch.dtype, *, size: int | None = None, rounds
     )
     return logits.numel() / min(_best(device, rounds, call) for call in calls)
 
+
+IMPOSSIBLE = 1.1
+"""A peak fraction above it says that the limits were measured while something else kept the machine busy."""
 
 CopyRate = tuple[int, float]
 """Bytes read and written together, and how many of them a second."""
@@ -106,16 +110,26 @@ class Limits:
         return moved / rate if moved and rate else None
 
 
+def faster_of(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
+    """The higher of each rate, of two that the worker tells: what is too low was measured on a busy machine."""
+    rates: dict[str, Any] = {
+        name: {dtype: max(rate, again[name].get(dtype, rate)) for dtype, rate in first[name].items()}
+        for name in ("matmul_rate", "exp_rate")
+    }
+    moved = dict(map(tuple, again["copy_rates"]))
+    return {**rates, "copy_rates": [[size, max(rate, moved.get(size, rate))] for size, rate in first["copy_rates"]]}
+
+
 def _best(device: str, rounds: int, call: Callable[[], object]) -> float:
     """Seconds of the quickest of ``rounds`` calls, after one that only warms up."""
     best = float("inf")
     for attempt in range(rounds + 1):
         _synchronise(device)
-        start = time.perf_counter()
+        start = perf_counter()
         call()
         _synchronise(device)
         if attempt:
-            best = min(best, time.perf_counter() - start)
+            best = min(best, perf_counter() - start)
     return best
 
 

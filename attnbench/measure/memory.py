@@ -7,14 +7,70 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch.autograd.profiler import profile  # torch.profiler's imports torch's compiler, for a second
 
+from attnbench.errors import said
+from attnbench.units import format_bytes
+
+_OUT_OF_MEMORY = re.compile(
+    "out of memory|(can't|cannot|unable to) allocate|not enough memory|bad_alloc|CUBLAS_STATUS_ALLOC_FAILED", re.I
+)
+_WANTED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_NEAR = 2**26
+"""Bytes below the limit, where whatever goes wrong went wrong for want of memory."""
+_VAGUE = (TypeError, SystemError, RuntimeError, OSError)
+"""What libraries raise that do not look whether they were given memory."""
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """What an error, or one that led to it, says about memory that ran out: ``needs another 512 MiB``.
+
+    None where it is another error.
+    """
+    found = next((text for one in _chain(error) if (text := _memory_wanted(one)) is not None), None)
+    if found is None and isinstance(error, _VAGUE) and _near_the_limit():
+        return f"ran out of memory ({type(error).__name__})"
+    return found
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, and those that led to it."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _memory_wanted(error: BaseException) -> str | None:
+    """How much memory there was too little of, in words; None for an error of another kind."""
+    text = said(error)
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if not known and not (isinstance(error, RuntimeError | OSError | SystemError) and _OUT_OF_MEMORY.search(text)):
+        return None
+    wanted = _WANTED.search(text)
+    return f"needs another {format_bytes(float(wanted[1]) * _UNITS[wanted[2]])}" if wanted else "ran out of memory"
+
+
+def _near_the_limit() -> bool:
+    """Whether this process has hardly any address space left."""
+    if sys.platform != "linux":
+        return False
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    with open("/proc/self/statm") as file:  # noqa: PTH123  # a kernel interface, not a file of ours
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    return limit != resource.RLIM_INFINITY and limit - used < _NEAR
 
 
 def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | None:

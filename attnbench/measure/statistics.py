@@ -1,4 +1,4 @@
-"""What may be concluded from samples: medians with exact intervals, paired ratios, verdicts, crossovers, exponents."""
+"""What may be concluded from samples: medians with exact intervals, paired ratios, verdicts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from statistics import NormalDist
 from typing import Literal
 
@@ -87,16 +88,22 @@ class Ratio:
     estimate: float
     low: float | None
     high: float | None
+    """Ends of the 95 % interval of this ratio; None below six pairs."""
     pairs: int
+    joint: tuple[float, float] | None
+    """Ends of the interval that holds with 95 % together with those of all other ratios of the same table."""
     noise: float = 0.0
     """By how much this machine finds one program faster than itself (:func:`noise_floor`), as a share."""
 
     @property
     def verdict(self) -> Verdict:
-        """What may be said of A against B; ``inconclusive`` without an interval, or below the noise floor."""
-        if self.low is None or self.high is None:
+        """What may be said of A against B, by the joint interval: all verdicts of a table are right with 95 %.
+
+        ``inconclusive`` where there are too few pairs for such an interval, or the difference is below the noise floor.
+        """
+        if self.joint is None:
             return "inconclusive"
-        low, high = math.log(self.low), math.log(self.high)
+        low, high = map(math.log, self.joint)
         band = max(FASTER_BAND, math.log1p(self.noise))
         if high < -band:
             return "faster"
@@ -118,11 +125,13 @@ def noise_floor(a: Sequence[float], b: Sequence[float]) -> float | None:
     return max(same.high, 1 / same.low) - 1
 
 
-def paired_ratio(a: Sequence[float], b: Sequence[float], *, noise: float = 0.0) -> Ratio:
+def paired_ratio(a: Sequence[float], b: Sequence[float], *, noise: float = 0.0, family: int = 1) -> Ratio:
     """Median of a_i / b_i on the log scale, with its exact interval; swapping a and b gives the reciprocal.
 
     Args:
         noise: the machine's noise floor, below which no verdict is given.
+        family: how many ratios stand in one table. A table of 24 ratios, each with its own 95 % interval, would claim
+            a difference between identical programs about once; the joint intervals share the 5 % among them.
 
     Raises:
         ValueError: unequal numbers of samples, none, or a time that is not positive and finite.
@@ -132,84 +141,16 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], *, noise: float = 0.0) 
     if not all(math.isfinite(t) and t > 0 for t in (*a, *b)):
         raise ValueError("a time is not positive and finite")
     logs = [math.log(x) - math.log(y) for x, y in zip(a, b, strict=True)]
-    interval = median_interval(logs)
-    low, high = (None, None) if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
-    return Ratio(math.exp(median(logs)), low, high, len(logs), noise)
+    interval, joint = median_interval(logs), median_interval(logs, _joint_confidence(family))
+    low, high = (None, None) if interval is None else map(math.exp, interval)
+    wide = None if joint is None else (math.exp(joint[0]), math.exp(joint[1]))
+    return Ratio(math.exp(median(logs)), low, high, len(logs), wide, noise)
 
 
-@dataclass(frozen=True, slots=True)
-class Crossover:
-    """The length at which A and B take the same time. Infinite ends: the interval leaves the measured range."""
-
-    n: float | None
-    """None: not in range."""
-    low: float
-    high: float
-    note: str
-    """Who is faster where."""
+def fewest(family: int) -> int:
+    """Pairs without which none of ``family`` ratios can get a verdict: six for one ratio, ten for 24."""
+    return next(n for n in count(FEWEST) if _rank(n, _joint_confidence(family)) >= 0)
 
 
-def crossover(
-    lengths: Sequence[int],
-    a: Sequence[Sequence[float]],
-    b: Sequence[Sequence[float]],
-    *,
-    names: tuple[str, str],
-    noise: float = 0.0,
-    draws: int = 2000,
-    seed: int = 0,
-) -> Crossover:
-    """Where time A / time B passes through 1, by interpolation in log n, with a bootstrap interval over the pairs.
-
-    Never extrapolates: a curve that does not cross within the lengths gives ``n=None``.
-
-    Args:
-        lengths: increasing.
-        a: for each length the samples of A; ``b`` likewise, paired.
-        names: what to call A and B in the note.
-        noise: as of :func:`paired_ratio`; the note says where the faster one is not faster by its verdict.
-    """
-    logs = [np.log(np.asarray(x)) - np.log(np.asarray(y)) for x, y in zip(a, b, strict=True)]
-    x = np.log(np.asarray(lengths, dtype=float))
-    point = np.array([np.median(one) for one in logs])
-    if len(lengths) == 0:
-        return Crossover(None, math.inf, math.inf, "no length was measured for both")
-    signs = np.sign(point)
-    changes = int(np.count_nonzero(np.diff(signs)))
-    if changes == 0:
-        verdicts = [paired_ratio(x, y, noise=noise).verdict for x, y in zip(a, b, strict=True)]
-        close = [str(n) for n, one in zip(lengths, verdicts, strict=True) if one not in ("faster", "slower")]
-        winner = names[0 if point[0] < 0 else 1]
-        found = f"{winner} is faster throughout"
-        if len(close) == len(lengths):
-            found = "neither is faster by more than chance"
-        elif close:
-            found = f"{winner} is faster, at n = {', '.join(close)} by no more than chance"
-        return Crossover(None, math.inf, math.inf, f"not in range: {found}")
-    rng = np.random.default_rng(seed)
-    resampled = np.stack(
-        [np.median(rng.choice(one, size=(draws, len(one))), axis=1) for one in logs], axis=1
-    )  # (draws, lengths)
-    rising = point[0] < 0  # A faster at short lengths
-    crossings = np.array([_first_crossing(x, row) for row in resampled])
-    # A draw that never crosses has its crossing beyond one end: which, its sign tells.
-    beyond = np.isnan(crossings)
-    late = (resampled[:, 0] < 0) == rising
-    crossings[beyond & late] = math.inf
-    crossings[beyond & ~late] = -math.inf
-    low, high = np.quantile(crossings, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), method="nearest")
-    first, second = names if rising else names[::-1]
-    note = f"{first} is faster below, {second} above"
-    if changes > 1:
-        note = f"first of {changes} crossings; {note}"
-    with np.errstate(over="ignore"):
-        return Crossover(float(np.exp(_first_crossing(x, point))), float(np.exp(low)), float(np.exp(high)), note)
-
-
-def _first_crossing(x: np.ndarray, y: np.ndarray) -> float:
-    """The x at which the polygon (x, y) first changes sign; NaN where it does not."""
-    change = np.flatnonzero(np.diff(np.sign(y)))
-    if len(change) == 0:
-        return math.nan
-    i = int(change[0])
-    return float(x[i] + (x[i + 1] - x[i]) * y[i] / (y[i] - y[i + 1]))
+def _joint_confidence(family: int) -> float:
+    return 1 - (1 - CONFIDENCE) / family

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
+from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.statistics import FEWEST, interquartile_range, interval_over_rounds, median, median_interval
+from attnbench.measure.stopwatch import ClockError, Stopwatch, WallClock
 
-try:
-    import resource
-except ImportError:  # Windows has no getrusage: contamination is not seen there
-    resource = None  # type: ignore[assignment]  # the module's absence is the information
-
-
-class ClockError(RuntimeError):
-    """The clock stands still, runs backwards or gives something that is not a time."""
-
-
-READS = 32
-"""Looks at the clock to find out what one costs: few enough for a clock that stands still to be found out soon."""
+PATIENCE = 20
+"""Samples in a row that may be lost to a process that is stopped again and again."""
 OVERHEAD = 5e-4
 """Of a sample for looking at the clock: half of the thousandth that it may take, since batches are sized from times
 that hold the looking as well."""
@@ -55,89 +46,65 @@ class Sample:
     seconds: float
     calls: int
     switches: int = 0
+    stopped: bool = False
+    """The process stood still meanwhile (see :mod:`attnbench.measure.standstill`): this is no time of the call."""
 
     @property
     def clean(self) -> bool:
-        """Few enough involuntary context switches for the time to be this program's own."""
-        return self.switches <= 1 + 50 * self.seconds * self.calls
+        """Not stopped, and few enough involuntary context switches for the time to be this program's own."""
+        return not self.stopped and self.switches <= 1 + 50 * self.seconds * self.calls
 
     def to_json(self) -> dict[str, float]:
         """As it is stored."""
-        return {"seconds": self.seconds, "calls": self.calls, "switches": self.switches}
-
-
-class Stopwatch(Protocol):
-    """Times a number of calls."""
-
-    def cost(self) -> float:
-        """Seconds that looking at the clock adds to a sample."""
-
-    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
-        """Seconds for all calls together, and involuntary context switches during them."""
-
-
-@dataclass(slots=True)
-class WallClock:
-    """The host's monotonic clock. ``sync`` waits for the device."""
-
-    clock: Callable[[], int] = time.perf_counter_ns
-    sync: Callable[[], None] = lambda: None
-
-    def cost(self) -> float:
-        start = self.clock()
-        for _ in range(READS):
-            end = self.clock()
-        return (end - start) / READS / 1e9
-
-    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
-        self.sync()
-        before = _involuntary_switches()
-        start = self.clock()
-        for _ in range(calls):
-            call()
-        self.sync()
-        end = self.clock()
-        return (end - start) / 1e9, _involuntary_switches() - before
-
-
-class CudaEvents:
-    """Device time between two events around each call, with the L2 cache flushed before each.
-
-    Nobody waits between the calls: the host queues the next one while the device still works, as it does in a model.
-    """
-
-    def __init__(self, device: str) -> None:
-        import torch
-
-        self._torch = torch
-        self._device = torch.device(device)
-        size = torch.cuda.get_device_properties(self._device).L2_cache_size
-        self._flush = torch.empty(2 * max(size, 1 << 20), dtype=torch.uint8, device=self._device)
-
-    def cost(self) -> float:
-        return 5e-7  # the resolution of an event, by CUDA's documentation of cudaEventElapsedTime
-
-    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
-        cuda = self._torch.cuda
-        events = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(calls)]
-        cuda.synchronize(self._device)
-        for start, end in events:
-            self._flush.zero_()
-            start.record()
-            call()
-            end.record()
-        cuda.synchronize(self._device)
-        return sum(start.elapsed_time(end) for start, end in events) / 1e3, 0
+        row = {"seconds": self.seconds, "calls": self.calls, "switches": self.switches}
+        return {**row, "stopped": 1} if self.stopped else row
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The samples of one round, and the first call, in seconds."""
+    """The samples of one round, in the order in which they were taken, and the first call, in seconds."""
 
-    first_call_s: float
+    first_call_s: float | None
+    """None where the process was stopped during the first call."""
     samples: tuple[Sample, ...] = field(default=())
     stopped: str = "width"
     """``width`` (narrow enough), ``budget`` (max_time or max_samples), ``quick``."""
+
+
+class Kept:
+    """Calls one after the other, the next one each time, and keeps what the last one returned."""
+
+    def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
+        self._next = iter(calls).__next__
+        self.output: Any = None
+
+    def __call__(self) -> None:
+        self.output = self._next()()
+
+
+class Sampler:
+    """Takes samples of one call, and tells those during which the process stood still."""
+
+    def __init__(self, watch: Stopwatch, call: Callable[[], object]) -> None:
+        self._watch, self._call, self._standstill = watch, call, Standstill()
+        self._stopped = 0
+        """Samples in a row."""
+
+    def take(self, calls: int, call: Callable[[], object] | None = None) -> Sample:
+        """One sample of so many calls, or of ``call``, which is one of them.
+
+        Raises:
+            ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
+        """
+        start = Moment.now()
+        seconds, switches = self._watch.time(call or self._call, calls)
+        stopped = self._standstill.between(start, Moment.now(), calls)
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ClockError(f"the clock gave {seconds} s for {calls} call(s)")
+        self._stopped = self._stopped + 1 if stopped else 0
+        if self._stopped > PATIENCE:
+            raise ClockError(f"the process was stopped in each of {self._stopped} samples; let it run")
+        return Sample(seconds / calls, calls, switches, stopped)
 
 
 def measure_time(
@@ -146,51 +113,60 @@ def measure_time(
     *,
     stopwatch: Stopwatch | None = None,
     earlier: Sequence[Sample] = (),
+    on_first: Callable[[Any], None] = lambda output: None,
 ) -> Timing:
     """Time ``call`` for one round of ``rules.rounds``; ``earlier`` holds the samples of the rounds before.
 
+    ``on_first`` is given what the first call returned. Samples during which the process stood still are kept, but count
+    for nothing: others are taken instead.
+
     Raises:
-        ClockError: a duration of zero, below zero or not finite.
+        ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
     """
     watch = stopwatch or WallClock()
+    sampler = Sampler(watch, call)
     with garbage_collection_off():
-        first, switches = checked(watch, call, 1)
-        if rules.quick:
-            seconds, switches = checked(watch, call, 1)
-            return Timing(first, (Sample(seconds, 1, switches),), "quick")
-        calls = _warm_up(watch, call, rules, first)
+        kept = Kept([call])
+        first = sampler.take(1, kept)
+        on_first(kept.output)
+        del kept
+        first_call_s = None if first.stopped else first.seconds
+        calls = 1 if rules.quick else _warm_up(watch, sampler, rules, first)
         samples: list[Sample] = []
-        spent = 0.0
         while True:
-            seconds, switches = checked(watch, call, calls)
-            samples.append(Sample(seconds / calls, calls, switches))
-            spent += seconds
-            stopped = _stop(samples, earlier, spent, rules)
+            samples.append(sampler.take(calls))
+            stopped = _stop([sample for sample in samples if not sample.stopped], earlier, rules)
             if stopped:
-                return Timing(first, tuple(samples), stopped)
+                return Timing(first_call_s, tuple(samples), stopped)
 
 
-def _warm_up(watch: Stopwatch, call: Callable[[], object], rules: TimingRules, first: float) -> int:
+def _warm_up(watch: Stopwatch, sampler: Sampler, rules: TimingRules, first: Sample) -> int:
     """Run until caches, allocator and clocks have settled; returns how many calls make one sample."""
-    spent, calls_made, quickest = first, 1, math.inf
+    spent, calls_made, quickest = (0.0 if first.stopped else first.seconds), 1, math.inf
     calls = 1
     shortest = max(rules.shortest_sample, watch.cost() / OVERHEAD)
     enough = rules.warmup_time / rules.rounds
     while spent < enough or (calls_made < rules.warmup_calls and spent < 5 * enough):
-        seconds, _ = checked(watch, call, calls)
-        quickest = min(quickest, seconds / calls)
+        sample = sampler.take(calls)
+        if sample.stopped:
+            continue
+        seconds = sample.seconds * calls
+        quickest = min(quickest, sample.seconds)
         spent += seconds
         calls_made += calls
         if seconds < shortest:
             calls *= 2
     if math.isinf(quickest):
-        quickest = first
+        quickest = first.seconds
     return max(1, math.ceil(shortest / quickest))
 
 
-def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], spent: float, rules: TimingRules) -> str:
-    """Why to stop now, or the empty string."""
+def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], rules: TimingRules) -> str:
+    """Why to stop now, or the empty string. ``samples`` are those of this round that count."""
+    if rules.quick:
+        return "quick" if samples else ""
     share = 1 / rules.rounds
+    spent = sum(sample.seconds * sample.calls for sample in samples)
     if len(samples) >= rules.max_samples * share:
         return "budget"
     over_budget = spent >= rules.max_time * share
@@ -198,26 +174,10 @@ def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], spent: float, ru
         return "budget"
     if spent < rules.min_time * share or len(samples) < rules.min_samples * share:
         return ""
-    everything = [sample.seconds for sample in (*earlier, *samples)]
+    everything = [sample.seconds for sample in (*earlier, *samples) if not sample.stopped]
     interval = median_interval(everything)
     narrow = interval is not None and (interval[1] - interval[0]) / 2 <= rules.width * median(everything)
     return "width" if narrow else ""
-
-
-def checked(watch: Stopwatch, call: Callable[[], object], calls: int) -> tuple[float, int]:
-    """What the stopwatch says, if it is a time.
-
-    Raises:
-        ClockError: zero, below zero or not finite.
-    """
-    seconds, switches = watch.time(call, calls)
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ClockError(f"the clock gave {seconds} s for {calls} call(s)")
-    return seconds, switches
-
-
-def _involuntary_switches() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
 
 
 @contextmanager
@@ -247,14 +207,18 @@ class TimeSummary:
 
 
 def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> TimeSummary:
-    """Median, interval and warnings; contaminated samples are left out where at least six clean ones remain.
+    """Median, interval and warnings.
+
+    Contaminated samples are left out where at least six clean ones remain, those of a stopped process always.
 
     Args:
         rounds: the samples of each visit to the cell.
 
     Raises:
-        ValueError: no sample.
+        ValueError: no sample, or none of a process that was running.
     """
+    stopped = sum(sample.stopped for samples in rounds for sample in samples)
+    rounds = [[sample for sample in samples if not sample.stopped] for samples in rounds]
     total = sum(map(len, rounds))
     contaminated = sum(not sample.clean for samples in rounds for sample in samples)
     drop = total - contaminated >= min(FEWEST, total)
@@ -262,6 +226,8 @@ def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> Tim
     seconds = [one for samples in used for one in samples]
     middle, spread = median(seconds), interquartile_range(seconds)
     warnings = []
+    if stopped:
+        warnings.append(f"{stopped} of {total + stopped} samples left out: the process was stopped meanwhile")
     if not quick:
         if spread > 0.25 * middle:
             warnings.append(f"unstable: IQR {spread / middle:.0%} of the median; close other programs")

@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["FIGURES", "FigureKind", "draw_all"]
+__all__ = ["FIGURES", "FigureKind", "draw", "draw_all"]
 
 
 class FigureKind(NamedTuple):
-    """How to draw one kind of figure, and whether a table holds what it needs."""
+    """How to draw one kind of figure, and what a table must hold for it."""
 
     draw: Callable[..., Figure]
-    applies: Callable[[pd.DataFrame], bool]
+    applies: Callable[..., bool]
+    needs: str
 
 
 _NAMES = ("tradeoff", "peers", "catalogue", "scaling", "error", "map", "speedup")
-"""Module and figure name: ``draw_NAME`` and ``applies`` live in ``attnbench.plots.NAME``; the first matters most."""
+"""Module and figure name: ``draw_NAME``, ``applies`` and ``NEEDS`` live there; the first matters most."""
 
 FIGURES: Mapping[str, FigureKind]
 
@@ -37,9 +38,82 @@ def __getattr__(name: str) -> Any:
     kinds = {}
     for figure in _NAMES:
         module = import_module(f"{__name__}.{figure}")
-        kinds[figure] = FigureKind(getattr(module, f"draw_{figure}"), module.applies)
+        kinds[figure] = FigureKind(getattr(module, f"draw_{figure}"), module.applies, module.NEEDS)
     globals()["FIGURES"] = table = MappingProxyType(kinds)
     return table
+
+
+def draw(
+    frame: pd.DataFrame,
+    *,
+    figures: Sequence[str] | None = None,
+    only: Mapping[str, object] | None = None,
+    title: str | None = None,
+    style: str = "light",
+    width: str = "page",
+    on_left_out: Callable[[str, str], None] = lambda figure, why: None,
+    **options: Any,
+) -> dict[str, Figure]:
+    """Draw the figures that apply, and none that would have nothing to show.
+
+    Each suite has a set of figures of its own; several runs (told by a column ``run``) share one.
+
+    Args:
+        figures: names of those to draw; None for all that apply.
+        only: column -> value; the rows of a figure's own axis are restricted to these, and the errors beside speeds
+            are those measured most like them.
+        title: instead of the figures' own.
+        style: ``light`` or ``dark``.
+        width: ``page``, or ``column`` for one column of a paper, 3.3 inches, with letters of the same size.
+        on_left_out: called with the name of each figure that was not drawn, and why.
+        options: passed to those figures that know them (``n``, ``x``, ``inputs``, ``overlay`` and so on); None means
+            not given. A figure that a value does not suit is left out.
+
+    Returns:
+        Figures by name: ``tradeoff`` and so on, with the suite's name in front where there are several.
+
+    Raises:
+        UsageError: a figure, style, width or option that does not exist, or a value that suits no figure.
+        ResultsError: not a results table, or none of its rows can be drawn.
+    """
+    from attnbench.errors import AttnbenchError, UsageError, did_you_mean
+    from attnbench.plots.captions import failures
+    from attnbench.plots.page import NothingToDraw, laid_out, retitle
+    from attnbench.plots.palette import drawn_in
+    from attnbench.plots.setting import check_columns, restrict
+
+    check_columns(frame)
+    kinds = import_module(__name__).FIGURES
+    known = {name: set(inspect.signature(kind.draw).parameters) - {"frame", "only"} for name, kind in kinds.items()}
+    options = {name: value for name, value in options.items() if value is not None}
+    every = sorted(set().union(*known.values()))
+    for what, given, there in (("figure", figures or (), list(kinds)), ("option of a figure", options, every)):
+        for name in given:
+            if name not in there:
+                hint = did_you_mean(name, there) or f"; there are: {', '.join(there)}"
+                raise UsageError(f"unknown {what} {name!r}{hint}")
+    restrict(frame, only or {})  # raises where no suite has such rows
+    drawn: list[tuple[str, Figure]] = []
+    left_out: list[tuple[str, AttnbenchError]] = []
+    with drawn_in(style), laid_out(width):
+        for rows, prefix in _tables(frame):
+            for name in figures or kinds:
+                own = {key: value for key, value in options.items() if key in known[name]}
+                try:
+                    restrict(rows, only or {})
+                    if not figures and not kinds[name].applies(rows, only):
+                        raise NothingToDraw(f"needs {kinds[name].needs}")
+                    drawn.append((f"{prefix}{name}", kinds[name].draw(rows, only=only, **own)))
+                except (UsageError, NothingToDraw) as error:
+                    left_out.append((f"{prefix}{name}", error))
+    if not drawn:
+        wrong = next((error for _, error in left_out if isinstance(error, UsageError)), None)
+        raise wrong or NothingToDraw(f"nothing to draw: {'; '.join(failures(frame)) or left_out[0][1]}")
+    for name, why in left_out:
+        on_left_out(name, str(why))
+    for _, figure in drawn if title is not None else ():
+        retitle(figure, title or "")
+    return dict(drawn)
 
 
 def draw_all(
@@ -47,54 +121,34 @@ def draw_all(
     out_dir: str | Path,
     formats: Sequence[str] = ("svg", "png"),
     *,
-    figures: Sequence[str] | None = None,
+    dpi: float | None = None,
     **options: Any,
 ) -> list[Path]:
-    """Draw the figures that apply, one set for each suite, into ``out_dir``.
+    """Draw the figures that apply, as :func:`draw` does with ``options``, into files of ``out_dir``.
 
     Args:
-        figures: names of those to draw, whether they apply or not; None for all that apply.
-        options: passed to those figures that know them (``n``, ``x``, ``inputs``, ``overlay`` and so on); None means
-            not given. Where a value suits one figure and not another, the other says so on its page.
+        dpi: dots per inch of a png; 100 by default.
 
     Returns:
-        The files written: ``tradeoff.svg`` and so on, with the suite's name in front where there are several.
+        The files written: ``tradeoff.svg`` and so on.
 
     Raises:
-        UsageError: a figure or option that does not exist, a value that suits no figure, or an unknown format.
-        ResultsError: not a results table.
+        UsageError: as :func:`draw`, or an unknown format.
+        ResultsError: as :func:`draw`.
         StoreError: a file cannot be written.
     """
-    from attnbench.errors import UsageError, did_you_mean
-    from attnbench.plots.page import draw_nothing
-    from attnbench.plots.setting import check_columns
     from attnbench.plots.style import save
 
-    check_columns(frame)
-    kinds = import_module(__name__).FIGURES
-    known = {name: set(inspect.signature(kind.draw).parameters) - {"frame"} for name, kind in kinds.items()}
-    every = sorted(set().union(*known.values()))
-    options = {name: value for name, value in options.items() if value is not None}
-    for what, given, there in (("figure", figures or (), list(kinds)), ("option of a figure", options, every)):
-        for name in given:
-            if name not in there:
-                hint = did_you_mean(name, there) or f"; there are: {', '.join(there)}"
-                raise UsageError(f"unknown {what} {name!r}{hint}")
-    drawn: list[tuple[str, Figure]] = []
-    refused: list[tuple[str, UsageError]] = []
-    for suite, prefix in _prefixes(dict.fromkeys(frame["suite"])).items():
-        rows = frame[frame["suite"] == suite]
-        for name, kind in kinds.items():
-            if name in figures if figures else kind.applies(rows):
-                own = {key: value for key, value in options.items() if key in known[name]}
-                try:
-                    drawn.append((f"{prefix}{name}", kind.draw(rows, **own)))
-                except UsageError as error:
-                    refused.append((f"{prefix}{name}", error))
-    if refused and not drawn:
-        raise refused[0][1]
-    drawn += [(name, draw_nothing(name, [], [str(error)])) for name, error in refused]
-    return [path for name, figure in drawn for path in save(figure, Path(out_dir) / name, formats)]
+    drawn = draw(frame, **options)
+    return [path for name, figure in drawn.items() for path in save(figure, Path(out_dir) / name, formats, dpi=dpi)]
+
+
+def _tables(frame: pd.DataFrame) -> list[tuple[pd.DataFrame, str]]:
+    """The rows of each set of figures, and what the names of its files begin with."""
+    if "run" in frame:
+        return [(frame, "")]
+    prefixes = _prefixes(dict.fromkeys(frame["suite"]))
+    return [(frame[frame["suite"] == suite], prefix) for suite, prefix in prefixes.items()]
 
 
 def _prefixes(suites: Iterable[str]) -> dict[str, str]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from attnbench.plots.setting import LEVELS, Chosen, choose, compared, pick_inputs
+from attnbench.plots.captions import in_words
+from attnbench.plots.options import pick_inputs
+from attnbench.plots.setting import RUN, Setting, compared, settings
 from attnbench.status import Status
 
 Y_AXES = {
@@ -36,7 +38,7 @@ class Agreement:
     """Error of answering mean(V) on the same inputs; NaN where it was not measured."""
 
 
-def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Chosen, n: int) -> Agreement:
+def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setting, n: int) -> Agreement:
     """The values of ``column`` on the problem most like the timed one.
 
     Args:
@@ -46,7 +48,7 @@ def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Chose
     Raises:
         UsageError: inputs that no row has.
     """
-    rows = compared(frame, column)
+    rows = compared(same_run(frame, speed), column)
     if rows.empty:
         what = "score" if column == "score" else "error"
         return Agreement(
@@ -57,9 +59,7 @@ def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Chose
         )
     if column != "score":
         rows = rows[rows["inputs"] == _inputs(list(dict.fromkeys(rows["inputs"])), inputs)]
-    first = speed.rows.iloc[0]
-    prefer = {key: (first[key],) for key in ("suite", "causal", "machine_id", "dtype", "head_dim", "heads")}
-    rows = choose(rows, prefer).rows
+    rows = alike(rows, speed).rows
     rows = rows[rows["status"] == Status.OK]
     if column == "score":
         return _scores(rows)
@@ -72,6 +72,18 @@ def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Chose
     values["y_std"] = rows["rel_error_std"] if column == "rel_error" else math.nan
     trivial = rows["trivial_error"].dropna() if column == "rel_error" else pd.Series(dtype=float)
     return Agreement(values, column, _said(rows, at, n), float(trivial.median()) if len(trivial) else math.nan)
+
+
+def same_run(frame: pd.DataFrame, setting: Setting) -> pd.DataFrame:
+    """The rows of the run that a setting is of."""
+    return frame[frame[RUN] == setting.rows[RUN].iloc[0]] if RUN in frame else frame
+
+
+def alike(rows: pd.DataFrame, setting: Setting) -> Setting:
+    """Of other rows, errors or decoding steps, those of the setting most like a given one."""
+    first = setting.rows.iloc[0]
+    order = ("suite", "causal", "machine_id", "dtype", "head_dim", "heads", "bias", "padding")
+    return settings(rows, {key: (first[key],) for key in order if key in rows})[0]
 
 
 def _inputs(known: list[str], wanted: str | None) -> str:
@@ -97,8 +109,8 @@ def _said(rows: pd.DataFrame, at: int, n: int) -> str:
     if rows.empty:
         return "no error measured"
     row, draws = rows.iloc[0], rows["error_draws"].max()
-    parts = [f"error: {LEVELS.get(row['level'], row['level'])}", row["dtype"], f"inputs {row['inputs']}"]
-    parts.insert(2, f"{row['heads']} heads × {row['head_dim']}")
+    parts = [f"error: {in_words('level', row['level'])}", row["dtype"]]
+    parts += [f"{in_words('heads', row['heads'])} × {row['head_dim']}", f"inputs {row['inputs']}"]
     parts += [f"{draws:.0f} draws"] if pd.notna(draws) else []
     parts += [f"n = {at} (none at {n})"] if at != n else []
     return " · ".join(parts)

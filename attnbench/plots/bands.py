@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator
 
 from attnbench.plots.page import text_width
-from attnbench.plots.style import LINE, SMALL_SIZE
+from attnbench.plots.palette import palette
+from attnbench.plots.style import SMALL_SIZE
 from attnbench.plots.ticks import padded, plain, power_ticks
 
 _NAMES = {
@@ -123,10 +124,10 @@ def draw_bands(ax: Axes, layout: Layout, height: float, y_label: str, width: flo
     """Grey strips, ticks and the label of the scale; the axes' vertical unit is the inch."""
     ax.set_ylim(0, height)
     for start, end in layout.strips:
-        ax.axhspan(start, end, color="#f5f5f5", lw=0, zorder=0)
+        ax.axhspan(start, end, color=palette().band, lw=0, zorder=0)
         for edge in (start, end):
             if 0 < edge < height:
-                ax.axhline(edge, color=LINE, lw=0.8, zorder=1)
+                ax.axhline(edge, color=palette().line, lw=0.8, zorder=1)
     ax.yaxis.set_major_locator(FixedLocator([at for at, _ in layout.ticks]))
     ax.yaxis.set_major_formatter(FixedFormatter([text for _, text in layout.ticks]))
     ax.tick_params(axis="y", length=0)

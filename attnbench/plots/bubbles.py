@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnbench.plots.page import Page
-from attnbench.plots.style import FAINT, FAMILY_COLOURS, INK, OTHER_COLOUR, SMALL_SIZE
+from attnbench.plots.page import Page, narrow
+from attnbench.plots.palette import palette
+from attnbench.plots.style import SMALL_SIZE
 
 LARGEST = 560.0
 """Square points of the largest circle: 0.37 inches across."""
 SMALLEST = 5.0
+FRONT = "Pareto front"
 
 
 def draw_circles(ax: Axes, points: pd.DataFrame, largest: float) -> list[float]:
@@ -27,7 +30,7 @@ def draw_circles(ax: Axes, points: pd.DataFrame, largest: float) -> list[float]:
     """
     radii = []
     for label, family, x, at, memory in points[["label", "family", "x", "at", "memory"]].itertuples(index=False):
-        colour = FAMILY_COLOURS.get(family, OTHER_COLOUR)
+        colour = palette().family(family)
         known = memory > 0 and math.isfinite(memory)
         size = max(memory / largest * LARGEST, SMALLEST) if known else 60.0
         ax.scatter(
@@ -57,37 +60,63 @@ def pareto(x: Sequence[float], y: Sequence[float]) -> list[int]:
 
 def draw_front(ax: Axes, x: np.ndarray, at: np.ndarray, low: float) -> None:
     """Steps through points in the order of :func:`pareto`, from ``low`` below the fastest up to the best."""
-    ax.step([x[0], *x], [low, *at], where="pre", color=INK, lw=1.0, ls=(0, (4, 2.5)), alpha=0.55, zorder=1.5)
+    corners = [(x[0], low), *zip(x, at, strict=True)]
+    turns = [(right, up) for (right, _), (_, up) in pairwise(corners)]
+    steps = [place for both in zip(corners, turns, strict=False) for place in both] + [corners[-1]]
+    ax.plot(
+        *zip(*steps, strict=True), color=palette().ink, lw=1.0, ls=(0, (4, 2.5)), alpha=0.55, zorder=1.5, label=FRONT
+    )
 
 
 def draw_keys(
     page: Page, left: float, top: float, families: Sequence[str], largest: float, title: str, sizes: Mapping[float, str]
 ) -> None:
-    """At the right of the page: colour -> family, then three circles with the memory they stand for."""
+    """From a place to the right: colour -> family, then three circles with the memory they stand for.
+
+    The circles stand below the families, in a column beside them.
+    """
     height = top - page.bottom
     ax = page.blank(left, page.bottom, page.right - left, height)
-    y = height - 0.08
+    x, y = 0.0, height - 0.08
 
-    def write(text: str, indent: float, colour: str = INK) -> None:
-        ax.text(indent, y, text, fontsize=SMALL_SIZE, color=colour, va="center")
+    def write(text: str, indent: float, colour: str = palette().ink) -> None:
+        ax.text(x + indent, y, text, fontsize=SMALL_SIZE, color=colour, va="center")
 
-    write("family", 0, FAINT)
-    shown = [one for one in FAMILY_COLOURS if one in families] + sorted({*families} - FAMILY_COLOURS.keys())
-    for family in shown:
+    write("family", 0, palette().faint)
+    for family in _shown(families):
         y -= 0.165
-        colour = FAMILY_COLOURS.get(family, OTHER_COLOUR)
+        colour = palette().family(family)
         ax.scatter([0.07], [y], s=40, facecolor=(colour, 0.5), edgecolor=colour)
         write(family or "not known", 0.2)
-    y -= 0.3
+    if narrow():
+        x, y = (page.right - left) / 2, height - 0.08
+    else:
+        y -= 0.3
     for line in title.split("\n"):
-        write(line, 0, FAINT)
+        write(line, 0, palette().faint)
         y -= 0.14
     for value, text in sizes.items():
         radius = math.sqrt(max(value / largest * LARGEST, SMALLEST) / math.pi) / 72
         y -= max(radius, 0.06) + 0.04
-        ax.scatter([0.19], [y], s=max(value / largest * LARGEST, SMALLEST), facecolor=(FAINT, 0.25), edgecolor=FAINT)
+        ax.scatter(
+            [x + 0.19],
+            [y],
+            s=max(value / largest * LARGEST, SMALLEST),
+            facecolor=(palette().faint, 0.25),
+            edgecolor=palette().faint,
+        )
         write(text, 0.46)
         y -= max(radius, 0.06)
+
+
+def keys_height(families: Sequence[str]) -> float:
+    """Inches of the keys in a column."""
+    return max(0.35 + 0.165 * len(_shown(families)), 1.3)
+
+
+def _shown(families: Sequence[str]) -> list[str]:
+    shown = [one for one in palette().families if one in families]
+    return shown + sorted({*families} - palette().families.keys())
 
 
 def round_sizes(largest: float) -> list[float]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,204 +11,133 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
-from attnbench.plots.page import Page, draw_nothing, new_page, shorten
-from attnbench.plots.setting import choose, compared, failures, timed, where
-from attnbench.plots.style import FAINT, FAMILY_COLOURS, INK, LINE, OTHER_COLOUR, SMALL_SIZE, in_style
-from attnbench.plots.ticks import log_axis, padded, plain, power_ticks, trimmed
-from attnbench.status import Status
-from attnbench.units import format_bytes, format_seconds
+from attnbench.plots.agreement import alike, same_run
+from attnbench.plots.captions import failures, own_form_note, where
+from attnbench.plots.catalogue_panels import Panel, cost, decoding, error, note_on_errors, records
+from attnbench.plots.page import NothingToDraw, Page, new_page, only_on_a_page, shorten, stacked
+from attnbench.plots.palette import palette
+from attnbench.plots.setting import PANELS, Setting, compared, restrict, settings, timed, without_room
+from attnbench.plots.style import SMALL_SIZE, in_style
+from attnbench.plots.ticks import log_axis, padded, power_ticks
 
 TITLE = "Every variant: time, memory, error, decoding"
 ENOUGH = 24
 """Labels at one length from which on a scatter plot cannot name them all."""
+NEEDS = f"times of {ENOUGH} variants"
 
 _STEP = 0.165
 """Inches from line to line."""
-_NAMES = 1.95
-_GAP = 0.16
-_MARKS = ("o", "s", "^", "D")
-_ROUNDING = 1e-5
-_FAMILIES = list(FAMILY_COLOURS)
+_NAMES = 2.05
+_GAP = 0.22
+_HEAD = 0.62
+"""Inches above and below the lines, for titles and scales."""
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """One column: what it shows of each label."""
-
-    title: str
-    values: dict[str, list[tuple[float, str, bool]]]
-    """Label -> (value, marker, whether it is hollow)."""
-    text: Callable[[float], str]
-    base: int
-    """Of the logarithm whose powers are ticks: 2 for bytes, else 10."""
-    intervals: dict[str, tuple[float, float]]
-    words: dict[str, str]
-    """Label -> what stands instead of a number."""
-    lines: Sequence[tuple[float, str]] = ()
-    """Values marked for comparison, with the marker of the inputs that they belong to."""
-
-
-def applies(frame: pd.DataFrame) -> bool:
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
     """More labels were timed at one length than a scatter plot can name."""
-    rows = timed(frame)
+    rows = timed(restrict(frame, only or {}))
     rows = rows[rows["pass"] != "decode"]
     return not rows.empty and int(rows.groupby(["level", "pass", "seq_len"])["label"].nunique().max()) >= ENOUGH
 
 
 @in_style
-def draw_catalogue(
-    frame: pd.DataFrame, *, n: int | None = None, level: str | None = None, pass_: str | None = None
-) -> Figure:
+def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
     """A line for each label, grouped by family, and panels for time, peak memory, error and decoding.
+
+    Rows that were not measured alike have a list of their own, the layer and the forward pass first.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: the length; by default the one with most labels, and the longest of these.
-        level, pass_: which rows of time and memory; by default the layer's and forward, where there are any.
+        only: column -> value of the rows of time and memory.
 
     Raises:
-        UsageError: a length, level or pass that has no rows.
+        UsageError: a length or value that has no rows.
+        NothingToDraw: no time or memory was measured.
         ResultsError: not a results table.
     """
-    every = timed(frame)
-    steps, whole = every[every["pass"] == "decode"], every[every["pass"] != "decode"]
+    only_on_a_page("catalogue")
+    every = timed(restrict(frame, only or {}))
     prefer = {"level": ("layer", "operator", "model"), "pass": ("forward", "training")}
-    chosen = choose(whole, prefer, level=level, pass_=pass_)
-    if chosen.rows.empty:
-        return draw_nothing(TITLE, [], ["no time or memory was measured"])
-    counts = chosen.rows.groupby("seq_len")["label"].nunique()
+    found = [one for one in settings(every[every["pass"] != "decode"], prefer) if len(one.ok)]
+    if not found:
+        raise NothingToDraw("; ".join(failures(every)) or "no time or memory was measured")
+    steps = every[every["pass"] == "decode"]
+    lists = [_list(setting, n, frame, steps) for setting in found[:PANELS]]
+    rows = pd.concat([one.rows for one in lists])
+    errors = compared(frame)
+    notes = [
+        own_form_note(rows["label"]),
+        "Each panel has a scale of its own; bars are 95 % intervals, where they are wider than the mark.",
+        note_on_errors([panel for one in lists for panel in one.panels], errors),
+        *(f"Not measured — {line}" for line in failures(rows, at_n=False)),
+        without_room(found),
+    ]
+    return _draw(lists, where(rows, rows["seq_len"].iloc[0] if rows["seq_len"].nunique() == 1 else None), notes)
+
+
+@dataclass(frozen=True)
+class _List:
+    """The labels of one setting at one length."""
+
+    heading: str
+    rows: pd.DataFrame
+    panels: Sequence[Panel]
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """(family, label) in the order of the families, the label empty in a family's heading."""
+        families = {str(row["label"]): str(row["family"]) for row in records(self.rows)}
+        known = [*palette().families, *dict.fromkeys(families.values())]
+        groups = sorted(set(families.values()), key=known.index)
+        return [
+            (family, label)
+            for family in groups
+            for label in ("", *(one for one in families if families[one] == family))
+        ]
+
+
+def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFrame) -> _List:
+    counts = setting.rows.groupby("seq_len")["label"].nunique()
     if n is not None and n not in counts.index:
         raise UsageError(f"no rows with n = {n}; there are: {', '.join(map(str, counts.index))}")
     n = n or int(counts[counts == counts.max()].index.max())
-    rows = chosen.rows[chosen.rows["seq_len"] == n].drop_duplicates("label", keep="last")
-    panels = [*_cost(rows), *_error(compared(frame)), *_decoding(choose(steps).rows if len(steps) else steps)]
-    families = {str(row["label"]): str(row["family"]) for row in _records(rows)}
-    order = {label: i for i, label in enumerate(families)}
-    labels = sorted(families, key=lambda label: (_rank(families[label]), order[label]))
-    notes = [
-        "Each panel has a scale of its own; bars are 95 % intervals, where they are wider than the mark.",
-        _note_on_errors(panels, compared(frame)),
-        *(f"Not measured — {line}" for line in failures(rows, at_n=False)),
-    ]
-    return _draw(labels, families, panels, where(rows, n), [note for note in notes if note])
+    rows = setting.rows[setting.rows["seq_len"] == n].drop_duplicates("label", keep="last")
+    errors, steps = compared(same_run(frame, setting)), same_run(steps, setting)
+    panels = cost(rows)
+    panels += error(alike(errors, setting).rows) if len(errors) else []
+    panels += decoding(alike(steps, setting).rows) if len(steps) else []
+    return _List(setting.about, rows, panels)
 
 
-def _records(rows: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """Rows as plain dictionaries."""
-    return rows.to_dict("records")
+def _draw(lists: Sequence[_List], about: Sequence[str], notes: Sequence[str]) -> Figure:
+    rooms = [_STEP * len(one.lines) + _HEAD for one in lists]
+    page = new_page(TITLE, about, notes, width=9.6, room=stacked(rooms, [one.heading for one in lists]))
+    for part, one in zip(page.parts([one.heading for one in lists], rooms), lists, strict=True):
+        _draw_list(part, one)
+    return page.figure
 
 
-def _rank(family: str) -> int:
-    return _FAMILIES.index(family) if family in _FAMILIES else len(_FAMILIES)
-
-
-def _cost(rows: pd.DataFrame) -> list[_Panel]:
-    panels = []
-    for column, title, text in (
-        ("time_median_s", "time", lambda value: trimmed(format_seconds(value))),
-        ("peak_bytes", "peak memory", lambda value: trimmed(format_bytes(int(value)))),
-    ):
-        if rows[column].notna().any():
-            words = {r["label"]: str(r["status"]) for r in _records(rows) if r["status"] != Status.OK}
-            panels.append(_Panel(title, _dots(rows, column), text, _base(column), _intervals(rows, column), words))
-    return panels
-
-
-def _decoding(rows: pd.DataFrame) -> list[_Panel]:
-    """Time of one token and what is kept of those before it."""
-    panels = []
-    for column, title, text in (
-        ("time_median_s", "one token", lambda value: trimmed(format_seconds(value))),
-        ("state_bytes", "its state", lambda value: trimmed(format_bytes(int(value)))),
-    ):
-        if len(rows) and rows[column].notna().any():
-            words = {
-                r["label"]: "–" if r["status"] == Status.UNSUPPORTED else str(r["status"])
-                for r in _records(rows)
-                if r["status"] != Status.OK
-            }
-            panels.append(_Panel(title, _dots(rows, column), text, _base(column), _intervals(rows, column), words))
-    return panels
-
-
-def _base(column: str) -> int:
-    return 2 if column.endswith("bytes") else 10
-
-
-def _dots(rows: pd.DataFrame, column: str) -> dict[str, list[tuple[float, str, bool]]]:
-    there = rows[(rows["status"] == Status.OK) & (rows[column] > 0)]
-    return {label: [(float(value), "o", False)] for label, value in zip(there["label"], there[column], strict=True)}
-
-
-def _intervals(rows: pd.DataFrame, column: str) -> dict[str, tuple[float, float]]:
-    if column != "time_median_s":
-        return {}
-    there = rows[rows["time_ci_low_s"] > 0]
-    return {r["label"]: (r["time_ci_low_s"], r["time_ci_high_s"]) for r in _records(there)}
-
-
-def _error(rows: pd.DataFrame) -> list[_Panel]:
-    if rows.empty:
-        return []
-    values: dict[str, list[tuple[float, str, bool]]] = {}
-    words: dict[str, str] = {}
-    lines = []
-    for mark, (_, part) in zip(_MARKS, rows.groupby("inputs", sort=False), strict=False):
-        for row in _records(part):
-            label, error = row["label"], row["rel_error"]
-            if row["error_kind"] == "learned":
-                words[label] = "learned"
-            elif error < _ROUNDING:
-                words[label] = "exact"
-            elif math.isfinite(error):
-                values.setdefault(label, []).append((error, mark, row["error_kind"] == "distance"))
-        trivial = part["trivial_error"].dropna()
-        if len(trivial):
-            lines.append((float(trivial.median()), mark))
-    for row in _records(rows):
-        if row["label"] not in values and row["label"] not in words and row["status"] != Status.OK:
-            words[row["label"]] = str(row["status"])
-    return [_Panel("relative error", values, plain, 10, {}, words, lines)]
-
-
-def _note_on_errors(panels: Sequence[_Panel], rows: pd.DataFrame) -> str:
-    if not any(panel.title == "relative error" for panel in panels):
-        return ""
-    marks = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds"}
-    said = ", ".join(f"{marks[m]} {name}" for m, name in zip(_MARKS, dict.fromkeys(rows["inputs"]), strict=False))
-    return (
-        f"Relative error: {said}; lines: answering mean(V). Hollow: another operator, whose distance from softmax "
-        "attention is no error (an arrow: beyond the scale). learned: means nothing before fitting."
-    )
-
-
-def _draw(
-    labels: Sequence[str], families: dict[str, str], panels: Sequence[_Panel], about: Sequence[str], notes: list[str]
-) -> Figure:
-    groups = list(dict.fromkeys(families[label] for label in labels))
-    lines: list[tuple[str, str]] = []  # (family, label), the label empty in a group's heading
-    for family in groups:
-        lines += [(family, ""), *((family, label) for label in labels if families[label] == family)]
+def _draw_list(page: Page, one: _List) -> None:
+    lines = one.lines
     tall = _STEP * len(lines)
-    page = new_page(TITLE, about, notes, width=8.6, room=tall + 0.62)
     bottom = page.top - 0.42 - tall
     names = page.blank(page.left, bottom, _NAMES, tall)
     names.set_ylim(len(lines), 0)
     for row, (family, label) in enumerate(lines):
-        colour = FAMILY_COLOURS.get(family, OTHER_COLOUR)
         text = shorten(label or family.upper(), _NAMES - 0.1, SMALL_SIZE)
-        ink, weight = (INK, "normal") if label else (colour, "bold")
-        left = 0.1 if label else 0.0
-        names.text(left, row + 0.5, text, va="center", fontsize=SMALL_SIZE, color=ink, fontweight=weight)
+        weight = "normal" if label else "bold"
+        names.text(0.13, row + 0.5, text, va="center", fontsize=SMALL_SIZE, fontweight=weight)
+        if not label:
+            names.plot([0.04], [row + 0.5], "s", color=palette().family(family), markersize=5)
     room = page.right - page.left - _NAMES - 0.12  # half of the last tick's number
-    wide = (room - _GAP * (len(panels) - 1)) / max(1, len(panels))
-    for place, panel in enumerate(panels):
+    wide = (room - _GAP * (len(one.panels) - 1)) / max(1, len(one.panels))
+    for place, panel in enumerate(one.panels):
         _draw_panel(page, (page.left + _NAMES + place * (wide + _GAP), bottom, wide, tall), panel, lines)
-    return page.figure
 
 
 def _draw_panel(
-    page: Page, place: tuple[float, float, float, float], panel: _Panel, lines: Sequence[tuple[str, str]]
+    page: Page, place: tuple[float, float, float, float], panel: Panel, lines: Sequence[tuple[str, str]]
 ) -> None:
     ax = page.axes(*place)
     # A distance of another operator may be anything; it does not stretch the scale of the errors.
@@ -224,26 +152,25 @@ def _draw_panel(
     ax.set_title(panel.title, loc="left", pad=14)
     ax.grid(axis="x")
     for value, mark in panel.lines:
-        ax.axvline(value, color=FAINT, lw=0.8, ls=":", zorder=1)
-        ax.plot([value], [0.15], mark, color=FAINT, ms=3, clip_on=False)
+        ax.axvline(value, color=palette().faint, lw=0.8, ls=":", zorder=1)
+        ax.plot([value], [0.15], mark, color=palette().faint, ms=3, clip_on=False)
     for row, (family, label) in enumerate(lines):
         if label:
-            _draw_line(ax, row + 0.5, panel, label, FAMILY_COLOURS.get(family, OTHER_COLOUR))
+            _draw_line(ax, row + 0.5, panel, label, palette().family(family))
 
 
-def _draw_line(ax: Axes, y: float, panel: _Panel, label: str, colour: str) -> None:
-    ax.axhline(y, color=LINE, lw=0.4, zorder=0)
+def _draw_line(ax: Axes, y: float, panel: Panel, label: str, colour: str) -> None:
+    ax.axhline(y, color=palette().line, lw=0.4, zorder=0)
     for value, mark, hollow in panel.values.get(label, []):
         low, high = ax.get_xlim()
         beyond = "<" if value < low else ">" if value > high else mark
-        face = "white" if hollow else colour
+        face = palette().page if hollow else colour
         ax.plot(
             [min(max(value, low), high)], [y], beyond, color=colour, mfc=face, mew=0.9, ms=4.2, zorder=3, clip_on=False
         )
     if label in panel.intervals:
         ax.plot(panel.intervals[label], [y, y], color=colour, lw=1.6, zorder=2, solid_capstyle="butt")
     if label in panel.words and label not in panel.values:
-        ax.text(
-            0.01, y, panel.words[label], transform=ax.get_yaxis_transform(), fontsize=SMALL_SIZE - 0.7, color=FAINT,
-            va="center",
-        )  # fmt: skip
+        box = {"facecolor": palette().page, "edgecolor": "none", "pad": 0.6}  # the line must not strike it through
+        faint: dict[str, Any] = {"fontsize": SMALL_SIZE - 0.7, "color": palette().faint, "va": "center"}
+        ax.text(0.01, y, panel.words[label], transform=ax.get_yaxis_transform(), bbox=box, **faint)

@@ -1,70 +1,121 @@
-"""The figure of ``attnbench compare``: times against length, and below it the paired ratio with the crossover."""
+"""The figure of ``attnbench compare``: times against length, below it ratios to the first variant, with crossovers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from attnbench.plots.page import draw_nothing, new_page, shorten
-from attnbench.plots.style import FAINT, LINE, SMALL_SIZE, in_style
-from attnbench.plots.ticks import log_axis, padded, plain, trimmed
+from attnbench.plots.captions import OWN_FORM, own_form_note
+from attnbench.plots.page import COLUMN, NothingToDraw, Page, narrow, new_page, wrap
+from attnbench.plots.palette import palette
+from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, look
+from attnbench.plots.ticks import halves, length, log_axis, padded, plain, trimmed
 from attnbench.units import format_seconds
 
 TITLE = "Paired comparison"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""One per variant here, and per pair below: a comparison is often of one family, which family colours cannot tell."""
+_KEY = 1.9
+"""Inches for the key."""
 
 
 @in_style
 def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
-    """Median times with 95 % intervals, and the ratio of each pair with its interval and crossover length.
+    """Median times with 95 % intervals, and of each variant the ratio to the first one, with the crossover length.
 
     Args:
         frame: rows of ``Comparison.to_rows()``.
         crossovers: the list of the same name in ``Comparison.to_json()``.
         about: where and how it was measured, for the line under the title.
+
+    Raises:
+        NothingToDraw: no variant ran beside the first at any length.
     """
-    measured = frame[frame["ratio"].notna()]
-    subtitle = [about] if about else []
-    if measured.empty:
-        reasons = [f"{row.a_status}: {row.a_reason}; {row.b_status}: {row.b_reason}" for row in frame.itertuples()]
-        return draw_nothing(TITLE, subtitle, list(dict.fromkeys(reasons)))
-    failed = frame[frame["ratio"].isna()]
-    notes = ["Bars and bands: 95 % intervals. Below the line at 1 the first of a pair is faster."]
-    notes += [f"n = {row.seq_len}: {row.verdict}" for row in failed.itertuples()]
-    page = new_page(TITLE, subtitle, notes)
-    left, right = page.left + 0.7, page.right - 1.7
+    names = _names(frame)
+    frame = frame.assign(a=frame["a"].map(names), b=frame["b"].map(names))
+    base = frame["a"].iloc[0]
+    beside = frame[(frame["a"] == base) & frame["ratio"].notna()]
+    if beside.empty:
+        raise NothingToDraw("; ".join(_failures(frame)) or "no two variants ran at one length")
+    labels = list(dict.fromkeys([base, *frame["a"], *frame["b"]]))
+    colours = palette().sequence
+    hows = {label: look(colours[turn % len(colours)], turn // len(colours)) for turn, label in enumerate(labels)}
+    crossed = {names[one["b"]]: one for one in crossovers if names[one["a"]] == base and one["seq_len"] is not None}
+    notes = [f"Bars and bands: 95 % intervals. Below the line at 1 a variant is faster than {base}."]
+    notes += [own_form_note(names.values()), *_failures(frame), *_withheld(frame)]
+    if crossed:
+        notes.append("Upright strips: intervals of the lengths from which on the other one is faster.")
+    key = _key_height(labels, crossed) if narrow() else 0.0
+    whole = new_page(TITLE, [about] if about else [], notes, room=3.6 + key)
+    page, under = whole.split(key)
     tall = (page.top - page.bottom - 0.45 - 0.2) / 2
+    over = wrap(f"time over that of {base}", tall, TEXT_SIZE)
+    left, right = page.left + 0.55 + 0.15 * len(over), page.right - (0.1 if narrow() else _KEY)
     upper = page.axes(left, page.bottom + 0.45 + tall + 0.2, right - left, tall)
     lower = page.axes(left, page.bottom + 0.45, right - left, tall)
-    labels = list(dict.fromkeys([*frame["a"], *frame["b"]]))
     lengths = sorted(frame["seq_len"].unique())
-    for place, label in enumerate(labels):
-        _times(upper, _of(frame, label), label, COLOURS[place % len(COLOURS)])
-    pairs = list(dict.fromkeys(zip(frame["a"], frame["b"], strict=True)))
-    for place, (a, b) in enumerate(pairs):
-        rows = measured[(measured["a"] == a) & (measured["b"] == b)].sort_values("seq_len")
-        found = next((one for one in crossovers if (one["a"], one["b"]) == (a, b)), {})
-        _ratios(lower, rows, f"{a} / {b}", COLOURS[place % len(COLOURS)], found)
-    lower.axhline(1, color=FAINT, linewidth=0.8)
-    times = pd.concat([frame[f"{side}_time_median_s"] for side in "ab"])
-    log_axis(upper, "y", padded(times), base=10, text=lambda value: trimmed(format_seconds(value)))
-    bounds = measured[["ratio", "ratio_ci_low", "ratio_ci_high"]].to_numpy(dtype=float).ravel()
-    log_axis(lower, "y", padded(np.append(bounds, 1.0)), base=2)
+    times = pd.concat([frame[f"{side}_time_{name}_s"] for side in "ab" for name in ("median", "ci_low", "ci_high")])
+    log_axis(upper, "y", padded(times.astype(float)), base=10, text=lambda value: trimmed(format_seconds(value)))
+    bounds = beside[["ratio", "ratio_ci_low", "ratio_ci_high"]].to_numpy(dtype=float).ravel()
+    log_axis(lower, "y", padded(np.append(1 / bounds, 1.0)), base=2, text=halves)
     for ax in (upper, lower):
-        log_axis(ax, "x", padded(lengths), base=2, at=lengths)
+        log_axis(ax, "x", padded(lengths), at=lengths, text=length)
         ax.grid(axis="y")
-        ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
+    lower.axhline(1, color=palette().faint, linewidth=0.8)
+    for label in labels:
+        _times(upper, _of(frame, label), hows[label])
+        if label != base:
+            _ratio(lower, beside[beside["b"] == label].sort_values("seq_len"), hows[label], crossed.get(label))
     upper.set_ylabel("median time")
     upper.tick_params(labelbottom=False)
-    lower.set_ylabel("ratio of times")
+    lower.set_ylabel("\n".join(over))
     lower.set_xlabel("length n (log2 scale)")
+    _write_key(under if narrow() else replace(page, left=right + 0.15), hows, crossed)
     return page.figure
+
+
+def _key_height(labels: Sequence[str], crossed: Mapping[str, Any]) -> float:
+    """Inches of the key of a column."""
+    return 0.25 + 0.05 * len(labels) + 0.14 * (len(crossed) + sum(len(_name(one, COLUMN - 0.3)) for one in labels))
+
+
+def _name(label: str, width: float) -> list[str]:
+    """The lines of a name in a key of so many inches."""
+    return wrap(label.replace(",", ", "), width - 0.46, SMALL_SIZE)
+
+
+def _names(frame: pd.DataFrame) -> dict[str, str]:
+    """Label -> the same with the mark of an own form, where it is one."""
+    sides = [frame[[side, f"{side}_own_form"]].to_numpy() for side in "ab"]
+    return {label: label + OWN_FORM * bool(form) for side in sides for label, form in side}
+
+
+def _failures(frame: pd.DataFrame) -> list[str]:
+    """Which variants did not run, a line for each and each way in which they ended."""
+    sides = [
+        frame[["seq_len", *(f"{side}{name}" for name in ("", "_status", "_reason"))]].set_axis(
+            ["n", "label", "status", "reason"], axis=1
+        )
+        for side in "ab"
+    ]
+    failed = pd.concat(sides).query("status != 'ok'").drop_duplicates(["n", "label"])
+    return [
+        f"{label}: {status} at n = {', '.join(map(str, sorted(part['n'])))}" + f" — {reason}" * bool(reason)
+        for (label, status), part in failed.groupby(["label", "status"], sort=False)
+        for reason in [part["reason"].iloc[0]]
+    ]
+
+
+def _withheld(frame: pd.DataFrame) -> list[str]:
+    """At which lengths the times are not to be believed, and why."""
+    doubtful = frame[frame["verdict"] == "withheld"]
+    lengths = ", ".join(map(str, sorted(set(doubtful["seq_len"]))))
+    return [f"No verdict at n = {lengths}: {doubtful['withheld'].iloc[0]}."] if lengths else []
 
 
 def _of(frame: pd.DataFrame, label: str) -> pd.DataFrame:
@@ -77,24 +128,36 @@ def _of(frame: pd.DataFrame, label: str) -> pd.DataFrame:
     return pd.concat(sides).dropna(subset=["time_median_s"]).drop_duplicates("n").sort_values("n").astype(float)
 
 
-def _times(ax: Axes, rows: pd.DataFrame, label: str, colour: str) -> None:
+def _times(ax: Axes, rows: pd.DataFrame, how: Look) -> None:
     middle = rows["time_median_s"]
     spread = [middle - rows["time_ci_low_s"].fillna(middle), rows["time_ci_high_s"].fillna(middle) - middle]
-    ax.errorbar(
-        rows["n"], middle, yerr=spread, color=colour, marker="o", capsize=2, label=shorten(label, 1.3, SMALL_SIZE)
-    )
+    ax.errorbar(rows["n"], middle, yerr=spread, capsize=2, elinewidth=0.8, **how.line)
 
 
-def _ratios(ax: Axes, rows: pd.DataFrame, name: str, colour: str, found: Mapping[str, Any]) -> None:
-    n, ratio = rows["seq_len"].astype(float), rows["ratio"].astype(float)
-    low, high = rows["ratio_ci_low"].astype(float).fillna(ratio), rows["ratio_ci_high"].astype(float).fillna(ratio)
-    ax.fill_between(n, low, high, color=colour, alpha=0.2, linewidth=0)
-    at = found.get("seq_len")
-    text = name if at is None else f"{name}\ncrossover {plain(round(at))}"
-    ax.plot(
-        n, ratio, color=colour, marker="o", label="\n".join(shorten(line, 1.3, SMALL_SIZE) for line in text.split("\n"))
-    )
-    if at is not None:
-        ax.axvline(at, color=LINE, linewidth=1.2, zorder=0)
-        ends = [found["ci_low"] or n.min(), found["ci_high"] or n.max()]
-        ax.axvspan(*ends, color=colour, alpha=0.08, linewidth=0, zorder=0)
+def _ratio(ax: Axes, rows: pd.DataFrame, how: Look, crossed: Mapping[str, Any] | None) -> None:
+    """The variant's time over the first one's, which the table holds the other way round."""
+    n, ratio = rows["seq_len"].astype(float), 1 / rows["ratio"].astype(float)
+    low, high = (1 / rows[f"ratio_ci_{end}"].astype(float) for end in ("high", "low"))
+    ax.fill_between(n, low.fillna(ratio), high.fillna(ratio), color=how.colour, alpha=0.2, linewidth=0)
+    ax.plot(n, ratio, **how.line)
+    if crossed is not None:
+        ends = [crossed["ci_low"] or n.min(), crossed["ci_high"] or n.max()]
+        ax.axvline(crossed["seq_len"], color=how.colour, linewidth=0.8, linestyle=how.dashes, alpha=0.6, zorder=0)
+        ax.axvspan(*ends, color=how.colour, alpha=0.08, linewidth=0, zorder=0)
+
+
+def _write_key(page: Page, hows: Mapping[str, Look], crossed: Mapping[str, Mapping[str, Any]]) -> None:
+    """The variants in the order in which they were named, and where each crosses the first."""
+    width, y = page.right - page.left, page.top - page.bottom - 0.1
+    ax = page.blank(page.left, page.bottom, width, page.top - page.bottom)
+    for label, how in hows.items():
+        ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], markersize=4.5, **how.line))
+        name = _name(label, width)
+        for line in name:
+            ax.text(0.46, y, line, fontsize=SMALL_SIZE, va="center")
+            y -= 0.14
+        if label in crossed:
+            said = f"crosses at {plain(round(crossed[label]['seq_len']))}"
+            ax.text(0.46, y, said, fontsize=SMALL_SIZE, va="center", color=palette().faint)
+            y -= 0.14
+        y -= 0.05

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,40 +12,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from attnbench.errors import UsageError
 from attnbench.plots.agreement import ROUNDING
-from attnbench.plots.error_lines import Line, over_logit_std, over_option, trivial
-from attnbench.plots.page import Page, draw_nothing, new_page, shorten, text_width
-from attnbench.plots.setting import (
-    choose,
-    compared,
-    failures,
-    logit_std,
-    options_of,
-    pick_inputs,
-    varying_numbers,
-    where,
-)
-from attnbench.plots.style import FAINT, INK, MARKERS, SMALL_SIZE, Look, in_style, looks
+from attnbench.plots.captions import bare, failures, own_form_note, where
+from attnbench.plots.error_lines import Line, Panel, at_length, panels_of
+from attnbench.plots.options import logit_std, options_of, varying_numbers
+from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, shorten, stacked, text_width, wrap
+from attnbench.plots.palette import palette
+from attnbench.plots.setting import PANELS, compared, restrict, settings, without_room
+from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, looks
 from attnbench.plots.ticks import log_axis, padded
 from attnbench.status import Status
 
 TITLE = "Approximation error"
+NEEDS = "errors at two options or logit_std"
+_TRIVIAL = "answering mean(V)"
 
 
-@dataclass(frozen=True)
-class Panel:
-    """What one pair of axes shows."""
-
-    lines: list[Line]
-    x_label: str
-    said: str
-    trivial: dict[float, float]
-
-
-def applies(frame: pd.DataFrame) -> bool:
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
     """An error was measured at two values of an option or of the logits' standard deviation."""
-    rows = compared(frame)
+    rows = compared(restrict(frame, only or {}))
     rows = rows[(rows["error_kind"] == "approximation") & (rows["rel_error"] >= ROUNDING)]
     if rows.empty:
         return False
@@ -56,72 +40,46 @@ def applies(frame: pd.DataFrame) -> bool:
 
 @in_style
 def draw_error(
-    frame: pd.DataFrame, *, n: int | None = None, inputs: str | None = None, option: str | None = None
+    frame: pd.DataFrame,
+    *,
+    n: int | None = None,
+    inputs: str | None = None,
+    option: str | None = None,
+    only: Mapping[str, object] | None = None,
 ) -> Figure:
     """Up to two panels: error against a numeric option of each variant, and against the logits' standard deviation.
 
     The trivial answer, mean(V), and the oracles are drawn as lines in both. Exact methods, other operators and methods
-    that need fitting are left out, and named.
+    that need fitting are left out, and named. Rows that were not measured alike have panels of their own.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: the length; by default the one with most rows, the longest of these.
         inputs: which inputs the first panel shows; by default those with most rows.
         option: the option that the first panel shows; by default each variant's most varied number.
+        only: column -> value of the rows to draw.
 
     Raises:
         UsageError: a length, inputs or option that no row has.
+        NothingToDraw: no approximation, or its error at one setting only.
         ResultsError: not a results table.
     """
-    chosen = choose(compared(frame), {"level": ("operator",)})
-    rows, n = _at_length(chosen.rows, n)
-    ok = rows[(rows["status"] == Status.OK) & np.isfinite(rows["rel_error"])]
-    drawn = ok[(ok["error_kind"] == "approximation") & (ok["rel_error"] >= ROUNDING)]
-    if drawn.empty:
-        why = failures(rows) or ["no row holds the error of an approximation of softmax attention"]
-        return draw_nothing(TITLE, where(rows, n), why)
-    options = options_of(drawn)
-    here = _inputs(drawn, inputs)
-    spent, axis = over_option(drawn[drawn["inputs"] == here], options, option)
-    peaked = over_logit_std(drawn, options)
-    panels = []
-    if spent:
-        panels.append(Panel(spent, f"{axis} (log2 scale)", f"inputs {here}", trivial(ok[ok["inputs"] == here])))
-    if peaked:
-        panels.append(
-            Panel(peaked, "standard deviation of the logits (log2 scale)", "all inputs that state it", trivial(ok))
-        )
+    every = compared(restrict(frame, only or {}))
+    found = settings(every, {"level": ("operator",)})
+    shown = [(setting.about, at_length(setting.rows, n)) for setting in found[:PANELS]]
+    panels = [panel for about, rows in shown for panel in panels_of(about, rows, inputs, option)]
     if not panels:
-        return draw_nothing(
-            TITLE, where(rows, n), ["errors were measured at one setting only: nothing to draw a line through"]
-        )
+        raise NothingToDraw("; ".join(failures(every)) or f"needs {NEEDS}")
+    rows = pd.concat([rows for _, rows in shown])
     notes = [
+        own_form_note(rows["label"]),
         "Relative error of the output against exact attention in float64; bars: standard deviation over draws. A "
         "method above the line of mean(V) is no better than answering every query with the average of the values.",
-        *_left_out(ok),
+        *_left_out(rows[(rows["status"] == Status.OK) & np.isfinite(rows["rel_error"])]),
         *(f"Not drawn — {line}" for line in failures(rows, at_n=False)),
-        chosen.others,
+        without_room(found),
     ]
-    return _draw(panels, where(rows, n), notes, looks(zip(frame["label"], frame["family"], strict=True)))
-
-
-def _at_length(rows: pd.DataFrame, n: int | None) -> tuple[pd.DataFrame, int | None]:
-    if rows.empty:
-        return rows, n
-    counts = rows["seq_len"].value_counts()
-    if n is not None and n not in counts:
-        raise UsageError(f"no error rows at n = {n}; there are: {', '.join(str(one) for one in sorted(counts.index))}")
-    n = int(counts[counts == counts.max()].index.max()) if n is None else n
-    return rows[rows["seq_len"] == n], n
-
-
-def _inputs(rows: pd.DataFrame, wanted: str | None) -> str:
-    known = rows["inputs"].value_counts(sort=False)
-    if wanted is None:
-        # Among those with as many rows, the logits nearest to standard deviation 1.
-        far = {label: abs(math.log(logit_std(str(label)) or 1e9)) for label in known.index}
-        return str(min(known.index, key=lambda label: (-known[label], far[label])))
-    return pick_inputs([str(label) for label in known.index], wanted)
+    return _draw(panels, where(rows, rows["seq_len"].iloc[0] if rows["seq_len"].nunique() == 1 else None), notes)
 
 
 def _left_out(ok: pd.DataFrame) -> list[str]:
@@ -132,37 +90,66 @@ def _left_out(ok: pd.DataFrame) -> list[str]:
         here = ok["error_kind"] == kind
         if kind == "exact":
             here |= (ok["error_kind"] == "approximation") & (ok["rel_error"] < ROUNDING)
-        names = list(dict.fromkeys(ok.loc[here, "variant"]))
+        # By its name alone where none of its settings is drawn.
+        whole = ~ok["variant"].isin(ok.loc[~here, "variant"])
+        names = list(dict.fromkeys(ok["label"].where(~whole, list(map(bare, ok["variant"], ok["label"])))[here]))
         if names:
             parts.append(f"{word}: {', '.join(names)}")
     return [f"Left out — {'; '.join(parts)}."] if parts else []
 
 
-def _draw(panels: Sequence[Panel], about: Sequence[str], notes: Sequence[str], look: Mapping[str, Look]) -> Figure:
-    keys = min(2.8, max(text_width(line.name, SMALL_SIZE) for panel in panels for line in panel.lines) + 0.45)
-    keys = max(keys, 1.45)
-    gap = 0.62
-    most = max(len(panel.lines) for panel in panels)
-    page = new_page(TITLE, about, notes, room=len(panels) * (gap + max(1.7, 0.14 * most)))
-    left, right = page.left + 0.66, page.right - keys - 0.1
-    tall = (page.top - page.bottom) / len(panels) - gap
-    for place, panel in enumerate(panels):
-        bottom = page.top - (place + 1) * (tall + gap) + gap - 0.12
-        ax = page.axes(left, bottom, right - left, tall)
-        _panel(ax, panel, look)
-        _write_key(page, panel, look, right + 0.1, bottom, tall + 0.1)
+def _draw(panels: Sequence[Panel], about: Sequence[str], notes: Sequence[str]) -> Figure:
+    names = [_TRIVIAL, *(line.name for panel in panels for line in panel.lines)]
+    keys = min(2.8, max(text_width(name, SMALL_SIZE) for name in names) + 0.56)
+    below = [0.17 * (len(panel.lines) + 2) + 0.2 if narrow() else 0.0 for panel in panels]
+    rooms = [
+        _axis(panel) + (1.9 + key if narrow() else max(1.7, 0.14 * len(panel.lines)))
+        for panel, key in zip(panels, below, strict=True)
+    ]
+    page = new_page(TITLE, about, notes, room=stacked(rooms, [panel.heading for panel in panels]))
+    look = looks((line.name, line.family) for panel in panels for line in panel.lines)
+    parts = page.parts([panel.heading for panel in panels], rooms)
+    for part, panel, key in zip(parts, panels, below, strict=True):
+        drawn = [(line, _how(line, look[line.name])) for line in panel.lines]
+        chart, under = part.split(key)
+        left, bottom = chart.left + 0.66, chart.bottom + _axis(panel)
+        right, tall = chart.right - (0.1 if narrow() else keys + 0.1), chart.top - bottom
+        _panel(chart.axes(left, bottom, right - left, tall), panel, drawn)
+        if narrow():
+            _write_key(under, panel, drawn, under.left, under.bottom, under.top - under.bottom)
+        else:
+            _write_key(part, panel, drawn, right + 0.1, bottom, tall + 0.1)
     return page.figure
 
 
-def _panel(ax: Axes, panel: Panel, look: Mapping[str, Look]) -> None:
+def _axis_label(panel: Panel) -> list[str]:
+    """Of the horizontal axis, in lines."""
+    return wrap(panel.x_label, 2.3 if narrow() else 5.0, TEXT_SIZE)
+
+
+def _axis(panel: Panel) -> float:
+    """Inches below a panel for its scale."""
+    return 0.31 + 0.15 * len(_axis_label(panel))
+
+
+def _how(line: Line, look: Look) -> dict[str, Any]:
+    """A level line, of what does not depend on the horizontal axis, has no marker."""
+    return look.line if np.isfinite(line.x).any() else {**look.line, "marker": ""}
+
+
+def _trivial() -> dict[str, Any]:
+    return {"color": palette().ink, "lw": 1.6, "ls": ":", "zorder": 3}
+
+
+def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]]) -> None:
     x = [value for line in panel.lines for value in line.x if math.isfinite(value)]
     y = [value for line in panel.lines for value in line.y]
     log_axis(ax, "x", padded(x, share=0.04), at=sorted(set(x)), most=9)
     log_axis(ax, "y", padded([*y, *panel.trivial.values()], share=0.07, least=4), base=10, most=6)
-    ax.set_xlabel(panel.x_label)
+    ax.set_xlabel("\n".join(_axis_label(panel)))
     ax.set_ylabel("relative error (log scale)")
     ax.grid(axis="both")
-    for line, how in zip(panel.lines, _hows(panel, look), strict=True):
+    for line, how in drawn:
         if not any(math.isfinite(value) for value in line.x):
             ax.axhline(line.y[0], **how)
             continue
@@ -173,45 +160,29 @@ def _panel(ax: Axes, panel: Panel, look: Mapping[str, Look]) -> None:
         down = np.minimum(std, error * 0.9)
         ax.errorbar(at, error, yerr=np.vstack([down, std]), elinewidth=0.8, lw=1.3, **how)
     if len(panel.trivial) == 1:
-        ax.axhline(next(iter(panel.trivial.values())), **_TRIVIAL)
+        ax.axhline(next(iter(panel.trivial.values())), **_trivial())
     else:
         known = sorted((std, error) for std, error in panel.trivial.items() if std > 0)
-        ax.plot([std for std, _ in known], [error for _, error in known], **_TRIVIAL)
+        ax.plot([std for std, _ in known], [error for _, error in known], **_trivial())
 
 
-_TRIVIAL: dict[str, Any] = {"color": INK, "lw": 1.6, "ls": ":", "zorder": 3}
-_DASHES: tuple[Any, ...] = ("-", (0, (7, 1.5)), (0, (3.5, 1.5)), (0, (6, 1.5, 1, 1.5)))
-
-
-def _hows(panel: Panel, look: Mapping[str, Look]) -> list[dict[str, Any]]:
-    """Colour by family as everywhere; marker and dashes tell apart the lines of one colour."""
-    turns: dict[str, int] = {}
-    hows: list[dict[str, Any]] = []
-    for line in panel.lines:
-        colour = look[line.label].colour
-        turn = turns[colour] = turns.get(colour, -1) + 1
-        hollow = turn // len(MARKERS) % 2 == 1
-        how = {"color": colour, "ls": _DASHES[turn % len(_DASHES)], "marker": MARKERS[turn % len(MARKERS)]}
-        how["markerfacecolor"] = "white" if hollow else colour
-        hows.append(how if np.isfinite(line.x).any() else {**how, "marker": ""})
-    return hows
-
-
-def _write_key(page: Page, panel: Panel, look: Mapping[str, Look], left: float, bottom: float, height: float) -> None:
+def _write_key(
+    page: Page, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]], left: float, bottom: float, height: float
+) -> None:
     """Names from the top of the panel's right end to the bottom."""
     width = page.right - left
     ax = page.blank(left, bottom, width, height)
     rows: list[tuple[float, str, dict[str, Any]]] = []
-    for line, how in zip(panel.lines, _hows(panel, look), strict=True):
+    for line, how in drawn:
         last = int(np.nanargmax(line.x)) if np.isfinite(line.x).any() else 0
         rows.append((line.y[last], line.name, how))
     if panel.trivial:
-        rows.append((max(panel.trivial.values()), "answering mean(V)", _TRIVIAL))
+        rows.append((max(panel.trivial.values()), _TRIVIAL, _trivial()))
     rows.sort(key=lambda row: -row[0])
     y = height - 0.08
-    ax.text(0, y, shorten(panel.said, width, SMALL_SIZE), fontsize=SMALL_SIZE, color=FAINT, va="center")
+    ax.text(0, y, shorten(panel.said, width, SMALL_SIZE), fontsize=SMALL_SIZE, color=palette().faint, va="center")
     step = min(0.17, (height - 0.1) / (len(rows) + 0.5))
     for _, name, how in rows:
         y -= step
-        ax.add_line(Line2D([0, 0.16, 0.32], [y, y, y], markevery=[1], markersize=4.2, **how))
-        ax.text(0.39, y, shorten(name, width - 0.39, SMALL_SIZE), fontsize=SMALL_SIZE, color=INK, va="center")
+        ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], markersize=4.2, **how))
+        ax.text(0.46, y, shorten(name, width - 0.46, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")

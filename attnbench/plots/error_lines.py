@@ -1,4 +1,4 @@
-"""The lines of the error figure: which rows belong to one line, and what stands on the horizontal axis."""
+"""The panels of the error figure: which rows belong to one line, and what stands on the horizontal axis."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from attnbench.errors import UsageError
-from attnbench.plots.setting import is_number, logit_std, varying_numbers, written
+from attnbench.plots.agreement import ROUNDING
+from attnbench.plots.captions import bare
+from attnbench.plots.options import is_number, logit_std, options_of, pick_inputs, varying_numbers, written
+from attnbench.status import Status
 
 ORACLES = ("oracle-lowrank", "oracle-topk")
 
@@ -20,11 +24,60 @@ class Line:
     """Errors of one method over the values of a panel's horizontal axis."""
 
     name: str
-    label: str
-    """The label whose look it has."""
+    family: str
     x: list[float] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What one pair of axes shows."""
+
+    heading: str
+    lines: list[Line]
+    x_label: str
+    said: str
+    trivial: dict[float, float]
+
+
+def panels_of(heading: str, rows: pd.DataFrame, inputs: str | None, option: str | None) -> list[Panel]:
+    """What the rows of one setting at one length show."""
+    ok = rows[(rows["status"] == Status.OK) & np.isfinite(rows["rel_error"])]
+    drawn = ok[(ok["error_kind"] == "approximation") & (ok["rel_error"] >= ROUNDING)]
+    if drawn.empty:
+        return []
+    options, here = options_of(drawn), _inputs(drawn, inputs)
+    spent, axis = over_option(drawn[drawn["inputs"] == here], options, option)
+    panels = []
+    if spent:
+        known = trivial(ok[ok["inputs"] == here])
+        panels.append(Panel(heading, spent, f"{axis} (log2 scale)", f"inputs {here}", known))
+    if peaked := over_logit_std(drawn, options):
+        axis = "standard deviation of the logits (log2 scale)"
+        panels.append(Panel(heading, peaked, axis, "inputs with a logit_std", trivial(ok)))
+    return panels
+
+
+def at_length(rows: pd.DataFrame, n: int | None) -> pd.DataFrame:
+    """The rows of one length: by default the one with most rows, the longest of these.
+
+    Raises:
+        UsageError: no row has that length.
+    """
+    counts = rows["seq_len"].value_counts()
+    if n is not None and n not in counts:
+        raise UsageError(f"no error rows at n = {n}; there are: {', '.join(str(one) for one in sorted(counts.index))}")
+    return rows[rows["seq_len"] == (int(counts[counts == counts.max()].index.max()) if n is None else n)]
+
+
+def _inputs(rows: pd.DataFrame, wanted: str | None) -> str:
+    known = rows["inputs"].value_counts(sort=False)
+    if wanted is None:
+        # Among those with as many rows, the logits nearest to standard deviation 1.
+        far = {label: abs(math.log(logit_std(str(label)) or 1e9)) for label in known.index}
+        return str(min(known.index, key=lambda label: (-known[label], far[label])))
+    return pick_inputs([str(label) for label in known.index], wanted)
 
 
 def over_option(
@@ -43,14 +96,15 @@ def over_option(
         if name is not None:
             names.setdefault(name, []).append(str(variant))
         told = [key for key in differing([options[label] for label in part["label"]]) if key != name]
-        for label, error, std in part[["label", "rel_error", "rel_error_std"]].itertuples(index=False):
+        columns = ["label", "family", "rel_error", "rel_error_std"]
+        for label, family, error, std in part[columns].itertuples(index=False):
             own = options[label]
             rest = ", ".join(_told(key, own) for key in told)
             value = own.get(name) if name is not None else math.nan
             if name is not None and not is_number(value):
                 continue
-            title = str(label) if name is None else f"{variant} {rest}" if rest else str(variant)
-            line = lines.setdefault(title, Line(title, str(label)))
+            title = str(label) if name is None else f"{bare(str(variant), label)} {rest}".rstrip()
+            line = lines.setdefault(title, Line(title, str(family)))
             line.x.append(float(value))  # type: ignore[arg-type]  # is_number was asked
             line.y.append(error)
             line.std.append(std)
@@ -91,7 +145,8 @@ def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]])
         label = most[0] if ":" not in most[0] else most[len(most) // 2]
         if counts.max() > 1:
             own = part[part["label"] == label]
-            lines.append(Line(label, label, list(own["_std"]), list(own["rel_error"]), list(own["rel_error_std"])))
+            numbers_of = (list(own[column]) for column in ("_std", "rel_error", "rel_error_std"))
+            lines.append(Line(label, str(own["family"].iloc[0]), *numbers_of))
     return lines
 
 

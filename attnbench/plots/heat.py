@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_rgba
 from matplotlib.patches import Rectangle
 
-from attnbench.plots.page import Page, shorten
-from attnbench.plots.style import FAINT, INK, SMALL_SIZE
+from attnbench.plots.page import Page, narrow, shorten
+from attnbench.plots.palette import palette
+from attnbench.plots.style import SMALL_SIZE
 
-_MAP = "RdBu"
-"""Red to white to blue, which colour-blind readers tell apart; the number in the cell says the rest."""
+_LEAST = 6.0
+"""Points of the smallest letters in a column, which nobody enlarges."""
 
 
 def draw_heat(
@@ -39,7 +40,7 @@ def draw_heat(
         unsure: True where the sign of the gain is not certain: written in italics.
     """
     rows, columns = gain.shape
-    colours = matplotlib.colormaps[_MAP]
+    colours = matplotlib.colormaps[palette().diverging]
     norm = Normalize(-limit, limit, clip=True)
     # As large as the longest number allows (a digit is about 0.64 of its size wide); words in cells by themselves.
     cell = (inches[0] / columns * 72, inches[1] / rows * 72)
@@ -48,14 +49,14 @@ def draw_heat(
     for i in range(rows):
         for j in range(columns):
             known = math.isfinite(gain[i, j])
-            colour = colours(norm(gain[i, j])) if known else (0.95, 0.95, 0.95, 1.0)
-            ax.add_patch(Rectangle((j, i), 1, 1, facecolor=colour, edgecolor="white", linewidth=0.8))
+            colour = colours(norm(gain[i, j])) if known else to_rgba(palette().band)
+            ax.add_patch(Rectangle((j, i), 1, 1, facecolor=colour, edgecolor=palette().page, linewidth=0.8))
             text, fitting = (texts[i][j], size) if known else _word(texts[i][j], cell)
-            if fitting < 4.5:
+            if fitting < (_LEAST if narrow() else 4.5):
                 continue
             dark = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] < 0.55
             slant = "italic" if unsure is not None and unsure[i, j] else "normal"
-            ink = "white" if dark else INK if known else FAINT
+            ink = ("white" if dark else "#222222") if known else palette().faint
             ax.text(j + 0.5, i + 0.5, text, fontsize=fitting, ha="center", va="center", color=ink, fontstyle=slant)
     ax.set_xlim(0, columns)
     ax.set_ylim(rows, 0)
@@ -77,14 +78,17 @@ def _fitting(text: str, cell: tuple[float, float]) -> float:
 def _word(text: str, cell: tuple[float, float]) -> tuple[str, float]:
     """The word and its size, or a cross where the cell is too small for it."""
     size = _fitting(text, cell)
-    return (text, size) if size >= 5 or not text else ("×", _fitting("×", cell))
+    return (text, size) if size >= (_LEAST if narrow() else 5) or not text else ("×", _fitting("×", cell))
 
 
 def draw_colour_key(page: Page, bottom: float, limit: float, name: str, text: Callable[[float], str]) -> None:
-    """A bar of the colours with five marks, at the left of the page; ``text`` names a gain."""
-    ax = page.axes(page.left + 0.3, bottom, 2.6, 0.11)
+    """A bar of the colours with five marks, at the left of the page; ``text`` names a gain.
+
+    In a column the name stands above it.
+    """
+    ax = page.axes(page.left + 0.3, bottom, 2.5 if narrow() else 2.6, 0.11)
     ramp = np.linspace(-limit, limit, 61)
-    colours = matplotlib.colormaps[_MAP](Normalize(-limit, limit)(ramp))
+    colours = matplotlib.colormaps[palette().diverging](Normalize(-limit, limit)(ramp))
     for at, colour in zip(ramp, colours, strict=True):
         ax.add_patch(Rectangle((at - limit / 60, 0), limit - at + limit / 60, 1, facecolor=colour, lw=0))  # no seams
     ax.set_xlim(-limit, limit)
@@ -95,4 +99,7 @@ def draw_colour_key(page: Page, bottom: float, limit: float, name: str, text: Ca
     ax.tick_params(length=2, pad=2)
     for spine in ax.spines.values():
         spine.set_visible(False)
-    ax.text(1.04, 0.5, name, transform=ax.transAxes, fontsize=SMALL_SIZE, color=INK, va="center")
+    if narrow():
+        ax.text(0.5, 1.6, name, transform=ax.transAxes, fontsize=SMALL_SIZE, va="bottom", ha="center")
+    else:
+        ax.text(1.04, 0.5, name, transform=ax.transAxes, fontsize=SMALL_SIZE, va="center")

@@ -1,174 +1,230 @@
-"""Names beside circles that cover neither each other nor the circles (adjustText does the pushing)."""
+"""Names beside circles that lie on nothing: no other name, no circle, no line, no error bar."""
 
 from __future__ import annotations
 
-import logging
-import math
-import warnings
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.transforms import Bbox, Transform
 
-from attnbench.plots.style import FAINT, INK, SMALL_SIZE
+from attnbench.plots.boxes import common_area, crossing, distance, length_inside
+from attnbench.plots.palette import palette
+from attnbench.plots.style import SMALL_SIZE
 
-_FORCES: tuple[dict[str, Any], ...] = (
-    {"force_explode": (0, 0), "force_text": (0.2, 0.4), "force_static": (0.15, 0.3), "expand": (1.0, 1.0)},
-    {"force_explode": (0, 0), "force_text": (0.5, 0.7), "force_static": (0.3, 0.5), "expand": (1.01, 1.03)},
-    {"force_explode": (0.1, 0.4), "force_text": (0.2, 0.4), "force_static": (0.15, 0.3), "expand": (1.03, 1.1)},
-    {"force_explode": (0.3, 0.9), "force_text": (0.5, 0.7), "force_static": (0.3, 0.5), "expand": (1.01, 1.03)},
-    {"force_explode": (0.6, 1.5), "force_text": (0.6, 0.9), "force_static": (0.3, 0.6), "expand": (1.02, 1.05)},
-)
-"""For adjustText, gentle first: the first try without an overlap is taken, else the one with the least."""
-_ROUNDS = 80
-_SIDES = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
+_STEP = 3.0
+"""Pixels between the places that are tried."""
+_NEAR = 90.0
+"""Pixels around a circle in which a place is looked for first."""
+_CLEAR = 2.0
+"""Pixels that stay free around a name."""
+_TOUCHING = 6.0
+"""Pixels from a circle up to which a name needs no line to it."""
+_ROUNDS = 16
+_BLOCKED, _LEADER, _CROSSING = 1e4, 12.0, 10.0
+"""Costs in pixels of distance: of lying on something, of a line to the circle, of each line that it crosses."""
+_ALONG = 60.0
+"""Pixels to the right that are as good as one away from the line that is named."""
+_SIDES = np.array([(0, 1), (1, 1), (-1, 1), (0, -1), (1, -1), (-1, -1), (1, 0), (-1, 0)], dtype=float)
+_CORNER = np.where(np.abs(_SIDES).sum(axis=1, keepdims=True) == 2, 0.72, 1.0)
+"""Share of the radius by which a name stands off: at a corner it may come nearer."""
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What names must stay clear of, in pixels."""
+
+    frame: np.ndarray
+    """The box that names stay in."""
+    segments: np.ndarray
+    circles: np.ndarray
+    """x, y and radius of each."""
+    boxes: np.ndarray
+
+    def cost(self, boxes: np.ndarray) -> np.ndarray:
+        """Of each box, how much of it lies on something; zero where it is free."""
+        wide = boxes + _CLEAR * np.array([-1, -1, 1, 1])
+        outside = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) - common_area(boxes, self.frame)
+        on_lines = length_inside(self.segments, wide[:, None]).sum(axis=1)
+        on_circles = (self.circles[:, 2] - distance(self.circles[:, :2], wide[:, None])).clip(0).sum(axis=1)
+        on_boxes = common_area(wide[:, None], self.boxes).sum(axis=1)
+        return _blocked(np.asarray(outside.round(3) + on_lines + on_circles + on_boxes))
+
+    def leader_cost(self, leaders: np.ndarray) -> np.ndarray:
+        """Of each line from a circle to its name: it crosses few lines and circles, and no text."""
+        discs = np.column_stack([self.circles[:, :2] - self.circles[:, 2:], self.circles[:, :2] + self.circles[:, 2:]])
+        on_circles = 2 * length_inside(leaders[:, None], discs).sum(axis=1)
+        crossed = _CROSSING * crossing(leaders[:, None], self.segments).sum(axis=1)
+        return np.asarray(_blocked(length_inside(leaders[:, None], self.boxes).sum(axis=1)) + on_circles + crossed)
 
 
 def place_labels(
-    ax: Axes,
-    names: Sequence[str],
-    x: Sequence[float],
-    y: Sequence[float],
-    radii: Sequence[float],
-    *,
-    taken: Sequence[Bbox] = (),
-    size: float = SMALL_SIZE,
+    ax: Axes, names: Sequence[str], x: Sequence[float], y: Sequence[float], radii: Sequence[float]
 ) -> list[Text]:
-    """Write each name near its circle. Call it last: limits and figure size must be final.
+    """Write each name near its circle, with a thin line to it where it must stand further off.
+
+    Call it last: limits, figure size and everything that the names must not lie on must be there.
 
     Args:
         x, y: centres in data units.
         radii: of the circles, in points.
-        taken: boxes in display pixels that stay free.
     """
-    figure = ax.get_figure(root=True)
-    assert isinstance(figure, Figure)
-    figure.draw_without_rendering()
-    centres = ax.transData.transform(np.column_stack([x, y])) if len(names) else np.empty((0, 2))
-    to_data = ax.transData.inverted()
-    pixels = np.asarray(radii) * figure.dpi / 72
-    # The square of a circle's own area: a name may cut its corners.
-    circles = [Bbox([c - r * 0.88, c + r * 0.88]) for c, r in zip(centres, pixels, strict=True)]
-    blocks = [box.transformed(to_data) for box in (*circles, *taken)]
+    if not len(names):
+        return []
+    dpi = _drawn(ax).dpi
+    circles = np.column_stack([ax.transData.transform(np.column_stack([x, y])), np.asarray(radii) * dpi / 72])
+    taken = _taken(ax, circles)
     texts = [
-        ax.text(a, b, name, fontsize=size, color=INK, zorder=6, ha="center", va="center")
+        ax.text(a, b, name, fontsize=SMALL_SIZE, zorder=6, ha="center", va="center")
         for a, b, name in zip(x, y, names, strict=True)
     ]
-    sides = _sides(texts, centres, pixels)
-    starts = _roomiest(ax, sides, circles, taken)
-    goals: dict[str, Any] = {"target_x": list(x), "target_y": list(y), "avoid_self": False, "prevent_crossings": False}
-    best: tuple[float, list[Bbox]] = (math.inf, [])
-    for forces in (None, *_FORCES):
-        for text, start in zip(texts, starts, strict=True):
-            _move(text, start, to_data)
-        if forces is not None:
-            # A limit on rounds, not on time: a busy machine must not move a label.
-            _push(texts, objects=blocks, ax=ax, iter_lim=_ROUNDS, pull_threshold=60, **goals, **forces)
-        cost = clutter(ax, texts, circles, taken)
-        if cost < best[0]:
-            best = (cost, [text.get_window_extent() for text in texts])
-        if cost == 0:
-            break
-    for text, box in zip(texts, _settled(best[1], sides, circles, taken, ax), strict=True):
-        _move(text, box, to_data)
-    _leaders(ax, texts, centres, pixels)
+    sizes = np.array([_extent(text)[2:] - _extent(text)[:2] for text in texts])
+    boxes, leaders = _Search(circles, sizes, taken).best()
+    to_data = ax.transData.inverted()
+    for text, box, leader in zip(texts, boxes, leaders, strict=True):
+        text.set_position(tuple(to_data.transform((box[:2] + box[2:]) / 2)))
+        if np.hypot(*(leader[2:] - leader[:2])) > _TOUCHING:
+            _draw_leader(ax, to_data.transform(leader.reshape(2, 2)))
     return texts
 
 
-def _push(texts: Sequence[Text], *, ax: Axes, **how: Any) -> None:
-    from adjustText import adjust_text  # brings a large part of scipy along, and few pages need it
-
-    page = ax.figure
-    page.set_visible(False)  # else it is drawn each time, of which nothing but the names has changed
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # adjustText logs through a deprecated call
-            logging.getLogger("adjustText").setLevel(logging.ERROR)
-            adjust_text(texts, ax=ax, **how)
-    finally:
-        page.set_visible(True)
-
-
-def _move(text: Text, box: Bbox, to_data: Transform) -> None:
-    x, y = to_data.transform(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2))
-    text.set_position((float(x), float(y)))
-
-
-def _sides(texts: Sequence[Text], centres: np.ndarray, radii: np.ndarray) -> list[list[Bbox]]:
-    """For each text the eight places that touch its circle, above first."""
-    places = []
-    for text, centre, radius in zip(texts, centres, radii, strict=True):
-        box = text.get_window_extent()
-        half = np.array([box.width, box.height]) / 2
-        middles = [centre + np.array(s) * (radius * (0.72 if all(s) else 1.0) + half + 2) for s in _SIDES]
-        places.append([Bbox([middle - half, middle + half]) for middle in middles])
-    return places
-
-
-def _roomiest(ax: Axes, sides: Sequence[Sequence[Bbox]], circles: Sequence[Bbox], taken: Sequence[Bbox]) -> list[Bbox]:
-    """Where to start from: for one name after the other, the side of its circle with most room; three times over."""
-    placed: list[Bbox] = []
-    for turn in range(3 * len(sides)):
-        i = turn % len(sides)
-        others = _edges([*_strangers(circles, i), *taken, *placed[:i], *placed[i + 1 :]])
-        costs = [round(_cost(box, others, ax), 3) for box in sides[i]]
-        placed[i : i + 1] = [sides[i][costs.index(min(costs))]]
-    return placed
-
-
-def _settled(
-    boxes: Sequence[Bbox], sides: Sequence[Sequence[Bbox]], circles: Sequence[Bbox], taken: Sequence[Bbox], ax: Axes
-) -> list[Bbox]:
-    """Bring back to its circle every name that was pushed further than it had to be."""
-    settled = list(boxes)
-    for i, places in enumerate(sides):
-        others = _edges([*_strangers(circles, i), *taken, *settled[:i], *settled[i + 1 :]])
-        settled[i] = next((place for place in places if _cost(place, others, ax) == 0), settled[i])
-    return settled
-
-
-def _strangers(circles: Sequence[Bbox], own: int) -> list[Bbox]:
-    """The other circles, grown: a name that touches one of them would seem to belong to it."""
-    return [circle.padded(4) for i, circle in enumerate(circles) if i != own]
-
-
-def clutter(ax: Axes, texts: Sequence[Text], circles: Sequence[Bbox], taken: Sequence[Bbox] = ()) -> float:
-    """Square pixels in which texts cover each other, circles or reserved boxes, or leave the axes."""
-    boxes = [text.get_window_extent() for text in texts]
-    others = _edges([*boxes, *taken, *circles])
-    return round(sum(_cost(box, others[i + 1 :], ax) for i, box in enumerate(boxes)), 3)
-
-
-def _edges(boxes: Sequence[Bbox]) -> np.ndarray:
-    """Left, bottom, right and top of each box, ``(boxes, 4)``."""
-    return np.array([box.extents for box in boxes]).reshape(-1, 4)
-
-
-def _cost(box: Bbox, others: np.ndarray, ax: Axes) -> float:
-    outside = box.width * box.height - _common(box, _edges([ax.get_window_extent()]))
-    return _common(box, others) + max(round(outside, 3), 0.0)
-
-
-def _common(box: Bbox, others: np.ndarray) -> float:
-    """Square pixels that a box shares with each of the others, added up."""
-    left, bottom, right, top = others.T
-    width = np.minimum(right, box.x1) - np.maximum(left, box.x0)
-    height = np.minimum(top, box.y1) - np.maximum(bottom, box.y0)
-    return float(np.sum(width.clip(0) * height.clip(0)))
-
-
-def _leaders(ax: Axes, texts: Sequence[Text], centres: np.ndarray, radii: np.ndarray) -> None:
-    """A thin line from each name to its circle, where the two do not touch."""
+def write_along(ax: Axes, words: str, y: float) -> None:
+    """Write ``words`` at the free place nearest to the level line at ``y`` (data units), the first from the left."""
+    _drawn(ax)
+    taken = _taken(ax, _circles(ax))
+    text = ax.text(0, 0, words, fontsize=SMALL_SIZE, style="italic", zorder=6, ha="left", va="bottom")
+    size = _extent(text)[2:] - _extent(text)[:2]
+    at = ax.transData.transform((ax.get_xlim()[0], y))[1]
+    lefts = np.arange(taken.frame[0] + _CLEAR, taken.frame[2] - size[0], _STEP)
+    gaps = np.arange(_CLEAR + 1, taken.frame[3] - taken.frame[1], _STEP)
+    bottoms = np.concatenate([at + gaps, at - gaps - size[1]])
+    bottoms = bottoms[(bottoms >= taken.frame[1]) & (bottoms + size[1] <= taken.frame[3])]
+    corners = np.stack(np.meshgrid(lefts, bottoms), axis=-1).reshape(-1, 2)
+    boxes = np.column_stack([corners, corners + size])
+    gap = np.maximum(corners[:, 1] - at, at - corners[:, 1] - size[1])
+    below = corners[:, 1] < at
+    best = int(np.argmin(taken.cost(boxes) + _ALONG * (gap + below) + corners[:, 0] - taken.frame[0]))
     to_data = ax.transData.inverted()
-    for text, centre, radius in zip(texts, centres, radii, strict=True):
-        box = text.get_window_extent()
-        near = np.clip(centre, [box.x0, box.y0], [box.x1, box.y1])
-        away = near - centre
-        distance = float(np.hypot(*away))
-        if distance > radius + 6:
-            (x0, y0), (x1, y1) = to_data.transform([centre + away / distance * radius, near])
-            ax.plot([x0, x1], [y0, y1], color=FAINT, lw=0.6, zorder=5, solid_capstyle="butt")
+    text.set_position(tuple(to_data.transform(corners[best])))
+    if gap[best] > _TOUCHING:
+        x, near = corners[best, 0] + size[0] / 2, np.clip(at, boxes[best, 1] - _CLEAR, boxes[best, 3] + _CLEAR)
+        _draw_leader(ax, to_data.transform([(x, at), (x, near)]))
+
+
+def _draw_leader(ax: Axes, ends: np.ndarray) -> None:
+    ax.plot(*ends.T, color=palette().faint, lw=0.6, zorder=5, solid_capstyle="butt")
+
+
+class _Search:
+    """The cheapest place for each name beside the places of the others, looked for until none moves."""
+
+    def __init__(self, circles: np.ndarray, sizes: np.ndarray, taken: _Taken) -> None:
+        self.circles, self.sizes, self.taken = circles, sizes, taken
+        self.places = [self._places(i, _NEAR) for i in range(len(sizes))]
+        self.chosen: dict[int, int] = {}
+        self.far: set[int] = set()
+
+    def best(self) -> tuple[np.ndarray, np.ndarray]:
+        """Boxes of all names, and the lines to them."""
+        free = [int((costs < _BLOCKED).sum()) for _, _, costs in self.places]
+        order = sorted(range(len(free)), key=lambda i: (free[i], i))  # whoever has least choice chooses first
+        for _ in range(_ROUNDS):
+            before = dict(self.chosen)
+            for i in order:
+                self._choose(i)
+            if self.chosen == before:
+                break
+        boxes, leaders = self._others(-1)
+        back = np.argsort(list(self.chosen))
+        return boxes[back], leaders[back]
+
+    def _choose(self, i: int) -> None:
+        costs = self._costs(i)
+        if costs.min() >= _BLOCKED and i not in self.far:
+            self.far.add(i)
+            self.places[i] = self._places(i, np.inf)
+            costs = self._costs(i)
+        self.chosen[i] = int(np.argmin(costs))
+
+    def _others(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        chosen = [(self.places[j][0][k], self.places[j][1][k]) for j, k in self.chosen.items() if j != i]
+        return (
+            np.array([box for box, _ in chosen]).reshape(-1, 4),
+            np.array([leader for _, leader in chosen]).reshape(-1, 4),
+        )
+
+    def _costs(self, i: int) -> np.ndarray:
+        boxes, leaders, costs = self.places[i]
+        other_boxes, other_leaders = self._others(i)
+        wide = boxes + _CLEAR * np.array([-4, -1, 4, 1])  # two names in a row would read as one
+        covered = common_area(wide[:, None], other_boxes).sum(axis=1)
+        covered += length_inside(other_leaders, wide[:, None]).sum(axis=1)
+        covered += length_inside(leaders[:, None], other_boxes).sum(axis=1)
+        crossed = crossing(leaders[:, None], other_leaders).sum(axis=1)
+        return np.asarray(costs + _blocked(covered) + 4 * _CROSSING * crossed)
+
+    def _places(self, i: int, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Boxes around one circle, the lines to them, and what each costs before the other names are there."""
+        centre, radius = self.circles[i, :2], self.circles[i, 2]
+        half, frame = self.sizes[i] / 2, self.taken.frame
+        low = np.maximum(centre - radius - reach - half, frame[:2] + half)
+        high = np.minimum(centre + radius + reach + half, frame[2:] - half)
+        grid = np.stack(np.meshgrid(*(np.arange(a, b + 1, _STEP) for a, b in zip(low, high, strict=True))), axis=-1)
+        touching = centre + _SIDES * (radius * _CORNER + half + _CLEAR + 0.5)
+        middles = np.concatenate([touching, grid.reshape(-1, 2)])
+        boxes = np.column_stack([middles - half, middles + half])
+        near = np.clip(centre, boxes[:, :2], boxes[:, 2:])
+        gap = np.hypot(*(near - centre).T)
+        toward = (near - centre) / np.maximum(gap, 1e-9)[:, None]
+        leaders = np.column_stack([centre + toward * np.minimum(radius, gap)[:, None], near - _CLEAR * toward])
+        gap = gap - radius
+        others = np.delete(self.circles, i, axis=0)
+        strange = distance(others[:, :2], boxes[:, None]) - others[:, 2]
+        # A name between two circles would seem to belong to either.
+        unclear = (gap[:, None] + 4 * _CLEAR - strange).clip(0).sum(axis=1)
+        far = gap > _TOUCHING
+        alone = _Taken(frame, self.taken.segments, others, self.taken.boxes)
+        costs = self.taken.cost(boxes) + gap.clip(0) + 0.03 * np.abs(middles[:, 0] - centre[0])
+        costs += np.where(far, _LEADER + alone.leader_cost(leaders), unclear)
+        return boxes, leaders, costs
+
+
+def _blocked(covered: np.ndarray) -> np.ndarray:
+    """A cost beside which no distance matters, where something is covered."""
+    return np.where(covered > 1e-6, _BLOCKED + covered, 0.0)
+
+
+def _drawn(ax: Axes) -> Figure:
+    """The figure, with everything where it will be."""
+    figure = ax.get_figure(root=True)
+    assert isinstance(figure, Figure)
+    figure.draw_without_rendering()
+    return figure
+
+
+def _extent(text: Text) -> np.ndarray:
+    return np.array(text.get_window_extent().extents)
+
+
+def _taken(ax: Axes, circles: np.ndarray) -> _Taken:
+    """All that stands in the axes."""
+    segments = [np.empty((0, 4))]
+    for line in ax.get_lines():
+        points = np.asarray(line.get_transform().transform(line.get_xydata()))
+        segments.append(np.column_stack([points[:-1], points[1:]]))
+    frame = np.array(ax.get_window_extent().extents) + _CLEAR * np.array([1, 1, -1, -1])
+    texts = np.array([_extent(text) for text in ax.texts if text.get_text()])
+    return _Taken(frame, np.concatenate(segments), circles.reshape(-1, 3), texts.reshape(-1, 4))
+
+
+def _circles(ax: Axes) -> np.ndarray:
+    """x, y and radius in pixels of the circles drawn so far."""
+    found = [
+        (*ax.transData.transform(drawn.get_offsets())[0], np.sqrt(drawn.get_sizes()[0] / np.pi) * drawn.figure.dpi / 72)
+        for drawn in ax.collections
+        if isinstance(drawn, PathCollection)
+    ]
+    return np.array(found)

@@ -1,43 +1,73 @@
-"""``results.csv`` -> DataFrame with the columns of :data:`attnbench.record.COLUMNS`, or one line that says why not."""
+"""A run or ``results.csv`` -> DataFrame with the columns of :data:`attnbench.record.COLUMNS`, or one line why not."""
 
 from __future__ import annotations
 
+import io
 import types
 import typing
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from attnbench.errors import ResultsError
-from attnbench.record import ADDED, COLUMNS, SCHEMA_VERSION, Record
+from attnbench.record import ADDED, COLUMNS, READABLE, Record
+from attnbench.runs import by_age
 from attnbench.status import Status
-from attnbench.table import FORMULA
+from attnbench.store import ENVIRONMENT, RECORDS, RunFolder
+from attnbench.store import TABLE as FILE
+from attnbench.table import FORMULA, csv_text
 
-FILE = "results.csv"
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
 
 
-def read_results(path: str | Path | Sequence[str | Path]) -> pd.DataFrame:
+def read_results(path: str | Path | Sequence[str | Path], *, warn: Callable[[str], None] = _warn) -> pd.DataFrame:
     """Read a ``results.csv``, a run's folder, a suite's folder (its newest run) or a results folder (of each suite).
 
-    Several paths give one table, in their order. Text columns are never NaN (empty instead); numbers that were not
-    measured are NaN; ``causal``, ``compile``, ``compiled`` and ``quick`` are bool.
+    Several paths give one table, in their order, with a column ``run`` that names the run of each row. Text columns
+    are never NaN (empty instead); numbers that were not measured are NaN; ``causal``, ``compile``, ``compiled`` and
+    ``quick`` are bool.
+
+    In a run's folder the rows are those of ``records.jsonl``, in the order of ``results.csv``; a table without
+    ``records.jsonl`` beside it is read alone.
+
+    Args:
+        warn: takes a line for each thing that is wrong with a run, but not with the rows that are returned.
 
     Raises:
+        CorruptResults: rows that are not as they were written.
         ResultsError: no such file, no run in the folder, another schema, or a value that does not fit its column.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
-    files = [file for one in paths for file in find_results(Path(one))]
-    frames = [_read(file) for file in files]
+    files = list(dict.fromkeys(file for one in paths for file in find_results(Path(one))))
+    frames = [_of_run(file, warn) if _is_in_run(file) else _alone(file, warn) for file in files]
     if not any(len(frame) for frame in frames):
         names = ", ".join(str(file) for file in files) or "no path given"
         raise ResultsError(f"{names}: no row yet; measure first with: attnbench run SUITE")
+    if len(paths) > 1:
+        frames = [frame.assign(run=name) for frame, name in zip(frames, run_names(files), strict=True)]
     return pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
 
 
+def run_names(files: Sequence[Path]) -> list[str]:
+    """For each CSV file the part of its path that tells its run from the others."""
+    paths = [(file.absolute().parent if file.name == FILE else file.absolute()).parts for file in files]
+    while len(paths) > 1 and len({path[:1] for path in paths}) == 1 and all(len(path) > 1 for path in paths):
+        paths = [path[1:] for path in paths]
+    while len(paths) > 1 and len({path[-1:] for path in paths}) == 1 and all(len(path) > 1 for path in paths):
+        paths = [path[:-1] for path in paths]
+    for place in range(min(map(len, paths), default=0)):  # one folder's name is enough where it tells all apart
+        if len({path[place] for path in paths}) == len(paths) > 1:
+            return [path[place] for path in paths]
+    return ["/".join(path) if len(paths) > 1 else path[-1] for path in paths]
+
+
 def find_results(path: Path) -> list[Path]:
-    """The CSV files that ``path`` stands for; folder names of runs start with their time, so the last is the newest.
+    """The CSV files that ``path`` stands for: of a suite's runs the newest.
 
     Raises:
         ResultsError: nothing there.
@@ -48,23 +78,55 @@ def find_results(path: Path) -> list[Path]:
         raise ResultsError(f"{path}: no such file or folder; give a results.csv or a folder written by attnbench run")
     if (path / FILE).is_file():
         return [path / FILE]
-    if (path / "records.jsonl").is_file():
+    if (path / RECORDS).is_file():
         raise ResultsError(f"{path}: this run has no {FILE} yet; continue it with the attnbench run that began it")
     suites = [path, *sorted(child for child in path.iterdir() if child.is_dir())]
-    newest = [runs[-1] for suite in suites if (runs := sorted(suite.glob(f"*/{FILE}")))]
+    runs = [by_age(file.parent for file in suite.glob(f"*/{FILE}") if file.is_file()) for suite in suites]
+    newest = [of_suite[-1] / FILE for of_suite in runs if of_suite]
     if not newest:
         raise ResultsError(f"{path}: holds no run (no {FILE} inside); measure first with: attnbench run SUITE")
     return newest
 
 
-def _read(file: Path) -> pd.DataFrame:
+def _is_in_run(file: Path) -> bool:
+    return file.name == FILE and (file.parent / RECORDS).is_file()
+
+
+def _alone(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
+    if file.name == FILE and (file.parent / ENVIRONMENT).exists():
+        warn(f"{file.parent}: {RECORDS} is missing, so nothing vouches for {FILE}")
+    return _read(file, file)
+
+
+def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
+    """The rows of the run in whose folder ``file`` stands."""
+    folder = RunFolder(file.parent)
+    history = folder.history()
+    records = {record.cell_id: record for record in history}
+    if without := folder.without_samples(records.values()):
+        warn(f"{file.parent}: the samples behind {len(without)} of {len(records)} rows are lost")
+    for line in [*folder.repairs, *folder.doubts()]:
+        warn(line)
+    order, altered = folder.compare_table(history)
+    missing = len(records.keys() - set(order))
+    if altered:
+        warn(f"{altered}: not what the run stored; the rows of {RECORDS} are used")
+    elif missing:
+        warn(f"{file} lacks {missing} of {len(records)} rows; those of {RECORDS} are used")
+    rows = [records[cell_id] for cell_id in dict.fromkeys([*order, *records]) if cell_id in records]
+    return _read(io.StringIO(csv_text(rows)), file)
+
+
+def _read(source: Path | io.StringIO, file: Path) -> pd.DataFrame:
+    """The rows of a table, which messages call ``file``."""
     try:
         # An empty cell is the only "not measured": a variant may be called NA.
-        text = pd.read_csv(file, dtype=str, keep_default_na=False, na_values=[""], encoding="utf-8")
+        text = pd.read_csv(source, dtype=str, keep_default_na=False, na_values=[""], encoding="utf-8")
     except pd.errors.EmptyDataError:
         raise ResultsError(f"{file}: empty file; measure again with: attnbench run SUITE") from None
     except (ValueError, OSError) as error:
-        raise ResultsError(f"{file}: not a CSV table ({' '.join(str(error).split())[:120]})") from None
+        why = f" ({error.strerror})" if isinstance(error, OSError) else ""
+        raise ResultsError(f"{file}: not a CSV table{why}; give a results.csv of attnbench run") from None
     added = {name: None if value is None else str(value) for name, value in ADDED.items()}
     text = text.assign(**{name: value for name, value in added.items() if name not in text.columns})
     missing = [name for name in COLUMNS if name not in text.columns]
@@ -74,10 +136,10 @@ def _read(file: Path) -> pd.DataFrame:
             f"{file}: not a results table of this version: column {', '.join(missing[:3])}{more} missing; "
             "measure again, or use the attnbench that wrote it"
         )
-    versions = sorted(set(text["schema_version"].dropna()) - {str(SCHEMA_VERSION)})
+    versions = sorted(set(text["schema_version"].dropna()) - set(map(str, READABLE)))
     if versions:
         raise ResultsError(
-            f"{file}: schema_version {versions[0]}, this attnbench reads {SCHEMA_VERSION}; "
+            f"{file}: schema_version {versions[0]}, this attnbench reads {READABLE[0]} to {READABLE[-1]}; "
             "measure again, or use the attnbench that wrote it"
         )
     frame = pd.DataFrame({name: _typed(text[name], kind, name, file) for name, kind in _kinds().items()})

@@ -15,32 +15,25 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
-from attnbench.plots.error_lines import ORACLES, differing
+from attnbench.plots.captions import bare, failures, own_form_note, where
+from attnbench.plots.error_lines import ORACLES, at_length, differing
 from attnbench.plots.heat import draw_colour_key, draw_heat
-from attnbench.plots.page import draw_nothing, new_page, shorten
-from attnbench.plots.setting import (
-    choose,
-    compared,
-    failures,
-    is_number,
-    logit_std,
-    options_of,
-    varying_numbers,
-    where,
-    written,
-)
+from attnbench.plots.options import is_number, logit_std, options_of, varying_numbers, written
+from attnbench.plots.page import NothingToDraw, narrow, new_page, shorten
+from attnbench.plots.setting import PANELS, compared, restrict, settings, without_room
 from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import plain
 from attnbench.status import Status
 
 TITLE = "Approximation error over size and logits"
+NEEDS = "errors at two sizes and two logit_std"
 _LIMIT = 2.0
 """Full colour at a hundredfold."""
 
 
-def applies(frame: pd.DataFrame) -> bool:
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
     """Errors of one variant at two sizes and two standard deviations of the logits."""
-    return bool(_mapped(compared(frame)))
+    return bool(_mapped(compared(restrict(frame, only or {}))))
 
 
 def _mapped(rows: pd.DataFrame) -> list[str]:
@@ -56,56 +49,61 @@ def _mapped(rows: pd.DataFrame) -> list[str]:
 
 
 @in_style
-def draw_map(frame: pd.DataFrame, *, n: int | None = None, variant: str | None = None) -> Figure:
+def draw_map(
+    frame: pd.DataFrame, *, n: int | None = None, variant: str | None = None, only: Mapping[str, object] | None = None
+) -> Figure:
     """Heat maps: size upwards, standard deviation of the logits to the right, panels by two further options.
 
-    The number in a cell is the relative error; the colour compares it with answering mean(V) on the same inputs.
+    The number in a cell is the relative error; the colour compares it with answering mean(V) on the same inputs. Rows
+    that were not measured alike have panels of their own.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: the length; by default the one with most rows, the longest of these.
         variant: by default the one with most rows.
+        only: column -> value of the rows to draw.
 
     Raises:
         UsageError: a length or variant that has no such rows.
+        NothingToDraw: no variant has errors at two sizes and two standard deviations.
         ResultsError: not a results table.
     """
-    rows = compared(frame)
+    rows = compared(restrict(frame, only or {}))
     known = _mapped(rows)
     if variant is not None and variant not in known:
         raise UsageError(f"no map of {variant!r} in these rows; there are: {', '.join(known) or 'none'}")
     if not known:
-        return draw_nothing(TITLE, where(rows), ["no variant has errors at two sizes and two logit_std"])
+        raise NothingToDraw(f"needs {NEEDS}")
     variant = variant or known[0]
-    chosen = choose(rows[rows["variant"] == variant], {"level": ("operator",)})
-    counts = chosen.rows["seq_len"].value_counts()
-    if n is not None and n not in counts:
-        raise UsageError(f"no error rows at n = {n}; there are: {', '.join(str(one) for one in sorted(counts.index))}")
-    n = int(counts[counts == counts.max()].index.max()) if n is None else n
-    rows = chosen.rows[chosen.rows["seq_len"] == n]
+    found = settings(rows[rows["variant"] == variant], {"level": ("operator",)})
+    shown = [at_length(one.rows, n).assign(_setting=one.name) for one in found[:PANELS]]
+    rows = pd.concat(shown)
     options = options_of(rows)
     varying = varying_numbers(options.values())
     stds = rows["inputs"].map({label: logit_std(label) for label in rows["inputs"].unique()})
     size = next(iter(varying), None)
     if size is None or stds.nunique() < 2 or not (rows["status"] == Status.OK).any():
-        return draw_nothing(f"{TITLE}: {variant}", where(rows, n), failures(rows) or ["too few rows for a map"])
+        raise NothingToDraw("; ".join(failures(rows)) or f"needs {NEEDS}")
     sizes = [options[label].get(size, math.nan) for label in rows["label"]]
     rows = rows.assign(_std=stds, _size=[float(one) if is_number(one) else math.nan for one in sizes])
     unknown = rows["_size"].isna() | rows["_std"].isna()
     split = [name for name in differing(list(options.values())) if name != size]
     split.sort(key=lambda name: -len({repr(one.get(name)) for one in options.values()}))
     notes = [
+        own_form_note(rows["label"]),
         f"Number: relative error against exact attention. Colour: the same over the error of answering mean(V); "
-        f"white is no better than that, red is worse. Rows: {size}.",
+        f"the middle of the scale is no better than that, red is worse. Rows: {size}.",
         f"Rows without a stated {size} or logit_std, not drawn: {int(unknown.sum())}." if unknown.any() else "",
         *(f"Not measured — {line}" for line in failures(rows, at_n=False)),
-        chosen.others,
+        without_room(found),
     ]
-    rows = rows[~unknown].assign(
-        _across=[_told(options[label], split[:1]) for label in rows.loc[~unknown, "label"]],
-        _down=[_told(options[label], split[1:]) for label in rows.loc[~unknown, "label"]],
-    )
-    return _draw(rows, f"{TITLE}: {variant}", where(rows, n), notes, size)
+    rows = rows[~unknown]
+    across = [_told(options[label], split[:1]) for label in rows["label"]]
+    down = [_told(options[label], split[1:]) for label in rows["label"]]
+    down = [", ".join(part for part in (told, of) if part) for told, of in zip(down, rows["_setting"], strict=True)]
+    title = f"{TITLE}: {bare(variant, rows['label'].iloc[0])}"
+    about = where(rows, rows["seq_len"].iloc[0] if rows["seq_len"].nunique() == 1 else None)
+    return _draw(rows.assign(_across=across, _down=down), title, about, notes, size)
 
 
 def _told(options: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -115,22 +113,25 @@ def _told(options: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _draw(rows: pd.DataFrame, title: str, about: Sequence[str], notes: Sequence[str], size: str) -> Figure:
     columns, bands = list(dict.fromkeys(rows["_across"])), list(dict.fromkeys(rows["_down"]))
+    grid = [[(column, band) for column in columns] for band in bands]
+    if narrow():  # all of them one above the other
+        grid = [[at] for row in grid for at in row]
     stds, sizes = sorted(rows["_std"].unique()), sorted(rows["_size"].unique(), reverse=True)
-    page = new_page(title, about, notes, room=0.95 + len(bands) * max(0.9, 0.16 * len(sizes) + 0.3))
-    left, bottom, gap_x, gap_y = page.left + 0.55, page.bottom + 0.78, 0.12, 0.26
-    wide = (page.right - left + gap_x) / len(columns) - gap_x
-    tall = (page.top - bottom) / len(bands) - gap_y
+    page = new_page(title, about, notes, room=0.95 + 0.2 * narrow() + len(grid) * max(0.9, 0.16 * len(sizes) + 0.3))
+    left, bottom, gap_x, gap_y = page.left + 0.55, page.bottom + 0.78 + 0.2 * narrow(), 0.12, 0.26
+    wide = (page.right - left + gap_x) / len(grid[0]) - gap_x
+    tall = (page.top - bottom) / len(grid) - gap_y
     names = {(c, b): ", ".join(part for part in (c, b) if part) for c in columns for b in bands}
     if any(shorten(name, wide, SMALL_SIZE) != name for name in names.values()):
         # "kernel trig, norms chi" without the names of the options: the values tell them.
         names = {at: ", ".join(part.rpartition(" ")[2] for part in name.split(", ")) for at, name in names.items()}
-    for i, band in enumerate(bands):
-        for j, column in enumerate(columns):
+    for i, places in enumerate(grid):
+        for j, (column, band) in enumerate(places):
             here = rows[(rows["_across"] == column) & (rows["_down"] == band)]
-            ax = page.axes(left + j * (wide + gap_x), bottom + (len(bands) - 1 - i) * (tall + gap_y), wide, tall)
+            ax = page.axes(left + j * (wide + gap_x), bottom + (len(grid) - 1 - i) * (tall + gap_y), wide, tall)
             gain, texts = _cells(here, sizes, stds)
             row_names = [plain(one) if j == 0 else "" for one in sizes]
-            column_names = [plain(one) if i == len(bands) - 1 else "" for one in stds]
+            column_names = [plain(one) if i == len(grid) - 1 else "" for one in stds]
             draw_heat(ax, (wide, tall), gain, texts, row_names, column_names, _LIMIT)
             ax.set_title(shorten(names[column, band], wide, SMALL_SIZE), fontsize=SMALL_SIZE, loc="left", pad=3)
     page.write((left + page.right) / 2, bottom - 0.34, "standard deviation of the logits", ha="center", va="center")

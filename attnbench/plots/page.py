@@ -4,17 +4,63 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
-from attnbench.plots.style import FAINT, INK, SMALL_SIZE, TEXT_SIZE, TITLE_SIZE
+from attnbench.errors import ResultsError, UsageError, did_you_mean
+from attnbench.plots.palette import palette
+from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, TITLE_SIZE
 from attnbench.record import one_line
+
+_MARGIN = 0.14
+_HEADING, _LINE, _GAP = 0.3, 0.15, 0.16
+"""Inches above a panel for its heading, for each further line of it, and between panels."""
+_BOLD = 0.88
+"""Width of letters over that of bold ones."""
+WIDTHS = ("page", "column")
+COLUMN = 3.3
+"""Inches of a column of a paper with two."""
+_WIDTH: ContextVar[str] = ContextVar("width", default="page")
+
+
+def narrow() -> bool:
+    """Whether figures are drawn for one column: keys below their panels, panels below each other, text as large."""
+    return _WIDTH.get() == "column"
+
+
+@contextmanager
+def laid_out(width: str) -> Iterator[None]:
+    """Draw figures for a width.
+
+    Raises:
+        UsageError: a width that does not exist.
+    """
+    if width not in WIDTHS:
+        raise UsageError(f"unknown width {width!r}{did_you_mean(width, WIDTHS) or '; there are: page, column'}")
+    token = _WIDTH.set(width)
+    try:
+        yield
+    finally:
+        _WIDTH.reset(token)
+
+
+def only_on_a_page(what: str) -> None:
+    """Raises UsageError where a figure is drawn for a column that would not hold it."""
+    if narrow():
+        raise UsageError(f"{what} is too wide for one column; draw it without --width column")
+
+
+class NothingToDraw(ResultsError):
+    """The rows hold nothing that the figure shows; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +81,30 @@ class Page:
     def write(self, x: float, y: float, text: str, **how: Any) -> None:
         """Text at a place given in inches."""
         w, h = self.figure.get_size_inches()
-        self.figure.text(x / w, y / h, text, **{"fontsize": SMALL_SIZE, "color": INK, **how})
+        self.figure.text(x / w, y / h, text, **{"fontsize": SMALL_SIZE, **how})
+
+    def parts(self, headings: Sequence[str], rooms: Sequence[float]) -> list[Page]:
+        """The room divided among panels from top to bottom, each under its heading; all of it for a single one.
+
+        Args:
+            rooms: inches that each panel needs; what there is beyond :func:`stacked` is shared in proportion.
+        """
+        if len(headings) == 1:
+            return [self]
+        spare = (self.top - self.bottom - stacked(rooms, headings)) / sum(rooms)
+        pages, top = [], self.top
+        for heading, room in zip(headings, rooms, strict=True):
+            lines = _heading(heading)
+            self.write(self.left, top - 0.02, "\n".join(lines), va="top", fontsize=TEXT_SIZE, fontweight="bold")
+            top -= _HEADING + _LINE * (len(lines) - 1)
+            bottom = top - room * (1 + spare)
+            pages.append(replace(self, bottom=bottom, top=top))
+            top = bottom - _GAP
+        return pages
+
+    def split(self, below: float) -> tuple[Page, Page]:
+        """What is above the lowest ``below`` inches, and these less a gap."""
+        return replace(self, bottom=self.bottom + below), replace(self, top=self.bottom + below - 0.1)
 
     def blank(self, left: float, bottom: float, width: float, height: float) -> Axes:
         """Axes without frame or ticks whose data units are inches: for keys and tables."""
@@ -44,6 +113,19 @@ class Page:
         ax.set_xlim(0, width)
         ax.set_ylim(0, height)
         return ax
+
+
+def stacked(rooms: Sequence[float], headings: Sequence[str]) -> float:
+    """Inches of height for panels that need ``rooms``, with their headings."""
+    if len(rooms) == 1:
+        return rooms[0]
+    more = sum(len(_heading(heading)) - 1 for heading in headings)
+    return sum(rooms) + len(rooms) * (_HEADING + _GAP) - _GAP + _LINE * more
+
+
+def _heading(text: str) -> list[str]:
+    """Its lines, on the narrowest page."""
+    return wrap(text, _BOLD * ((COLUMN if narrow() else 8.0) - 2 * _MARGIN), TEXT_SIZE) or [""]
 
 
 def new_page(
@@ -58,49 +140,59 @@ def new_page(
     """Start a figure: title, grey subtitle and footnotes, wrapped to the width.
 
     Args:
-        width, height: inches; the page grows in height where heading and notes would leave less than ``room``.
+        width, height: inches; the page grows in height where heading and notes would leave less than ``room``. A
+            column has its own width, and no height but what it needs.
     """
-    margin = 0.14
-    inside = width - 2 * margin
+    if narrow():
+        width, height = COLUMN, 0.0
+    inside = width - 2 * _MARGIN
     head = [line for text in subtitle for line in wrap(text, inside, TEXT_SIZE)]
     foot = [line for text in notes for line in wrap(text, inside, SMALL_SIZE)]
-    if len(foot) > 9:
-        foot = [*foot[:8], f"… and {len(foot) - 8} more lines; results.csv has every row and its reason"]
+    most = 24 if narrow() else 9
+    if len(foot) > most:
+        more = f"… and {len(foot) - most + 1} more lines; results.csv has every row and its reason"
+        foot = [*foot[: most - 1], *wrap(more, inside, SMALL_SIZE)]
     head_step, foot_step = TEXT_SIZE * 1.35 / 72, SMALL_SIZE * 1.35 / 72
-    above = 0.36 + head_step * len(head) + 0.1
+    size = TITLE_SIZE - 2.5 * narrow()
+    title = _fitted(title, inside, size, 1 + narrow())
+    below_title = 0.36 + title.count("\n") * size * 1.2 / 72
+    above = below_title + head_step * len(head) + 0.1
     below = 0.08 + foot_step * len(foot) + (0.06 if foot else 0)
     height = max(height, above + below + room)
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
 
     def write(text: str, y: float, **how: Any) -> None:
-        figure.text(margin / width, y / height, text, ha="left", va="top", **how)
+        figure.text(_MARGIN / width, y / height, text, ha="left", va="top", **how)
 
-    write(shorten(title, inside, TITLE_SIZE), height - 0.1, fontsize=TITLE_SIZE, fontweight="bold", color=INK)
+    write(title, height - 0.1, fontsize=size, fontweight="bold")
     for row, line in enumerate(head):
-        write(line, height - 0.36 - row * head_step, fontsize=TEXT_SIZE, color=FAINT)
+        write(line, height - below_title - row * head_step, fontsize=TEXT_SIZE, color=palette().faint)
     for row, line in enumerate(foot):
-        write(line, 0.08 + foot_step * (len(foot) - row) - 0.02, fontsize=SMALL_SIZE, color=FAINT)
-    return Page(figure, margin, below, width - margin, height - above)
+        write(line, 0.08 + foot_step * (len(foot) - row) - 0.02, fontsize=SMALL_SIZE, color=palette().faint)
+    return Page(figure, _MARGIN, below, width - _MARGIN, height - above)
 
 
-def draw_nothing(title: str, subtitle: Sequence[str], why: Sequence[str]) -> Figure:
-    """The figure for a table in which nothing could be drawn: it says so, and lists what went wrong."""
-    page = new_page(title, subtitle, [])
-    ax = page.blank(page.left, page.bottom, page.right - page.left, page.top - page.bottom)
-    inside = page.right - page.left - 0.6
-    lines = [line for text in why for line in wrap(text, inside, TEXT_SIZE)]
-    top = page.top - page.bottom
-    ax.text(0.3, top - 0.35, "Nothing to draw", fontsize=TITLE_SIZE, color=INK, va="top")
-    for row, line in enumerate(lines[:24]):
-        ax.text(0.3, top - 0.75 - row * 0.17, line, fontsize=TEXT_SIZE, color=FAINT, va="top")
-    return page.figure
+def retitle(figure: Figure, title: str) -> None:
+    """Give a figure made by :func:`new_page` another title."""
+    text = figure.texts[0]
+    inside = figure.get_size_inches()[0] - 2 * _MARGIN
+    text.set_text(_fitted(title, inside, float(text.get_fontsize()), text.get_text().count("\n") + 1))
+
+
+def _fitted(title: str, width: float, size: float, most: int) -> str:
+    """The title in at most so many lines, cut where that is too few."""
+    width *= _BOLD
+    if most == 1:
+        return shorten(title, width, size)
+    first, *rest = wrap(title, width, size) or [""]
+    return "\n".join([first, *([shorten(" ".join(rest), width, size)] if rest else [])])
 
 
 @functools.lru_cache(maxsize=4096)
 def text_width(text: str, size: float) -> float:
     """Inches that a line takes in the figures' font."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), matplotlib.rc_context({"text.hinting": "none"}):
         warnings.simplefilter("ignore")  # a glyph that the font lacks
         width, _, _ = _ruler().get_text_width_height_descent(text, _font(size), False)
     return float(width) / 100
@@ -119,7 +211,7 @@ def _ruler() -> Any:
 def shorten(text: str, width: float, size: float) -> str:
     """One printable line, cut with … where it is wider than ``width`` inches."""
     text = one_line(text, 400)
-    if text_width(text, size) <= width:
+    if text_width(text, size) <= width + 1e-6:  # it may have been made to fit, but for rounding
         return text
     while text and text_width(text + "…", size) > width:
         text = text[: -max(1, len(text) // 20)]
@@ -127,7 +219,8 @@ def shorten(text: str, width: float, size: float) -> str:
 
 
 def wrap(text: str, width: float, size: float) -> list[str]:
-    """Printable lines of at most ``width`` inches, broken at spaces."""
+    """Printable lines of at most ``width`` inches, broken at spaces; a little less, for those who draw text wider."""
+    width *= 0.96
     lines: list[str] = []
     for word in one_line(text, 4000).split(" "):
         if lines and text_width(f"{lines[-1]} {word}", size) <= width:

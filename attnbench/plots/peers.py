@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,21 +13,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
-from attnbench.plots.page import draw_nothing, new_page, shorten
-from attnbench.plots.setting import SAME, failures, timed, where
-from attnbench.plots.style import FAINT, INK, SMALL_SIZE, in_style
-from attnbench.plots.ticks import halves, log_axis, padded
+from attnbench.plots.captions import difference, failures, own_form_note, where
+from attnbench.plots.page import NothingToDraw, new_page, only_on_a_page, shorten
+from attnbench.plots.palette import palette
+from attnbench.plots.setting import SAME, restrict, timed
+from attnbench.plots.style import SMALL_SIZE, in_style
+from attnbench.plots.ticks import halves, length, log_axis, padded
 from attnbench.status import Status
 
 TITLE = "Variants beside public packages"
+NEEDS = "a variant beside a public package"
 PREFIX = "peer."
 PASSES = {"forward": "forward", "training": "training step", "backward": "backward", "decode": "one token"}
 
-_LESS, _MORE = "#0072b2", "#d55e00"
 _BAR = 0.085
 _ROW = 0.29  # inches, for two lines of text
-_NAMES = 2.35
+_NAMES = 2.55
 _GAP = 0.17
+
+
+Row = dict[Hashable, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,8 @@ class Pair:
 
     variant: str
     peer: str
-    causal: bool
+    told: str
+    """What tells this pair from another of the same two labels: ``causal``, ``causal, bfloat16``."""
     n: int
     pass_: str
     time: float
@@ -54,12 +60,33 @@ class Pair:
     @property
     def names(self) -> tuple[str, str]:
         """The two labels, the first one with what else tells pairs apart."""
-        return self.variant + ", causal" * self.causal, self.peer
+        return ", ".join(part for part in (self.variant, self.told) if part), self.peer
 
 
 def pairs(frame: pd.DataFrame) -> list[Pair]:
     """Each row of a variant ``peer.NAME`` or ``peer.NAME.PACKAGE`` beside those of NAME in the same circumstances."""
-    return [_pair(mine, peer) for mine, peer in _sides(frame) if mine["process"] == peer["process"]]
+    sides = _alike(frame)
+    return [_pair(mine, peer, told) for (mine, peer), told in zip(sides, _told(sides), strict=True)]
+
+
+def _alike(frame: pd.DataFrame) -> list[tuple[Row, Row]]:
+    return [(mine, peer) for mine, peer in _sides(frame) if mine["process"] == peer["process"]]
+
+
+def _told(sides: Sequence[tuple[Row, Row]]) -> list[str]:
+    """Of each pair what tells it from the others of the same labels, passes and lengths apart."""
+    words = ["causal" if mine["causal"] else "" for mine, _ in sides]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, (mine, peer) in enumerate(sides):
+        groups.setdefault((str(mine["label"]), str(peer["label"]), words[i]), []).append(i)
+    for places in groups.values():
+        rows = pd.DataFrame([sides[i][0] for i in places])
+        table = rows[[key for key in (*SAME, "inputs") if key in rows and key not in ("suite", "pass", "causal")]]
+        apart = table.drop_duplicates()
+        names = dict(zip(apart.itertuples(index=False, name=None), difference(apart), strict=True))
+        for i, key in zip(places, table.itertuples(index=False, name=None), strict=True):
+            words[i] = ", ".join(part for part in (words[i], names[key][0]) if part)
+    return words
 
 
 def left_out(frame: pd.DataFrame) -> list[str]:
@@ -81,11 +108,11 @@ def _of_pairs(frame: pd.DataFrame) -> pd.DataFrame:
     return rows[packages | rows["variant"].isin(named[packages])]
 
 
-def _sides(frame: pd.DataFrame) -> Iterator[tuple[dict[Hashable, Any], dict[Hashable, Any]]]:
+def _sides(frame: pd.DataFrame) -> Iterator[tuple[Row, Row]]:
     """Rows of a variant and of its package that agree in all but the process."""
-    keys = [*(key for key in SAME if key != "process"), "inputs", "seq_len", "kv_len"]
+    keys = [*(key for key in SAME if key != "process" and key in frame), "inputs", "seq_len", "kv_len"]
     rows = timed(frame).to_dict("records")
-    own: dict[tuple[Any, ...], list[dict[Hashable, Any]]] = {}
+    own: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         own.setdefault((row["variant"], *(row[key] for key in keys)), []).append(row)
     for row in rows:
@@ -95,7 +122,7 @@ def _sides(frame: pd.DataFrame) -> Iterator[tuple[dict[Hashable, Any], dict[Hash
                 yield mine, row
 
 
-def _pair(mine: dict[Hashable, Any], peer: dict[Hashable, Any]) -> Pair:
+def _pair(mine: Row, peer: Row, told: str) -> Pair:
     time = _over(mine["time_median_s"], peer["time_median_s"])
     # The interval of a ratio from those of both sides: half-widths of logarithms add up as independent errors do
     # (Zou and Donner 2008, doi:10.1002/sim.3095).
@@ -108,7 +135,7 @@ def _pair(mine: dict[Hashable, Any], peer: dict[Hashable, Any]) -> Pair:
     return Pair(
         variant=str(mine["label"]),
         peer=str(peer["label"]),
-        causal=bool(mine["causal"]),
+        told=told,
         n=int(mine["seq_len"]),
         pass_=str(mine["pass"]),
         time=time,
@@ -134,23 +161,27 @@ def _log(a: Any, b: Any) -> float:
     return math.log(_over(a, b))
 
 
-def applies(frame: pd.DataFrame) -> bool:
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
     """A peer and the variant that it stands for were timed side by side."""
-    return any(math.isfinite(pair.time) for pair in pairs(frame))
+    return any(math.isfinite(pair.time) for pair in pairs(restrict(frame, only or {})))
 
 
 @in_style
-def draw_peers(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
+def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
     """Bars of variant over peer, one for each length: time and peak memory, a panel for each pass.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: only this length.
+        only: column -> value of the rows to draw.
 
     Raises:
         UsageError: a length at which no pair was measured.
+        NothingToDraw: no pair was measured.
         ResultsError: not a results table.
     """
+    only_on_a_page("peers")
+    frame = restrict(frame, only or {})
     found = pairs(frame)
     lengths = sorted({pair.n for pair in found})
     if n is not None and n not in lengths:
@@ -159,7 +190,7 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
     found = [pair for pair in found if pair.n in lengths and (math.isfinite(pair.time) or math.isfinite(pair.peak))]
     names = list(dict.fromkeys(pair.names for pair in found))
     if not names:
-        return draw_nothing(TITLE, [], ["needs a variant and a public package that does the same: make peers"])
+        raise NothingToDraw(f"needs {NEEDS}; measure one with: make peers")
     panels = [
         (f"{what}\n{PASSES[pass_]}", what, [pair for pair in found if pair.pass_ == pass_])
         for what in ("time", "peak memory")
@@ -168,15 +199,12 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
     ]
     rows = timed(frame)
     rows = rows[rows["seq_len"].isin(lengths)]
-    first = rows.iloc[0]
-    what = (
-        f"{first['suite']} · batch {first['batch']} · {first['heads']} heads × {first['head_dim']} · {first['dtype']}"
-    )
-    about = [what, *where(rows.head(1))[1:]]
+    about = where(pd.DataFrame([mine for mine, _ in _alike(rows)]))
     notes = [
-        f"Variant over package, bars from top to bottom at n = {', '.join(map(str, lengths))}; left of 1 the variant "
-        "takes less. Thin lines: 95 % intervals. Upright strokes: what would be left at the limit of this machine, its "
-        "matmul, exponential and copy rates.",
+        own_form_note(pair.variant for pair in found),
+        f"Bars: variant over package{', from top to bottom' * (len(lengths) > 1)} at n = "
+        f"{', '.join(map(length, lengths))}; left of 1 the variant takes less. Thin lines: 95 % intervals. Upright "
+        "strokes: the ratio if the variant ran at the full matmul, exponential and copy rates of this machine.",
         *left_out(rows),
     ]
     tall = max(_ROW, (len(lengths) + 1.4) * _BAR)
@@ -189,11 +217,11 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
         ax.set_title(title, loc="left", pad=3)
         ends.setdefault(what, [1.0]).extend(_draw(ax, part, what, names, lengths))
     for ax, (_, what, _) in zip(axes, panels, strict=True):
-        log_axis(ax, "x", padded(ends[what]), base=2, text=halves, most=4)
+        log_axis(ax, "x", padded(ends[what]), base=2, text=halves, most=3)
     height = (top - bottom) / len(names)
     for place, (variant, peer) in enumerate(names):
         y = top - (place + 0.5) * height
-        for text, up, colour in ((variant, 0.065, INK), (peer, -0.065, FAINT)):
+        for text, up, colour in ((variant, 0.065, palette().ink), (peer, -0.065, palette().faint)):
             page.write(
                 left - 0.1, y + up, shorten(text, _NAMES - 0.12, SMALL_SIZE), ha="right", va="center", color=colour
             )
@@ -213,16 +241,16 @@ def _draw(
         y = names.index(pair.names) + (rank - (len(lengths) - 1) / 2) / (len(lengths) + 1.4)
         tall = 0.86 / (len(lengths) + 1.4)
         shade = 0.4 + 0.6 * (rank + 1) / len(lengths)
-        ax.barh(y, ratio - 1, left=1, height=tall, color=_LESS if ratio < 1 else _MORE, alpha=shade, linewidth=0)
+        ax.barh(y, ratio - 1, left=1, height=tall, color=palette().sequence[ratio >= 1], alpha=shade, linewidth=0)
         values.append(ratio)
         if what == "time":
             if math.isfinite(pair.low) and math.isfinite(pair.high):
-                ax.plot([pair.low, pair.high], [y, y], color=INK, linewidth=0.8)
+                ax.plot([pair.low, pair.high], [y, y], color=palette().ink, linewidth=0.8)
                 values += [pair.low, pair.high]
             if math.isfinite(pair.limit):
-                ax.plot([pair.limit] * 2, [y - tall / 2, y + tall / 2], color=INK, linewidth=1.2)
+                ax.plot([pair.limit] * 2, [y - tall / 2, y + tall / 2], color=palette().ink, linewidth=1.2)
                 values.append(pair.limit)
-    ax.axvline(1, color=FAINT, linewidth=0.8)
+    ax.axvline(1, color=palette().faint, linewidth=0.8)
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.set_yticks(np.arange(len(names) + 1) - 0.5, [])
     ax.tick_params(axis="y", length=0)

@@ -11,7 +11,8 @@ from attnbench.plots.bands import arrange, draw_bands
 from attnbench.plots.bubbles import draw_circles, draw_keys, round_sizes
 from attnbench.plots.labels import place_labels
 from attnbench.plots.page import Page, wrap
-from attnbench.plots.style import FAINT, LINE, SMALL_SIZE
+from attnbench.plots.palette import palette
+from attnbench.plots.style import SMALL_SIZE
 from attnbench.plots.ticks import log_axis, padded
 
 GB = 1e9
@@ -62,25 +63,23 @@ def draw_published(page: Page, left: float) -> None:
     log_axis(ax, "x", limits, at=[0.5, 1, 2, 4, 8])
     ax.set_xlim(*limits)
     ax.set_xlabel("speed relative to the Transformer at 4K (log2 scale)")
-    ax.grid(axis="x")
     draw_bands(ax, layout, height, "average score on the five tasks (%)", width)
     ax.yaxis.set_label_coords(-0.42 / width, 0.5)
-    ax.axvspan(limits[0], edge, color="#f5f5f5", lw=0, zorder=0)
-    ax.axvline(edge, color=LINE, lw=0.8)
+    ax.axvspan(limits[0], edge, color=palette().band, lw=0, zorder=0)
+    ax.axvline(edge, color=palette().line, lw=0.8)
     ax.text(
         math.sqrt(limits[0] * edge), 0.06, "speed not\npublished",
-        ha="center", va="bottom", fontsize=SMALL_SIZE, color=FAINT, linespacing=1.1,
+        ha="center", va="bottom", fontsize=SMALL_SIZE, color=palette().faint, linespacing=1.1,
     )  # fmt: skip
     largest = float(points["memory"].max())
     radii = draw_circles(ax, layout.points, largest)
     box = page.blank(left - 0.45, page.top - 0.62, page.right - left + 0.45, 0.62)
     box.text(0, 0.55, "The paper's own measurements, on TPUs, with its own implementations", va="center", fontsize=8.5)
     for row, line in enumerate(wrap(_SOURCE, page.right - left + 0.45, SMALL_SIZE)):
-        box.text(0, 0.4 - 0.14 * row, line, va="center", fontsize=SMALL_SIZE, color=FAINT)
+        box.text(0, 0.4 - 0.14 * row, line, va="center", fontsize=SMALL_SIZE, color=palette().faint)
     sizes = {size * GB: f"{size:g} GB" for size in round_sizes(largest / GB)}
     draw_keys(
         page, right + 0.14, page.top - 0.62, list(table["family"]), largest, "memory per device\n(circle area)", sizes
     )
-    taken = [ax.texts[0].get_window_extent()]
     drawn = layout.points
-    place_labels(ax, list(drawn["name"]), list(drawn["x"]), list(drawn["at"]), radii, taken=taken, size=SMALL_SIZE)
+    place_labels(ax, list(drawn["name"]), list(drawn["x"]), list(drawn["at"]), radii)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,206 +13,177 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from attnbench.plots.page import Page, draw_nothing, new_page, shorten, text_width
-from attnbench.plots.setting import choose, failures, short_names, timed, where
-from attnbench.plots.style import FAINT, INK, LINE, SMALL_SIZE, Look, in_style, looks
-from attnbench.plots.ticks import log_axis, padded, trimmed
-from attnbench.status import Status
+from attnbench.plots.captions import failures, own_form_note, short_names, where
+from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, shorten, stacked, text_width
+from attnbench.plots.palette import palette
+from attnbench.plots.series import LONGEST, Series, names_room, panels_of
+from attnbench.plots.setting import PANELS, restrict, settings, timed, without_room
+from attnbench.plots.style import SMALL_SIZE, in_style
+from attnbench.plots.ticks import length, log_axis, padded, trimmed
 from attnbench.units import format_bytes, format_seconds
 
 TITLE = "Time and peak memory against length"
-LONGEST = 3
-"""Lengths in the fit: the longest three, where the constant part matters least."""
+NEEDS = "times at two lengths"
 _FASTER = 0.2
-_STOPPED = [status for status in Status if status not in (Status.OK, Status.UNSUPPORTED, Status.INTERRUPTED)]
+_POWERS = 1.35
+"""Inches for the two columns of powers."""
+_AXIS, _GAP = 0.42, 0.18
+_ROW = 0.14
+"""Inches for the name of what stopped."""
 
 
-@dataclass(frozen=True)
-class Series:
-    """One label's line."""
-
-    label: str
-    rows: pd.DataFrame
-    """Measured rows by rising length."""
-    claimed: tuple[float, float]
-    stopped: tuple[int, str] | None
-    """The first length after the last measured one at which it failed, and how."""
-
-
-def applies(frame: pd.DataFrame) -> bool:
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
     """Something was timed (or failed to be) at two lengths or more."""
-    return timed(frame)["seq_len"].nunique() > 1
+    return timed(restrict(frame, only or {}))["seq_len"].nunique() > 1
 
 
 @in_style
-def draw_scaling(frame: pd.DataFrame, *, level: str | None = None, pass_: str | None = None) -> Figure:
+def draw_scaling(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
     """Two log-log panels over a table: fitted against claimed power of n, and where each variant stopped.
+
+    Rows that were not measured alike are lines of their own, dashed in their own way, or panels where lines are many.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
-        level, pass_: which rows; by default the operator's and forward, where there are any.
+        only: column -> value of the rows to draw.
 
     Raises:
-        UsageError: a level or pass that no row has.
+        UsageError: a value that no row has.
+        NothingToDraw: no row holds a time or a memory.
         ResultsError: not a results table.
     """
+    rows = timed(restrict(frame, only or {}))
     prefer = {"level": ("operator", "layer", "model"), "pass": ("forward", "training")}
-    chosen = choose(timed(frame), prefer, also_same=("inputs",), level=level, pass_=pass_)
-    rows = chosen.rows
-    ok = chosen.ok[(chosen.ok[["time_median_s", "peak_bytes"]] > 0).any(axis=1)]
-    if ok.empty:
-        return draw_nothing(TITLE, where(rows), failures(rows) or ["no row holds a time or a memory"])
-    table = [_series(str(label), part) for label, part in rows.groupby("label", sort=False)]
-    drawn = [series for series in table if len(series.rows)]
-    # From the top of the panels to the bottom, as the lines stand at their right ends.
-    drawn.sort(key=lambda series: (series.stopped[0] if series.stopped else math.inf, -_last(series)))
+    every = settings(rows, prefer, also_same=("inputs",))
+    found = [one for one in every if (one.ok[["time_median_s", "peak_bytes"]] > 0).any(axis=None)]
+    if not found:
+        raise NothingToDraw("; ".join(failures(rows)) or "no row holds a time or a memory")
+    panels = panels_of(found[:PANELS])
+    lines = [line for _, drawn in panels for line in drawn]
+    shown = pd.concat([one.rows for one in found[:PANELS]])
+    names, hidden = short_names(pd.concat([line.rows for line in lines]))
     notes = [
-        f"Power of n: least squares on the longest {LONGEST} lengths of each line; after the stroke what its paper "
-        f"claims; bold where it grows faster than claimed by more than {_FASTER}. Bands: interval of the median.",
+        own_form_note(names),
+        f"Power of n: least squares on the longest {LONGEST} lengths of each line; after the slash what its paper "
+        f"claims; bold where the measured power is larger by more than {_FASTER}. Bands: 95 % intervals of the median.",
+        *(["Crosses: the length at which a line stopped."] if any(line.stopped for line in lines) else []),
+        hidden,
+        *(f"Not drawn — {line}" for line in failures(shown)),
+        without_room(found),
     ]
-    if any(series.stopped for series in drawn):
-        notes.append("Cross at the upper edge: the length at which it stopped (last column).")
-    short, settings = short_names(pd.concat([series.rows for series in drawn]))
-    notes.append(settings)
-    never = rows[~rows["label"].isin([series.label for series in drawn])]
-    notes += [f"Not drawn — {line}" for line in failures(never)]
-    page = new_page(TITLE, where(rows), [*notes, chosen.others], room=max(4.2, 0.5 + 0.16 * len(drawn)))
-    look = looks(zip(frame["label"], frame["family"], strict=True))
-    names = min(1.6, max(text_width(short[series.label], SMALL_SIZE) for series in drawn)) + 0.29
-    left, right = page.left + 0.66, page.right - names - (2.2 if any(series.stopped for series in drawn) else 1.35)
-    tall = (page.top - page.bottom - 0.42 - 0.18) / 2
-    lengths = sorted({*ok["seq_len"], *(s.stopped[0] for s in drawn if s.stopped)})
-    for place, (column, name, base, text) in enumerate(_PANELS):
-        ax = page.axes(left, page.bottom + 0.42 + (1 - place) * (tall + 0.18), right - left, tall)
-        _panel(ax, drawn, look, column, name, lengths, tall)
-        log_axis(ax, "y", ax.get_ylim(), base=base, text=text, most=6)
-        if place == 0:
-            ax.tick_params(labelbottom=False)
-        else:
-            ax.set_xlabel("length n (log2 scale)")
-    _write_table(page, drawn, look, right + 0.2, names, short)
+    rooms = [3.6 + _table_height(drawn) if narrow() else max(4.2, 0.5 + 0.16 * len(drawn)) for _, drawn in panels]
+    page = new_page(TITLE, where(shown), notes, room=stacked(rooms, [heading for heading, _ in panels]))
+    for part, (_, drawn) in zip(page.parts([heading for heading, _ in panels], rooms), panels, strict=True):
+        _block(part, drawn)
     return page.figure
 
 
-_PANELS = (
+_COLUMNS = (
     ("time_median_s", "median time", 10, lambda value: trimmed(format_seconds(value))),
     ("peak_bytes", "peak memory", 2, lambda value: trimmed(format_bytes(value))),
 )
 
 
-def _series(label: str, part: pd.DataFrame) -> Series:
-    part = part.sort_values("seq_len")
-    measured = part[(part["status"] == Status.OK) & (part[["time_median_s", "peak_bytes"]] > 0).any(axis=1)]
-    last = measured["seq_len"].max() if len(measured) else 0
-    failed = part[part["status"].isin(_STOPPED) & (part["seq_len"] > last)]
-    stopped = (int(failed["seq_len"].iloc[0]), str(failed["status"].iloc[0])) if len(failed) else None
-    first = part.iloc[0]
-    return Series(label, measured, (first["claimed_time_exponent"], first["claimed_memory_exponent"]), stopped)
+def _table_height(drawn: Sequence[Series]) -> float:
+    """Inches, below the panels of a column."""
+    return 0.65 + 0.16 * len(drawn)
 
 
-def _last(series: Series) -> float:
-    time, memory = series.rows[["time_median_s", "peak_bytes"]].iloc[-1].fillna(0)
-    return float(time) or float(memory) * 1e-18
+def _block(page: Page, drawn: Sequence[Series]) -> None:
+    """Time above memory, and their table beside them, in a column below them."""
+    names = min(names_room(), max(text_width(line.name, SMALL_SIZE) for line in drawn)) + 0.46
+    if narrow():
+        page, table = page.split(_table_height(drawn))
+        names = table.right - table.left - _POWERS + 0.1  # all that there is
+        left, right = page.left + 0.66, page.right - 0.1
+    else:
+        left, right = page.left + 0.66, page.right - names - _POWERS - 0.2
+        table = replace(page, left=right + 0.2)
+    tall = (page.top - page.bottom - _AXIS - _GAP) / 2
+    lengths = sorted({n for line in drawn for n in line.rows["seq_len"]} | {s.stopped[0] for s in drawn if s.stopped})
+    for place, (column, name, base, text) in enumerate(_COLUMNS):
+        ax = page.axes(left, page.bottom + _AXIS + (1 - place) * (tall + _GAP), right - left, tall)
+        ends = [column] if place else [column, "time_ci_low_s", "time_ci_high_s"]
+        values = np.concatenate([line.rows[ends].to_numpy(dtype=float).ravel() for line in drawn])
+        limits = padded(values, share=0.05)
+        stops = _stops(drawn) if place == 0 else {}
+        # Room above the lines for what stopped.
+        share = min(0.5, _ROW * (len(stops) + 0.5) / tall) if stops else 0.0
+        top = math.exp(math.log(limits[0]) + math.log(limits[1] / limits[0]) / (1 - share))
+        log_axis(ax, "x", padded(lengths, share=0.04), at=lengths, text=length, most=6)
+        log_axis(ax, "y", (limits[0], top), base=base, text=text, most=6)
+        ax.set_ylabel(name)
+        ax.grid(axis="both")
+        for line in drawn:
+            _line(ax, line, column)
+        if not np.isfinite(values).any():
+            ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=palette().faint)
+        for row, ((n, status), stopped) in enumerate(stops.items()):
+            _mark_stop(ax, (right - left, tall), row, n, status, stopped)
+        if place == 0:
+            ax.tick_params(labelbottom=False)
+        else:
+            ax.set_xlabel("length n (log2 scale)")
+    _write_table(table, drawn, names)
 
 
-def power_of_n(lengths: Sequence[float] | np.ndarray, values: Sequence[float] | np.ndarray) -> float:
-    """Slope of log value on log n by least squares over the longest three lengths; NaN with fewer than two."""
-    n, value = np.asarray(lengths, dtype=float), np.asarray(values, dtype=float)
-    good = np.isfinite(value) & (value > 0)
-    n, value = n[good], value[good]
-    longest = np.argsort(n)[-LONGEST:]
-    if len(longest) < 2:
-        return math.nan
-    x, y = np.log(n[longest]), np.log(value[longest])
-    x = x - x.mean()
-    return float((x * (y - y.mean())).sum() / (x * x).sum())
+def _line(ax: Axes, line: Series, column: str) -> None:
+    n, value = line.rows["seq_len"].to_numpy(dtype=float), line.rows[column].to_numpy(dtype=float)
+    ax.plot(n, np.where(value > 0, value, np.nan), lw=1.2, markersize=4.2, alpha=0.9, **line.look.line)
+    if column == "time_median_s":
+        ends = line.rows[["time_ci_low_s", "time_ci_high_s"]].to_numpy(dtype=float)
+        ax.fill_between(n, ends[:, 0], ends[:, 1], color=line.look.colour, alpha=0.15, lw=0)
 
 
-def _panel(
-    ax: Axes,
-    drawn: Sequence[Series],
-    look: dict[str, Look],
-    column: str,
-    name: str,
-    lengths: Sequence[int],
-    tall: float,
-) -> None:
-    values = pd.concat([series.rows[column] for series in drawn])
-    low, high = padded(values, share=0.05)
-    crosses: dict[int, int] = {}
-    stops = [series for series in drawn if series.stopped]
-    most = max((sum(s.stopped[0] == n for s in stops if s.stopped) for n in lengths), default=0)
-    # Room above the lines for the crosses, which stand one below the other where several stopped at one length.
-    share = min(0.5, (0.1 + 0.1 * most) / tall) if most else 0.0
-    high = math.exp(math.log(low) + math.log(high / low) / (1 - share))
-    for series in drawn:
-        style = look[series.label]
-        how: dict[str, Any] = {
-            "color": style.colour, "marker": style.marker, "markeredgecolor": style.colour,
-            "markerfacecolor": "white" if style.hollow else style.colour, "markersize": 4.2,
-        }  # fmt: skip
-        n, value = series.rows["seq_len"].to_numpy(dtype=float), series.rows[column].to_numpy(dtype=float)
-        value = np.where(value > 0, value, np.nan)
-        ax.plot(n, value, lw=1.2, alpha=0.9, **how)
-        if column == "time_median_s":
-            ends = series.rows[["time_ci_low_s", "time_ci_high_s"]].to_numpy(dtype=float)
-            ax.fill_between(n, ends[:, 0], ends[:, 1], color=style.colour, alpha=0.15, lw=0)
-        if series.stopped:
-            at, _ = series.stopped
-            turn = crosses[at] = crosses.get(at, -1) + 1
-            y = math.exp(math.log(low) + math.log(high / low) * (1 - (0.08 + 0.1 * turn) / tall))
-            good = np.isfinite(value)
-            if good.any():
-                ax.plot([n[good][-1], at], [value[good][-1], y], color=style.colour, lw=0.8, ls=(0, (1, 2)))
-            ax.plot([at], [y], marker="x", markersize=5.5, markeredgewidth=1.6, color=style.colour, lw=0)
-    if not values.notna().any():
-        ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=FAINT)
-    log_axis(ax, "x", padded(lengths, share=0.04), at=lengths, most=6)
-    ax.set_ylim(low, high)
-    ax.set_ylabel(name)
-    ax.grid(axis="both")
+def _stops(drawn: Sequence[Series]) -> dict[tuple[int, str], list[Series]]:
+    """(length, status) -> the lines that ended there, so that each end is marked once."""
+    stops: dict[tuple[int, str], list[Series]] = {}
+    for line in drawn:
+        if line.stopped:
+            stops.setdefault(line.stopped, []).append(line)
+    return dict(sorted(stops.items()))
 
 
-def _write_table(
-    page: Page, drawn: Sequence[Series], look: dict[str, Look], left: float, names: float, short: dict[str, str]
-) -> None:
-    """Key and table in one: marker, label, fitted and claimed powers, where it stopped."""
-    width, height = page.right - left, page.top - page.bottom
-    ax = page.blank(left, page.bottom, width, height)
-    time_at, memory_at, stop_at = names + 0.55, names + 1.15, names + 1.3
+def _mark_stop(ax: Axes, inches: tuple[float, float], row: int, n: int, status: str, stopped: Sequence[Series]) -> None:
+    """A cross at the length, above the lines, and beside it who stopped there and how."""
+    wide, tall = inches
+    low, high = np.log(ax.get_xlim())
+    x, y = (math.log(n) - low) / (high - low), 1 - _ROW * (row + 0.6) / tall
+    colour = stopped[0].look.colour if len(stopped) == 1 else palette().ink
+    ax.plot([x], [y], "x", transform=ax.transAxes, markersize=5, markeredgewidth=1.5, color=colour)
+    to_left = x >= 0.5
+    words = f"{status}: {', '.join(line.name for line in stopped)}"
+    text = shorten(words, (x if to_left else 1 - x) * wide - 0.15, SMALL_SIZE)
+    at = x + (-0.08 if to_left else 0.08) / wide
+    box = {"facecolor": palette().page, "edgecolor": "none", "pad": 0.8}  # the grid must not strike it through
+    side = "right" if to_left else "left"
+    ax.text(at, y, text, transform=ax.transAxes, fontsize=SMALL_SIZE, va="center", ha=side, bbox=box)
+
+
+def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
+    """Key and table in one: marker, name, fitted and claimed powers."""
+    width, height = page.right - page.left, page.top - page.bottom
+    ax = page.blank(page.left, page.bottom, width, height)
+    faint: dict[str, Any] = {"fontsize": SMALL_SIZE, "color": palette().faint, "va": "center"}
+    columns = {"time_median_s": ("time", names + 0.65), "peak_bytes": ("memory", names + 1.25)}
     y = height - 0.06
-    ax.text(
-        (time_at + memory_at) / 2 - 0.2, y, "power of n", fontsize=SMALL_SIZE, color=FAINT, va="center", ha="center"
-    )
+    ax.text(names + 0.8, y, "power of n", ha="center", **faint)
     y -= 0.155
-    for at, text, side in ((time_at, "time", "right"), (memory_at, "memory", "right"), (stop_at, "stopped at", "left")):
-        if text != "stopped at" or any(series.stopped for series in drawn):
-            ax.text(at, y, text, fontsize=SMALL_SIZE, color=FAINT, va="center", ha=side)
+    for word, at in columns.values():
+        ax.text(at, y, word, ha="right", **faint)
     y -= 0.1
-    ax.add_line(Line2D([0, width], [y, y], color=LINE, lw=0.8))
+    ax.add_line(Line2D([0, width], [y, y], color=palette().line, lw=0.8))
     step = min(0.2, max(0.13, (y - 0.2) / max(len(drawn), 1)))
     y += step / 2 - 0.06
-    for series in drawn:
+    for line in drawn:
         y -= step
-        style = look[series.label]
-        face = "white" if style.hollow else style.colour
-        key = Line2D([0, 0.11, 0.22], [y, y, y], color=style.colour, marker=style.marker, markevery=[1], markersize=4.2)
-        key.set_markerfacecolor(face)
-        ax.add_line(key)
-        ax.text(
-            0.29, y, shorten(short[series.label], names - 0.29, SMALL_SIZE), fontsize=SMALL_SIZE, color=INK, va="center"
-        )
-        for at, column, claim in zip(
-            (time_at, memory_at), ("time_median_s", "peak_bytes"), series.claimed, strict=True
-        ):
-            power = power_of_n(series.rows["seq_len"].to_numpy(), series.rows[column].to_numpy())
+        ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], markersize=4.2, lw=1.2, **line.look.line))
+        ax.text(0.46, y, shorten(line.name, names - 0.46, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")
+        for column, (_, at) in columns.items():
+            power, claim = line.power(column), line.claimed(column)
             text = "–" if math.isnan(power) else f"{power + 0.0:.2f}".replace("-0.00", "0.00")
             text += f" / {claim:g}" if math.isfinite(claim) else ""
-            # Two lengths, or the cost of a reference line, are nothing to accuse a paper of.
-            fair = len(series.rows) >= LONGEST and series.rows["family"].iloc[0] != "reference"
-            bold = fair and math.isfinite(claim) and power > claim + _FASTER
+            # The cost of a reference line is nothing to accuse a paper of.
+            bold = line.rows["family"].iloc[0] != "reference" and power > claim + _FASTER
             weight = "bold" if bold else "normal"
-            ax.text(at, y, text, fontsize=SMALL_SIZE, color=INK, va="center", ha="right", fontweight=weight)
-        if series.stopped:
-            at_n, status = series.stopped
-            ax.text(stop_at, y, f"{at_n} {status}", fontsize=SMALL_SIZE, color=INK, va="center")
+            ax.text(at, y, text, fontsize=SMALL_SIZE, va="center", ha="right", fontweight=weight)

@@ -1,57 +1,59 @@
-"""Which rows may share a figure: one machine, one shape, one way of measuring; and those circumstances in words."""
+"""Which rows may share a series: one machine, one shape, one way of measuring; those that differ are told apart."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from attnbench.errors import ResultsError, UsageError
+from attnbench.plots.captions import OWN_FORM, as_typed, difference
 from attnbench.record import COLUMNS
-from attnbench.spec import format_scalar, parse_spec
 from attnbench.status import Status
 
 SAME = (
+    "run",
     "suite",
     "level",
     "pass",
-    "batch",
-    "heads",
-    "head_dim",
+    "dtype",
     "causal",
     "bias",
-    "dtype",
-    "device",
-    "seed",
-    "process",
+    "padding",
+    "head_dim",
+    "heads",
+    "batch",
     "compile",
-    "quick",
+    "device",
+    "process",
     "threads",
+    "quick",
+    "seed",
     "machine_id",
     "torch_version",
     "method_version",
 )
-"""Columns in which all rows of one figure agree."""
-LEVELS = {"operator": "attention operator", "layer": "attention layer", "model": "whole model"}
-_MOST = 20
-_PASSES = {
-    "forward": "forward pass",
-    "backward": "backward pass",
-    "training": "training step",
-    "decode": "one decoding step",
-}
+"""Columns in which all rows of one series agree, those that a reader asks about first in front."""
+_OF_A_RUN = ("suite", "device", "process", "threads", "machine_id", "torch_version", "method_version", "quick")
+"""Columns in which the rows of one run agree."""
+PANELS = 6
+"""Settings that one figure shows."""
+RUN = "run"
+"""Column of a table read from several runs: the name of each."""
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Rows that may be compared, one for each label, length and input, and a line about those that may not."""
+class Setting:
+    """Rows measured alike: one for each label, length and input."""
 
     rows: pd.DataFrame
-    others: str
+    name: str = ""
+    """What tells it from the other settings, in the fewest words: ``bfloat16, causal``; empty for the only one."""
+    about: str = ""
+    """All in which it differs from them."""
 
     @property
     def ok(self) -> pd.DataFrame:
@@ -63,6 +65,27 @@ def check_columns(frame: pd.DataFrame) -> None:
     missing = [name for name in COLUMNS if name not in frame.columns]
     if missing:
         raise ResultsError(f"not a results table: column {missing[0]} is missing; read it with read_results")
+
+
+def restrict(frame: pd.DataFrame, only: Mapping[str, object]) -> pd.DataFrame:
+    """The rows with these values.
+
+    Args:
+        only: column -> value.
+
+    Raises:
+        UsageError: a value that no row has; the message lists those that exist.
+    """
+    told: list[str] = []
+    for column, value in only.items():
+        here = frame[column] == value
+        if not here.any():
+            known = ", ".join(as_typed(one) for one in sorted(frame[column].unique())) or "none"
+            among = f" among those with {' and '.join(told)}" if told else ""
+            raise UsageError(f"no rows with {column} {as_typed(value)}{among}; there are: {known}")
+        frame = frame[here]
+        told.append(f"{column} {as_typed(value)}")
+    return frame
 
 
 def timed(frame: pd.DataFrame) -> pd.DataFrame:
@@ -84,55 +107,57 @@ def _of_sweeps(frame: pd.DataFrame, columns: Sequence[str], *, or_empty: bool) -
     if or_empty:
         measured = ["time_median_s", "peak_bytes", "rel_error", "score"]
         keep |= ~frame[measured].notna().any(axis=1).groupby(sweeps).transform("any")
-    return frame[keep.to_numpy(dtype=bool)]
+    return _marked(frame[keep.to_numpy(dtype=bool)])
 
 
-def choose(
-    frame: pd.DataFrame,
-    prefer: Mapping[str, Sequence[object]] | None = None,
-    *,
-    also_same: Sequence[str] = (),
-    **only: object,
-) -> Chosen:
-    """The rows that a figure shows: those of one setting, by preference, then the one with most measured rows.
+def _marked(frame: pd.DataFrame) -> pd.DataFrame:
+    """With the mark behind the labels of own forms."""
+    plain = frame["own_form"] == ""
+    return frame.assign(label=frame["label"].where(plain, frame["label"].str.removesuffix(OWN_FORM) + OWN_FORM))
 
-    A preferred setting must have at least half as many measured labels as the richest.
+
+def settings(
+    frame: pd.DataFrame, prefer: Mapping[str, Sequence[object]] | None = None, *, also_same: Sequence[str] = ()
+) -> list[Setting]:
+    """The table by what was measured alike: preferred settings first, then those with most measured rows.
+
+    A preferred setting must have at least half as many measured labels as the richest to stand before it.
 
     Args:
         prefer: column -> values, the best first.
-        also_same: further columns in which the rows must agree.
-        only: column=value (``pass_`` for pass); None does not restrict.
-
-    Raises:
-        UsageError: a value that no row has.
+        also_same: further columns in which the rows of a setting agree.
     """
-    for name, value in only.items():
-        if value is None:
-            continue
-        column = name.rstrip("_")
-        here = frame[column] == value
-        if not here.any():
-            known = ", ".join(str(one) for one in frame[column].unique()) or "none"
-            raise UsageError(f"no rows with {column} {value!r}; there are: {known}")
-        frame = frame[here]
     if frame.empty:
-        return Chosen(frame, "")
-    keys = [*SAME, *also_same]
+        return []
+    keys = [key for key in (*SAME, *also_same) if key in frame]
     # Self-attention has kv_len = seq_len at each length; cross-attention is another setting for each kv_len.
     crossed = frame["kv_len"].where(frame["kv_len"] != frame["seq_len"], 0)
     groups = frame.groupby([*(frame[key] for key in keys), crossed], dropna=False, sort=False).ngroup().to_numpy()
+    # Of several runs the newest stands first; within a run the order is that of the table.
+    alike = [frame[key] for key in (*_OF_A_RUN, RUN) if key in frame]
+    frame = frame.assign(_newest=frame.groupby(alike, dropna=False)["started_at"].transform("max"))
     parts = [part for _, part in frame.groupby(groups)]
-    # A preferred level with two variants is not what the figure is about.
     labels = [part.loc[part["status"] == Status.OK, "label"].nunique() for part in parts]
-    rich = [part for part, count in zip(parts, labels, strict=True) if 2 * count >= max(labels)]
-    best = min(rich, key=lambda part: _rank(part, prefer or {}))
-    return Chosen(_one_each(best), _others(frame, best, keys))
+    ranks = [(2 * count < max(labels), *_rank(part, prefer or {})) for part, count in zip(parts, labels, strict=True)]
+    parts = [parts[i] for i in sorted(range(len(parts)), key=lambda i: ranks[i])]
+    told = pd.DataFrame([part.iloc[0] for part in parts], columns=frame.columns)
+    told["kv_len"] = told["kv_len"].where(told["kv_len"] != told["seq_len"], 0)
+    names = difference(told[[*keys, "kv_len"]])
+    return [Setting(_one_each(part).drop(columns="_newest"), *name) for part, name in zip(parts, names, strict=True)]
+
+
+def without_room(found: Sequence[Setting]) -> str:
+    """Which settings a figure leaves out, in a line that says how to see them."""
+    rest = [setting.name for setting in found[PANELS:]]
+    names = "; ".join(rest[:PANELS]) + f" and {len(rest) - PANELS} more" * (len(rest) > PANELS)
+    remedy = "choose rows with --sweep, --level, --pass, --dtype, --causal or --head-dim"
+    return f"Not drawn, for want of room: {names}; {remedy}." if rest else ""
 
 
 def _rank(rows: pd.DataFrame, prefer: Mapping[str, Sequence[object]]) -> tuple[Any, ...]:
     first = rows.iloc[0]
     wishes = [list(order).index(first[c]) if first[c] in order else len(order) for c, order in prefer.items()]
-    newest = max(rows["started_at"], default="")
+    newest = str(first["_newest"])
     return (*wishes, -int((rows["status"] == Status.OK).sum()), -len(rows), tuple(-ord(c) for c in newest))
 
 
@@ -142,135 +167,3 @@ def _one_each(rows: pd.DataFrame) -> pd.DataFrame:
     ordered = ordered.sort_values(["_ok", "started_at"], kind="stable")
     ordered = ordered.drop_duplicates(["label", "seq_len", "kv_len", "inputs", "task"], keep="last")
     return ordered.sort_values("_row").drop(columns=["_ok", "_row"])
-
-
-def _others(frame: pd.DataFrame, best: pd.DataFrame, keys: Iterable[str]) -> str:
-    """``Measured too, but not comparable with these rows: level operator; dtype bfloat16.``"""
-    parts = []
-    for key in keys:
-        here = best[key].iloc[0]
-        values = [
-            str(value) for value in frame[key].unique() if value != here and not (value != value and here != here)
-        ]
-        if values:
-            parts.append(f"{key} {', '.join(values[:4])}{' …' if len(values) > 4 else ''}")
-    return f"Measured too, but not comparable with what is drawn: {'; '.join(parts)}." if parts else ""
-
-
-def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
-    """Two lines for a subtitle: what was measured, and on what."""
-    if rows.empty:
-        return []
-    row = rows.iloc[0]
-    what = [
-        row["suite"],
-        f"n = {n}" if n is not None else "",
-        f"{row['kv_len']} keys" if row["kv_len"] != row["seq_len"] else "",
-        f"batch {row['batch']}",
-        f"{row['heads']} heads × {row['head_dim']}",
-        row["dtype"],
-        "causal" if row["causal"] else "",
-        f"bias {row['bias']}" if row["bias"] != "none" else "",
-        LEVELS.get(row["level"], row["level"]),
-        _PASSES.get(row["pass"], row["pass"]),
-    ]
-    threads = row["threads"]
-    days = sorted({str(at)[:10] for at in rows["started_at"] if at})
-    on = [
-        row["device"],
-        f"machine {row['machine_id']}" if row["machine_id"] else "",
-        f"{threads:.0f} thread{'' if threads == 1 else 's'}" if pd.notna(threads) and row["device"] == "cpu" else "",
-        f"process {row['process']}" if row["process"] else "",
-        f"torch {row['torch_version']}" if row["torch_version"] else "",
-        "compiled" if row["compile"] else "",
-        "QUICK: one sample each" if row["quick"] else "",
-        days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "",
-    ]
-    return [" · ".join(str(part) for part in line if part) for line in (what, on)]
-
-
-def failures(rows: pd.DataFrame, *, at_n: bool = True) -> list[str]:
-    """One line for each status but ok: which labels (and lengths), and the reason of the first."""
-    lines = []
-    for status in Status:
-        failed = rows[rows["status"] == status]
-        if status is Status.OK or failed.empty:
-            continue
-        names = [_named(str(variant), part, at_n) for variant, part in failed.groupby("variant", sort=False)]
-        names = [*names[:_MOST], f"and {len(names) - _MOST} more"] if len(names) > _MOST else names
-        reasons = list(dict.fromkeys(reason for reason in failed["reason"] if reason))
-        why = f" — {'' if len(reasons) == 1 else 'e.g. '}{reasons[0]}" if reasons else ""
-        lines.append(f"{status}: {', '.join(names)}{why}")
-    return lines
-
-
-def _named(variant: str, rows: pd.DataFrame, at_n: bool) -> str:
-    """The labels of one variant, or how many there are."""
-    labels = list(dict.fromkeys(rows["label"]))
-    name = ", ".join(labels) if len(labels) < 3 else f"{variant} with {len(labels)} settings"
-    return f"{name} (n = {', '.join(str(n) for n in sorted(set(rows['seq_len'])))})" if at_n else name
-
-
-def options_of(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Label -> its options."""
-    table: dict[str, dict[str, Any]] = {}
-    for label, text in rows[["label", "options"]].drop_duplicates().itertuples(index=False):
-        try:
-            given = json.loads(text or "{}")
-        except json.JSONDecodeError:
-            given = {}
-        table[label] = given if isinstance(given, dict) else {}
-    return table
-
-
-def short_names(rows: pd.DataFrame) -> tuple[dict[str, str], str]:
-    """Label -> the variant's name where it has one setting only; and the settings that this hides, in a line."""
-    pairs = rows[["label", "variant"]].drop_duplicates()
-    single = pairs.groupby("variant")["label"].transform("nunique") == 1
-    names = {str(r): str(v if s else r) for (r, v), s in zip(pairs.itertuples(index=False), single, strict=True)}
-    hidden = [label for label, name in names.items() if label != name]
-    return names, f"Settings: {'; '.join(hidden)}." if hidden else ""
-
-
-def varying_numbers(options: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Option -> number of different numeric values, for those with at least two, the most varied first."""
-    values: dict[str, set[float]] = {}
-    for one in options:
-        for name, value in one.items():
-            if is_number(value):
-                values.setdefault(name, set()).add(float(value))
-    counts = {name: len(found) for name, found in values.items() if len(found) > 1}
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """A finite number, and not a truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
-
-
-def written(value: object) -> str:
-    """An option's value as one would type it."""
-    return format_scalar(value) if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def logit_std(inputs: str) -> float | None:
-    """The ``logit_std`` of an inputs label, None where it has none."""
-    try:
-        value = dict(parse_spec(inputs).options).get("logit_std")
-    except UsageError:
-        return None
-    return float(value) if is_number(value) else None
-
-
-def pick_inputs(known: Sequence[str], wanted: str) -> str:
-    """The label that means ``wanted`` (``gaussian:logit_std=2`` is ``gaussian:logit_std=2.0``), or has that name.
-
-    Raises:
-        UsageError: none does.
-    """
-    spec = parse_spec(wanted)
-    exact = [label for label in known if label == wanted or parse_spec(label) == spec]
-    named = [label for label in known if parse_spec(label).name == wanted]
-    if not exact and not named:
-        raise UsageError(f"no error rows with inputs {wanted!r}; there are: {', '.join(known)}")
-    return [*exact, *named][0]

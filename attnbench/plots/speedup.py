@@ -6,7 +6,8 @@ The layout is that of table 3 of Wang et al. 2020, "Linformer", arXiv:2006.04768
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,29 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
+from attnbench.plots.captions import bare, failures, own_form_note, where
 from attnbench.plots.error_lines import differing
 from attnbench.plots.heat import draw_colour_key, draw_heat
-from attnbench.plots.page import draw_nothing, new_page
-from attnbench.plots.setting import choose, failures, is_number, options_of, timed, varying_numbers, where, written
+from attnbench.plots.options import is_number, options_of, varying_numbers, written
+from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, stacked
+from attnbench.plots.setting import PANELS, Setting, restrict, settings, timed, without_room
 from attnbench.plots.style import in_style
-from attnbench.plots.ticks import halves, plain
+from attnbench.plots.ticks import halves, length, plain
 from attnbench.status import Status
 
 TITLE = "Speed-up and memory saving"
+NEEDS = "softmax or sdpa beside two sizes at two lengths"
 Row = dict[Hashable, Any]
 _BASELINES = ("softmax", "sdpa")
+_LIMIT = 4.0
+"""Full colour at sixteenfold."""
+_KEY = 0.44
+"""Inches for the bar of colours."""
 
 
-def applies(frame: pd.DataFrame) -> bool:
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
     """One variant was timed at two sizes and two lengths, and so was exact attention."""
-    rows = timed(frame)
+    rows = timed(restrict(frame, only or {}))
     return bool(_tabled(rows)) and bool(rows["label"].isin(_BASELINES).any())
 
 
@@ -47,22 +55,24 @@ def draw_speedup(
     *,
     variant: str | None = None,
     baseline: str | None = None,
-    level: str | None = None,
-    pass_: str | None = None,
+    only: Mapping[str, object] | None = None,
 ) -> Figure:
     """Two annotated heat maps: baseline over variant, in time and in peak memory; more than 1 means that it wins.
+
+    Rows that were not measured alike have tables of their own.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         variant: by default ``linformer``, else the one with most rows.
         baseline: a label; by default ``softmax``, else ``sdpa``.
-        level, pass_: which rows; by default the operator's and forward, where there are any.
+        only: column -> value of the rows to draw.
 
     Raises:
-        UsageError: a variant, baseline, level or pass that has no such rows.
+        UsageError: a variant, baseline or value that has no such rows.
+        NothingToDraw: no variant at two sizes and lengths, or no exact attention beside it.
         ResultsError: not a results table.
     """
-    every = timed(frame)
+    every = timed(restrict(frame, only or {}))
     known = _tabled(every)
     if variant is not None and variant not in known:
         raise UsageError(
@@ -73,20 +83,50 @@ def draw_speedup(
         raise UsageError(f"no rows of the baseline {baseline!r}; there are: {', '.join(sorted(there))}")
     baseline = baseline or next((name for name in _BASELINES if name in there), None)
     if not known or baseline is None:
-        return draw_nothing(
-            TITLE, where(every), ["needs one variant at several sizes and lengths, and softmax or sdpa"]
-        )
+        raise NothingToDraw(f"needs {NEEDS}")
     variant = variant or known[0]
-    title = f"{TITLE}: {variant} against {baseline}"
     both = every[(every["variant"] == variant) | (every["label"] == baseline)]
     prefer = {"level": ("operator", "layer", "model"), "pass": ("forward", "training")}
-    chosen = choose(both, prefer, also_same=("inputs",), level=level, pass_=pass_)
-    options = options_of(chosen.rows[chosen.rows["variant"] == variant])
+    found = settings(both, prefer, also_same=("inputs",))
+    tables = [table for setting in found[:PANELS] if (table := _table(setting, variant, baseline))]
+    if not tables:
+        raise NothingToDraw("; ".join(failures(both)) or f"needs {NEEDS}")
+    rows = pd.concat([part for table in tables for part in (table.mine, table.base)])
+    name = bare(variant, tables[0].mine["label"].iloc[0])
+    drawn_at = dict.fromkeys(table.kind for table in tables if table.kind)
+    notes = [
+        own_form_note([name]),
+        f"{baseline} over {variant}: 2× is twice as fast or half the memory. Italics: the intervals of the two medians "
+        "overlap, so neither is known to be faster.",
+        f"Drawn at {'; '.join(drawn_at)}." if drawn_at else "",
+        *(f"Not measured — {line}" for line in failures(rows)),
+        without_room(found),
+    ]
+    return _draw(tables, f"{TITLE}: {name} against {baseline}", where(rows), notes, baseline)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The cells of one setting."""
+
+    heading: str
+    mine: pd.DataFrame
+    """Rows of the variant, with their ``_size``."""
+    base: pd.DataFrame
+    size: str
+    """The option that the columns are for."""
+    kind: str
+    """Values of its other options."""
+
+
+def _table(setting: Setting, variant: str, baseline: str) -> _Table | None:
+    rows = setting.rows
+    options = options_of(rows[rows["variant"] == variant])
     size = next(iter(varying_numbers(options.values())), None)
-    base = chosen.rows[chosen.rows["label"] == baseline]
-    mine = chosen.rows[(chosen.rows["variant"] == variant) & (chosen.rows["label"] != baseline)]
+    base = rows[rows["label"] == baseline]
+    mine = rows[(rows["variant"] == variant) & (rows["label"] != baseline)]
     if size is None or base.empty or not (mine["status"] == Status.OK).any():
-        return draw_nothing(title, where(chosen.rows), failures(chosen.rows) or ["too few rows for a table"])
+        return None
     mine = mine.assign(_size=[options[label].get(size, math.nan) for label in mine["label"]])
     mine = mine[[is_number(value) for value in mine["_size"]]]
     # One setting of the other options: the one with most cells.
@@ -95,36 +135,37 @@ def draw_speedup(
         ", ".join(f"{name}={written(options[label].get(name, 'default'))}" for name in split) for label in mine["label"]
     ]
     kind = max(dict.fromkeys(kinds), key=kinds.count)
-    mine = mine[[one == kind for one in kinds]]
-    notes = [
-        f"{baseline} over {variant}: 2× is twice as fast or half the memory. Italics: the intervals of the two medians "
-        "overlap, so neither is known to be faster.",
-        f"Drawn at {kind}." if split else "",
-        *(f"Not measured — {line}" for line in failures(pd.concat([mine, base]))),
-        chosen.others,
-    ]
-    return _draw(mine, base, title, where(chosen.rows), notes, size, baseline)
+    return _Table(setting.about, mine[[one == kind for one in kinds]], base, size, kind)
 
 
-def _draw(
-    mine: pd.DataFrame,
-    exact: pd.DataFrame,
-    title: str,
-    about: Sequence[str],
-    notes: Sequence[str],
-    size: str,
-    baseline: str,
-) -> Figure:
-    cells = mine.to_dict("records")
-    base = {row["seq_len"]: row for row in exact.to_dict("records")}
-    lengths, sizes = sorted(mine["seq_len"].unique()), sorted(mine["_size"].unique())
-    page = new_page(title, about, notes, room=1.5 + 0.2 * len(lengths))
-    left, gap = page.left + 0.62, 0.75
-    bottom = page.bottom + 0.8
+def _draw(tables: Sequence[_Table], title: str, about: Sequence[str], notes: Sequence[str], baseline: str) -> Figure:
+    rooms = [0.95 + 0.2 * table.mine["seq_len"].nunique() for table in tables]
+    if narrow():
+        rooms = [2 * room for room in rooms]
+    key = _KEY + 0.2 * narrow()
+    page = new_page(title, about, notes, room=stacked(rooms, [table.heading for table in tables]) + key)
+    inner = replace(page, bottom=page.bottom + key)
+    for part, table in zip(inner.parts([table.heading for table in tables], rooms), tables, strict=True):
+        _panels(part, table, baseline)
+    draw_colour_key(
+        page, page.bottom + 0.2, _LIMIT, f"{baseline} over the variant", lambda gain: f"{halves(2.0**gain)}×"
+    )
+    return page.figure
+
+
+def _panels(page: Page, table: _Table, baseline: str) -> None:
+    cells = table.mine.to_dict("records")
+    base = {row["seq_len"]: row for row in table.base.to_dict("records")}
+    lengths, sizes = sorted(table.mine["seq_len"].unique()), sorted(table.mine["_size"].unique())
+    left, gap, bottom = page.left + 0.62, 0.75, page.bottom + 0.36
     wide, tall = (page.right - left - gap) / 2, page.top - bottom - 0.24
-    limit = 4.0
+    across, up = wide + gap, 0.0
+    if narrow():  # one above the other
+        wide, across, up = page.right - left, 0.0, (page.top - page.bottom) / 2
+        tall = up - 0.6
+        bottom += up
     for place, (column, name) in enumerate((("time_median_s", "speed-up"), ("peak_bytes", "memory saving"))):
-        ax = page.axes(left + place * (wide + gap), bottom, wide, tall)
+        ax = page.axes(left + place * across, bottom - place * up, wide, tall)
         gain = np.full((len(lengths), len(sizes)), math.nan)
         unsure = np.zeros(gain.shape, dtype=bool)
         texts = [[""] * len(sizes) for _ in lengths]
@@ -138,16 +179,11 @@ def _draw(
                     cell["time_ci_low_s"] - other["time_ci_high_s"],
                 )
                 unsure[i, j] = max(apart) < 0
-        draw_heat(
-            ax, (wide, tall), gain, texts, [str(n) for n in lengths], [plain(s) for s in sizes], limit, unsure=unsure
-        )
+        names = [length(n) for n in lengths], [plain(size) for size in sizes]
+        draw_heat(ax, (wide, tall), gain, texts, *names, _LIMIT, unsure=unsure)
         ax.set_title(name, loc="left", pad=4)
-        ax.set_xlabel(size)
+        ax.set_xlabel(table.size)
         ax.set_ylabel("length n")
-    draw_colour_key(
-        page, page.bottom + 0.2, limit, f"{baseline} over the variant", lambda gain: f"{halves(2.0**gain)}×"
-    )
-    return page.figure
 
 
 def _ratio(cell: Row, other: Row | None, column: str, baseline: str) -> tuple[str, float]:

@@ -1,39 +1,29 @@
-"""How every figure looks: colours by family, markers by variant, and files that are the same byte for byte."""
+"""How every figure looks: colours by family, markers and dashes by variant, files the same byte for byte."""
 
 from __future__ import annotations
 
 import functools
+import io
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from matplotlib import style as mpl_style
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from attnbench.errors import CannotCreate, StoreError, UsageError
+from attnbench.files import replace_file
+from attnbench.plots.palette import Palette, palette
 
-FAMILY_COLOURS = {
-    "exact": "#000000",
-    "reference": "#8a8a8a",
-    "fixed pattern": "#0072b2",
-    "learned pattern": "#56b4e9",
-    "low rank": "#009e73",
-    "kernel": "#d55e00",
-    "recurrence": "#e69f00",
-    "memory": "#c9b400",
-    "synthetic": "#cc79a7",
-    "mixing": "#7a3e9d",
-}
-"""Okabe and Ito's, which colour-blind readers tell apart, the yellow darkened for thin lines; and grey, violet."""
-OTHER_COLOUR = "#5c4033"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
-INK, FAINT, LINE = "#222222", "#666666", "#d0d0d0"
-TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 12.0, 8.5, 7.5
+DASHES: tuple[Any, ...] = ("-", (0, (7, 1.5)), (0, (3.5, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (1.2, 1.2)))
+"""As many as have no divisor in common with the number of markers: 60 lines of one colour are all different."""
+TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 12.5, 9.0, 8.0
 
 _RC = {
     "figure.dpi": 100,
@@ -42,24 +32,16 @@ _RC = {
     "font.size": TEXT_SIZE,
     "axes.labelsize": TEXT_SIZE,
     "axes.titlesize": TEXT_SIZE + 0.5,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.unicode_minus": False,
     "xtick.labelsize": SMALL_SIZE,
     "ytick.labelsize": SMALL_SIZE,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "grid.color": "#ebebeb",
     "grid.linewidth": 0.7,
     "lines.linewidth": 1.4,
     "lines.markersize": 4.5,
-    "legend.frameon": False,
-    "legend.fontsize": SMALL_SIZE,
+    "text.hinting": "none",  # else text is up to a twelfth wider or narrower at another resolution
     "text.parse_math": False,  # a '$' in a label is a dollar sign
     "svg.fonttype": "none",  # text stays text: searchable, and small
     "svg.hashsalt": "attnbench",
@@ -70,6 +52,17 @@ _NOT_IN_XML = re.compile(r"[^\n\t\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 """Control characters, with which nobody could open the SVG."""
 
 P = ParamSpec("P")
+
+
+def _colours(given: Palette) -> dict[str, str]:
+    """What matplotlib colours by itself."""
+    names = {
+        given.page: "figure.facecolor axes.facecolor",
+        given.ink: "text.color axes.labelcolor axes.titlecolor xtick.labelcolor ytick.labelcolor",
+        given.faint: "axes.edgecolor xtick.color ytick.color",
+        given.grid: "grid.color",
+    }
+    return {name: colour for colour, several in names.items() for name in several.split()}
 
 
 def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -85,7 +78,7 @@ def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 @contextmanager
 def _styled() -> Iterator[None]:
-    with mpl_style.context(_RC, after_reset=True), warnings.catch_warnings():
+    with mpl_style.context(_RC | _colours(palette()), after_reset=True), warnings.catch_warnings():
         # A plug-in's name may hold a sign that the font lacks: a box in the picture, whole in the SVG's text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
@@ -93,28 +86,50 @@ def _styled() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Look:
-    """The colour and marker of one label, the same in every figure drawn from one table."""
+    """Colour, marker and dashes of one line, the same in every figure drawn from one table."""
 
     colour: str
     marker: str
+    dashes: Any
     hollow: bool = False
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """For matplotlib's ``plot`` and ``Line2D``."""
+        face = palette().page if self.hollow else self.colour
+        return {
+            "color": self.colour,
+            "linestyle": self.dashes,
+            "marker": self.marker,
+            "markeredgecolor": self.colour,
+            "markerfacecolor": face,
+        }
 
-def looks(labels_and_families: Iterable[tuple[str, str]]) -> dict[str, Look]:
-    """Label -> look: the family gives the colour, the position within the family the marker (hollow after twelve)."""
-    seen: dict[str, int] = {}
+
+def looks(names_and_families: Iterable[tuple[str, str]]) -> dict[str, Look]:
+    """Name -> look: the family gives the colour, the place within the family marker and dashes, no two alike."""
+    places: dict[str, int] = {}
     table: dict[str, Look] = {}
-    for label, family in labels_and_families:
-        if label in table:
-            continue
-        turn = seen[family] = seen.get(family, -1) + 1
-        colour = FAMILY_COLOURS.get(family, OTHER_COLOUR)
-        table[label] = Look(colour, MARKERS[turn % len(MARKERS)], hollow=turn // len(MARKERS) % 2 == 1)
+    for name, family in names_and_families:
+        if name not in table:
+            turn = places[family] = places.get(family, -1) + 1
+            table[name] = look(palette().family(family), turn)
     return table
 
 
-def save(figure: Figure, path_stem: str | Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
+def look(colour: str, turn: int) -> Look:
+    """The ``turn``-th of the lines that share a colour; hollow from the sixtieth on."""
+    hollow = turn // (len(MARKERS) * len(DASHES)) % 2 == 1
+    return Look(colour, MARKERS[turn % len(MARKERS)], DASHES[turn % len(DASHES)], hollow)
+
+
+def save(
+    figure: Figure, path_stem: str | Path, formats: Sequence[str] = ("svg", "png"), *, dpi: float | None = None
+) -> list[Path]:
     """Write ``path_stem.svg`` and so on; the same figure gives the same bytes.
+
+    Args:
+        dpi: dots per inch of a png; 100 by default.
 
     Raises:
         UsageError: a format that is not svg, png or pdf.
@@ -137,8 +152,10 @@ def save(figure: Figure, path_stem: str | Path, formats: Sequence[str] = ("svg",
         if path.is_symlink():
             raise CannotCreate(f"{path} is a link, and figures are written to no other place; remove it")
         try:
+            drawn = io.BytesIO()
             with _styled():
-                figure.savefig(path, format=name, metadata=_METADATA[name])
+                figure.savefig(drawn, format=name, metadata=_METADATA[name], dpi=dpi or 100)
+            replace_file(path, drawn.getvalue())
         except OSError as error:
             raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
     return paths

@@ -11,6 +11,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
+from attnbench.plots.page import text_width
+from attnbench.plots.style import SMALL_SIZE
+
+_BETWEEN = 0.03
+"""Inches between the names of two ticks."""
+
 
 def plain(value: float) -> str:
     """``0.25``, ``1024``, ``65536``, ``2.1M``: no exponents in the usual range and no mathematics markup."""
@@ -20,6 +26,14 @@ def plain(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:.0f}"
     return f"{value:.3g}" if value == 0 or abs(value) >= 1e-4 else f"{value:.0e}".replace("e-0", "e-")
+
+
+def length(n: float) -> str:
+    """A number of tokens: ``512``, ``1k`` for 1024, ``64k``, ``1M`` for 1,048,576; ``1000`` where it is not round."""
+    for scale, suffix in ((2**20, "M"), (2**10, "k")):
+        if n >= scale and n % scale == 0:
+            return f"{n // scale:.0f}{suffix}"
+    return f"{n:.0f}"
 
 
 def halves(value: float) -> str:
@@ -62,6 +76,22 @@ def padded(
     return math.exp(max(low - extra, -700)), math.exp(min(high + extra, 700))
 
 
+def _apart(ax: Axes, ticks: Sequence[float], limits: tuple[float, float], text: Callable[[float], str]) -> list[float]:
+    """Those of the ticks, from the left, whose names do not touch the one before."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    wide = ax.get_position().width * figure.get_size_inches()[0]
+    kept: list[float] = []
+    end = -math.inf
+    for tick in sorted(ticks, reverse=limits[0] > limits[1]):
+        at = math.log(tick / limits[0]) / math.log(limits[1] / limits[0]) * wide
+        half = text_width(text(tick), SMALL_SIZE) / 2
+        if at - half > end:
+            kept.append(tick)
+            end = at + half + _BETWEEN
+    return kept
+
+
 def log_axis(
     ax: Axes,
     which: Literal["x", "y"],
@@ -79,6 +109,8 @@ def log_axis(
     if at is not None and len(at) > most:
         at = list(at)[:: -(-len(at) // most)]
     ticks = power_ticks(min(limits), max(limits), base, most) if at is None else list(at)
+    if which == "x":
+        ticks = _apart(ax, ticks, limits, text)
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_major_formatter(FixedFormatter([text(tick) for tick in ticks]))
     axis.set_minor_locator(NullLocator())

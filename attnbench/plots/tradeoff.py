@@ -7,43 +7,49 @@ every number comes from one's own run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
 
 from attnbench.errors import UsageError
-from attnbench.plots.agreement import Y_AXES, Agreement, agreement, kind_of
+from attnbench.plots.agreement import Y_AXES
 from attnbench.plots.bands import Layout, arrange, draw_bands
-from attnbench.plots.bubbles import draw_circles, draw_front, draw_keys, pareto, round_sizes
+from attnbench.plots.bubbles import draw_circles, draw_front, draw_keys, keys_height, round_sizes
+from attnbench.plots.captions import failures, own_form_note, short_names, where
+from attnbench.plots.catalogue import ENOUGH
 from attnbench.plots.catalogue import applies as too_many_to_name
-from attnbench.plots.labels import place_labels
-from attnbench.plots.page import draw_nothing, new_page, shorten
+from attnbench.plots.contenders import TRIVIAL, Contenders, contenders, spread
+from attnbench.plots.labels import place_labels, write_along
+from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, only_on_a_page, shorten, stacked
+from attnbench.plots.palette import palette
 from attnbench.plots.published import draw_published
-from attnbench.plots.setting import Chosen, choose, failures, short_names, timed, where
-from attnbench.plots.style import FAMILY_COLOURS, INK, OTHER_COLOUR, SMALL_SIZE, in_style
+from attnbench.plots.setting import PANELS, compared, restrict, settings, timed, without_room
+from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import halves, log_axis, padded, plain, trimmed
 from attnbench.units import format_bytes
 
+NEEDS = f"times and errors, of fewer than {ENOUGH} variants"
 _X = {
-    "examples_per_s": "examples per second (log2 scale)",
-    "tokens_per_s": "tokens per second (log2 scale)",
+    "examples_per_s": "examples/s (log2 scale)",
+    "tokens_per_s": "tokens/s (log2 scale)",
     "time_median_s": "seconds per call (log2 scale, faster to the right)",
 }
-_TRIVIAL = "answering mean(V)"
 _FRONT = (
-    "Dashed steps: the Pareto front, methods than which no other is both faster and closer. It joins exact methods and "
-    "approximations of softmax attention that do better than answering mean(V), without the reference lines."
+    "Dashed steps: the Pareto front. For a method on it, no other method is both faster and more accurate. Only exact "
+    "methods and approximations of softmax attention that beat answering mean(V) compete:"
 )
+_BOTTOM = 0.42
+"""Inches below the axes for their scale."""
 
 
-def applies(frame: pd.DataFrame) -> bool:
-    """Something was timed, or failed to be, and no more than a scatter plot can name."""
-    return not timed(frame).empty and not too_many_to_name(frame)
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+    """Something was timed, or failed to be, errors were measured, and no more than a scatter plot can name."""
+    some = not timed(restrict(frame, only or {})).empty and not compared(frame).empty
+    return some and not too_many_to_name(frame, only)
 
 
 @in_style
@@ -53,188 +59,154 @@ def draw_tradeoff(
     n: int | None = None,
     x: str = "examples_per_s",
     y: str = "rel_error",
-    level: str | None = None,
-    pass_: str | None = None,
+    only: Mapping[str, object] | None = None,
     inputs: str | None = None,
     overlay: str | None = None,
 ) -> Figure:
     """Bubble plot of one length: x speed (log2), y agreement, area peak memory, with the Pareto front.
+
+    Rows that were not measured alike stand in panels of their own, the whole model and the training step first.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: the length; by default the longest at which every variant that ever ran was measured (or most of them).
         x: ``examples_per_s``, ``tokens_per_s`` or ``time_median_s``; right is faster.
         y: ``rel_error``, ``max_abs_error``, ``cosine`` or ``score``; up is better.
-        level, pass_: which speed rows; by default those of the whole model and of training, where there are any.
+        only: column -> value of the speed rows.
         inputs: which error rows, by label or name; by default ``listops``, else the first.
         overlay: ``published`` adds a panel with the paper's own measurements.
 
     Raises:
         UsageError: an option whose value does not exist.
+        NothingToDraw: no row holds a speed.
         ResultsError: not a results table.
     """
     for name, value, known in (("x", x, list(_X)), ("y", y, list(Y_AXES)), ("overlay", overlay, [None, "published"])):
         if value not in known:
             raise UsageError(f"{name} must be {' or '.join(one for one in known if one)}, not {value!r}")
-    title = f"Speed, memory and {'score' if y == 'score' else 'agreement with exact attention'}"
+    if overlay:
+        only_on_a_page("tradeoff with --overlay published")
+    rows = timed(restrict(frame, only or {}))
+    lengths = sorted(set(rows["seq_len"]))
+    if n is not None and n not in lengths:
+        raise UsageError(f"no rows at n = {n}; there are: {', '.join(map(str, lengths)) or 'none'}")
     prefer = {"level": ("model", "layer", "operator"), "pass": ("training", "forward")}
-    speed = choose(timed(frame), prefer, also_same=("inputs",), level=level, pass_=pass_)
-    measured = speed.ok[np.isfinite(speed.ok[x]) & (speed.ok[x] > 0)]
-    if n is not None and n not in set(speed.rows["seq_len"]):
-        there = ", ".join(str(one) for one in sorted(set(speed.rows["seq_len"])))
-        raise UsageError(f"no rows at n = {n}; there are: {there or 'none'}")
-    if n is None and len(measured):
-        counts = measured.groupby("seq_len")["label"].nunique()
-        n = int(counts[counts == counts.max()].index.max())
-    here = measured[measured["seq_len"] == n]
-    if here.empty or n is None:
-        return draw_nothing(title, where(speed.rows, n), failures(speed.rows) or ["no row holds a time"])
-    agreed = agreement(frame, y, inputs, speed, n)
-    return _draw(_points(here, x, agreed), title, speed, agreed, x, n, overlay)
+    every = settings(rows, prefer, also_same=("inputs",))
+    found = [one for setting in every if (one := contenders(frame, setting, n, x, y, inputs))]
+    if not found:
+        raise NothingToDraw("; ".join(failures(rows)) or "no row holds a time")
+    title = f"Speed, memory and {'score' if y == 'score' else 'agreement with exact attention'}"
+    return _draw(found[:PANELS], title, x, overlay, without_room([one.setting for one in found]))
 
 
-def _points(here: pd.DataFrame, x: str, agreed: Agreement) -> pd.DataFrame:
-    """One row for each label: x with its interval, memory, y, kind and the name to write."""
-    points = here[["label", "variant", "family", "target"]].assign(x=here[x], memory=here["peak_bytes"])
-    for end, other in (("low", "high"), ("high", "low")):
-        ratio = here[f"time_ci_{end if x == 'time_median_s' else other}_s"] / here["time_median_s"]
-        points[f"x_{end}"] = here[x] * ratio if x == "time_median_s" else here[x] / ratio
-    points = points.merge(agreed.rows.drop(columns="family").drop_duplicates("label"), on="label", how="left")
-    known = zip(points["error_kind"], points["target"], points["y"].astype(float), strict=True)
-    points["kind"] = [kind_of(kind, target, value, agreed.column) for kind, target, value in known]
-    names, _ = short_names(points)
-    points["name"] = [shorten(names[label], 1.9, SMALL_SIZE) for label in points["label"]]
-    return points
-
-
-def _draw(
-    points: pd.DataFrame, title: str, speed: Chosen, agreed: Agreement, x: str, n: int, overlay: str | None
-) -> Figure:
-    about = where(speed.rows[speed.rows["seq_len"] == n], n)
-    about.append(agreed.said)
-    log = agreed.column in ("rel_error", "max_abs_error")
-    fair = _competing(points, agreed.trivial)
-    front = _front(fair, log=log, fast_low=x == "time_median_s")
-    every = speed.rows.loc[speed.rows["family"] != "reference", "label"].nunique()
-    matched = f"{_FRONT} {len(fair)} of {every} compete, {every - len(fair)} left out."
-    # More than two dozen names need a taller page.
-    room = 4.3 + 0.13 * max(0, len(points) - 24)
+def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, rest: str) -> Figure:
+    points = pd.concat([one.points for one in found])
+    names, hidden = short_names(points)
+    lengths, said = {one.n for one in found}, {one.agreed.said for one in found}
+    about = where(pd.concat([one.rows for one in found]), found[0].n if len(lengths) == 1 else None)
+    # More than two dozen names need a taller panel.
+    keys = keys_height(list(points["family"])) if narrow() else 0.0
+    rooms = [4.3 + 0.13 * max(0, len(one.points) - 24) for one in found]
+    if narrow():
+        rooms = [3.6 + 0.1 * len(one.points) for one in found]
+    headings = [_heading(one, with_n=len(lengths) > 1, with_error=len(said) > 1) for one in found]
     page = new_page(
         title,
-        about,
-        [*([matched] if len(front) > 1 else []), *_notes(points, speed, n)],
+        [*about, *(said if len(said) == 1 else ())],
+        [*_notes(found, points), hidden, own_form_note(names), rest],
         width=13.6 if overlay else 8.0,
-        room=room,
+        room=stacked(rooms, headings) + keys,
     )
-    right = 6.65
-    left, bottom = page.left + 0.96, page.bottom + 0.42
-    width, height = right - left, page.top - bottom
-    limits = padded(pd.concat([points["x"], points["x_low"], points["x_high"]]), share=0.1)
-    limits = limits[::-1] if x == "time_median_s" else limits
+    page, under = page.split(keys)
+    largest, limits = float(points["memory"].max()), spread(list(found))
+    for place, (part, one) in enumerate(zip(page.parts(headings, rooms), found, strict=True)):
+        widest = min(1.9, 0.8 * _width(part))
+        shown = one.points.assign(name=[shorten(names[label], widest, SMALL_SIZE) for label in one.points["label"]])
+        _panel(part, one, shown, x, limits[place], largest)
+        if place == 0:
+            _keys(under if narrow() else replace(part, left=part.left + 0.96 + _width(part) + 0.14), points, largest)
+            if overlay:
+                draw_published(part, part.left + 0.96 + _width(part) + 1.62)
+    return page.figure
+
+
+def _width(page: Page) -> float:
+    """Inches of the axes: beside the key, in a column above it."""
+    return page.right - page.left - 0.96 - 0.06 if narrow() else 5.55
+
+
+def _heading(one: Contenders, *, with_n: bool, with_error: bool) -> str:
+    parts = [one.setting.about, f"n = {one.n}" if with_n else "", one.agreed.said if with_error else ""]
+    return " · ".join(part for part in parts if part)
+
+
+def _panel(
+    page: Page, one: Contenders, points: pd.DataFrame, x: str, ends: tuple[float, float], largest: float
+) -> None:
+    height, width = page.top - page.bottom - _BOTTOM, _width(page)
+    slow, fast = padded(ends, share=0.1)
+    limits = (fast, slow) if one.fast_low else (slow, fast)
 
     def place(value: float) -> float:
         return math.log(value / limits[0]) / math.log(limits[1] / limits[0]) * width
 
-    lines = _lines(points, agreed)
-    layout = arrange(points, place, height, log=log, also=list(lines.values()))
-    ax = page.axes(left, bottom, width, height)
-    log_axis(ax, "x", limits, text=halves)
+    lines, front = one.lines, one.front
+    layout = arrange(points, place, height, log=one.log, also=list(lines.values()))
+    ax = page.axes(page.left + 0.96, page.bottom + _BOTTOM, width, height)
+    log_axis(ax, "x", limits, text=halves, most=5 if narrow() else 8)
     ax.set_xlabel(_X[x])
-    ax.grid(axis="x")
-    draw_bands(ax, layout, height, Y_AXES[agreed.column], width)
-    taken = _mark_lines(ax, layout, lines)
+    draw_bands(ax, layout, height, Y_AXES[one.agreed.column], width)
     if len(front) > 1:
         at = layout.points.set_index("label").loc[front["label"], "at"]
         draw_front(ax, front["x"].to_numpy(), at.to_numpy(), layout.scale[0])
     _mark_spread(ax, layout)
-    largest = float(points["memory"].max())
-    radii = draw_circles(ax, layout.points, largest)
-    sizes = {size: trimmed(format_bytes(size)) for size in round_sizes(largest)}
-    draw_keys(
-        page,
-        right + 0.14,
-        page.top,
-        list(points["family"]),
-        largest,
-        "peak memory\n(circle area)" if sizes else "",
-        sizes,
-    )
-    if overlay:
-        draw_published(page, right + 1.62)
     drawn = layout.points
-    place_labels(ax, list(drawn["name"]), list(drawn["x"]), list(drawn["at"]), radii, taken=taken, size=SMALL_SIZE)
-    return page.figure
+    radii = draw_circles(ax, drawn, largest)
+    _mark_lines(ax, layout, lines)
+    place_labels(ax, list(drawn["name"]), list(drawn["x"]), list(drawn["at"]), radii)
 
 
-def _lines(points: pd.DataFrame, agreed: Agreement) -> dict[str, float]:
-    """Name -> error of what is drawn as a line."""
-    lines = {_TRIVIAL: agreed.trivial} if math.isfinite(agreed.trivial) else {}
-    rows = agreed.rows[(agreed.rows["family"] == "reference") & (agreed.rows["error_kind"] == "approximation")]
-    for label, value in rows[["label", "y"]].itertuples(index=False):
-        if label not in {"mean-value", *points["label"]} and value > 0 and math.isfinite(value):
-            lines[label] = float(value)
-    return lines
+def _keys(page: Page, points: pd.DataFrame, largest: float) -> None:
+    sizes = {size: trimmed(format_bytes(size)) for size in round_sizes(largest)}
+    title = "peak memory\n(circle area)" if sizes else ""
+    draw_keys(page, page.left, page.top, list(points["family"]), largest, title, sizes)
 
 
-def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> list[Bbox]:
-    """Errors without a speed: answering mean(V), below which a method knows nothing of the logits, and the oracles.
-
-    Returns the boxes of their names.
-    """
+def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> None:
+    """Errors without a speed: answering mean(V), below which a method knows nothing of the logits, and the oracles."""
     if not (layout.points["kind"] == "measured").any():
-        return []
-    texts = []
+        return
     for name, value in lines.items():
-        at, low = layout.height_of(value), layout.scale[0]
-        trivial = name == _TRIVIAL
+        trivial = name == TRIVIAL
         if trivial:
-            ax.axhspan(low, at, facecolor="#fbeee6", lw=0, zorder=0)
-        ax.axhline(at, color=INK if trivial else FAMILY_COLOURS["reference"], lw=1.2, ls=":", zorder=1.6)
-        words = f"{name}: {plain(float(f'{value:.3g}'))}" + ("; no better below" if trivial else "")
-        side, shift = ("top", -0.03) if trivial else ("bottom", 0.02)
-        texts.append(
-            ax.text(
-                0.012, at + shift, words, transform=ax.get_yaxis_transform(), fontsize=SMALL_SIZE, color=INK, va=side,
-                style="italic", zorder=6,
-            )
-        )  # fmt: skip
-    return [text.get_window_extent() for text in texts]
-
-
-def _competing(points: pd.DataFrame, trivial: float) -> pd.DataFrame:
-    """Rows with both a speed and an error; reference lines and what is no better than mean(V) are not among them."""
-    fair = points[points["kind"].isin(["exact", "measured"]) & (points["family"] != "reference")]
-    if math.isfinite(trivial):
-        fair = fair[(fair["kind"] == "exact") | (fair["y"] < trivial)]
-    return fair
-
-
-def _front(fair: pd.DataFrame, *, log: bool, fast_low: bool) -> pd.DataFrame:
-    """Of those that compete, the rows on the Pareto front, fastest first."""
-    # All exact methods are equally good.
-    goodness = (-fair["y"] if log else fair["y"]).where(fair["kind"] != "exact", math.inf)
-    return fair.iloc[pareto(list(-fair["x"] if fast_low else fair["x"]), list(goodness))]
+            ax.axhspan(layout.scale[0], layout.height_of(value), facecolor=palette().worse, lw=0, zorder=0)
+        colour = palette().ink if trivial else palette().family("reference")
+        ax.axhline(layout.height_of(value), color=colour, lw=1.2, ls=":", zorder=1.6)
+    for name, value in lines.items():
+        words = f"{name}: {plain(float(f'{value:.3g}'))}" + "; no better below" * (name == TRIVIAL and not narrow())
+        write_along(ax, words, layout.height_of(value))
 
 
 def _mark_spread(ax: Axes, layout: Layout) -> None:
     """Thin crosses: the interval of the median time, one standard deviation of the error over draws."""
     columns = layout.points[["family", "kind", "x", "at", "x_low", "x_high", "y", "y_std"]]
     for family, kind, x, at, low, high, y, std in columns.itertuples(index=False):
-        how: dict[str, Any] = {"color": FAMILY_COLOURS.get(family, OTHER_COLOUR), "lw": 0.9, "zorder": 2.5}
+        how: dict[str, Any] = {"color": palette().family(family), "lw": 0.9, "zorder": 2.5}
         if math.isfinite(low) and math.isfinite(high):
             ax.plot([low, high], [at, at], **how)
         if kind == "measured" and math.isfinite(std):
             ax.plot([x, x], [layout.height_of(y - std), layout.height_of(y + std)], **how)
 
 
-def _notes(points: pd.DataFrame, speed: Chosen, n: int) -> list[str]:
-    _, settings = short_names(points)
-    notes = [settings]
+def _notes(found: Sequence[Contenders], points: pd.DataFrame) -> list[str]:
+    notes = []
+    if any(len(one.front) > 1 for one in found):
+        every = [one.setting.rows for one in found]
+        of = sum(rows.loc[rows["family"] != "reference", "label"].nunique() for rows in every)
+        fair = sum(len(one.competing) for one in found)
+        notes.append(f"{_FRONT} {fair} of {of} methods.")
+    if narrow() and any(TRIVIAL in one.lines for one in found):
+        notes.append(f"Shaded: no better than {TRIVIAL}.")
     if points["memory"].isna().any():
         notes.append("Dashed circle: memory was not measured.")
-    here = speed.rows[speed.rows["seq_len"] == n]
-    failed = failures(here[~here["label"].isin(points["label"])], at_n=False)
-    absent = [label for label in dict.fromkeys(speed.rows["label"]) if label not in set(here["label"])]
-    failed += [f"not in the table at this n: {', '.join(absent)}"] if absent else []
-    notes += [f"Left out at n = {n} — {line}" for line in failed]
-    return [*notes, speed.others]
+    return [*notes, *(line for one in found for line in one.left_out)]

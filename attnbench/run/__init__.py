@@ -1,1 +1,26 @@
-"""From cells to records: the isolated worker process, the order of work, resuming, and the paired comparison."""
+"""Measuring suites and pairs. Called, this package is :func:`attnbench.api.run`: ``attnbench.run("quick")``.
+
+A package and a function cannot both be the attribute ``run`` of :mod:`attnbench`, and which of them was would depend on
+what was imported before.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from inspect import Signature, signature
+from types import ModuleType
+from typing import Any
+
+
+class _Callable(ModuleType):
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Measure every cell of a suite; see :func:`attnbench.api.run`."""
+        return import_module("attnbench.api").run(*args, **options)
+
+    @property
+    def __signature__(self) -> Signature:
+        return signature(import_module("attnbench.api").run)
+
+
+sys.modules[__name__].__class__ = _Callable

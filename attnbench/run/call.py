@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
+from itertools import cycle, repeat
 from typing import Any
 
 import torch
@@ -15,9 +16,12 @@ from attnbench.cell import Cell, ModelSize
 from attnbench.compiled import whole
 from attnbench.errors import Unsupported
 from attnbench.measure.memory import state_bytes
+from attnbench.measure.recent import Recent
 from attnbench.model import Encoder, as_layer
+from attnbench.padding import key_mask
 from attnbench.qkv import draw_qkv
 from attnbench.run.process import choose_products
+from attnbench.run.turns import SEEN, Windows
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.variant import VARIANTS, build
@@ -27,19 +31,27 @@ _KEPT_ELEMENTS = 2**22
 Draw = Callable[[Spec, Shape, int], Sequence[Tensor]]
 
 
+Make = Callable[[Iterator[Any]], Callable[[], Any]]
+"""Makes a call of an endless row of what it is given, one after the other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One thing to run again and again, with the sizes of what it was built from."""
 
     run: Callable[[], Any]
+    """On inputs that take turns (see :mod:`attnbench.run.turns`)."""
+    on: Callable[[int], Callable[[], Any]]
+    """The same on the inputs of one number: those below ``SEEN`` take turns in ``run``, others it never sees."""
     input_bytes: int
+    """What one call reads. The windows add less than a quarter of it to the memory in use, or a few dozen tokens."""
     param_bytes: int
     state_bytes: int | None = None
     """Of a decoding step."""
     like: Tensor | None = None
     """What the output must have the shape and dtype of."""
     uncompiled: Callable[[], Callable[[], Any]] | None = None
-    """Makes the same call without ``torch.compile``, where ``run`` is compiled and therefore cannot be looked into."""
+    """Makes ``on(0)`` without ``torch.compile``, where the call is compiled and therefore cannot be looked into."""
 
 
 def kept_draw(inputs: Spec, shape: Shape, seed: int) -> Sequence[Tensor]:
@@ -52,7 +64,7 @@ def kept_draw(inputs: Spec, shape: Shape, seed: int) -> Sequence[Tensor]:
     return [tensor.clone() for tensor in _last_draw(inputs, shape, seed)]
 
 
-_last_draw = lru_cache(maxsize=1)(draw_qkv)
+_last_draw = Recent(draw_qkv, 1)
 
 
 def prepare(
@@ -72,6 +84,10 @@ def prepare(
     """
     device, dtype = torch.device(cell.device), getattr(torch, cell.dtype)
     choose_products(of_one_row=cell.pass_ == "decode")
+    mask = key_mask(cell.shape, cell.padding)
+    if mask is not None:
+        _allow_padding(cell)
+        mask = mask.to(device)
     module: nn.Module
     if cell.pass_ == "decode":
         if cell.level == "model":
@@ -83,89 +99,157 @@ def prepare(
         if VARIANTS.get(cell.variant.name).kind == "mixer":
             raise Unsupported("a mixer replaces the whole layer and has no q, k, v; use --level layer or model")
         module = build(cell.variant, cell.shape, seed=cell.seed)
-        inputs = [t.to(device, dtype) for t in draw(cell.inputs, cell.shape, cell.seed)]
+        generator = torch.Generator().manual_seed(cell.seed + 2)
+        drawn = (t.to(device, dtype) for t in draw(cell.inputs, cell.shape, cell.seed))
+        inputs = [Windows.into(t, lambda count: torch.randn(count, generator=generator)) for t in drawn]
     elif cell.level == "layer":
         module = as_layer(cell.variant, cell.shape, seed=cell.seed)
         generator = torch.Generator().manual_seed(cell.seed)
         shape = (cell.shape.B, cell.shape.N, cell.shape.C)
-        inputs = [torch.randn(shape, generator=generator).to(device, dtype)]
+        x = torch.randn(shape, generator=generator).to(device, dtype)
+        inputs = [Windows.into(x, lambda count: torch.randn(count, generator=generator))]
     else:
         size = cell.model or ModelSize()
         module = Encoder(cell.variant, cell.shape, size, seed=cell.seed)
         generator = torch.Generator().manual_seed(cell.seed)
-        inputs = [torch.randint(size.vocab, (cell.shape.B, cell.shape.N), generator=generator).to(device)]
+        words = torch.randint(size.vocab, (cell.shape.B, cell.shape.N), generator=generator).to(device)
+        more = lambda count: torch.randint(size.vocab, (count,), generator=generator)  # noqa: E731  # as above
+        inputs = [Windows.into(words, more, tokens=-1)]
     module = move(module, device, dtype)
     own = cell.compile and not always_compiled(cell)
-    run, state = _run_and_state(cell, module, inputs, compiled=own)
+    made = _made(cell, module, inputs, mask, compiled=own)
+    first = [windows.at(0) for windows in inputs]
     return Call(
-        run=run,
-        uncompiled=(lambda: _run_and_state(cell, module, inputs, compiled=False)[0]) if own else None,
-        like=inputs[0] if cell.pass_ == "forward" and cell.level != "model" else None,
-        state_bytes=None if state is None else state_bytes(state),
-        input_bytes=sum(t.nbytes for t in inputs),
+        run=made.call(cycle([made.turn(number) for number in range(SEEN)])),
+        on=made.on,
+        uncompiled=(lambda: _made(cell, module, inputs, mask, compiled=False).on(0)) if own else None,
+        like=first[0] if cell.pass_ == "forward" and cell.level != "model" else None,
+        state_bytes=None if made.state is None else state_bytes(made.state),
+        input_bytes=sum(t.nbytes for t in (*first, *(() if mask is None else (mask,)))),
         param_bytes=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
     )
 
 
+def _allow_padding(cell: Cell) -> None:
+    """Raises Unsupported where the variant takes none, or a pass has no place for it."""
+    if cell.pass_ == "decode":
+        raise Unsupported("padding: a decoding step reads a state, in which padding has no place")
+    reason = VARIANTS.get(cell.variant.name).unsupported_reason(cell.shape, key_mask=True)
+    if reason:
+        raise Unsupported(reason)
+
+
 def always_compiled(cell: Cell) -> bool:
     """The call is one of a variant that compiles itself; around it a layer or a model is not compiled by that."""
-    return cell.level == "operator" and VARIANTS.get(cell.variant.name).claims(cell.variant).compiled
+    return (
+        cell.level == "operator"
+        and VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).compiled
+    )
 
 
-def _run_and_state(
-    cell: Cell, module: nn.Module, inputs: Sequence[Tensor], *, compiled: bool
-) -> tuple[Callable[[], Any], Any]:
-    """What to run again and again, and the state against which it decodes."""
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A pass that can be called."""
+
+    turn: Callable[[int], Any]
+    """What a call is given, by the number of its inputs."""
+    call: Make
+    state: Any = None
+    """Against which it decodes."""
+
+    def on(self, number: int) -> Callable[[], Any]:
+        return self.call(repeat(self.turn(number)))
+
+
+def _made(cell: Cell, module: nn.Module, inputs: Sequence[Windows], mask: Tensor | None, *, compiled: bool) -> _Made:
     if cell.pass_ == "decode":
-        return _decode(cell, module, inputs, compiled=compiled)
-    return _pass(cell, whole(module) if compiled else module, inputs), None
-
-
-def _pass(cell: Cell, module: nn.Module, inputs: Sequence[Tensor]) -> Callable[[], Any]:
+        return _decode(module, inputs, compiled=compiled)
+    run: Callable[..., Any] = whole(module) if compiled else module
+    if mask is not None:
+        run = partial(run, key_mask=mask)
     if cell.pass_ == "forward":
         module.requires_grad_(False)
+        return _forward(run, inputs)
+    module.train()
+    floating = [windows.memory.is_floating_point() for windows in inputs]
+    parameters = [t.requires_grad_() for t in module.parameters() if t.is_floating_point()]
+    loss = _loss(cell, run, inputs[0].at(0), mask)
 
+    def turn(number: int) -> tuple[list[Tensor], list[Tensor]]:
+        given = [windows.at(number).requires_grad_(real) for windows, real in zip(inputs, floating, strict=True)]
+        return given, [t for t, real in zip(given, floating, strict=True) if real] + parameters
+
+    return _training(loss, turn) if cell.pass_ == "training" else _backward(loss, turn(0))
+
+
+def _forward(run: Callable[..., Tensor], inputs: Sequence[Windows]) -> _Made:
+    def call(turns: Iterator[Sequence[Tensor]]) -> Callable[[], Tensor]:
         @torch.inference_mode()
         def forward() -> Tensor:
-            output: Tensor = module(*inputs)
-            return output
+            return run(*next(turns))
 
         return forward
 
-    module.train()
-    wanted = [t.requires_grad_() for t in (*inputs, *module.parameters()) if t.is_floating_point()]
-    loss = _loss(cell, module, inputs)
-    if cell.pass_ == "training":
-        return lambda: torch.autograd.grad(loss(), wanted, allow_unused=True)
+    return _Made(lambda number: [windows.at(number) for windows in inputs], call)
+
+
+def _training(
+    loss: Callable[[Sequence[Tensor]], Tensor], turn: Callable[[int], tuple[list[Tensor], list[Tensor]]]
+) -> _Made:
+    def call(turns: Iterator[tuple[list[Tensor], list[Tensor]]]) -> Callable[[], Any]:
+        def step() -> Any:
+            given, wanted = next(turns)
+            return torch.autograd.grad(loss(given), wanted, allow_unused=True)
+
+        return step
+
+    return _Made(turn, call)
+
+
+def _backward(loss: Callable[[Sequence[Tensor]], Tensor], first: tuple[list[Tensor], list[Tensor]]) -> _Made:
+    """The graph is built once, since a second would take its memory again: the gradient of the loss takes turns."""
+    given, wanted = first
     with config.patch(donated_buffer=False):  # compiled code must not reuse what the next walk needs again
-        value = loss()  # the graph is built once; only walking it backward is timed
-    return lambda: torch.autograd.grad(value, wanted, retain_graph=True, allow_unused=True)
+        value = loss(given)
+
+    def call(turns: Iterator[Tensor]) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(value, wanted, next(turns), retain_graph=True, allow_unused=True)
+
+    # Few enough binary digits for any type, so that gradients differ by no more than their scale.
+    return _Made(lambda number: torch.full_like(value.detach(), (-1) ** number * (1 + number / 8)), call)
 
 
-def _decode(cell: Cell, module: Any, inputs: Sequence[Tensor], *, compiled: bool) -> tuple[Callable[[], Any], Any]:
-    """One step, and the state of all tokens but the last against which it is taken, always the same."""
+def _decode(module: Any, inputs: Sequence[Windows], *, compiled: bool) -> _Made:
+    """Steps with tokens that take turns, and the state of all tokens but the last against which all are taken."""
     module.requires_grad_(False)
-    token = [x[..., -1:, :] for x in inputs]
     with torch.inference_mode():
-        state = module.begin(*(x[..., :-1, :] for x in inputs))
-
+        state = module.begin(*(windows.at(0)[..., :-1, :] for windows in inputs))
     step = whole(module.step) if compiled else module.step
 
-    @torch.inference_mode()
-    def run() -> Tensor:
-        output: Tensor = step(state, *token)[0]
-        return output
+    def call(turns: Iterator[Sequence[Tensor]]) -> Callable[[], Tensor]:
+        @torch.inference_mode()
+        def run() -> Tensor:
+            output: Tensor = step(state, *next(turns))[0]
+            return output
 
-    return run, state
+        return run
+
+    return _Made(lambda number: [windows.at(number)[..., -1:, :] for windows in inputs], call, state)
 
 
-def _loss(cell: Cell, module: nn.Module, inputs: Sequence[Tensor]) -> Callable[[], Tensor]:
-    """A scalar to differentiate: cross-entropy for the model, a fixed random projection of the output otherwise."""
+def _loss(
+    cell: Cell, run: Callable[..., Tensor], like: Tensor, mask: Tensor | None
+) -> Callable[[Sequence[Tensor]], Tensor]:
+    """A scalar to differentiate: cross-entropy for the model, a fixed random projection of the output otherwise.
+
+    Outputs of padded tokens have no part in it.
+    """
     generator = torch.Generator().manual_seed(cell.seed + 1)
     device = torch.device(cell.device)
     if cell.level == "model":
         labels = torch.randint(2, (cell.shape.B,), generator=generator).to(device)
-        return lambda: nn.functional.cross_entropy(module(*inputs).float(), labels)
-    like = inputs[0]
+        return lambda inputs: nn.functional.cross_entropy(run(*inputs).float(), labels)
     direction = torch.randn(like.shape, generator=generator).to(device, like.dtype)
-    return lambda: torch.sum(module(*inputs) * direction)
+    if mask is not None and not cell.shape.cross:
+        direction = direction * (mask[:, None, :, None] if like.ndim == 4 else mask[:, :, None])
+    return lambda inputs: torch.sum(run(*inputs) * direction)

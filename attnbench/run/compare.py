@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
 from attnbench.cell import Cell
+from attnbench.cgroup import throttled_periods
 from attnbench.errors import UsageError
-from attnbench.measure.statistics import Crossover, Ratio, crossover, median, median_interval, paired_ratio
+from attnbench.machine import thread_warnings, throttling_warning
+from attnbench.measure.crossover import Crossover, crossover
+from attnbench.measure.statistics import Ratio, fewest, median, median_interval, paired_ratio
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record, inferred
-from attnbench.run.isolation import CellFailed, Settings, Worker
+from attnbench.run.doubt import Doubts
+from attnbench.run.isolation import Settings, Worker
+from attnbench.run.length import Length, measure_length, without_error
 from attnbench.status import STOPPING, Status
 
 LONGEST_ERROR = 2**31
 """Logits of exact attention in float64, some minute of it; the errors of longer inputs are not measured."""
+
+_ASKED = (
+    *("level", "pass_", "batch", "heads", "head_dim", "causal", "bias", "compile", "padding", "dtype", "device"),
+    *("inputs", "seed"),
+)
+"""What all rows of a comparison share, so that a table says of itself what was compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +48,18 @@ class Row:
     b: Side
     ratio: Ratio | None
     """Time of A over time of B; None where one of them did not run."""
+    withheld: str = ""
+    """Why no verdict is given although both ran."""
+    disturbed: int = 0
+    """Turns in which another process took the core."""
+    stopped: int = 0
+    """Turns in which the measuring process stood still, which were left out."""
 
     @property
     def verdict(self) -> str:
-        """``faster``, ``slower``, ``same``, ``inconclusive``, or how the side that failed ended."""
+        """``faster``, ``slower``, ``same``, ``inconclusive``, ``withheld``, or how the side that failed ended."""
         if self.ratio is not None:
-            return self.ratio.verdict
+            return "withheld" if self.withheld else self.ratio.verdict
         failed = self.a if self.a.record.status is not Status.OK else self.b
         return f"{failed.record.label} {failed.record.status}"
 
@@ -58,6 +74,13 @@ class Comparison:
     environment: dict[str, Any] = field(default_factory=dict)
     without_error: list[int] = field(default_factory=list)
     """Lengths at which an error was asked for that takes too long to measure."""
+    warnings: list[str] = field(default_factory=list)
+    """What weakens the numbers, one line each, with the remedy."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether anything could be measured."""
+        return any(side.time is not None for rows in self.rows.values() for row in rows for side in (row.a, row.b))
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Plain rows for CSV and JSON; unit in the name, None where not measured."""
@@ -80,6 +103,7 @@ class Comparison:
                     flat |= {
                         f"{name}_status": str(side.record.status),
                         f"{name}_reason": side.record.reason,
+                        f"{name}_own_form": side.record.own_form,
                         f"{name}_time_median_s": side.time,
                         f"{name}_time_ci_low_s": low,
                         f"{name}_time_ci_high_s": high,
@@ -89,23 +113,21 @@ class Comparison:
                         f"{name}_trivial_error": side.record.trivial_error,
                         f"{name}_kernel": side.record.kernel,
                     }
+                joint_low, joint_high = (ratio.joint if ratio else None) or (None, None)
+                flat |= {"joint_ci_low": joint_low, "joint_ci_high": joint_high, "withheld": row.withheld}
+                flat |= {"disturbed": row.disturbed, "stopped": row.stopped}
+                flat |= {name.rstrip("_"): getattr(row.a.record, name) for name in _ASKED}
                 rows.append(flat)
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Rows, crossovers (infinite ends as null) and the environment."""
+        """Rows, crossovers, warnings and the environment."""
         return {
             "environment": self.environment,
+            "warnings": self.warnings,
             "rows": self.to_rows(),
             "crossovers": [
-                {
-                    "a": a,
-                    "b": b,
-                    "seq_len": one.n,
-                    "ci_low": one.low if math.isfinite(one.low) else None,
-                    "ci_high": one.high if math.isfinite(one.high) else None,
-                    "note": one.note,
-                }
+                {"a": a, "b": b, "seq_len": one.n, "ci_low": one.low, "ci_high": one.high, "note": one.note}
                 for (a, b), one in self.crossovers.items()
             ],
         }
@@ -124,115 +146,84 @@ def compare(
     """Measure ``cells`` (one per variant, any length) against each other at every length.
 
     Args:
+        lengths: increasing.
+        timeout: seconds for one length, whatever fails there.
+        on_length: called with each length before it is measured.
         against_itself: ``cells`` holds the same variant twice, to see what the machine makes of it.
 
     Raises:
         UsageError: fewer than two different variants.
+        WorkerFailed: the measuring process could not be started.
     """
     labels = [cell.variant.label for cell in cells]
     if len(set(labels)) < 2 and not against_itself:
         raise UsageError("compare needs two or more different variants")
     result = Comparison(labels)
-    samples: dict[tuple[str, str], list[tuple[int, list[float], list[float]]]] = {}
+    pairs = list(combinations(range(len(cells)), 2))
+    family = len(pairs) * len(lengths)
+    visits = _visit_all(cells, lengths, settings, rules, timeout, fewest(family), on_length, result)
+    noise = result.environment["noise_floor"]
+    on_cpu, decoding = settings.device == "cpu", cells[0].pass_ == "decode"
+    doubts = Doubts(lengths, visits, settings.threads, on_cpu=on_cpu, decoding=decoding)
+    about_cores = thread_warnings(settings.threads) if on_cpu else []
+    notes = result.environment.get("process_notes", ())
+    result.warnings = [*about_cores, *notes, *_about_noise(noise), *result.warnings, *doubts.warnings(labels)]
+    for n, visit in zip(lengths, visits, strict=True):
+        if visit.traces:
+            result.warnings.append(f"n = {n}: a variant {visit.traces} while they took turns; do not trust the times")
+    for i, j in pairs:
+        rows = result.rows.setdefault((labels[i], labels[j]), [])
+        for place, (n, visit) in enumerate(zip(lengths, visits, strict=True)):
+            both = [visit.times[side] for side in (i, j) if side in visit.times]
+            ratio = paired_ratio(*both, noise=noise or 0.0, family=family) if len(both) == 2 else None
+            withheld = doubts.at(place, (i, j)) if ratio else ""
+            disturbed, stopped = (visit.pairs.disturbed, visit.pairs.stopped) if visit.pairs else (0, 0)
+            rows.append(Row(n, _side(visit, i), _side(visit, j), ratio, withheld, disturbed, stopped))
+        claims = [None if row.withheld else row.ratio for row in rows]
+        result.crossovers[labels[i], labels[j]] = crossover(lengths, claims, names=(labels[i], labels[j]))
+    return result
+
+
+def _visit_all(
+    cells: Sequence[Cell],
+    lengths: Sequence[int],
+    settings: Settings,
+    rules: TimingRules,
+    timeout: float,
+    turns: int,
+    on_length: Callable[[int], None],
+    result: Comparison,
+) -> list[Length]:
+    """What each length gave; what the process says about itself, and which errors are missing, goes to ``result``."""
+    visits = []
+    ran_out: dict[int, Record] = {}
     with Worker(settings) as worker:
         result.environment = {**worker.start(), "threads": settings.threads}
-        noise = worker.state["noise_floor"] or 0.0
-        stopped: dict[int, Record] = {}
+        throttled = throttled_periods()
         for n in lengths:
             on_length(n)
             here = [replace(cell, shape=replace(cell.shape, seq_len=n)) for cell in cells]
             if result.without_error or cells[0].shape.B * cells[0].shape.H * n * n > LONGEST_ERROR:
-                here = [_without_error(cell) for cell in here]
-            known = {i: inferred(here[i], r.seq_len, r.status) for i, r in stopped.items() if r.seq_len < n}
-            sides, times, with_error = _one_length(worker, here, rules, timeout, known)
-            if "error" in cells[0].measure and not with_error:
+                here = [without_error(cell) for cell in here]
+            known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
+            visit = measure_length(worker, here, rules, timeout=timeout, fewest=turns, known=known)
+            if "error" in cells[0].measure and not visit.with_error:
                 result.without_error.append(n)
-            for i, side in enumerate(sides):
-                if side.record.status in STOPPING:
-                    stopped.setdefault(i, side.record)
-            for i, j in combinations(range(len(cells)), 2):
-                pair = (labels[i], labels[j])
-                both = times[i] and times[j]
-                ratio = paired_ratio(times[i], times[j], noise=noise) if both else None
-                result.rows.setdefault(pair, []).append(Row(n, sides[i], sides[j], ratio))
-                if both:
-                    samples.setdefault(pair, []).append((n, times[i], times[j]))
-    for pair in result.rows:
-        found = samples.get(pair, [])
-        result.crossovers[pair] = crossover(
-            [n for n, _, _ in found], [a for _, a, _ in found], [b for _, _, b in found], names=pair, noise=noise
-        )
-    return result
+            for i, record in visit.records.items():
+                if record.status in STOPPING and i not in visit.unsure:
+                    ran_out.setdefault(i, record)
+            visits.append(visit)
+    held_back = throttling_warning(throttled_periods() - throttled)
+    result.warnings += [held_back] if held_back else []
+    return visits
 
 
-def _one_length(
-    worker: Worker, cells: Sequence[Cell], rules: TimingRules, timeout: float, known: Mapping[int, Record]
-) -> tuple[list[Side], list[list[float]], bool]:
-    """Sides and paired times of all cells, and whether errors were measured.
-
-    A cell that kills the process is left out and the others asked again; what takes too long is first asked without
-    errors, whose exact answer may take longer than any variant.
-
-    Args:
-        known: how cells end that are not even tried, by position.
-    """
-    failed = dict(known)
-    answer: dict[str, Any] = {"records": [], "ran": [], "blocks": []}
-    while alive := [i for i in range(len(cells)) if i not in failed]:
-        try:
-            answer = worker.ask(
-                {"do": "pairs", "cells": [cells[i].to_json() for i in alive], "rules": _plain(rules)}, timeout
-            )
-            break
-        except CellFailed as failure:
-            if failure.status is Status.TIMEOUT and "error" in cells[0].measure:
-                cells = [_without_error(cell) for cell in cells]
-            else:
-                failed |= _find_culprits(worker, cells, alive, rules, timeout, failure)
-    records = {i: Record.from_json(row) for i, row in zip(alive, answer["records"], strict=True)} | failed
-    times: list[list[float]] = [[] for _ in cells]
-    for column, position in enumerate(answer["ran"]):
-        times[alive[position]] = [block[column] for block in answer["blocks"]]
-    sides = [
-        Side(records[i], median(times[i]) if times[i] else None, median_interval(times[i])) for i in range(len(cells))
-    ]
-    return sides, times, "error" in cells[0].measure
+def _about_noise(noise: float | None) -> list[str]:
+    if noise is not None:
+        return []
+    return ["the noise of this machine is unknown, so that small differences may be chance; run it again"]
 
 
-def _without_error(cell: Cell) -> Cell:
-    return replace(cell, measure=tuple(what for what in cell.measure if what != "error"))
-
-
-def _find_culprits(
-    worker: Worker,
-    cells: Sequence[Cell],
-    alive: Sequence[int],
-    rules: TimingRules,
-    timeout: float,
-    together: CellFailed,
-) -> dict[int, Record]:
-    """Ask for each cell alone, to name the one that died or hung.
-
-    Where none does so alone, it is the slowest of those that took too long together, and all of them otherwise.
-    """
-    culprits = {}
-    seconds: dict[int, float] = {}
-    quick = replace(rules, quick=True)
-    for i in alive:
-        try:
-            alone = worker.ask({"do": "pairs", "cells": [cells[i].to_json()], "rules": _plain(quick)}, timeout)
-        except CellFailed as failure:
-            culprits[i] = Record.of(cells[i], failure.status, failure.reason)
-        else:
-            seconds[i] = alone["blocks"][0][0] if alone["blocks"] else 0.0
-    if culprits:
-        return culprits
-    if together.status is Status.TIMEOUT:
-        slowest = max(seconds, key=lambda i: seconds[i])
-        reason = f"the slowest of those not finished together within {timeout:.0f} s; raise --timeout"
-        return {slowest: Record.of(cells[slowest], together.status, reason)}
-    return {i: Record.of(cells[i], together.status, together.reason) for i in alive}
-
-
-def _plain(rules: TimingRules) -> dict[str, Any]:
-    return {name: getattr(rules, name) for name in TimingRules.__slots__}
+def _side(visit: Length, i: int) -> Side:
+    times = visit.times.get(i, [])
+    return Side(visit.records[i], median(times) if times else None, median_interval(times))

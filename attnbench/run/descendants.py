@@ -76,19 +76,42 @@ def _end(code: int) -> None:
     os.kill(os.getpid(), -code)
 
 
-def end_left_behind(guard: int) -> None:
-    """On Linux, kill all that is below ``guard`` but the process that measures, until none is left.
+def end_left_behind(guard: int) -> int:
+    """On Linux, kill all that is below ``guard`` but the process that measures, until none is left; returns how many.
 
     The compilers that torch keeps for the next compilation stay.
     """
     if _is_alone(guard):
-        return
+        return 0
     ended: set[int] = set()
     while found := set(_left_behind(guard)) - ended:
         for pid in found:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         ended |= found
+    return len(ended)
+
+
+def end_all(guard: int) -> None:
+    """Kill ``guard`` and all that is below it, also where it is stopped or does not answer.
+
+    The guard first: while it lives, or its processes, they may start others.
+    """
+    below = {guard, *_below(guard)} if sys.platform == "linux" else {guard}
+    for pid in sorted(below, key=lambda pid: pid != guard):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)  # ends what is stopped as well
+
+
+def _below(process: int) -> Iterator[int]:
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in _processes():
+        children.setdefault(parent, []).append(pid)
+    left = children.get(process, [])
+    while left:
+        pid = left.pop()
+        left += children.get(pid, [])
+        yield pid
 
 
 def _is_alone(guard: int) -> bool:

@@ -13,7 +13,7 @@ from attnbench.measure.flops import Prediction, move_fake, predict
 from attnbench.qkv import draw_qkv
 from attnbench.record import one_line
 from attnbench.run.call import prepare
-from attnbench.run.execute import status_of
+from attnbench.run.outcome import status_of
 
 
 def estimate(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Prediction]]:

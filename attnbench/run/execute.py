@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attnbench.cell import Cell
-from attnbench.compiled import compiling, whole, why_not_compiled
-from attnbench.errors import AttnbenchError, Unsupported, UsageError
+from attnbench.cgroup import throttled_periods
+from attnbench.compiled import compiling, whole
+from attnbench.errors import AttnbenchError, BrokenContract
+from attnbench.machine import throttling_warning
+from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.error import measure_error
 from attnbench.measure.flops import count
 from attnbench.measure.limits import Limits
 from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes
-from attnbench.measure.time import (
-    CudaEvents,
-    Sample,
-    Stopwatch,
-    TimeSummary,
-    TimingRules,
-    WallClock,
-    measure_time,
-    summarise,
-)
-from attnbench.record import Record, one_line
+from attnbench.measure.standstill import Moment, Standstill
+from attnbench.measure.stopwatch import Stopwatch, WallClock
+from attnbench.measure.time import Kept, Sample, TimeSummary, TimingRules, measure_time, summarise
+from attnbench.padding import real_tokens
+from attnbench.record import Record
 from attnbench.reference import relative_error
 from attnbench.run.call import Call, always_compiled, prepare
+from attnbench.run.outcome import Nonfinite, status_of
 from attnbench.run.process import freed_memory_returned, return_freed_memory
+from attnbench.run.unseen import Look, hold_to, hold_to_first, hold_to_formula, hold_to_unseen, look, tensors
 from attnbench.status import Status
 
 NOT_MEASURED = Limits()
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def stopwatch(device: str) -> Stopwatch:
@@ -49,33 +45,12 @@ def stopwatch(device: str) -> Stopwatch:
 
 def output_bytes(output: Any) -> int:
     """Bytes of all tensors in what a call returned."""
-    return sum(t.nbytes for t in _tensors(output))
+    return sum(t.nbytes for t in tensors(output))
 
 
 def is_finite(output: Any) -> bool:
     """No NaN and no infinity in what a call returned."""
-    return all(bool(torch.isfinite(t).all()) for t in _tensors(output))
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [output] if isinstance(output, Tensor) else [t for t in output if t is not None]
-
-
-def status_of(error: BaseException) -> tuple[Status, str]:
-    """Which outcome an exception stands for, and the reason in one line."""
-    if isinstance(error, Unsupported):
-        return Status.UNSUPPORTED, one_line(str(error))
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
-    ):
-        return Status.OOM, one_line(str(error).partition("\n")[0] or "MemoryError")
-    if isinstance(error, FloatingPointError):
-        return Status.NONFINITE, one_line(str(error))
-    uncompiled = why_not_compiled(error)
-    if uncompiled:
-        return Status.UNSUPPORTED, one_line(uncompiled)
-    text = str(error) if isinstance(error, AttnbenchError) else f"{type(error).__name__}: {error}"
-    return Status.ERROR, one_line(text)
+    return all(bool(torch.isfinite(t).all()) for t in tensors(output))
 
 
 def run_cell(
@@ -87,7 +62,7 @@ def run_cell(
     previous: Record | None,
     resident: bool,
     limits: Limits = NOT_MEASURED,
-    tuned_limit: int | None = None,
+    memory_limit: int | None = None,
     with_time: bool = True,
 ) -> tuple[Record, dict[str, Any] | None]:
     """Measure one round of a cell: everything in round 0, more time samples in later rounds.
@@ -97,8 +72,8 @@ def run_cell(
         previous: the record of the round before, which later rounds refine.
         resident: also measure resident memory (only meaningful in the ``as-shipped`` process).
         limits: what this machine can do in the cell's dtype, for ``peak_fraction`` and ``floor_s``.
-        tuned_limit: in the tuned process, the memory limit: a cell that needs more than a third of it is measured with
-            the allocator as shipped, and its row says so.
+        memory_limit: bytes. In the tuned process a cell that needs more than a third of it is measured with the
+            allocator as shipped, and its row says so.
 
     Returns:
         The record, and the raw samples of this round as a JSON row (None where none were taken).
@@ -109,20 +84,26 @@ def run_cell(
         if round_ == 0 and "error" in cell.measure:
             _add_error(record, cell)
             if record.rel_error is not None and not math.isfinite(record.rel_error):
-                raise FloatingPointError("the output holds NaN or infinity")
+                raise Nonfinite("the output holds NaN or infinity")
         if "time" in cell.measure or "memory" in cell.measure:
             compiles = round_ == 0 and (cell.compile or always_compiled(cell))
             call = _compile(record, cell) if compiles else prepare(cell)
-            if round_ == 0:
-                _first_look(record, cell, call, resident)
+            looks = _first_look(record, cell, call, resident) if round_ == 0 else []
             if "time" in cell.measure and with_time:
-                large = tuned_limit is not None and 3 * (record.peak_bytes or 0) > tuned_limit
+                large = memory_limit is not None and not resident and 3 * (record.peak_bytes or 0) > memory_limit
                 if large:
                     record.process = "as-shipped"
-                before = [sample for samples in earlier for sample in samples]
+                watch, first = stopwatch(cell.device), list[Look]()
+                throttled = throttled_periods()
                 with freed_memory_returned(large):
-                    timing = measure_time(call.run, rules, stopwatch=stopwatch(cell.device), earlier=before)
-                if record.first_call_s is None:
+                    timing = measure_time(
+                        call.run,
+                        rules,
+                        stopwatch=watch,
+                        earlier=[sample for samples in earlier for sample in samples],
+                        on_first=lambda output: first.append(look(output)),
+                    )
+                if round_ == 0 and not compiles:
                     record.first_call_s = timing.first_call_s
                 samples_row = {
                     "cell_id": cell.cell_id,
@@ -134,8 +115,17 @@ def run_cell(
                 summary = summarise([*earlier, timing.samples], quick=rules.quick)
                 _add_time(record, cell, summary, limits)
                 record.time_rounds = round_ + 1
+                add_warning(record, throttling_warning(throttled_periods() - throttled))
+                if round_ == 0:
+                    add_warning(record, hold_to_first(call, first[0], looks[0], cell))
+                    number, unseen = hold_to_unseen(cell, call, watch, summary.median, looks)
+                    if not always_compiled(cell):
+                        del call  # first, since there may be memory for one only
+                        call = prepare(replace(cell, compile=False))
+                    add_warning(record, hold_to(unseen, call.on(number), cell))
+                    hold_to_formula(cell)
     except Exception as error:
-        status, reason = status_of(error)
+        status, reason = status_of(error, memory_limit)
         if status is not Status.UNSUPPORTED:
             traceback.print_exc()
         return Record.of(cell, status, reason, quick=rules.quick), None
@@ -154,6 +144,7 @@ def _add_error(record: Record, cell: Cell) -> None:
         getattr(torch, cell.dtype),
         cell.device,
         adapt=whole if cell.compile and not always_compiled(cell) else None,
+        padding=cell.padding,
     )
     record.error_kind = result.kind
     record.rel_error, record.rel_error_std = result.rel_error, result.rel_error_std
@@ -165,11 +156,12 @@ def _compile(record: Record, cell: Cell) -> Call:
     """A cell whose first call compiles, for seconds that have a column of their own."""
     with compiling():
         call = prepare(cell)
-        start = time.perf_counter()
-        output = call.run()
-        record.first_call_s = time.perf_counter() - start
+        start = Moment.now()
+        output = call.on(0)()
+        end = Moment.now()
+        record.first_call_s = None if Standstill().between(start, end) else end.passed - start.passed
     if not is_finite(output):
-        raise FloatingPointError("the compiled output holds NaN or infinity")
+        raise Nonfinite("the compiled output holds NaN or infinity")
     if call.uncompiled:
         _hold_to(output, call.uncompiled())
     record.compiled = True
@@ -185,21 +177,27 @@ def _hold_to(output: Any, plain: Callable[[], Any]) -> None:
         AttnbenchError: it gives other numbers.
     """
     wanted = plain()
-    for got, one, again in zip(*map(_tensors, (output, wanted, plain())), strict=True):
+    for got, one, again in zip(*map(tensors, (output, wanted, plain())), strict=True):
         enough = torch.finfo(one.dtype).eps ** 0.5
         off = relative_error(got, one)
         if off > enough and relative_error(again, one) <= enough:
             raise AttnbenchError(f"torch.compile made something else of it: a result is off by {off:.1g} of its norm")
 
 
-def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> None:
-    """Correctness before speed: sizes, FLOPs and memory of one call, whose output must be finite."""
-    counted = count(call.uncompiled() if call.uncompiled else call.run)
+def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[Look]:
+    """Correctness before speed: sizes, FLOPs and memory of one call, whose output must be finite.
+
+    Returns:
+        What it gives for each of the inputs that will take turns.
+    """
+    counted = count(call.uncompiled() if call.uncompiled else call.on(0))
+    tensors(counted.output)
     if call.like is not None and (counted.output.shape, counted.output.dtype) != (call.like.shape, call.like.dtype):
         got, wanted = (f"{tuple(x.shape)} {str(x.dtype)[6:]}" for x in (counted.output, call.like))
-        raise UsageError(f"it breaks the contract: the output is {got}, not {wanted}")
+        raise BrokenContract(f"it breaks the contract: the output is {got}, not {wanted}")
     if not is_finite(counted.output):
-        raise FloatingPointError("the output holds NaN or infinity")
+        raise Nonfinite("the output holds NaN or infinity")
+    looks = [look(counted.output)]
     record.input_bytes, record.param_bytes = call.input_bytes, call.param_bytes
     record.output_bytes = output_bytes(counted.output)
     if call.state_bytes is not None:
@@ -209,11 +207,17 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> None:
     record.kernel = counted.kernel
     del counted
     return_freed_memory()
+    other = Kept([call.on(1)])
     if "memory" in cell.measure:
-        record.peak_bytes = peak_tensor_bytes(call.run, cell.device)
-        return_freed_memory()
-        if resident:
-            record.peak_rss_bytes = peak_resident_bytes(call.run)
+        record.peak_bytes = peak_tensor_bytes(other, cell.device)
+    else:
+        other()
+    looks.append(look(other.output))
+    del other
+    return_freed_memory()
+    if "memory" in cell.measure and resident:
+        record.peak_rss_bytes = peak_resident_bytes(call.on(0))
+    return looks
 
 
 def _add_time(record: Record, cell: Cell, summary: TimeSummary, limits: Limits) -> None:
@@ -222,15 +226,35 @@ def _add_time(record: Record, cell: Cell, summary: TimeSummary, limits: Limits) 
     record.time_ci_low_s, record.time_ci_high_s = summary.interval or (None, None)
     record.time_samples = summary.used
     record.examples_per_s = cell.shape.B / summary.median
-    tokens = 1 if cell.pass_ == "decode" else cell.shape.N
-    record.tokens_per_s = cell.shape.B * tokens / summary.median
-    record.warnings = "; ".join(summary.warnings)
+    tokens = cell.shape.B if cell.pass_ == "decode" else _real_queries(cell)
+    record.tokens_per_s = tokens / summary.median
+    unknown = ("first call unknown: the process was stopped meanwhile",) if record.first_call_s is None else ()
+    record.warnings = "; ".join(unknown + summary.warnings)
     if record.matmul_flops:
         record.flops_per_s = record.matmul_flops / summary.median
     moved = moved_bytes(record)
     record.bytes_per_s = moved / summary.median if moved else None
-    record.peak_fraction = limits.peak_fraction(summary.median, flops=record.matmul_flops, moved=moved)
-    record.floor_s = limits.floor(flops=record.matmul_flops, exponentials=record.exponentials, moved=moved)
+    hold_to_limits(record, limits)
+
+
+def hold_to_limits(record: Record, limits: Limits) -> None:
+    """Fill in what a row that has a time is beside what the machine can do."""
+    if record.time_median_s is not None:
+        flops, moved = record.matmul_flops, moved_bytes(record)
+        record.peak_fraction = limits.peak_fraction(record.time_median_s, flops=flops, moved=moved)
+        record.floor_s = limits.floor(flops=flops, exponentials=record.exponentials, moved=moved)
+
+
+def _real_queries(cell: Cell) -> int:
+    """Of the whole batch, without padding; in cross-attention only keys are padded."""
+    padding = 0.0 if cell.shape.cross else cell.padding
+    return sum(real_tokens(cell.shape.B, cell.shape.N, padding))
+
+
+def add_warning(record: Record, warning: str | None) -> None:
+    """Say it in the row, once."""
+    if warning and warning not in record.warnings:
+        record.warnings = "; ".join(filter(None, (record.warnings, warning)))
 
 
 def moved_bytes(record: Record) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from attnbench.lock import held, make_folder
+from attnbench.files import make_folder
+from attnbench.lock import held
 
 
 @contextmanager

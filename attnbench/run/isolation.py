@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,13 +19,15 @@ from typing import IO, Any
 
 from attnbench.errors import AttnbenchError, Exit
 from attnbench.record import one_line
-from attnbench.run.descendants import end_left_behind
+from attnbench.run.descendants import end_all, end_left_behind
 from attnbench.run.process import END_OF_REQUEST, Process, environment_for
 from attnbench.status import Status
 
 START_TIMEOUT = 120.0
 _STARTS = 3
 """Attempts: a process that was killed while it set itself up has lost nothing."""
+PATIENCE = 5.0
+"""Seconds that a process may take to end, once asked and once made to: one that holds much memory takes a while."""
 _TAIL_LINES = 40
 
 
@@ -50,9 +53,11 @@ class Settings:
 class CellFailed(Exception):  # an outcome of the cell, not an error of ours
     """The worker did not answer, or can go on no more. Carries status and reason of the row, and the end of stderr."""
 
-    def __init__(self, status: Status, reason: str, stderr: Sequence[str] = ()) -> None:
+    def __init__(self, status: Status, reason: str, stderr: Sequence[str] = (), *, killed: bool = False) -> None:
         super().__init__(reason)
         self.status, self.reason, self.stderr = status, reason, list(stderr)
+        self.killed = killed
+        """By a signal that also comes from outside: from the system where memory is short, from a scheduler."""
 
 
 class Worker:
@@ -67,6 +72,10 @@ class Worker:
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._readers: list[threading.Thread] = []
         """Of stdout and stderr, which they close: a process that got away may hold the other end for long."""
+        self.traces = ""
+        """What the last request left behind in its process, which has ended therefore; empty for nothing."""
+        self.warn: Callable[[str], None] = lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2)
+        """Takes what the user should know of a process that does not end."""
         self._all_read = threading.Event()
         """stderr is read up to the end of the last request."""
 
@@ -155,7 +164,11 @@ class Worker:
             status = Status.CRASH if answer.get("lost") else Status.ERROR
             raise CellFailed(status, one_line(answer["failed"]), self._tail)
         assert self._process is not None
-        end_left_behind(self._process.pid)
+        left = end_left_behind(self._process.pid)
+        told = [str(answer.pop("traces", "")), f"left {left} process{'es' * (left > 1)} behind" if left else ""]
+        self.traces = " and ".join(filter(None, told))
+        if self.traces:
+            self.stop()
         return answer
 
     def said(self) -> list[str]:
@@ -197,15 +210,18 @@ class Worker:
     def _wait(self, timeout: float) -> str | None:
         """The next answer, None after the process's end, which a child may hide that has its end of the pipe.
 
-        Waits in slices, since a signal only interrupts the main thread between them on Windows.
+        Waits in slices, since a signal only interrupts the main thread between them on Windows. Of a slice in which
+        this process was stopped itself, by Ctrl-Z or with the machine, no more counts than it should have taken.
         """
         assert self._process is not None
-        deadline = time.monotonic() + timeout
+        left = timeout
         while True:
+            part, began = min(1.0, left), time.monotonic()
             try:
-                return self._answers.get(timeout=max(0.0, min(1.0, deadline - time.monotonic())))
+                return self._answers.get(timeout=part)
             except queue.Empty:
-                if time.monotonic() >= deadline:
+                left -= min(time.monotonic() - began, 2 * part)
+                if left <= 1e-3:
                     raise
                 if self._process.poll() is not None and self._answers.empty():
                     return None
@@ -224,10 +240,13 @@ class Worker:
         if "MemoryError" in said or "bad_alloc" in said:
             return CellFailed(Status.OOM, f"the measuring process ran out of memory and {how}", self._tail)
         last = one_line(self._tail[-1]) if self._tail else ""
-        return CellFailed(Status.CRASH, f"the measuring process {how}" + (f": {last}" if last else ""), self._tail)
+        reason = f"the measuring process {how}" + (f": {last}" if last else "")
+        return CellFailed(
+            Status.CRASH, reason, self._tail, killed=-code in (signal.SIGTERM, getattr(signal, "SIGKILL", None))
+        )
 
     def stop(self) -> None:
-        """End the process and everything it started, at once."""
+        """End the process and everything it started, at once; one that the system does not let end is told and left."""
         process, self._process, self._ready = self._process, None, False
         if process is None:
             return
@@ -238,12 +257,23 @@ class Worker:
                 os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()
-        process.wait()
+        if not _has_ended(process):  # the guard was stopped, or waits for what does not end
+            end_all(process.pid)
+            if not _has_ended(process):
+                self.warn(f"process {process.pid} cannot be ended: it hangs in the system; look for a broken device")
         for reader in self._readers:
             reader.join(timeout=1)
         if process.stdin is not None:
             with suppress(OSError):
                 process.stdin.close()
+
+
+def _has_ended(process: subprocess.Popen[str]) -> bool:
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _signal_name(number: int) -> str:

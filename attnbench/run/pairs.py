@@ -6,57 +6,101 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from attnbench.cell import Cell
-from attnbench.machine import NOISY
-from attnbench.measure.statistics import FEWEST, expected_half_width, noise_floor
-from attnbench.measure.time import Sample, Stopwatch, TimingRules, checked, garbage_collection_off, measure_time
-from attnbench.record import Record
-from attnbench.run.call import Call, prepare
-from attnbench.run.execute import run_cell, status_of, stopwatch
-from attnbench.status import Status
+from attnbench.machine import NOISY, OtherLoad
+from attnbench.measure.statistics import FEWEST, expected_half_width, median, noise_floor
+from attnbench.measure.stopwatch import Stopwatch
+from attnbench.measure.time import Sampler, TimingRules, garbage_collection_off, measure_time
+from attnbench.run.call import Call, always_compiled, prepare
+from attnbench.run.execute import stopwatch
+from attnbench.run.outcome import status_of
+from attnbench.run.turns import SEEN
+from attnbench.run.unseen import Look, hold_to, hold_to_formula, hold_to_unseen, look
 
 NOISE_TIME = 0.3
 """Seconds for the noise floor at the start of a run."""
 NOISE_TRIES = 3
 
 
-@dataclass(slots=True)
+class Turns(NamedTuple):
+    """What :func:`take_turns` measured."""
+
+    blocks: list[list[float]]
+    """Seconds per call: one list a block, in the order of the positions."""
+    disturbed: int
+    """Blocks in which another process took the core; they are left out of ``blocks`` while enough clean ones remain."""
+    taken: int
+    """All blocks, disturbed ones included."""
+    stopped: int
+    """Blocks in which this process stood still. They are no times, and none of the above."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pairs:
-    """One record per cell (no times in it), and for each block the seconds of every cell that ran."""
+    """The times of several cells, as the worker answers."""
 
-    records: list[dict[str, Any]]
     ran: list[int]
-    """Which cells have times: positions in ``records``."""
-    blocks: list[list[float]] = field(default_factory=list)
-    """One list a block: seconds in the order of ``ran``."""
-    disturbed: int = 0
-    """Blocks left out because another process took the core."""
+    """Which cells have times: positions in the list of cells."""
+    blocks: list[list[float]]
+    """As of :class:`Turns`, in the order of ``ran``."""
+    left_out: list[tuple[int, str, str]]
+    """Position, status and reason of each cell that could not be built beside the others, or did not always compute."""
+    disturbed: int
+    taken: int
+    stopped: int
+    others: float | None
+    """Cores that other programs kept busy meanwhile; None where the kernel does not tell."""
 
 
-def measure_pairs(cells: Sequence[Cell], rules: TimingRules) -> Pairs:
-    """Memory and error of each cell, then their times in turn until every ratio is narrow or the budget is spent."""
-    records = [_without_time(cell, rules) for cell in cells]
-    calls: dict[int, Call] = {}
-    for position, (cell, record) in enumerate(zip(cells, records, strict=True)):
-        if record.status is Status.OK:
-            try:
-                calls[position] = prepare(cell)
-            except Exception as error:
-                record.status, record.reason = status_of(error)
+def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int) -> Pairs:
+    """Time the cells in turn until every ratio is narrow or the budget is spent, but at least ``fewest`` times each."""
     watch = stopwatch(cells[0].device)
-    batches = {position: _calls_per_sample(watch, call.run, rules) for position, call in calls.items()}
-    result = Pairs([record.to_json() for record in records], sorted(calls))
+    calls: dict[int, Call] = {}
+    looks: dict[int, list[Look]] = {}
+    """At what each gives before anybody looks at the clock."""
+    batches: dict[int, int] = {}
+    left_out = []
+    for position, cell in enumerate(cells):
+        try:
+            call = prepare(cell)
+            looks[position] = [look(call.on(number)()) for number in range(SEEN)]
+            batches[position] = _calls_per_sample(watch, call.run, rules)
+            calls[position] = call
+        except Exception as error:
+            status, reason = status_of(error)
+            left_out.append((position, str(status), reason))
+    others = OtherLoad()
+    turns = Turns([], 0, 0, 0)
     if calls:
-        turns = {position: call.run for position, call in calls.items()}
         with garbage_collection_off():
-            result.blocks, result.disturbed = take_turns(watch, turns, batches, rules, seed=cells[0].seed)
-    return result
+            runs = {position: call.run for position, call in calls.items()}
+            turns = take_turns(watch, runs, batches, rules, seed=cells[0].seed, fewest=fewest)
+    busy, ran = others.cores(), []
+    for column, position in enumerate(sorted(calls)):
+        try:
+            seconds = median([block[column] for block in turns.blocks] or [1.0])
+            _hold(cells[position], calls[position], watch, seconds, looks[position])
+            ran.append(column)
+        except Exception as error:
+            status, reason = status_of(error)
+            left_out.append((position, str(status), reason))
+    blocks = [[block[column] for column in ran] for block in turns.blocks]
+    kept = [position for column, position in enumerate(sorted(calls)) if column in ran]
+    return Pairs(kept, blocks, left_out, turns.disturbed, turns.taken, turns.stopped, busy)
+
+
+def _hold(cell: Cell, call: Call, watch: Stopwatch, seconds: float, looks: Sequence[Look]) -> None:
+    """Raises BrokenContract where it did not compute in each of its calls, or not what its formula says."""
+    number, unseen = hold_to_unseen(cell, call, watch, seconds, looks)
+    again = call if always_compiled(cell) else prepare(replace(cell, compile=False))
+    hold_to(unseen, again.on(number), cell)
+    hold_to_formula(cell)
 
 
 def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
@@ -75,19 +119,14 @@ def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
         batch = _calls_per_sample(watch, call, rules)
         for _ in range(NOISE_TRIES):
             with garbage_collection_off():
-                blocks, _ = take_turns(watch, {0: call, 1: call}, {0: batch, 1: batch}, rules, seed=0)
-            noise = noise_floor([first for first, _ in blocks], [second for _, second in blocks])
+                turns = take_turns(watch, {0: call, 1: call}, {0: batch, 1: batch}, rules, seed=0)
+            noise = noise_floor([first for first, _ in turns.blocks], [second for _, second in turns.blocks])
             if noise is None:
                 return None
             least = noise if least is None else min(least, noise)
             if least <= NOISY:
                 break
     return least
-
-
-def _without_time(cell: Cell, rules: TimingRules) -> Record:
-    record, _ = run_cell(cell, rules, round_=0, earlier=(), previous=None, resident=False, with_time=False)
-    return record
 
 
 def _calls_per_sample(watch: Stopwatch, call: Callable[[], object], rules: TimingRules) -> int:
@@ -111,23 +150,24 @@ def take_turns(
     rules: TimingRules,
     *,
     seed: int,
+    fewest: int = FEWEST,
     clock: Callable[[], float] = time.monotonic,
-) -> tuple[list[list[float]], int]:
+) -> Turns:
     """Blocks of one sample of each call. A random order is followed by its reverse, so that no position is favoured.
 
     Args:
         calls: what to time, by position; blocks hold the positions in rising order.
         batches: calls in one sample.
+        fewest: blocks to be taken though the budget is spent.
         clock: seconds, for the budget.
 
-    Returns:
-        Seconds per call, a list a block, and how many blocks were left out because another process took the core.
-
     Raises:
-        ClockError: a duration of zero, below zero or not finite.
+        ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
     """
     shuffler = random.Random(seed)
     positions = sorted(calls)
+    samplers = {position: Sampler(watch, call) for position, call in calls.items()}
+    stopped = 0
     clean: list[list[float]] = []
     disturbed: list[list[float]] = []
     order: list[int] = []
@@ -138,33 +178,28 @@ def take_turns(
             order.reverse()
         else:
             order = shuffler.sample(positions, len(positions))
-        samples: dict[int, Sample] = {}
-        for position in order:
-            seconds, switches = checked(watch, calls[position], batches[position])
-            samples[position] = Sample(seconds / batches[position], batches[position], switches)
+        samples = {position: samplers[position].take(batches[position]) for position in order}
+        if any(sample.stopped for sample in samples.values()):
+            stopped += 1
+            order.reverse()  # this block again, in the same order
+            continue
         if len(clean + disturbed) % 2:
             order = []
         row = [samples[position].seconds for position in positions]
         (clean if all(s.clean for s in samples.values()) else disturbed).append(row)
         seconds = clock() - start
-        if _spent(len(clean), len(disturbed), seconds, rules):
+        taken = len(clean) + len(disturbed)
+        if rules.quick or taken >= rules.max_samples:
+            break
+        if seconds >= rules.max_time and taken >= min(rules.min_samples, fewest):
             break
         if not wanted and len(clean) >= rules.min_samples and seconds >= rules.min_time:
             wanted = _blocks_needed(clean, rules.width)
         if wanted and len(clean) >= wanted:
             break
-    if len(clean) < min(rules.min_samples, len(disturbed)):
-        # On a machine this busy the clean blocks are too few to speak for it; the interval shows the noise.
-        return clean + disturbed, 0
-    return clean, len(disturbed)
-
-
-def _spent(clean: int, disturbed: int, seconds: float, rules: TimingRules) -> bool:
-    """Whether nothing more may be measured."""
-    taken = clean + disturbed
-    if rules.quick or taken >= rules.max_samples:
-        return True
-    return seconds >= rules.max_time and taken >= min(rules.min_samples, FEWEST)
+    # Where few blocks are clean, they cannot speak for the machine alone; the interval of all shows the noise.
+    enough = len(clean) >= max(fewest, min(rules.min_samples, len(disturbed)))
+    return Turns(clean if enough else clean + disturbed, len(disturbed), taken, stopped)
 
 
 def _blocks_needed(blocks: list[list[float]], width: float) -> int:

@@ -7,18 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnbench.cell import Cell
-from attnbench.errors import UsageError
-from attnbench.machine import available_cores, available_memory_bytes, resolve_device
+from attnbench.machine import default_threads, resolve_device
 from attnbench.measure.time import TimingRules
+from attnbench.qkv import look_at
 from attnbench.run.isolation import Settings
-from attnbench.run.process import Process
-from attnbench.suite.expand import apply_overrides, expand
+from attnbench.run.process import Process, memory_limit
+from attnbench.suite.expand import Override, apply_overrides, expand
 from attnbench.suite.load import load_suite
 from attnbench.suite.schema import Suite
-from attnbench.suite.select import matches
-
-MEMORY_SHARE = 0.85
-"""Of the memory available at the start; the rest keeps the machine alive."""
+from attnbench.suite.select import choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +24,10 @@ class Options:
 
     device: str = "auto"
     dtype: str | None = None
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    """``--set axis=values``."""
+    overrides: Mapping[str, Override] = field(default_factory=dict)
+    """Axis -> values, as after ``--set``."""
     select: str | None = None
-    """``-k``: only cells whose label matches."""
+    """``-k``: only cells that match, as :func:`attnbench.suite.select.choose` reads it: ``performer and not n4096``."""
     out: Path = Path("results")
     plugins: tuple[str, ...] = ()
     threads: int | None = None
@@ -63,10 +60,10 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
     """Load, override, expand, select.
 
     Raises:
-        SuiteError: the suite file; UsageError: options, devices, an empty selection.
+        SuiteError: the suite file; UsageError: options, devices, an empty selection, an input file that cannot be read.
     """
     device = resolve_device(options.device)
-    overrides = dict(options.overrides)
+    overrides: dict[str, Override] = dict(options.overrides)
     if options.dtype is not None:
         overrides["dtype"] = options.dtype
     if isinstance(suite, str | Path):
@@ -77,14 +74,14 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         suite = apply_overrides(suite, overrides)
     cells = expand(suite, device=device)
     if options.select:
-        cells = [cell for cell in cells if matches(options.select, f"{cell.sweep}/{cell.label}")]
-        if not cells:
-            raise UsageError(f"-k {options.select!r} selects no cell of suite {suite.name!r}")
+        cells = choose(options.select, cells)
+    for inputs in dict.fromkeys(cell.inputs for cell in cells):
+        look_at(inputs)
     settings = Settings(
         device=device,
-        threads=options.threads or available_cores(),
+        threads=options.threads or default_threads(),
         process=options.process,
-        memory_limit=options.memory_limit or default_memory_limit(device),
+        memory_limit=memory_limit(device, options.memory_limit),
         plugins=options.plugins,
         dtypes=tuple(sorted({cell.dtype for cell in cells})),
     )
@@ -98,9 +95,3 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         quick=options.quick,
     )
     return Plan(suite, cells, settings, rules, options)
-
-
-def default_memory_limit(device: str) -> int | None:
-    """Most of what is free now; on other devices than the CPU their own allocator refuses in time."""
-    available = available_memory_bytes() if device == "cpu" else None
-    return int(available * MEMORY_SHARE) if available else None

@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, NamedTuple
 
+from attnbench.errors import UsageError
+from attnbench.machine import available_memory_bytes
+from attnbench.units import format_bytes
+
 Process = Literal["tuned", "as-shipped"]
 Library = Literal["default", "oneDNN"]
 _PRECISION: dict[Library, str] = {"default": "highest", "oneDNN": "medium"}
@@ -36,17 +40,27 @@ _products = Products()
 END_OF_REQUEST = "\0end of request\n"
 """What the worker writes to stderr when it has answered, for the parent to know that it has read everything."""
 
+LEAST_MEMORY = 256 * 2**20
+"""Bytes of address space that torch itself takes in its first calls: stacks and arenas of its threads, oneDNN's code,
+modules that it imports late. With half of it, products and compilers fail whatever the variant is."""
+
+_MEMORY_SHARE = 0.85
+"""Of the memory available at the start; the rest keeps the machine alive."""
+
+_TOO_LITTLE = f"torch itself needs {format_bytes(LEAST_MEMORY)}"
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 _DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 * 1024, 65536
 
 
 def environment_for(threads: int) -> dict[str, str]:
-    """Variables that must be set before torch is imported."""
-    count = str(threads)
+    """Variables that must be set before torch is imported; those that change arithmetic stay as the user set them."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+    # With these fewer threads would work than torch, and the row, says.
+    inherited = {name: text for name, text in os.environ.items() if name not in ("OMP_THREAD_LIMIT", "OMP_DYNAMIC")}
     # The worker finds what this process finds, and nothing because it happens to lie in the current folder (-P).
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**os.environ, **dict.fromkeys(names, count), "PYTHONPATH": path}
+    return {**inherited, **dict.fromkeys(names, str(threads)), "PYTHONPATH": path}
 
 
 def keep_freed_memory() -> bool:
@@ -156,17 +170,75 @@ def choose_products(*, of_one_row: bool) -> None:
         torch.set_float32_matmul_precision(_PRECISION["default" if of_one_row else "oneDNN"])
 
 
-def limit_memory(extra_bytes: int | None) -> bool:
-    """Refuse allocations beyond what the process has now plus ``extra_bytes``; False where that is impossible.
+def chosen_precisions() -> tuple[str, ...]:
+    """Of torch's switch for float32 products: those between which :func:`choose_products` chooses for each cell."""
+    return tuple(_PRECISION.values()) if _products.float32_products == "oneDNN" else ()
 
-    Not for CUDA processes: the driver maps far more address space than it uses.
+
+def memory_limit(device: str, wanted: int | None = None) -> int | None:
+    """Bytes that a cell may take: ``wanted``, else most of what is free, and no more than ``ulimit -v`` leaves.
+
+    On other devices than the CPU None unless wanted: their own allocator refuses in time.
+
+    Raises:
+        UsageError: less than torch itself needs.
+    """
+    if device != "cpu":
+        return wanted
+    available = available_memory_bytes()
+    limit = wanted or (int(available * _MEMORY_SHARE) if available else None)
+    if limit is not None and limit < LEAST_MEMORY:
+        raise UsageError(f"memory limit {format_bytes(limit)}: {_TOO_LITTLE}; allow more")
+    left = _address_space_left()
+    return left if limit is None else limit if left is None else min(limit, left)
+
+
+def limit_memory(extra_bytes: int | None) -> int | None:
+    """Refuse allocations beyond what the process has now plus ``extra_bytes``; returns how many bytes those are.
+
+    Fewer where ``ulimit -v`` leaves fewer; None where nothing is limited. Not for CUDA processes: the driver maps far
+    more address space than it uses.
+
+    Raises:
+        UsageError: ``ulimit -v`` leaves less than torch itself needs.
     """
     if extra_bytes is None or sys.platform != "linux":
-        return False
+        return None
     import resource
 
-    with open("/proc/self/statm") as file:  # noqa: PTH123  # a kernel interface, not a file of ours
-        pages = int(file.read().split()[0])
-    size = pages * resource.getpagesize() + extra_bytes
+    left = _address_space_left()
+    extra = extra_bytes if left is None else min(extra_bytes, left)
+    size = _address_space() + extra
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    return True
+    return extra
+
+
+def allowed_address_space() -> int | None:
+    """Bytes of ``ulimit -v``; None where there is no such limit."""
+    if sys.platform != "linux":
+        return None
+    import resource
+
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if allowed == resource.RLIM_INFINITY else allowed
+
+
+def _address_space_left() -> int | None:
+    """Bytes below ``ulimit -v``; None where there is no such limit.
+
+    Raises:
+        UsageError: less than torch itself needs.
+    """
+    allowed = allowed_address_space()
+    if allowed is None:
+        return None
+    left = max(0, allowed - _address_space())
+    if left < LEAST_MEMORY:
+        raise UsageError(f"ulimit -v leaves {format_bytes(left)} for a cell: {_TOO_LITTLE}; raise it")
+    return left
+
+
+def _address_space() -> int:
+    """Bytes that this process has."""
+    with open("/proc/self/statm") as file:  # noqa: PTH123  # a kernel interface, not a file of ours
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

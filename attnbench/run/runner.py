@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attnbench import __version__
-from attnbench.cell import METHOD_VERSION, Cell
-from attnbench.errors import CannotCreate, StoreError
-from attnbench.lock import held, make_folder
-from attnbench.machine import load_warning, machine_id
-from attnbench.record import Record, inferred
-from attnbench.run.invocation import digest
+from attnbench.cell import Cell
+from attnbench.errors import StoreError
+from attnbench.files import make_folder
+from attnbench.lock import held
+from attnbench.machine import load_warning, machine_id, oom_kills, thread_warnings
+from attnbench.record import (
+    Record,
+    has_lost_round,
+    inferred,
+    one_line,
+    with_lost_round,
+    with_traces,
+    without_lost_rounds,
+)
+from attnbench.run.identity import identity
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.order import family, in_order
-from attnbench.run.plan import Options, Plan, make_plan
+from attnbench.run.plan import Plan
+from attnbench.run.resume import find_folder, new_folder, stored_rows
 from attnbench.status import STOPPING, Status
-from attnbench.store import RunFolder, are_samples, checked, find_runs, suite_folder
-from attnbench.suite.schema import Suite
-
-if TYPE_CHECKING:
-    import pandas as pd
+from attnbench.store import RunFolder
+from attnbench.verify import are_samples, checked, foreign_to_samples
 
 
 class Watcher:
@@ -58,30 +62,31 @@ def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = 
     """
     watcher = watcher or Watcher()
     with ExitStack() as ours, worker or Worker(plan.settings) as worker:
-        worker.settings = plan.settings
+        worker.settings, worker.warn = plan.settings, watcher.warned
         # Setting the worker up takes seconds, and the folder is held before that. On a GPU only the worker may ask for
         # the machine, for asking takes memory there.
         on_cpu = plan.settings.device == "cpu"
-        key = _run_key(plan, machine_id("cpu") if on_cpu else worker.start()["machine_id"])
+        facts = identity(plan, machine_id("cpu") if on_cpu else worker.start()["machine_id"])
         make_folder(plan.options.out)
         with held(plan.options.out, patience=30):  # of two that begin at once, the second finds the first one's folder
-            folder = _find_folder(plan, key) or _new_folder(plan, key)
+            folder = find_folder(plan, facts, watcher.warned) or new_folder(plan, facts)
             ours.enter_context(folder.lock())
         state = worker.start()
         folder.describe(state)
         return folder, _Run(plan, worker, state, folder, watcher).go()
 
 
-def run(suite: Suite | str | Path, **options: Any) -> pd.DataFrame:
-    """Run a suite (object, path or shipped name) and return its rows; the same as ``attnbench run``.
+@dataclass(slots=True)
+class _Outcome:
+    """What came of a visit, which becomes a cell's row."""
 
-    Args:
-        options: fields of :class:`Options`, such as ``device="cpu"`` or ``out=Path("results")``.
-    """
-    import pandas as pd
-
-    folder, _ = execute(make_plan(suite, Options(**options)))
-    return pd.read_csv(folder.path / "results.csv", keep_default_na=False, na_values=[""])
+    record: Record
+    samples: dict[str, Any] | None = None
+    failure: Record | None = None
+    """The row that the visit alone would give; not :attr:`record` where an earlier round was ok."""
+    stderr: Sequence[str] = ()
+    killed: bool = False
+    """From outside, as far as can be told."""
 
 
 class _Run:
@@ -92,12 +97,15 @@ class _Run:
         self.rules = plan.rules
         self.stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
         """By family: the shortest length that ran out of memory or time."""
-        self.unwritten: tuple[Record, dict[str, Any] | None, Sequence[str]] | None = None
-        """The row of the last visit, which is written while the worker builds the next cell."""
-        self.records = folder.records()
-        self.samples = {cell_id: _by_round(rows) for cell_id, rows in folder.samples().items()}
+        self.unwritten: _Outcome | None = None
+        """Of the last visit, whose row is written while the worker builds the next cell."""
+        self.notes: list[str] = []
+        """What is wrong with the rows that are there."""
+        self.records = stored_rows(plan, folder, self.notes.append)
+        self.samples = folder.samples()
         if plan.options.retry_failed:
-            self.records = {k: r for k, r in self.records.items() if r.status is Status.OK}
+            ok = (record for record in self.records.values() if record.status is Status.OK)
+            self.records = {record.cell_id: without_lost_rounds(record) for record in ok}
         self.records = {k: r for k, r in self.records.items() if r.status is not Status.INTERRUPTED}
         for cell in plan.cells:
             if cell.cell_id in self.records:
@@ -109,21 +117,60 @@ class _Run:
         expected = sum(len(due) for due in visits)
         finished = sum(1 for cell in self.plan.cells if cell.cell_id in self.records)
         self.watcher.begun(self.folder.path, cells=len(self.plan.cells), visits=expected, resumed=finished)
-        for note in (*self.folder.repairs, load_warning(), *self.state["process_notes"]):
+        about_cores = (load_warning(), *thread_warnings(self.plan.settings.threads))
+        for note in (*self.folder.repairs, *self.notes, *about_cores, *self.state["process_notes"]):
             if note:
                 self.watcher.warned(note)
         try:
             for round_ in range(self.rules.rounds):
                 for cell in in_order(self._due(round_), f"{self.plan.suite.name}{round_}"):
                     self._visit(cell, round_)
-            self._write()
+            self._store()
+            self._hold_to_limits()
+            self.folder.refuse_changes()
         except BaseException:
             with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
-                self._write()
-                self.folder.write_csv(self._rows())
+                self._store()
+            with suppress(StoreError):
+                self.folder.write_csv([record for record in self._rows() if record.seal])
             raise
         self.folder.write_csv(self._rows())
         return self._rows()
+
+    def _hold_to_limits(self) -> None:
+        """Where something was faster than the machine, measure the machine once more and correct all rows."""
+        from attnbench.measure.limits import IMPOSSIBLE
+
+        timed = [cell for cell in self.plan.cells if self._has_time(cell)]
+        rows = [self.records[cell.cell_id] for cell in timed]
+        impossible = sum((row.peak_fraction or 0.0) > IMPOSSIBLE for row in rows)
+        if not impossible:
+            return
+        request = {
+            "do": "limits",
+            "cells": [cell.to_json() for cell in timed],
+            "rows": [row.to_json() for row in rows],
+        }
+        try:
+            answer = self.worker.ask(request, (1 + impossible) * self.plan.options.cell_timeout)
+            try:
+                records, limits = [checked(Record.from_json(row)) for row in answer["rows"]], dict(answer["limits"])
+            except (KeyError, TypeError, ValueError):
+                raise self.worker.garbage() from None
+        except CellFailed as failed:
+            self.watcher.warned(f"the limits of the machine could not be measured again: {failed.reason}")
+            return
+        self.state.update(limits)
+        self.folder.correct(limits)
+        rows_were = "1 row was" if impossible == 1 else f"{impossible} rows were"
+        self.watcher.warned(f"{rows_were} faster than the limits of the machine, so these are measured again")
+        for record in records:
+            self.records[record.cell_id] = record
+            self.folder.add(record)
+
+    def _has_time(self, cell: Cell) -> bool:
+        record = self.records.get(cell.cell_id)
+        return record is not None and record.status is Status.OK and record.time_median_s is not None
 
     def _rows(self) -> list[Record]:
         """Rows of this plan in its order."""
@@ -138,7 +185,8 @@ class _Run:
                 if record is None:
                     due.append(cell)
             elif "time" in cell.measure and (
-                record is None or (record.status is Status.OK and (record.time_rounds or 0) <= round_)
+                record is None
+                or (record.status is Status.OK and (record.time_rounds or 0) <= round_ and not has_lost_round(record))
             ):
                 due.append(cell)
         return due
@@ -149,32 +197,56 @@ class _Run:
             return
         self.watcher.visiting(cell)
         started = _now()
-        samples: dict[str, Any] | None = None
-        stderr: list[str] = []
         known = self._known(cell) if round_ == 0 else None
-        if known is not None:
-            record = known
-        else:
-            try:
-                record, samples = self._measure(cell, round_, previous)
-                if record.status not in (Status.OK, Status.UNSUPPORTED):
-                    stderr = self.worker.said()
-            except CellFailed as failed:
-                remedy = "; raise --cell-timeout" if failed.status is Status.TIMEOUT else ""
-                record = Record.of(cell, failed.status, failed.reason + remedy, quick=self.rules.quick)
-                stderr = failed.stderr
-            except KeyboardInterrupt:
-                self.worker.stop()
-                if previous is None:
-                    self._store(cell, Record.of(cell, Status.INTERRUPTED, "stopped by the user"), None, started)
-                raise
-        self._store(cell, record, samples, previous.started_at if previous else started, stderr)
+        try:
+            outcome = _Outcome(known) if known else self._try(cell, round_, previous)
+        except KeyboardInterrupt:
+            self.worker.stop()
+            if previous is None:
+                self._remember(cell, _Outcome(Record.of(cell, Status.INTERRUPTED, "stopped by the user")), started)
+            raise
+        if previous and outcome.record.status is not Status.OK:
+            lost = f"round {round_ + 1} failed: {outcome.record.status}: {outcome.record.reason}"
+            self.watcher.warned(f"{cell.label}: {lost}; the row keeps the numbers of the rounds before")
+            outcome.record = with_lost_round(previous, lost)
+        self._remember(cell, outcome, previous.started_at if previous else started)
+
+    def _try(self, cell: Cell, round_: int, previous: Record | None) -> _Outcome:
+        """One visit, and one more in a fresh process where it may not be the cell that failed.
+
+        Memory may be short because of what other cells left behind, and a process may be killed by anybody.
+        """
+        outcome = self._ask(cell, round_, previous)
+        if outcome.killed or (outcome.record.status is Status.OOM and not self._has_its_own_process(cell)):
+            self.worker.stop()
+            outcome = self._ask(cell, round_, previous)
+            if outcome.killed or outcome.record.status is Status.OOM:
+                outcome.record.reason = one_line(f"{outcome.record.reason} (twice, the second time in a fresh process)")
+        return outcome
+
+    def _ask(self, cell: Cell, round_: int, previous: Record | None) -> _Outcome:
+        oom_kills_before = oom_kills()
+        try:
+            record, samples = self._measure(cell, round_, previous)
+        except CellFailed as failed:
+            remedy = "; raise --cell-timeout" if failed.status is Status.TIMEOUT else ""
+            status = Status.OOM if failed.killed and oom_kills() > oom_kills_before else failed.status
+            record = Record.of(cell, status, failed.reason + remedy, quick=self.rules.quick)
+            return _Outcome(record, None, record, failed.stderr, failed.killed)
+        failed_inside = record.status not in (Status.OK, Status.UNSUPPORTED)
+        return _Outcome(record, samples, record, self.worker.said() if failed_inside else ())
+
+    def _has_its_own_process(self, cell: Cell) -> bool:
+        """As shipped, the heap that other cells leave behind would spare this one its page faults.
+
+        So it starts in a fresh process, like the script that would call it.
+        """
+        settings = self.plan.settings
+        return settings.device == "cpu" and settings.process == "as-shipped" and "time" in cell.measure
 
     def _measure(self, cell: Cell, round_: int, previous: Record | None) -> tuple[Record, dict[str, Any] | None]:
         earlier = self.samples.get(cell.cell_id, {})
-        if self.plan.settings.device == "cpu" and self.plan.settings.process == "as-shipped" and "time" in cell.measure:
-            # The heap that other cells leave behind spares the next one its page faults: it starts in a fresh process,
-            # like the script that would call it.
+        if self._has_its_own_process(cell):
             self.worker.stop()
         answer = self.worker.ask(
             {
@@ -186,7 +258,7 @@ class _Run:
                 "previous": previous.to_json() if previous else None,
             },
             self.plan.options.cell_timeout,
-            meanwhile=self._write,
+            meanwhile=self._store,
         )
         try:
             record, samples = checked(Record.from_json(answer["record"])), answer["samples"]
@@ -196,8 +268,10 @@ class _Run:
         if record.cell_id != cell.cell_id or not are_samples(taken):
             raise self.worker.garbage()
         if samples:
+            if foreign_to_samples(record, [*earlier.values(), taken]):
+                raise self.worker.garbage()
             self.samples.setdefault(cell.cell_id, {})[round_] = taken
-        return record, samples
+        return with_traces(record, self.worker.traces, previous), samples
 
     def _known(self, cell: Cell) -> Record | None:
         """The outcome of a shorter length of the same thing that ran out of memory or time."""
@@ -210,84 +284,28 @@ class _Run:
             if known is None or known[0] > cell.shape.N:
                 self.stopped[family(cell)] = (cell.shape.N, record.status)
 
-    def _store(
-        self,
-        cell: Cell,
-        record: Record,
-        samples: dict[str, Any] | None,
-        started_at: str,
-        stderr: Sequence[str] = (),
-    ) -> None:
+    def _remember(self, cell: Cell, outcome: _Outcome, started_at: str) -> None:
+        """Complete the row of a visit, and store that of the visit before."""
+        record = outcome.record
         record.machine_id = self.state["machine_id"]
         record.torch_version = self.state["environment"]["torch"]
         record.process = record.process or self.state["process"]
         record.threads = self.plan.settings.threads
         record.started_at = started_at
-        self._write()
-        # Without this row, which is not written yet, and not later: a long table would take a core from the next cell.
+        self._store()
+        # Without this row, which is not stored yet, and not later: a long table would take a core from the next cell.
         self.folder.write_csv(self._rows(), at_most_every=2.0)
         self._note_failure(cell, record)
         self.records[record.cell_id] = record
-        self.unwritten = record, samples, stderr
+        self.unwritten = outcome
 
-    def _write(self) -> None:
+    def _store(self) -> None:
         """Store the row of the last visit, if that is not done yet."""
         if self.unwritten is not None:
-            record, samples, stderr = self.unwritten
-            self.unwritten = None
-            self.folder.add(record, samples, stderr)
-            if record.status is not Status.INTERRUPTED:
-                self.watcher.visited(record)
-
-
-def _by_round(rows: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """Samples as they are stored; a round that was repeated after a crash counts once, with its last samples."""
-    return {row["round"]: row["samples"] for row in rows}
-
-
-def _run_key(plan: Plan, machine_id: str) -> str:
-    """Equal for two invocations whose rows may stand in one folder."""
-    same = [
-        METHOD_VERSION,
-        sorted(cell.cell_id for cell in plan.cells),
-        machine_id,
-        plan.settings.threads,
-        plan.settings.process,
-        asdict(plan.rules),
-        sorted((source, digest(source)) for source in plan.options.plugins),
-    ]
-    return hashlib.sha256(json.dumps(same).encode()).hexdigest()[:16]
-
-
-def _find_folder(plan: Plan, key: str) -> RunFolder | None:
-    """The newest folder of the same run, unless a new one is wanted."""
-    root = suite_folder(plan.options.out, plan.suite.name)
-    if not plan.options.fresh:
-        same = [folder for folder in find_runs(root) if folder.environment.get("run_key") == key]
-        # The last of them, but rather one that has its own name: a copy for safe keeping stays as it is.
-        same.sort(key=lambda folder: folder.environment.get("folder") == folder.path.name)
-        return same[-1] if same else None
-    return None
-
-
-def _new_folder(plan: Plan, key: str) -> RunFolder:
-    root = suite_folder(plan.options.out, plan.suite.name)
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    name = f"{stamp}-{plan.settings.device.replace(':', '')}"
-    environment = {
-        "attnbench": __version__,
-        "run_key": key,
-        "method_version": METHOD_VERSION,
-        "started_at": _now(),
-        "threads": plan.settings.threads,
-        "memory_limit_bytes": plan.settings.memory_limit,
-    }
-    for attempt in range(100):
-        path = root / (name if not attempt else f"{name}-{attempt}")
-        if not path.exists():
-            environment["folder"] = path.name
-            return RunFolder.create(path, environment=environment, suite_text=plan.suite.to_yaml())
-    raise CannotCreate(f"cannot find a free name for a new run in {root}")
+            outcome, self.unwritten = self.unwritten, None
+            self.folder.add(outcome.record, outcome.samples, outcome.failure, outcome.stderr)
+            if outcome.record.status is not Status.INTERRUPTED:
+                self.watcher.visited(outcome.record)
 
 
 def _now() -> str:

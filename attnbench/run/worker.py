@@ -6,17 +6,23 @@ Answers go through a private copy of stdout; what a cell prints goes to stderr, 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, TextIO
+from json import dumps, loads
+from os import write
+from typing import TYPE_CHECKING, Any, TextIO
 
+from attnbench.errors import AttnbenchError, said
 from attnbench.run.descendants import guard
 from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory, return_freed_memory
+
+if TYPE_CHECKING:
+    from attnbench.cell import Cell
+    from attnbench.measure.limits import Limits
 
 
 def main() -> None:
@@ -29,21 +35,31 @@ def main() -> None:
     gc.disable()  # to look for garbage among all that torch makes takes a tenth of a second each time
     try:
         _import()
-        settings = json.loads(requests.readline())
+        settings = loads(requests.readline())
         state = _set_up(settings)
     except Exception as error:
-        _answer(answers, {"failed": f"{type(error).__name__}: {error}"})
+        _answer(answers, {"failed": _said(error)})
         return
+    from attnbench.run.traces import KEPT_BY_ALL, Snapshot
+
     gc.freeze()
     gc.enable()
+    first = before = Snapshot.take(settings["device"])
     _answer(answers, state)
     for line in requests:
-        answer = _handle(settings, state, **json.loads(line))
-        with suppress(OSError, ValueError):  # closed by the cell
-            sys.stderr.flush()
-            os.write(2, f"\n{END_OF_REQUEST}".encode())
-        _answer(answers, answer)
+        answer = _handle(settings, state, **loads(line))
+        gc.collect()
         return_freed_memory()
+        now = Snapshot.take(settings["device"])
+        if left := now.left_since(before):
+            answer["traces"] = left
+        elif kept := now.kept_since(first, KEPT_BY_ALL):
+            answer["traces"] = f"and those before it left {kept} behind"
+        before = now
+        with suppress(Exception):  # closed by the cell, or no stream any more
+            sys.stderr.flush()
+            write(2, f"\n{END_OF_REQUEST}".encode())
+        _answer(answers, answer)
         gc.freeze()  # what is left after a cell stays for good
 
 
@@ -53,9 +69,13 @@ def _handle(settings: dict[str, Any], state: dict[str, Any], *, do: str, **reque
         answer = _HANDLERS[do](settings, state, **request)
     except Exception as error:
         traceback.print_exc()
-        answer = {"failed": f"{type(error).__name__}: {error}"}
+        answer = {"failed": _said(error)}
     lost = _why_lost(settings["device"])
     return {"failed": f"the device was lost: {lost}", "lost": True} if lost else answer
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, AttnbenchError) else said(error)
 
 
 def _why_lost(device: str) -> str:
@@ -72,7 +92,7 @@ def _why_lost(device: str) -> str:
 
 
 def _answer(stream: TextIO, message: dict[str, Any]) -> None:
-    stream.write(json.dumps(message) + "\n")
+    stream.write(dumps(message) + "\n")
     stream.flush()
 
 
@@ -81,7 +101,8 @@ def _import() -> None:
     import attnbench.attention
     import attnbench.inputs
     import attnbench.run.execute
-    import attnbench.run.pairs  # noqa: F401  # all of them for what comes later
+    import attnbench.run.pairs
+    import attnbench.run.traces  # noqa: F401  # all of them for what comes later
 
 
 def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
@@ -89,10 +110,19 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from attnbench.machine import describe, machine_id
+    from attnbench.measure.standstill import notice_stops
     from attnbench.plugins import load
+    from attnbench.run.switches import FINDERS
+    from attnbench.run.traces import Snapshot
 
+    notice_stops()
+    before = Snapshot.take("cpu")
     for plugin in settings["plugins"]:
         load(plugin)
+    now = Snapshot.take("cpu")
+    replaced = now.replaced_since(before)
+    changed = [words for words in now.changed_since(before) if words != FINDERS]  # it may have more files of its own
+    sys.setrecursionlimit(max(2000, sys.getrecursionlimit()))  # as torch.compile does when it is first used
     gc.freeze()  # what was imported is no garbage, and to look through it before measuring takes a tenth of a second
     device = settings["device"]
     known = settings["known"]
@@ -100,21 +130,27 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     process, products, notes = apply(
         settings["process"], threads=settings["threads"], device=device, products=libraries
     )
+    if replaced:
+        notes.append(f"a plug-in replaced {', '.join(replaced)}: numbers may be wrong without a word; do not use it")
+    if changed:
+        notes.append(f"a plug-in changed {', '.join(changed)} when it was imported, which reaches all cells")
     limits = {name: known.get(name) for name in _LIMITS}
     if not known:
         limits, warning = _limits(settings)
         notes += [warning] if warning else []
     return_freed_memory()
+    memory = settings["memory_limit"]
     if device == "cpu":
-        limit_memory(settings["memory_limit"])
-    elif device.startswith("cuda") and settings["memory_limit"]:
+        memory = limit_memory(memory)
+    elif device.startswith("cuda") and memory:
         total = torch.cuda.get_device_properties(torch.device(device)).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, settings["memory_limit"] / total), torch.device(device))
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), torch.device(device))
     return {
         "environment": describe(device),
         "machine_id": machine_id(device),
         "process": process,
         "process_notes": notes,
+        "memory_limit_bytes": memory,
         **products._asdict(),
         **limits,
     }
@@ -125,22 +161,28 @@ _LIMITS = ("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor
 
 def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     """What this machine can do, by name of _LIMITS, and a warning where it is restless."""
-    import torch
-
     from attnbench.machine import OtherLoad, noise_warning
-    from attnbench.measure.limits import copy_rates, exp_rate, matmul_rate
     from attnbench.run.execute import stopwatch
     from attnbench.run.pairs import measure_noise
 
-    device, wanted, others = settings["device"], settings["rates"], OtherLoad()
+    device, others = settings["device"], OtherLoad()
     noise = measure_noise(device)
     warning = noise_warning(noise, others.cores())
-    dtypes = settings["dtypes"] if wanted else ()
-    products, exps = (
-        {dtype: rate(device, getattr(torch, dtype)) for dtype in dtypes} for rate in (matmul_rate, exp_rate)
-    )
-    copies = copy_rates(device) if wanted else []
-    return dict(zip(_LIMITS, (products, exps, copies, stopwatch(device).cost(), noise), strict=True)), warning
+    return {**_rates(settings), "timer_cost_s": stopwatch(device).cost(), "noise_floor": noise}, warning
+
+
+def _rates(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those that the limits of cells are made of; none where none are wanted."""
+    import torch
+
+    from attnbench.measure.limits import copy_rates, exp_rate, matmul_rate
+
+    device, dtypes = settings["device"], settings["dtypes"] if settings["rates"] else ()
+    return {
+        "matmul_rate": {dtype: matmul_rate(device, getattr(torch, dtype)) for dtype in dtypes},
+        "exp_rate": {dtype: exp_rate(device, getattr(torch, dtype)) for dtype in dtypes},
+        "copy_rates": copy_rates(device) if settings["rates"] else [],
+    }
 
 
 def _cell(
@@ -154,7 +196,6 @@ def _cell(
     previous: dict[str, Any] | None,
 ) -> dict[str, Any]:
     from attnbench.cell import Cell
-    from attnbench.measure.limits import Limits
     from attnbench.measure.time import Sample, TimingRules
     from attnbench.record import Record
     from attnbench.run.execute import run_cell
@@ -167,23 +208,61 @@ def _cell(
         earlier=[[Sample(**sample) for sample in samples] for samples in earlier],
         previous=Record.from_json(previous) if previous else None,
         resident=state["process"] == "as-shipped",
-        limits=Limits(state["matmul_rate"].get(what.dtype), state["exp_rate"].get(what.dtype), state["copy_rates"]),
-        tuned_limit=settings["memory_limit"] if state["process"] == "tuned" else None,
+        limits=_limits_of(state, what),
+        memory_limit=state["memory_limit_bytes"],
     )
     return {"record": record.to_json(), "samples": samples}
 
 
 def _pairs(
-    settings: dict[str, Any], state: dict[str, Any], *, cells: list[dict[str, Any]], rules: dict[str, Any]
+    settings: dict[str, Any], state: dict[str, Any], *, cells: list[dict[str, Any]], rules: dict[str, Any], fewest: int
 ) -> dict[str, Any]:
     from attnbench.cell import Cell
     from attnbench.measure.time import TimingRules
     from attnbench.run.pairs import measure_pairs
 
-    return asdict(measure_pairs([Cell.from_json(cell) for cell in cells], TimingRules(**rules)))
+    return asdict(measure_pairs([Cell.from_json(cell) for cell in cells], TimingRules(**rules), fewest))
 
 
-_HANDLERS: dict[str, Callable[..., dict[str, Any]]] = {"cell": _cell, "pairs": _pairs}
+def _laws(settings: dict[str, Any], state: dict[str, Any], *, variant: str, law: str) -> dict[str, Any]:
+    from attnbench.errors import Unsupported
+    from attnbench.testing import check_variant
+
+    try:
+        report = check_variant(variant, laws=[law])
+    except Unsupported as reason:
+        return {"unsupported": str(reason)}
+    return {"findings": [asdict(finding) for finding in report.findings]}
+
+
+def _limits_again(
+    settings: dict[str, Any], state: dict[str, Any], *, cells: list[dict[str, Any]], rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The rates once more, the higher of both times, and the rows of cells beside them."""
+    from attnbench.cell import Cell
+    from attnbench.measure.limits import faster_of
+    from attnbench.record import Record
+    from attnbench.run.ceiling import corrected
+
+    state.update(faster_of(state, _rates(settings)))
+    what = [(Cell.from_json(cell), Record.from_json(row)) for cell, row in zip(cells, rows, strict=True)]
+    records = [corrected(record, cell, _limits_of(state, cell)) for cell, record in what]
+    limits = {name: state[name] for name in ("matmul_rate", "exp_rate", "copy_rates")}
+    return {"limits": limits, "rows": [record.to_json() for record in records]}
+
+
+def _limits_of(state: dict[str, Any], cell: Cell) -> Limits:
+    from attnbench.measure.limits import Limits
+
+    return Limits(state["matmul_rate"].get(cell.dtype), state["exp_rate"].get(cell.dtype), state["copy_rates"])
+
+
+_HANDLERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "cell": _cell,
+    "pairs": _pairs,
+    "laws": _laws,
+    "limits": _limits_again,
+}
 
 
 if __name__ == "__main__":

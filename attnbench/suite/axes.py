@@ -141,8 +141,7 @@ def _words(known: tuple[str, ...]) -> Callable[[object, ValidationInfo], list[st
         words: list[str] = []
         for index, item in enumerate(_listed(value, info.field_name)):
             if not isinstance(item, str) or item not in known:
-                hint = pick(item, known)
-                wrong(f"{info.field_name!r} must be one of {', '.join(known)}, got {shown(item)}{hint}", index)
+                wrong(f"{info.field_name!r} cannot be {shown(item)}{pick(item, known)}", index)
             words.append(item)
         return words
 
@@ -158,9 +157,18 @@ def _flags(value: object, info: ValidationInfo) -> list[bool]:
     flags: list[bool] = []
     for index, item in enumerate(_listed(value, info.field_name)):
         if not isinstance(item, bool):
-            wrong(f"{info.field_name!r} must be true or false, got {shown(item)}; write true or false", index)
+            wrong(f"{info.field_name!r} cannot be {shown(item)}; write true or false", index)
         flags.append(item)
     return flags
+
+
+def _shares(value: object, info: ValidationInfo) -> list[float]:
+    shares: list[float] = []
+    for index, item in enumerate(_listed(value, info.field_name)):
+        if isinstance(item, bool) or not isinstance(item, int | float) or not 0 <= item < 1:
+            wrong(f"{info.field_name!r} must be at least 0 and below 1, got {shown(item)}; write 0.5, say", index)
+        shares.append(float(item))
+    return shares
 
 
 def _number_tests(value: object, info: ValidationInfo) -> list[Test]:
@@ -213,6 +221,10 @@ def _bias_tests(value: object, info: ValidationInfo) -> list[Test]:
     return [_equality(bias) for bias in _biases(value, info)]
 
 
+def _share_tests(value: object, info: ValidationInfo) -> list[Test]:
+    return [_equality(share) for share in _shares(value, info)]
+
+
 def _flag_tests(value: object, info: ValidationInfo) -> list[Test]:
     return [_equality(flag) for flag in _flags(value, info)]
 
@@ -224,7 +236,7 @@ def _schema(item: dict[str, Any]) -> WithJsonSchema:
 
 _WHOLE = {"type": ["integer", "string"]}
 _SPEC = {"type": ["string", "object"]}
-_CONDITION = {"type": ["integer", "string", "boolean", "object"]}
+_CONDITION = {"type": ["number", "string", "boolean", "object"]}
 _SIZES = 2**20
 _LENGTHS = 2**30  # beyond any device; keeps products of sizes printable
 
@@ -238,6 +250,9 @@ Sizes = Annotated[list[int], PlainValidator(_whole(1, _SIZES)), _schema(_WHOLE)]
 Seeds = Annotated[list[int], PlainValidator(_whole(0, 2**63 - 1)), _schema(_WHOLE)]
 Dtypes = Annotated[list[Dtype], PlainValidator(_words(get_args(Dtype))), _schema({"enum": list(get_args(Dtype))})]
 Biases = Annotated[list[Bias], PlainValidator(_biases), _schema({"enum": [*BIASES, None]})]
+Shares = Annotated[
+    list[float], PlainValidator(_shares), _schema({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
+]
 Flags = Annotated[list[bool], PlainValidator(_flags), _schema({"type": "boolean"})]
 
 VariantTests = Annotated[list[Test], PlainValidator(_spec_tests(VARIANTS)), _schema(_CONDITION)]
@@ -246,4 +261,5 @@ NumberTests = Annotated[list[Test], PlainValidator(_number_tests), _schema(_COND
 DtypeTests = Annotated[list[Test], PlainValidator(_word_tests(get_args(Dtype))), _schema(_CONDITION)]
 BiasTests = Annotated[list[Test], PlainValidator(_bias_tests), _schema(_CONDITION)]
 DeviceTests = Annotated[list[Test], PlainValidator(_word_tests(DEVICES)), _schema(_CONDITION)]
+ShareTests = Annotated[list[Test], PlainValidator(_share_tests), _schema(_CONDITION)]
 FlagTests = Annotated[list[Test], PlainValidator(_flag_tests), _schema(_CONDITION)]

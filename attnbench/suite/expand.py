@@ -34,6 +34,7 @@ _DEFAULTS: dict[str, list[Any]] = {
     "causal": [False],
     "bias": ["none"],
     "compile": [False],
+    "padding": [0.0],
     "inputs": [Spec("gaussian")],
     "seed": [0],
 }
@@ -79,7 +80,7 @@ def expand(
     check_size(suite, kind)
     cells = dict.fromkeys(cell for grid in _grids(suite, kind) for cell in _cells(suite, grid, device))
     if not cells:
-        raise suite.origin.error(("exclude",), "no cells are left; every one is excluded, remove a condition")
+        raise suite.origin.error(("exclude",), "every cell is excluded; remove a condition")
     return list(cells)
 
 
@@ -120,7 +121,9 @@ def apply_overrides(suite: Suite, overrides: Mapping[str, Override]) -> Suite:
             raise UsageError(f"--set {axis}: {first_problem(error)}") from None
         sweeps = [sweep for sweep in data["sweeps"] if axis not in OPERATOR_AXES or _level(sweep) == "operator"]
         if not sweeps:
-            raise UsageError(f"--set {axis}: suite {suite.name!r} has no sweep at level operator; remove it")
+            raise UsageError(
+                f"--set {axis}: only sweeps at level operator have this axis, and {suite.name!r} has none; remove it"
+            )
         for sweep in sweeps:
             sweep["matrix"][axis] = values
         for owner in (data, *sweeps):
@@ -219,8 +222,8 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
                 shape = shapes[sizes] = Shape(B, H, N, D, None if M == N else M, causal, bias)
             except UsageError as error:
                 where = ("sweeps", grid.index, "matrix")
-                raise suite.origin.error(where, f"{error}; exclude these cells or use two sweeps") from None
-        variant, dtype, inputs, seed, compile_ = others_of(chosen)
+                raise suite.origin.error(where, f"{error}; or exclude these cells") from None
+        variant, dtype, inputs, seed, compile_, padding = others_of(chosen)
         yield Cell(
             suite=suite.name,
             sweep=sweep.name,
@@ -236,11 +239,12 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
             model=size,
             error_draws=sweep.error_draws,
             compile=compile_,
+            padding=padding,
         )
 
 
 _SIZES = ("batch", "heads", "seq_len", "head_dim", "kv_len", "causal", "bias")
-_OTHERS = ("variant", "dtype", "inputs", "seed", "compile")
+_OTHERS = ("variant", "dtype", "inputs", "seed", "compile", "padding")
 
 
 def _rows_met(rows: list[dict[str, list[Test]]], axis: str, value: object) -> int:

@@ -19,14 +19,14 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def load_suite(path_or_name: str | Path, *, overrides: Mapping[str, str] | None = None) -> Suite:
-    """Read and check a suite; variants and inputs must be registered already (import :mod:`attnbench.attention`).
+    """Read and check a suite.
 
     Args:
         path_or_name: a file, or the name of a shipped suite such as ``lra``.
         overrides: axis -> values, as :func:`attnbench.suite.expand.apply_overrides` takes them.
 
     Raises:
-        SuiteError: the file or what stands in it; one line, ``path:line: what is wrong; remedy``.
+        SuiteError: the file, ``path: what is wrong; remedy``, or what is in it, ``path:line: what is wrong; remedy``.
         UsageError: the overrides.
     """
     return _load(path_or_name, overrides or {}, registered=True)
@@ -83,7 +83,7 @@ def suite_path(path_or_name: str | Path) -> Path:
     shipped = shipped_suites()
     if text in shipped:
         return shipped_folder() / f"{text}.yaml"
-    hint = did_you_mean(text[:100], shipped) or f"; write a path that ends in .yaml, or {', '.join(shipped)}"
+    hint = did_you_mean(text[:100], shipped) or f"; there are {', '.join(shipped)}, and files that end in .yaml"
     raise SuiteError(f"unknown suite {one_line(text, 100)!r}{hint}")
 
 
@@ -93,18 +93,16 @@ def _read_text(path: Path) -> str:
         if not path.exists():
             name = path.stem
             hint = f"did you mean the shipped suite {name!r}?" if name in shipped_suites() else "check the path"
-            raise SuiteError(f"{shown}:1: no such file; {hint}")
+            raise SuiteError(f"{shown}: no such file; {hint}")
         if not path.is_file():
-            raise SuiteError(f"{shown}:1: not a file; give the path of a YAML file")
+            raise SuiteError(f"{shown}: not a file; give the path of a YAML file")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise SuiteError(
-            f"{shown}:1: cannot be read ({one_line(reason)}); check the path and its permissions"
-        ) from None
+        raise SuiteError(f"{shown}: cannot be read ({one_line(reason)}); check the path and its permissions") from None
     if len(content) > MAX_BYTES:
-        raise SuiteError(f"{shown}:1: larger than 256 KiB; a suite is a page of text")
+        raise SuiteError(f"{shown}: larger than 256 KiB; a suite is a page of text")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

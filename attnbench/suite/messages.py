@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from attnbench.errors import SuiteError, did_you_mean
+from attnbench.errors import SuiteError, any_of, did_you_mean, plain_words
 from attnbench.record import one_line
 
 Place = tuple[str | int, ...]
@@ -60,12 +60,6 @@ def shown(value: object) -> str:
     return "a mapping" if isinstance(value, dict) else repr(value)
 
 
-def any_of(words: Iterable[str]) -> str:
-    """``a, b or c``."""
-    *most, last = words
-    return f"{', '.join(most)} or {last}" if most else last
-
-
 def pick(word: object, known: Iterable[str]) -> str:
     """``; did you mean 'speed'?``, or what there is to choose from."""
     known = list(known)
@@ -84,7 +78,7 @@ def explain(details: dict[str, Any]) -> str:
             return f"{key} is missing; add it"
         case "literal_error":
             words = [word.strip("'") for word in str(limits["expected"]).replace(" or ", ", ").split(", ")]
-            return f"{key} must be {any_of(words)}, got {got}{pick(details['input'], words)}"
+            return f"{key} cannot be {got}{pick(details['input'], words)}"
         case "int_type":
             return f"{key} must be a whole number, got {got}; write digits without quotes"
         case "greater_than_equal" | "less_than_equal":
@@ -102,4 +96,4 @@ def explain(details: dict[str, Any]) -> str:
             return f"{key} has {limits['actual_length']} entries, at most {limits['max_length']}; use fewer"
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"{key} must be a mapping, got {got}; write lines of 'key: value'"
-    return f"{key}: {details['msg']}; change it"
+    return f"{key} {plain_words(details['msg'])}, got {got}; change it"

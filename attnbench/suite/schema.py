@@ -80,6 +80,7 @@ class Axes(_Strict):
     causal: axes.Flags = Field(default=[], description="query i sees keys j <= i only")
     bias: axes.Biases = Field(default=[], description="added to the logits by distance: none, alibi or relative")
     compile: axes.Flags = Field(default=[], description="by torch.compile, all of it or nothing")
+    padding: axes.Shares = Field(default=[], description="share of the batch's tokens that are padding: 0, 0.5")
     inputs: axes.Inputs = Field(default=[], description="where q, k and v come from (operator level only)")
     seed: axes.Seeds = Field(default=[], description="seed of inputs, random projections and initial weights")
 
@@ -178,6 +179,7 @@ class Exclude(_Strict):
     causal: axes.FlagTests = Field(default=[])
     bias: axes.BiasTests = Field(default=[])
     compile: axes.FlagTests = Field(default=[])
+    padding: axes.ShareTests = Field(default=[])
     inputs: axes.InputTests = Field(default=[])
     seed: axes.NumberTests = Field(default=[])
 
@@ -262,6 +264,10 @@ def _first_problem(error: ValidationError, origin: Origin) -> tuple[Place, str]:
     return place, _unknown_key(place) if details["type"] == "extra_forbidden" else explain(dict(details))
 
 
+def _names(model: type[BaseModel]) -> list[str]:
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
 def _unknown_key(place: Place) -> str:
     *inside, key = place
     model: type[BaseModel] = Suite
@@ -282,6 +288,8 @@ def _unknown_key(place: Place) -> str:
             model = Include
     if model is Sweep and key in AXES:
         return f"{key!r} does not stand here; put it under matrix"
-    known = [info.alias or name for name, info in model.model_fields.items()]
+    if model is Matrix and key in _names(Sweep):
+        return f"{key!r} does not stand here; put it beside matrix"
+    known = _names(model)
     hint = did_you_mean(str(key)[:100], known) or f"; known keys are {', '.join(known)}"
     return f"unknown key {shown(key)}{hint}"

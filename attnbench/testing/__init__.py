@@ -39,6 +39,11 @@ class Report:
     def faults(self) -> list[Finding]:
         return [finding for finding in self.findings if not finding.held]
 
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Laws that had nothing to hold the variant to, and why."""
+        return {finding.law: finding.skipped for finding in self.findings if finding.skipped}
+
     def of(self, law: str) -> list[Finding]:
         """Findings of one law; empty where it does not apply."""
         return [finding for finding in self.findings if finding.law == law]
@@ -57,14 +62,27 @@ def check_variant(variant: str | Variant, *, laws: Collection[str] | None = None
         Unsupported: no setting can be built for the small shapes of the laws; the message is the reason.
     """
     if isinstance(variant, str):
-        spec = parse_spec(variant)
-        entry = VARIANTS.get(spec.name)
-        entry.check(dict(spec.options))
-        setting = spec.label.partition(":")[2]
-        variant = replace(entry, settings=(setting,)) if setting else entry
+        variant = variant_named(variant)
     _build_once(variant)
-    wanted = [name for name in LAWS if time or not LAWS[name].needs_time] if laws is None else list(laws)
-    return Report(variant.name, tuple(finding for name in wanted for finding in examine(name, variant)))
+    findings: list[Finding] = []
+    for name in laws_named(laws, time=time):
+        findings += examine(name, variant)
+        if findings and findings[-1].final:
+            break
+    return Report(variant.name, tuple(findings))
+
+
+def variant_named(text: str) -> Variant:
+    """A registered variant; with options in the text, these are its only setting.
+
+    Raises:
+        UsageError: an unknown variant or option.
+    """
+    spec = parse_spec(text)
+    entry = VARIANTS.get(spec.name)
+    entry.check(dict(spec.options))
+    setting = spec.label.partition(":")[2]
+    return replace(entry, settings=(setting,)) if setting else entry
 
 
 def _build_once(variant: Variant) -> None:
@@ -76,20 +94,27 @@ def _build_once(variant: Variant) -> None:
             return
         except Unsupported as error:
             refusal = error
-        except Exception:
+        except (Exception, SystemExit):
             return
     if refusal is not None:
         raise Unsupported(f"{variant.name}: {refusal}") from None
 
 
-def examine(law: str, variant: Variant) -> Iterator[Finding]:
-    """What one law finds in each case of a variant.
+def laws_named(names: Collection[str] | None, *, time: bool = True) -> list[str]:
+    """The laws to try: those named, else all, or all that need no ``time``.
 
     Raises:
         UsageError: an unknown law.
     """
-    if law not in LAWS:
-        raise UsageError(f"unknown law {law!r}{did_you_mean(law, LAWS)}; laws are {', '.join(LAWS)}")
+    for name in names or ():
+        if name not in LAWS:
+            hint = did_you_mean(name, LAWS) or f"; laws are {', '.join(LAWS)}"
+            raise UsageError(f"unknown law {name!r}{hint}")
+    return [name for name in LAWS if time or not LAWS[name].needs_time] if names is None else list(names)
+
+
+def examine(law: str, variant: Variant) -> Iterator[Finding]:
+    """What one law of :data:`LAWS` finds in each case of a variant."""
     one, applied, seen = LAWS[law], False, False
     for case in cases(variant):
         if (one.few_shapes or not case.traits.compiled) and one.applies(case):
@@ -97,5 +122,7 @@ def examine(law: str, variant: Variant) -> Iterator[Finding]:
             for finding in one.examine(case):
                 seen = True
                 yield finding
+                if finding.final:
+                    return
     if applied and not seen and one.claim(variant.traits):
         yield Finding(law, "every setting", False, fault=f"claimed, and refused in every setting: {one.sentence}")

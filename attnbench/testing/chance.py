@@ -68,7 +68,7 @@ def _kernel(module: nn.Module, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 def unbiased(case: Case) -> Iterator[Measured]:
     """The random products are right on average, for q and k of one sign."""
     shape = Shape(batch=1, heads=1, seq_len=3, head_dim=4)
-    q, k = _pairs(shape)
+    q, k = (x.to(case.dtype) for x in _pairs(shape))
     first = case.module(shape)
     mean = _kernel(first, q, k)[1]
     ratios = torch.stack([_kernel(case.module(shape, seed=s), q, k)[0] / mean for s in range(DRAWS)])

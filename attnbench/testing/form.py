@@ -13,10 +13,18 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
+from attnbench.measure.flops import move_fake
 from attnbench.testing.laws import Case, Measured, gap, law
 from attnbench.variant import build
 
 LENGTHS = (1, 2, 7, 12, 29)
+
+
+@law("build", few_shapes=True, vital=True)
+def builds(case: Case) -> Iterator[Measured]:
+    """It can be built in every setting."""
+    case.module()
+    yield Measured(0, 0)
 
 
 @law("shape and type", few_shapes=True)
@@ -121,9 +129,11 @@ def gradient_modes(case: Case) -> Iterator[Measured]:
 def tracing(case: Case) -> Iterator[Measured]:
     """Shapes can be traced without computing, unless they depend on the data."""
     with FakeTensorMode():
-        inputs = case.draw(dtype=torch.float32)
+        inputs = case.draw(dtype=case.common_dtype)
+        # Not Module.to: torch remembers fake tensors by weak references for a while, and then refuses to swap them.
+        module = move_fake(build(case.spec, case.shape, seed=0), torch.device("cpu"), case.common_dtype)
         try:
-            out = build(case.spec, case.shape)(*inputs)
+            out = module(*inputs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return
     yield Measured(int(out.shape != inputs[0].shape), 0, f"traced to shape {tuple(out.shape)}")

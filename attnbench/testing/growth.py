@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 from attnbench.spec import Spec
-from attnbench.testing.laws import Case, Measured, law
+from attnbench.testing.laws import Case, Measured, NothingClaimed, law
 
 SPARE = 0.05
 """Above the claimed power: what the parts of lower order may add."""
@@ -30,11 +30,14 @@ def _with_defaults(case: Case) -> Case:
 @law("memory", few_shapes=True, applies=lambda case: case.first)
 def memory(case: Case) -> Iterator[Measured]:
     """Memory grows with the power of n that is claimed."""
-    case = _with_defaults(case)
-    claimed = max(1.0, case.variant.memory_exponent)  # the output alone grows linearly
+    case, power = _with_defaults(case), case.variant.memory_exponent
+    if power is None:
+        raise NothingClaimed("nothing is claimed about memory: see memory_exponent of @register.")
+    claimed = max(1.0, power)  # the output alone grows linearly
     short = 256 if claimed > 1.5 else 1024
     for training in (False, True):
-        few, many = (_peak(case, n, training) for n in (short, 4 * short))
+        with _one_thread():  # each has tiles of its own
+            few, many = (_peak(case, n, training) for n in (short, 4 * short))
         power = math.log(max(1, many) / max(1, few), 4)  # an alias takes no memory
         what = "training" if training else "a forward pass"
         yield Measured(
@@ -44,9 +47,22 @@ def memory(case: Case) -> Iterator[Measured]:
         )
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _peak(case: Case, n: int, training: bool) -> int:
     shape = Shape(1, 1, n, 8, causal=case.causal)
-    module, inputs = case.module(shape, dtype=torch.float32), case.draw(shape, dtype=torch.float32, grad=training)
+    module, inputs = (
+        case.module(shape, dtype=case.common_dtype),
+        case.draw(shape, dtype=case.common_dtype, grad=training),
+    )
 
     def call() -> None:
         out = module(*inputs)
@@ -68,15 +84,12 @@ def _peak(case: Case, n: int, training: bool) -> int:
 )
 def time_(case: Case) -> Iterator[Measured]:
     """Time grows with the power of n that is claimed, or less."""
-    case = _with_defaults(case)
-    claimed = case.variant.time_exponent
+    case, claimed = _with_defaults(case), case.variant.time_exponent
+    if claimed is None:
+        raise NothingClaimed("nothing is claimed about time: see cost and time_exponent of @register.")
     short = 128 if claimed > 2 else 256 if claimed > 1.2 else 2048
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with _one_thread():
         few, many = (_least_seconds(case, n) for n in (short, 4 * short))
-    finally:
-        torch.set_num_threads(threads)
     power = math.log(many / few, 4)
     yield Measured(
         power,
@@ -88,7 +101,7 @@ def time_(case: Case) -> Iterator[Measured]:
 def _least_seconds(case: Case, n: int) -> float:
     """CPU time of the calling thread, so that other processes do not count; least of several calls."""
     shape = Shape(1, 1, n, 32)
-    module, inputs = case.module(shape, dtype=torch.float32), case.draw(shape, dtype=torch.float32)
+    module, inputs = case.module(shape, dtype=case.common_dtype), case.draw(shape, dtype=case.common_dtype)
     with torch.inference_mode():
         module(*inputs)
         least, spent, calls = math.inf, 0.0, 0

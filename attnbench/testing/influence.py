@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.testing.laws import Case, Measured, gap, law
+
+SINGLE = 2e-5
+"""How far two ways to the same numbers may be apart in float32."""
 
 
 def _padded(case: Case) -> bool:
@@ -33,11 +37,22 @@ def causality(case: Case) -> Iterator[Measured]:
         moved = gap(module(*after)[..., : t + 1, :], expected[..., : t + 1, :])
         yield Measured(moved, case.close, f"other tokens after {t} moved the outputs up to {t} by {moved:.2g}")
     for factor in (3, 30):
-        after = [x.clone() for x in before]
-        for x in after:
-            x[..., -1, :] *= factor
-        moved = gap(module(*after)[..., :last, :], expected[..., :last, :])
-        yield Measured(moved, case.close, f"the last token times {factor} moved earlier outputs by {moved:.2g}")
+        yield _loud(case, case.dtype, factor, case.close)
+    if "float32" in case.traits.dtypes:
+        for factor in (60, 3000):
+            yield _loud(case, torch.float32, factor, SINGLE)
+
+
+def _loud(case: Case, dtype: torch.dtype, factor: float, bound: float) -> Measured:
+    """How far a last token, ``factor`` times as large, moves the outputs before it."""
+    module, before = case.module(dtype=dtype), case.draw(dtype=dtype)
+    after = [x.clone() for x in before]
+    for x in after:
+        x[..., -1, :] *= factor
+    moved = gap(module(*after)[..., :-1, :], module(*before)[..., :-1, :])
+    return Measured(
+        moved, bound, f"the last token times {factor} moved earlier outputs by {moved:.2g} in {str(dtype)[6:]}"
+    )
 
 
 @law(
@@ -127,6 +142,88 @@ def hidden_keys(case: Case) -> Iterator[Measured]:
         )
 
 
+@law("anything in padding", applies=_padded)
+def anything_in_padding(case: Case) -> Iterator[Measured]:
+    """What stands in padded tokens, NaN included, reaches no output or gradient of real ones."""
+    mask = torch.ones(2, case.shape.N, dtype=torch.bool)
+    mask[0, 15:] = mask[0, 3] = mask[1, 0] = mask[1, 9] = False
+    inputs = case.draw()
+    real = mask.view(2, *[1] * (inputs[0].ndim - 3), case.shape.N, 1)
+    expected = _real_parts(case, inputs, mask, real)
+    for value in (float("nan"), float("inf"), 1e30):
+        # A padded query may spoil its own output; keys, values and the tokens of a mixer are seen by others.
+        kept = inputs[:-2] if case.operator else []
+        found = _real_parts(case, [*kept, *(torch.where(real, x, value) for x in inputs[len(kept) :])], mask, real)
+        moved = {name: gap(mine, expected[name]) for name, mine in found.items()}
+        name = max(moved, key=lambda name: math.inf if math.isnan(moved[name]) else moved[name])
+        yield Measured(moved[name], case.close, f"{value} in padded tokens moves {name} by {moved[name]:.2g}")
+    if case.operator:
+        out = case.module()(*(torch.where(real, x, float("nan")) for x in inputs), key_mask=mask)
+        far = gap(torch.where(real, out, 0.0), expected["the output"])
+        yield Measured(far, case.close, f"NaN in padded queries moves the output by {far:.2g}")
+
+
+def _real_parts(case: Case, inputs: list[Tensor], mask: Tensor, real: Tensor) -> dict[str, Tensor]:
+    """The output and the gradients of the inputs, 0 at padded tokens, and of the parameters."""
+    module = case.module()
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    wanted = dict(zip("qkv" if case.operator else "x", leaves, strict=True)) | dict(module.named_parameters())
+    out = torch.where(real, module(*leaves, key_mask=mask), 0.0)
+    grads = torch.autograd.grad(out.square().sum(), list(wanted.values()), allow_unused=True, materialize_grads=True)
+    found = [torch.where(real, x, 0.0) for x in grads[: len(leaves)]] + list(grads[len(leaves) :])
+    return {"the output": out.detach(), **{f"the gradient of {n}": x for n, x in zip(wanted, found, strict=True)}}
+
+
+@law(
+    "hidden pairs",
+    few_shapes=True,
+    applies=lambda case: case.operator and "float16" in case.traits.dtypes and (case.causal or _padded(case)),
+)
+def hidden_pairs(case: Case) -> Iterator[Measured]:
+    """In float16 too, a hidden key may have any logit: its value reaches nobody."""
+    shape = replace(case.shape, batch=1, heads=1)
+    module, tokens = case.module(shape, dtype=torch.float16), torch.arange(shape.N)
+    # A padded key comes first, where causality does not hide it as well.
+    for how, at in (("later", shape.N - 1),) * case.causal + (("padded", 0),) * _padded(case):
+        q, k, v = case.draw(shape, dtype=torch.float16)
+        # Logits of 30,000 where a key is hidden, of -30,000 where it is not.
+        q, k = q / 8 + 120, k / 8 - 120
+        k[..., at, :] = 120
+        loud = v.clone()
+        loud[..., at, :] = 1000
+        real = tokens != at
+        mask = real[None] if how == "padded" else None
+        one, other = (module(q, k, x, key_mask=mask)[..., real, :] for x in (v, loud))
+        # Where no output is finite in float16 there is none to be moved.
+        moved = gap(torch.where(one.isfinite(), other, 0.0), torch.where(one.isfinite(), one, 0.0))
+        yield Measured(moved, 0.0, f"the value of a {how} key with a large logit moves the output by {moved:.2g}")
+
+
+@law(
+    "hidden weights",
+    few_shapes=True,
+    applies=lambda case: not case.operator and "float32" in case.traits.dtypes and (case.causal or _padded(case)),
+)
+def hidden_weights(case: Case) -> Iterator[Measured]:
+    """Parameters of positions that no visible pair uses change nothing, however large they are."""
+    module, inputs = case.module(dtype=torch.float32), case.draw(dtype=torch.float32)
+    mask = None
+    if case.traits.key_padding:
+        mask = (torch.arange(case.shape.N) < case.shape.N - 6).expand(2, -1)
+    seen = slice(0, case.shape.N - 6)
+    before = module(*inputs, key_mask=mask)[..., seen, :]
+    wanted = list(module.parameters())
+    if not wanted:
+        return
+    weight = torch.randn(before.shape, generator=torch.Generator().manual_seed(6))
+    grads = torch.autograd.grad((before * weight).sum(), wanted, allow_unused=True, materialize_grads=True)
+    with torch.no_grad():
+        for parameter, grad in zip(wanted, grads, strict=True):
+            parameter[grad == 0] = 120.0
+        moved = gap(module(*inputs, key_mask=mask)[..., seen, :], before)
+    yield Measured(moved, SINGLE, f"parameters that no visible pair uses, set to 120, move the output by {moved:.2g}")
+
+
 @law("blind query", few_shapes=True, applies=lambda case: case.operator and _padded(case))
 def blind_query(case: Case) -> Iterator[Measured]:
     """A query that sees no key gives 0."""
@@ -170,7 +267,7 @@ def permutation(case: Case) -> Iterator[Measured]:
     order = torch.randperm(case.shape.N, generator=torch.Generator().manual_seed(4))
     moved = gap(module(*(x[..., order, :] for x in inputs)), module(*inputs)[..., order, :])
     if case.traits.permutable:
-        yield Measured(moved, 1e-8, f"permuted tokens give another output, by {moved:.2g}")
+        yield Measured(moved, 10 * case.close, f"permuted tokens give another output, by {moved:.2g}")
     elif case.first:
         yield Measured(
             -moved, -1e-6, "it claims to depend on positions, and a permutation of the tokens changes nothing"

@@ -9,7 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from attnbench.errors import Unsupported
+from attnbench.errors import Unsupported, said
+from attnbench.measure.memory import out_of_memory
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, parse_spec
@@ -19,6 +20,9 @@ SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=4)
 """Two examples, so that they can mix; a prime length, so that no block divides it."""
 
 F64 = torch.float64
+
+_CLOSE = {"float64": 1e-9, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
+"""By dtype, the most precise first: how far apart two ways to the same numbers may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,14 @@ class Finding:
     number: float | None = None
     bound: float | None = None
     fault: str = ""
+    skipped: str = ""
+    """Why there was nothing to hold the variant to, where that is so."""
+    final: bool = False
+    """Nothing more can be tried: it cannot be built, it ran out of memory."""
+
+
+class NothingClaimed(Exception):
+    """Raised by a law that has nothing to hold a variant to; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ class Case:
     @cached_property
     def traits(self) -> Traits:
         """What the variant claims with these options."""
-        return self.variant.claims(self.spec)
+        return self.variant.claims(self.spec, causal=self.causal)
 
     @property
     def operator(self) -> bool:
@@ -77,18 +89,24 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which the laws are held: float64 where the variant takes it."""
-        return F64 if "float64" in self.traits.dtypes else torch.float32
+        """In which the laws are held: the most precise that the variant takes."""
+        dtype: torch.dtype = getattr(torch, next((name for name in _CLOSE if name in self.traits.dtypes), "float32"))
+        return dtype
+
+    @property
+    def common_dtype(self) -> torch.dtype:
+        """In which its cost is looked at: float32 where the variant takes it."""
+        return torch.float32 if "float32" in self.traits.dtypes else self.dtype
 
     @property
     def close(self) -> float:
         """How far apart two ways to the same numbers may be."""
-        return 1e-9 if self.dtype == F64 else 2e-5
+        return _CLOSE[str(self.dtype).removeprefix("torch.")]
 
     @property
     def rounding(self) -> float:
         """How far two exact computations of the same numbers may be apart."""
-        return 1e-12 if self.dtype == F64 else 2e-6
+        return 1e-12 if self.dtype == F64 else self.close / 10
 
     def module(
         self,
@@ -138,6 +156,8 @@ class Law:
     """Also for variants that are compiled for each shape, in seconds: they are spared laws of many shapes."""
     claim: Callable[[Traits], bool] = field(default=lambda traits: False)
     """Traits that this law is the proof of: a variant that claims it must offer a case in which it can be seen."""
+    vital: bool = False
+    """Nothing else can be tried where it is broken."""
 
     def examine(self, case: Case) -> list[Finding]:
         """Every number that the law measures in this case; none where the mathematics does not allow the case."""
@@ -148,10 +168,14 @@ class Law:
                 found.append(Finding(self.name, str(case), one.holds, one.number, one.bound, fault))
         except Unsupported:
             pass
-        except Exception as error:
+        except NothingClaimed as reason:
+            found.append(Finding(self.name, str(case), True, skipped=str(reason)))
+        except (Exception, SystemExit) as error:
             # A variant under test may raise anything; that is a finding, not a failure of the examination.
-            text = str(error).strip().partition("\n")[0]
-            found.append(Finding(self.name, str(case), False, fault=f"{type(error).__name__}: {text}"))
+            memory = out_of_memory(error)
+            fault = f"out of memory: {memory}" if memory else said(error).partition("\n")[0].rstrip(": ")
+            final = self.vital or memory is not None
+            found.append(Finding(self.name, str(case), False, fault=fault, final=final))
         return found
 
 
@@ -165,11 +189,12 @@ def law(
     needs_time: bool = False,
     few_shapes: bool = False,
     claim: Callable[[Traits], bool] = lambda traits: False,
+    vital: bool = False,
 ) -> Callable[[Holds], Holds]:
     """Decorator: put a law into the table, in the order in which laws are shown; its docstring is the sentence."""
 
     def add(holds: Holds) -> Holds:
-        LAWS[name] = Law(name, (holds.__doc__ or "").strip(), holds, applies, needs_time, few_shapes, claim)
+        LAWS[name] = Law(name, (holds.__doc__ or "").strip(), holds, applies, needs_time, few_shapes, claim, vital)
         return holds
 
     return add

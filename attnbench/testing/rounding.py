@@ -30,7 +30,7 @@ FEW = 16
 )
 def low_precision(case: Case) -> Iterator[Measured]:
     """In bfloat16 errors do not grow with n: sums over tokens are taken in float32."""
-    if case.variant.time_exponent > 1.6:
+    if (case.variant.time_exponent or 0.0) > 1.6:
         case = replace(case, spec=Spec(case.variant.name))  # tiles of the small setting would make 10,000s of steps
     short, long = 64, 1024
     few, many = _errors(case, short), _errors(case, long)

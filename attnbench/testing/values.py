@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention
@@ -16,7 +18,7 @@ from attnbench.testing.laws import Case, Measured, gap, law, worst_place
 @law("formula", few_shapes=True)
 def formula(case: Case) -> Iterator[Measured]:
     """The output is that of the documented formula, dense, in float64."""
-    for length, scale in ((case.shape.N, 1.0), (9, 1.0), (case.shape.N, 3.0)):
+    for length, scale in ((case.shape.N, 1.0), (9, 1.0), (case.shape.N, 3.0), (case.shape.N, 8.0)):
         shape = replace(case.shape, seq_len=length)
         module, inputs = case.module(shape), case.draw(shape, seed=length)
         inputs = [x * scale for x in inputs]
@@ -72,8 +74,10 @@ def average(case: Case) -> Iterator[Measured]:
 def exact(case: Case) -> Iterator[Measured]:
     """It equals softmax attention."""
     module, inputs = case.module(), case.draw()
-    mask = torch.rand(2, case.shape.N, generator=torch.Generator().manual_seed(2)) < 0.6
-    for key_mask in (None, mask):
+    masks = [None]
+    if case.traits.key_padding:
+        masks.append(torch.rand(2, case.shape.N, generator=torch.Generator().manual_seed(2)) < 0.6)  # type: ignore[arg-type]  # a list of both
+    for key_mask in masks:
         expected = exact_attention(*inputs, causal=case.causal, key_mask=key_mask)
         far = gap(module(*inputs, key_mask=key_mask), expected)
         yield Measured(far, case.rounding, f"it differs from softmax attention by {far:.2g}")
@@ -120,6 +124,19 @@ def limit_to_exact(case: Case) -> Iterator[Measured]:
             yield Measured(far, case.close, f"with {text} at n = {n} it differs from softmax attention by {far:.2g}")
 
 
+@law("large inputs", few_shapes=True)
+def large_inputs(case: Case) -> Iterator[Measured]:
+    """Finite in float32 at logits of standard deviation 64, and at keys or queries far below 0."""
+    if "float32" not in case.traits.dtypes:
+        return
+    module, inputs = case.module(dtype=torch.float32), case.draw(dtype=torch.float32)
+    large = [8 * x for x in inputs[:-1]] + inputs[-1:] if case.operator else [64 * x for x in inputs]
+    low = [x - 200 for x in large[:-1]] + large[-1:] if case.operator else [x - 200 for x in inputs]
+    for given, what in ((large, "large inputs"), (low, "inputs around -200")):
+        wrong = int((~module(*given).isfinite()).sum())
+        yield Measured(wrong, 0, f"{what} give {wrong} outputs that are NaN or infinite")
+
+
 @law(
     "decoding",
     few_shapes=True,
@@ -128,16 +145,32 @@ def limit_to_exact(case: Case) -> Iterator[Measured]:
 )
 def decoding(case: Case) -> Iterator[Measured]:
     """Token by token it gives what the whole sequence gives."""
-    module, inputs = case.module(), case.draw()
-    expected = module(*inputs)
     for prompt in (0, 9, case.shape.N - 1):
-        state = module.begin(*(x[..., :prompt, :] for x in inputs))  # type: ignore[operator]  # any attribute
-        for t in range(prompt, case.shape.N):
-            token = [x[..., t : t + 1, :] for x in inputs]
-            module.step(state, *token)  # type: ignore[operator]  # the next line must not see that
-            out, state = module.step(state, *token)  # type: ignore[operator]
-            far = gap(out, expected[..., t : t + 1, :])
-            if not far <= case.close:
-                yield Measured(far, case.close, f"after a prompt of {prompt}, token {t} differs by {far:.2g}")
-                return
-        yield Measured(far, case.close)
+        yield _decoded(case, case.draw(), prompt, case.close)
+    if "float32" in case.traits.dtypes:
+        # Logits of a standard deviation of 64; decays that leave nothing, also of some tokens that are louder still.
+        louder = torch.where(torch.arange(case.shape.N) % 5 == 0, 1000.0, 1.0)[:, None]
+        for factor in (8.0,) if case.operator else (64.0, 64.0 * louder):
+            yield _decoded(case, [x * factor for x in case.draw(dtype=torch.float32)], 0, LOUD)
+
+
+LOUD = 1e-4
+"""How far two ways to the same numbers may be apart in float32 where the inputs are large."""
+
+
+def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float) -> Measured:
+    """The token that is farthest from what the whole gives, after a prompt of so many tokens."""
+    module = case.module(dtype=inputs[0].dtype)
+    expected = module(*inputs)
+    state = module.begin(*(x[..., :prompt, :] for x in inputs))  # type: ignore[operator]  # any attribute
+    far, at = -1.0, prompt
+    for t in range(prompt, case.shape.N):
+        token = [x[..., t : t + 1, :] for x in inputs]
+        module.step(state, *token)  # type: ignore[operator]  # the next line must not see that
+        out, state = module.step(state, *token)  # type: ignore[operator]
+        here = gap(out, expected[..., t : t + 1, :])
+        if not here <= far:
+            far, at = here, t
+            if math.isnan(far):
+                break
+    return Measured(far, bound, f"after a prompt of {prompt}, token {at} differs by {far:.2g}")

@@ -207,7 +207,7 @@ def test_a_decoding_step_holds_the_logits_of_a_chunk() -> None:
 
 def test_chunks_of_nothing_are_refused() -> None:
     for option in ("query_chunk", "key_chunk"):
-        with pytest.raises(UsageError, match=f"option {option}=0 must be greater than or equal to 1"):
+        with pytest.raises(UsageError, match=f"option {option}=0 must be at least 1"):
             build(f"chunked:{option}=0", Shape())
     assert VARIANTS.get("chunked").traits.exact
 

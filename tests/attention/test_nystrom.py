@@ -35,7 +35,9 @@ def test_equals_its_dense_form_with_and_without_holes_in_the_sequence(options: d
     close(module(*inputs), module.dense(*inputs))
     mask = torch.rand(2, N) < 0.5
     mask[0] = False
-    close(module(*inputs, key_mask=mask), module.dense(*inputs, key_mask=mask))
+    out, expected = module(*inputs, key_mask=mask), module.dense(*inputs, key_mask=mask)
+    close(out.transpose(1, 2)[mask], expected.transpose(1, 2)[mask])  # of padded tokens it may be anything
+    assert not out[0].any()
 
 
 @pytest.mark.parametrize("pinv", ["newton", "exact"])

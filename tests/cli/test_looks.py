@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,15 @@ from attnbench.cli.app import main
 from attnbench.record import Record
 from attnbench.run import compare, isolation, runner
 from attnbench.status import Status
+from attnbench.testing import Finding
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
 
 
 class Instant:
     """Stands for the measuring process: the same answer whenever it is asked the same."""
+
+    traces = ""
 
     def __init__(self, settings: object) -> None:
         self.state = {
@@ -60,15 +63,19 @@ class Instant:
         self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         meanwhile()
+        if request["do"] == "laws":
+            fault = "é — the output is not that of the formula" * (request["variant"] == "twice")
+            return {"findings": [asdict(Finding(request["law"], "n = 23", not fault, 0.5, 1.0, fault))]}
         if request["do"] == "pairs":
             cells = [Cell.from_json(cell) for cell in request["cells"]]
             times = [cell.shape.N * 1e-6 * (1 + i) for i, cell in enumerate(cells)]
-            records = [Record.of(cell, Status.OK, peak_bytes=1024).to_json() for cell in cells]
-            return {"records": records, "ran": list(range(len(cells))), "blocks": [times] * 20}
+            counts = {"disturbed": 0, "taken": 20, "stopped": 0, "others": None}
+            return {"ran": list(range(len(cells))), "blocks": [times] * 20, "left_out": [], **counts}
         cell = Cell.from_json(request["cell"])
         columns = {"time_median_s": 2e-6, "time_ci_low_s": 1e-6, "time_ci_high_s": 3e-6, "examples_per_s": 5e5}
         record = Record.of(cell, Status.OK, peak_bytes=1024, time_rounds=1, process="tuned", **columns)
-        return {"record": record.to_json(), "samples": None}
+        samples = [{"seconds": seconds, "calls": 1} for seconds in (1e-6, 2e-6, 3e-6)]
+        return {"record": record.to_json(), "samples": {"cell_id": cell.cell_id, "round": 0, "samples": samples}}
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch import nn
 import attnbench.attention  # noqa: F401  # fills the table of variants
 from attnbench.cli import console
 from attnbench.cli.app import main
-from attnbench.cli.show import as_data
+from attnbench.cli.show import _facts, as_data
 from attnbench.shape import Shape
 from attnbench.variant import FAMILIES, VARIANTS, Variant
 
@@ -51,7 +51,7 @@ def test_every_trait_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "show", "performer")
     for claim in (
         "O(n·R·d); claimed: time ~ n, memory ~ n",
-        "with kernel=relu: another operator",
+        "with kernel=relu: other: another operator",
         "sum to 1: the output is an average",
         "does not matter: permuted tokens",
         "the squared error falls as 1/features",
@@ -92,10 +92,34 @@ def test_a_list_fits_the_terminal(what: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_variant_is_one_line_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [line for line in shown(capsys, "list").splitlines() if not line.startswith("  bad-")]
+    of_other_tests = {entry.name for entry in VARIANTS} - set(NAMES)
+    lines = [
+        line
+        for line in shown(capsys, "list").splitlines()
+        if line.strip().partition(" ")[0].rstrip("†") not in of_other_tests
+    ]
     families = [line.strip() for line in lines if re.match("[A-Z]", line)]
     assert families == [family.upper() for family in FAMILIES]
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == sorted(
+    assert [line.split()[0].rstrip("†") for line in lines if line.startswith(" ")] == sorted(
         NAMES, key=lambda name: FAMILIES.index(VARIANTS.get(name).family)
     )
     assert len(lines) == 1 + len(families) + len(NAMES)
+
+
+def test_the_list_and_what_is_shown_use_the_words_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys, "list").splitlines()
+    at = lines[0].index("target")
+    words = {line[at:].split()[0] for line in lines[1:] if line.startswith(" ")}
+    assert words == {"softmax", "learned", "other"}
+    exact = {line.split()[0].rstrip("†") for line in lines[1:] if line[lines[0].index("=")] == "="}
+    assert exact == {entry.name for entry in VARIANTS if entry.traits.exact}
+    for name in NAMES:
+        word = VARIANTS.get(name).traits.target
+        assert re.search(rf"^target +{word}: ", shown(capsys, "show", name), re.MULTILINE)
+
+
+def test_what_is_not_claimed_of_growth_is_not_shown_as_linear() -> None:
+    def make(shape: Shape) -> None: ...
+
+    data = as_data(Variant("silent", make, "", cost="whatever"))
+    assert ("cost", "whatever; claimed: nothing") in _facts(data)

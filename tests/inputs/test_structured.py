@@ -82,5 +82,5 @@ def test_banded_logits_fall_with_distance_as_documented() -> None:
 
 
 def test_structure_is_a_share() -> None:
-    with pytest.raises(UsageError, match=r"option structure=1\.5 must be less than or equal to 1"):
+    with pytest.raises(UsageError, match=r"option structure=1\.5 must be at most 1"):
         logits_of("banded:structure=1.5")

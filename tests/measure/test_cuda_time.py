@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.statistics import median
-from attnbench.measure.time import CudaEvents, TimingRules, measure_time
+from attnbench.measure.time import TimingRules, measure_time
 
 MILLION = 1_000_000
 pytestmark = pytest.mark.cuda

@@ -134,7 +134,7 @@ def test_the_rate_of_exponentials_is_that_of_the_quickest_kind(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("noise", "others", "words"),
     [
-        (None, 1.0, None),
+        (None, 1.0, "noise unknown: too few pairs of undisturbed samples; close other programs or raise --min-time"),
         (0.02, 1.0, None),
         (0.12, 1.1, "noise 12%: other programs use 1.1 cores; close them or raise --min-time"),
         (0.12, 0.1, "noise 12% with no other program at work: a core changes its speed; raise --min-time"),

@@ -10,8 +10,11 @@ from typing import ClassVar
 import pytest
 import torch
 
+from attnbench.measure import cuda_events
+from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.statistics import median_interval
-from attnbench.measure.time import ClockError, CudaEvents, Sample, TimingRules, WallClock, measure_time, summarise
+from attnbench.measure.stopwatch import ClockError, WallClock
+from attnbench.measure.time import Sample, TimingRules, measure_time, summarise
 
 
 @dataclass
@@ -107,10 +110,9 @@ def test_a_clock_that_stops_in_the_middle_ends_in_an_error() -> None:
 
 @pytest.mark.parametrize("sleep", [0.02, 0.05, 0.25])
 def test_the_wall_clock_never_reports_less_than_a_sleep_took(sleep: float) -> None:
-    timing = measure_time(lambda: time.sleep(sleep), TimingRules(min_time=0.1, min_samples=6, warmup_time=0))
-    seconds = sorted(sample.seconds for sample in timing.samples)
-    assert seconds[0] >= sleep
-    assert seconds[len(seconds) // 2] <= sleep * 1.1
+    timing = measure_time(lambda: time.sleep(sleep), TimingRules(min_time=0.5, min_samples=6, warmup_time=0))
+    shortest = min(sample.seconds for sample in timing.samples)  # others wait for a core as well
+    assert sleep <= shortest <= sleep * 1.1
 
 
 def test_the_wall_clock_reads_the_clock_twice_and_waits_for_the_device_on_both_sides() -> None:
@@ -146,9 +148,9 @@ class FakeEvent:
 def test_on_a_gpu_every_call_finds_the_cache_flushed_and_only_calls_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     log = FakeEvent.log = []
     flushed = SimpleNamespace(zero_=lambda: log.append("flush"))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=1 << 20))
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("sync"))
+    monkeypatch.setattr(cuda_events, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=1 << 20))
+    monkeypatch.setattr(cuda_events, "Event", FakeEvent)
+    monkeypatch.setattr(cuda_events, "synchronize", lambda device: log.append("sync"))
     monkeypatch.setattr(torch, "empty", lambda *size, **how: flushed)
     assert CudaEvents("cuda").time(lambda: log.append("call"), 2) == (2.0, 0)
     assert log == ["sync", *2 * ["flush", "event", "call", "event"], "sync"]

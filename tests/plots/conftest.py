@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
 from typing import Any
 
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from attnbench.record import COLUMNS, SCHEMA_VERSION
 
@@ -51,12 +53,12 @@ def row(label: str, **columns: Any) -> dict[str, Any]:
         "options": json.dumps({key: int(value) if value.isdigit() else value for key, value in options.items()}),
         "family": family, "target": target, "cost": "O(n·d)", "claimed_time_exponent": time_power,
         "claimed_memory_exponent": memory_power, "level": "operator", "pass": "forward", "batch": 1, "heads": 4,
-        "head_dim": 64, "seq_len": 1024, "causal": False, "bias": "none", "dtype": "float32", "device": "cpu",
-        "inputs": "gaussian", "compile": False,
+        "head_dim": 64, "seq_len": 1024, "causal": False, "bias": "none", "padding": 0.0, "dtype": "float32",
+        "device": "cpu", "inputs": "gaussian", "compile": False,
         "seed": 0, "status": "ok", "reason": "", "compiled": False, "process": "tuned", "quick": False, "warnings": "",
         "machine_id": "3f9c2a71", "torch_version": "2.13.0", "threads": 2, "method_version": 1,
         "schema_version": SCHEMA_VERSION, "started_at": "2026-11-20T09:40:00", "error_kind": "",
-        "task": "", "kernel": "",
+        "task": "", "kernel": "", "own_form": "",
     }  # fmt: skip
     base |= columns
     base["kv_len"] = columns.get("kv_len", base["seq_len"])
@@ -197,3 +199,33 @@ def text_of(figure: Figure) -> str:
 @pytest.fixture(scope="session")
 def words() -> Callable[[Figure], str]:
     return text_of
+
+
+def written(figure: Figure) -> Iterator[tuple[str, float, Bbox]]:
+    """Everything that can be read: what it says, its size in points, its box in inches."""
+    figure.draw_without_rendering()
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        if text.get_visible() and text.get_text().strip():
+            box = text.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
+            yield text.get_text(), float(text.get_fontsize()), box
+
+
+def faults_of(figure: Figure) -> list[str]:
+    """What is too small to read, beyond the page, or on something else that is written."""
+    found = list(written(figure))
+    wide, tall = figure.get_size_inches()
+    said = [f"{text!r} has {size} points" for text, size, _ in found if size < 6]
+    for text, _, box in found:
+        if box.x0 < 0 or box.x1 > wide or box.y0 < 0 or box.y1 > tall:
+            said.append(f"{text!r} goes beyond the page")
+    for (a, _, one), (b, _, other) in combinations(found, 2):
+        shared = Bbox.intersection(one, other)
+        if shared and min(shared.width, shared.height) > 0.02:
+            said.append(f"{a!r} lies on {b!r}")
+    return said
+
+
+@pytest.fixture(scope="session")
+def faults() -> Callable[[Figure], list[str]]:
+    return faults_of

@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from attnbench.errors import UsageError
 from attnbench.plots import tradeoff
 from attnbench.plots.catalogue import ENOUGH, applies, draw_catalogue
-from attnbench.plots.style import FAMILY_COLOURS
+from attnbench.plots.palette import LIGHT
 
 Words = Callable[[Figure], str]
 MANY = 56
@@ -20,7 +20,7 @@ MANY = 56
 def catalogue_rows(run: Any, count: int = MANY) -> list[dict[str, Any]]:
     """Layers, errors and decoding of many variants, a few of which fail, are learned, or are other operators."""
     rows = []
-    families = list(FAMILY_COLOURS)
+    families = list(LIGHT.families)
     for i in range(count):
         name, family = f"variant-number-{i:02}", families[i % len(families)]
         at = {"suite": "catalogue", "family": family, "seq_len": 2048}
@@ -56,7 +56,7 @@ def test_every_variant_has_its_line_and_every_family_its_heading(figure: Figure,
     said = words(figure).splitlines()
     for i in range(MANY):
         assert f"variant-number-{i:02}" in said
-    for family in FAMILY_COLOURS:
+    for family in LIGHT.families:
         assert family.upper() in said
     for title in ("time", "peak memory", "relative error", "one token", "its state"):
         assert title in said

@@ -13,7 +13,8 @@ from attnbench.errors import UsageError
 from attnbench.plots import error, map, speedup
 from attnbench.plots.error import draw_error
 from attnbench.plots.map import draw_map
-from attnbench.plots.setting import logit_std
+from attnbench.plots.options import logit_std
+from attnbench.plots.page import NothingToDraw
 from attnbench.plots.speedup import draw_speedup
 
 Words = Callable[[Figure], str]
@@ -70,13 +71,15 @@ def test_an_option_inputs_or_length_that_no_row_has_is_refused(performer: pd.Dat
         assert message in str(caught.value)
 
 
-def test_errors_at_one_setting_give_a_figure_that_says_so(run: Any, words: Words) -> None:
+def test_errors_at_one_setting_are_nothing_to_draw_a_line_through(run: Any) -> None:
     at = {"sweep": "error", "error_kind": "approximation", "trivial_error": 0.5}
     frame = run.table([run.row("performer", rel_error=0.3, **at)])
     assert not error.applies(frame)
-    assert "at one setting only" in words(draw_error(frame))
+    with pytest.raises(NothingToDraw, match="needs errors at two options or logit_std"):
+        draw_error(frame)
     frame = run.table([run.row("performer", rel_error=math.nan, **at), run.failed("nonfinite", "NaN", "local", **at)])
-    assert "Nothing to draw" in words(draw_error(frame))
+    with pytest.raises(NothingToDraw):
+        draw_error(frame)
 
 
 def test_a_map_has_a_panel_for_each_kernel_and_projection(performer: pd.DataFrame, words: Words) -> None:
@@ -142,9 +145,10 @@ def test_an_approximation_that_leaves_nothing_out_does_not_stretch_the_axis(run:
     assert "exact up to rounding: local" in words(figure)
 
 
-def test_no_map_without_two_sizes_and_two_logit_stds(lra: pd.DataFrame, words: Words) -> None:
+def test_no_map_without_two_sizes_and_two_logit_stds(lra: pd.DataFrame) -> None:
     assert not map.applies(lra)
-    assert "Nothing to draw" in words(draw_map(lra))
+    with pytest.raises(NothingToDraw, match="needs errors at two sizes and two logit_std"):
+        draw_map(lra)
     with pytest.raises(UsageError, match="no map of 'linformer'"):
         draw_map(lra, variant="linformer")
 
@@ -177,11 +181,26 @@ def test_where_softmax_or_the_variant_failed_the_cell_says_so(linformer: pd.Data
     assert "oom: softmax (n = 32768, 65536) — needs more than the limit of 12.0 GiB" in said
 
 
-def test_speed_up_options_that_no_row_has_are_refused(linformer: pd.DataFrame, lra: pd.DataFrame, words: Words) -> None:
+def test_speed_up_options_that_no_row_has_are_refused(linformer: pd.DataFrame, lra: pd.DataFrame) -> None:
     assert speedup.applies(linformer)
     assert not speedup.applies(lra[lra["variant"] != "performer"])
-    assert "Nothing to draw" in words(draw_speedup(lra[lra["variant"] != "performer"]))
+    with pytest.raises(NothingToDraw, match="needs softmax or sdpa beside two sizes at two lengths"):
+        draw_speedup(lra[lra["variant"] != "performer"])
     with pytest.raises(UsageError, match="no rows of the baseline 'sdpa'"):
         draw_speedup(linformer, baseline="sdpa")
     with pytest.raises(UsageError, match="'local' was not timed at several sizes and lengths; there are: linformer"):
         draw_speedup(linformer, variant="local")
+
+
+def test_a_variant_of_which_one_setting_is_another_operator_is_not_said_to_be_left_out(run: Any, words: Words) -> None:
+    at = {"sweep": "error", "seq_len": 512, "trivial_error": 0.9}
+    rows = []
+    for std in (0.5, 2.0):
+        here = at | {"inputs": f"gaussian:logit_std={std}"}
+        rows += [
+            run.row("performer", **here, rel_error=std, error_kind="approximation"),
+            run.row("performer:kernel=relu", **here, rel_error=std, error_kind="distance"),
+            run.row("linear:map=elu", **here, rel_error=std, error_kind="distance"),
+        ]
+    said = words(draw_error(run.table(rows)))
+    assert "Left out — other operators: performer:kernel=relu, linear." in said

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attnbench.cell import METHOD_VERSION
 from attnbench.errors import ResultsError
-from attnbench.plots.load import find_results, read_results
+from attnbench.plots.load import find_results, read_results, run_names
 from attnbench.record import COLUMNS
+
+COMMITTED = sorted(path.parent for path in Path(__file__).parents[2].glob("results/reference/*/results.csv"))
 
 
 def write(path: Path, rows: list[dict[str, Any]], columns: tuple[str, ...] = COLUMNS) -> Path:
@@ -105,9 +109,9 @@ def test_each_refusal_is_one_line_that_names_the_file_and_the_remedy(
         ("empty", "holds no run"),
         ("begun", "no results.csv yet; continue it"),
         ("blank.csv", "empty file; measure again"),
-        ("bytes.csv", "not a CSV table"),
+        ("bytes.csv", "not a CSV table; give a results.csv of attnbench run"),
         ("columns.csv", "column status, time_median_s missing; measure again"),
-        ("schema.csv", "schema_version 99, this attnbench reads 1"),
+        ("schema.csv", "schema_version 99, this attnbench reads 1 to 2"),
         ("number.csv:3", "seq_len is 'many', not a whole number"),
         ("fraction.csv:2", "batch is '1.5', not a whole number"),
         ("bool.csv:2", "causal is 'perhaps', not True or False"),
@@ -132,9 +136,28 @@ def test_a_table_written_by_a_run_folder_comes_back(tmp_path: Path) -> None:
 
     cell = Cell(suite="s", sweep="w", variant=Spec("softmax"), shape=Shape(seq_len=64))
     folder = RunFolder.create(tmp_path / "s" / "20261120T080000-cpu", environment={}, suite_text="")
-    folder.write_csv([Record.of(cell, Status.OK, time_median_s=0.5), Record.of(cell, Status.OOM, "too big")])
+    longer = replace(cell, shape=Shape(seq_len=128))
+    rows = [Record.of(cell, Status.OK, peak_bytes=7), Record.of(longer, Status.OOM, "too big")]
+    for row in rows:
+        folder.add(row)
+    folder.write_csv(rows[::-1])
     frame = read_results(tmp_path)
-    assert frame["status"].tolist() == ["ok", "oom"]
-    assert frame["seq_len"].tolist() == [64, 64]
+    assert frame["status"].tolist() == ["oom", "ok"]
+    assert frame["seq_len"].tolist() == [128, 64]
     assert frame["compiled"].tolist() == [False, False]
-    assert pd.isna(frame["time_median_s"]).tolist() == [False, True]
+    assert pd.isna(frame["peak_bytes"]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
+def test_runs_that_earlier_methods_measured_are_read_and_named_after_their_method(folder: Path) -> None:
+    from attnbench.store import RunFolder
+
+    (method,) = set(read_results(folder)["method_version"])
+    assert 1 <= method <= METHOD_VERSION
+    assert {record.method_version for record in RunFolder(folder).history()} == {method}
+
+
+def test_runs_are_called_by_the_first_folder_that_tells_all_of_them_apart() -> None:
+    files = [Path("/x/mine/lra/2026A-cpu/results.csv"), Path("/x/theirs/lra/2026B-cpu/results.csv")]
+    assert run_names(files) == ["mine", "theirs"]
+    assert run_names([*files, Path("/x/mine/lra/2026C-cpu/results.csv")]) == ["2026A-cpu", "2026B-cpu", "2026C-cpu"]

@@ -8,6 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
+from attnbench.plots.page import NothingToDraw
 from attnbench.plots.peers import applies, draw_peers, left_out, pairs
 
 Words = Callable[[Figure], str]
@@ -128,9 +129,21 @@ def test_one_length_can_be_chosen_and_must_be_there(run: Any) -> None:
         draw_peers(frame, n=99)
 
 
-def test_without_a_peer_there_is_nothing_to_draw_and_it_says_what_is_needed(run: Any, lra: Any, words: Words) -> None:
+def test_without_a_peer_there_is_nothing_to_draw_and_it_says_what_is_needed(lra: Any) -> None:
     assert not applies(lra)
-    assert "make peers" in words(draw_peers(lra))
+    with pytest.raises(NothingToDraw, match="make peers"):
+        draw_peers(lra)
+
+
+def test_pairs_that_differ_in_more_than_causality_have_lines_of_their_own_that_say_how(run: Any, words: Words) -> None:
+    rows = both(run) + both(run, 1.0, 4.0, dtype="bfloat16") + both(run, dtype="bfloat16", seq_len=2048)
+    found = pairs(run.table(rows))
+    assert [(pair.names[0], pair.time) for pair in found] == [
+        ("linear, float32", 0.5),
+        ("linear, bfloat16", 0.25),
+        ("linear, bfloat16", 0.5),
+    ]
+    assert {"linear, float32", "linear, bfloat16"} <= set(words(draw_peers(run.table(rows))).splitlines())
 
 
 def test_the_terminal_shows_each_measured_pair_once_for_each_length(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from attnbench.variant import VARIANTS, Variant
 QUICK = TimingRules(quick=True)
 
 
-def measure(cell: Cell, tuned_limit: int | None = None) -> Record:
+def measure(cell: Cell, memory_limit: int | None = None) -> Record:
     record, _ = run_cell(
         cell,
         QUICK,
@@ -37,7 +37,7 @@ def measure(cell: Cell, tuned_limit: int | None = None) -> Record:
         previous=None,
         resident=False,
         limits=Limits(matmul_rate=1e9, exp_rate=1e8),
-        tuned_limit=tuned_limit,
+        memory_limit=memory_limit,
     )
     return record
 
@@ -53,8 +53,8 @@ def test_a_cell_near_the_memory_limit_is_measured_with_the_allocator_as_shipped_
     monkeypatch.setattr(process, "keep_freed_memory", lambda: True)
     peak = measure(cell()).peak_bytes
     assert peak is not None
-    assert measure(cell(), tuned_limit=3 * peak).process == ""
-    assert measure(cell(), tuned_limit=3 * peak - 1).process == "as-shipped"
+    assert measure(cell(), memory_limit=3 * peak).process == ""
+    assert measure(cell(), memory_limit=3 * peak - 1).process == "as-shipped"
 
 
 def test_flops_rate_and_fraction_follow_from_the_count_and_the_time() -> None:

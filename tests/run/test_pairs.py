@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from attnbench.measure.statistics import Ratio, noise_floor, paired_ratio
-from attnbench.measure.time import TimingRules, WallClock
+from attnbench.measure.stopwatch import WallClock
+from attnbench.measure.time import Sample, Sampler, TimingRules
 from attnbench.run import pairs
-from attnbench.run.pairs import measure_noise, take_turns
+from attnbench.run.pairs import Turns, measure_noise, take_turns
 
 NOISES = ("independent", "autocorrelated", "drifting", "spiky")
 RULES = TimingRules(min_time=0.2, max_time=3.0)
@@ -54,7 +55,7 @@ def ratio(noise: str, seed: int, *, work: float = 1.0, sd: float = 0.02, rules: 
     """Of a program that does ``work`` times as much as the other."""
     watch = NoisyWatch(noise, seed, sd)
     calls = {0: lambda: 0.005 * work, 1: lambda: 0.005}
-    blocks, _ = take_turns(watch, calls, {0: 1, 1: 1}, rules, seed=seed, clock=lambda: watch.now)
+    blocks = take_turns(watch, calls, {0: 1, 1: 1}, rules, seed=seed, clock=lambda: watch.now).blocks
     return paired_ratio([a for a, _ in blocks], [b for _, b in blocks])
 
 
@@ -106,7 +107,7 @@ def test_a_disturbance_while_the_floor_is_measured_does_not_stand_for_the_whole_
 ) -> None:
     tries: list[NoisyWatch] = []
 
-    def turns(watch: NoisyWatch, *args: Any, **named: Any) -> tuple[list[list[float]], int]:
+    def turns(watch: NoisyWatch, *args: Any, **named: Any) -> Turns:
         watch._sd = 0.0002 if tries else 0.5
         tries.append(watch)
         return take_turns(watch, *args, **named)
@@ -131,19 +132,61 @@ def test_a_disturbance_while_the_floor_is_measured_does_not_stand_for_the_whole_
     ],
 )
 def test_no_verdict_lies_below_the_noise_floor(low: float, high: float, noise: float, verdict: str) -> None:
-    assert Ratio(math.sqrt(low * high), low, high, 30, noise).verdict == verdict
+    assert Ratio(math.sqrt(low * high), low, high, 30, (low, high), noise).verdict == verdict
+
+
+class Disturbed(WallClock):
+    """Every so many samples another process takes the core."""
+
+    taken = 0
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self._every = every
+
+    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
+        self.taken += 1
+        return (1.0, 100) if self.taken % self._every == 0 else (0.01, 0)
 
 
 def test_pairs_of_a_process_that_loses_its_core_are_left_out_while_enough_remain() -> None:
-    class Disturbed(WallClock):
-        taken = 0
-
-        def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
-            self.taken += 1
-            return (1.0, 100) if self.taken % 10 == 0 else (0.01, 0)
-
     rules = TimingRules(max_samples=50)
     calls = {0: lambda: None, 1: lambda: None}
-    blocks, disturbed = take_turns(Disturbed(), calls, {0: 1, 1: 1}, rules, seed=0, clock=lambda: 0.0)
-    assert (len(blocks), disturbed) == (40, 10)
-    assert {seconds for row in blocks for seconds in row} == {0.01}
+    turns = take_turns(Disturbed(10), calls, {0: 1, 1: 1}, rules, seed=0, clock=lambda: 0.0)
+    assert (len(turns.blocks), turns.disturbed, turns.taken) == (40, 10, 50)
+    assert {seconds for row in turns.blocks for seconds in row} == {0.01}
+
+
+def test_where_too_few_pairs_are_clean_all_are_kept_and_still_counted_as_disturbed() -> None:
+    calls = {0: lambda: None, 1: lambda: None}
+    turns = take_turns(Disturbed(2), calls, {0: 1, 1: 1}, TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
+    assert (len(turns.blocks), turns.disturbed, turns.taken) == (50, 50, 50)
+
+
+def test_a_turn_in_which_the_process_stood_still_is_taken_again_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopping(Sampler):
+        taken = 0
+
+        def take(self, calls: int) -> Sample:
+            Stopping.taken += 1
+            return Sample(5.0, calls, 0, True) if Stopping.taken % 10 == 0 else Sample(0.01, calls)
+
+    monkeypatch.setattr(pairs, "Sampler", Stopping)
+    calls = {0: lambda: None, 1: lambda: None}
+    turns = take_turns(WallClock(), calls, {0: 1, 1: 1}, TimingRules(max_samples=20), seed=0, clock=lambda: 0.0)
+    assert (len(turns.blocks), turns.taken, turns.disturbed, turns.stopped) == (20, 20, 0, 4)
+    assert {seconds for row in turns.blocks for seconds in row} == {0.01}
+
+
+def test_where_leaving_out_would_leave_too_few_for_an_interval_all_are_kept() -> None:
+    rules = TimingRules(max_samples=8)
+    turns = take_turns(Disturbed(8), {0: float, 1: float}, {0: 1, 1: 1}, rules, seed=0, clock=lambda: 0.0, fewest=8)
+    assert (len(turns.blocks), turns.disturbed) == (8, 2)
+
+
+@pytest.mark.parametrize("fewest", [6, 10, 13])
+def test_when_the_budget_is_spent_as_many_pairs_are_taken_as_a_verdict_needs(fewest: int) -> None:
+    calls = {0: lambda: 1.0, 1: lambda: 1.0}
+    watch = NoisyWatch("independent", 0, 0.02)
+    turns = take_turns(watch, calls, {0: 1, 1: 1}, RULES, seed=0, fewest=fewest, clock=lambda: watch.now)
+    assert turns.taken == fewest

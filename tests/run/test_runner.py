@@ -13,10 +13,11 @@ import pytest
 
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
+from attnbench.api import run
 from attnbench.plugins import load
 from attnbench.record import Record
 from attnbench.run.plan import Options, make_plan
-from attnbench.run.runner import execute, run
+from attnbench.run.runner import execute
 from attnbench.status import Status
 from attnbench.store import RunFolder
 
@@ -217,7 +218,7 @@ def test_a_stopped_run_keeps_its_rows_leaves_no_process_and_goes_on(tmp_path: Pa
     assert 3 <= len(kept) < 16
     assert "Traceback" not in said
     if sign != signal.SIGKILL:
-        assert "the same command goes on from there" in said
+        assert "the same command resumes the run" in said
     time.sleep(0.5)
     assert not _is_alive(worker)
     folder, records = execute(make_plan(path, options(tmp_path, plugins=(PLUGIN,))))

@@ -27,7 +27,7 @@ import attnbench.inputs  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.cli.app import main
 from attnbench.record import Record
-from attnbench.run import isolation, runner
+from attnbench.run import identity, isolation, runner
 from attnbench.run.plan import Options, make_plan
 from attnbench.status import Status
 
@@ -39,6 +39,8 @@ KILLS = int(os.environ.get("ATTNBENCH_KILLS", "12"))
 
 class Instant:
     """Stands for the measuring process: answers at once, the same for the same cell."""
+
+    traces = ""
 
     def __init__(self, settings: object) -> None:
         pass
@@ -177,7 +179,7 @@ def test_a_run_killed_again_and_again_at_any_moment_has_the_rows_of_one_that_was
     assert set(filter(None, told)) <= set(stored)
     whole, _ = runner.execute(make_plan(suite, Options("cpu", out=tmp_path / "whole", overrides=lengths, rounds=2)))
     (killed,) = (tmp_path / "out").glob("s/*/results.csv")
-    tables = [pd.read_csv(path).drop(columns="started_at") for path in (killed, whole.path / "results.csv")]
+    tables = [pd.read_csv(path).drop(columns=["started_at", "seal"]) for path in (killed, whole.path / "results.csv")]
     pd.testing.assert_frame_equal(*tables)
     assert not [path for path in killed.parent.iterdir() if path.name.startswith((".results", ".writer"))]
 
@@ -217,6 +219,53 @@ def test_a_folder_that_vanishes_stops_the_run(
     assert not (tmp_path / "out").exists()
 
 
+def halve(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def replace_by_copy(file: Path) -> None:
+    shutil.copy(file, file.with_name("copy"))
+    file.with_name("copy").replace(file)
+
+
+def replace_by_link(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to(file.with_name("elsewhere"))
+
+
+def replace_folder(file: Path) -> None:
+    file.parent.rename(file.parent.with_name("elsewhere"))
+    shutil.copytree(file.parent.with_name("elsewhere"), file.parent)
+
+
+@pytest.mark.parametrize("when", [3, 20])
+@pytest.mark.parametrize("harm", [Path.unlink, halve, replace_by_copy, replace_by_link, replace_folder])
+def test_rows_that_are_taken_away_during_a_run_end_it_with_exit_code_74(
+    tmp_path: Path,
+    attnbench: Callable[..., Ended],
+    monkeypatch: pytest.MonkeyPatch,
+    harm: Callable[[Path], object],
+    when: int,
+) -> None:
+    visits = []
+
+    class Harming(Instant):
+        def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
+            answer = super().ask(request, timeout, meanwhile=meanwhile)
+            visits.append(request)
+            if len(visits) == when:
+                (file,) = (tmp_path / "out").glob("s/*/records.jsonl")
+                harm(file)
+            return answer
+
+    put_in_place(monkeypatch, Harming)
+    ended = attnbench()
+    assert ended.code == 74, ended.said
+    assert "run the same command again" in error_line(ended)
+    put_in_place(monkeypatch, Instant)
+    assert attnbench().code == (73 if harm is replace_by_link else 0)  # a link is refused, all else measured again
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_place_where_nothing_can_be_made_is_exit_code_73(tmp_path: Path, attnbench: Callable[..., Ended]) -> None:
     (tmp_path / "file").write_text("mine")
@@ -246,7 +295,7 @@ def test_a_folder_that_became_read_only_is_exit_code_73_and_stays_as_it_is(
     for path in folder.iterdir():
         path.chmod(0o444)
 
-    find = runner._find_folder
+    find = runner.find_folder
 
     def find_and_give_up_rights(*what: Any) -> Any:
         found = find(*what)
@@ -254,7 +303,7 @@ def test_a_folder_that_became_read_only_is_exit_code_73_and_stays_as_it_is(
             os.setuid(65534)
         return found
 
-    monkeypatch.setattr(runner, "_find_folder", find_and_give_up_rights)
+    monkeypatch.setattr(runner, "find_folder", find_and_give_up_rights)
     ended = attnbench(open_to_all)
     folder.chmod(0o755)
     assert ended.code == 73, ended.said
@@ -401,7 +450,7 @@ def test_a_torn_last_line_is_told_and_other_damage_is_refused_untouched(
     ended = attnbench()
     assert ended.code == 65
     number = damaged[: damaged.index(b'"seq_len": "3"')].count(b"\n") + 1
-    assert f"{file}:{number}: not a record of this version: seq_len is '3'" in error_line(ended)
+    assert f"{file}:{number}: this line was changed, or one before it was removed" in error_line(ended)
     assert file.read_bytes() == damaged
 
 
@@ -435,7 +484,7 @@ def test_a_copy_of_a_run_for_safe_keeping_stays_as_it_is(tmp_path: Path, attnben
     for name in ("0-before", "z-before"):
         shutil.copytree(folder, folder.with_name(name))
     ended = attnbench()
-    assert f"continuing {folder}: 10 of 20" in ended.said
+    assert f"resuming {folder}: 10 of 20" in ended.said
     for name in ("0-before", "z-before"):
         assert (folder.with_name(name) / "records.jsonl").read_text() == "".join(half)
 
@@ -465,9 +514,21 @@ def test_a_run_goes_on_when_nobody_reads_it(
     failing = Record.of
     monkeypatch.setattr(Record, "of", lambda cell, status, **columns: failing(cell, Status.CRASH, "told on stderr"))
     ended = attnbench(first=hang_up)
-    assert ended.code == 0
+    assert ended.code == 1  # no cell is ok
     assert "Traceback" not in ended.said
     assert len(rows(tmp_path / "out")) == 20
+
+
+@pytest.mark.parametrize("status", [Status.CRASH, Status.UNSUPPORTED])
+def test_a_run_in_which_nothing_could_be_measured_is_exit_code_1_and_keeps_its_rows(
+    tmp_path: Path, attnbench: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, status: Status
+) -> None:
+    made = Record.of
+    monkeypatch.setattr(Record, "of", lambda cell, _, **columns: made(cell, status, "for a reason"))
+    ended = attnbench()
+    assert ended.code == 1
+    assert "no cell could be measured; reasons: " in error_line(ended)
+    assert [row["status"] for row in rows(tmp_path / "out")] == [status] * 20
 
 
 def test_a_changed_suite_machine_or_method_starts_a_new_run_and_the_same_goes_on(
@@ -483,7 +544,7 @@ def test_a_changed_suite_machine_or_method_starts_a_new_run_and_the_same_goes_on
         changed.setattr(runner, "machine_id", lambda device: "another")
         seen.add(folder())
     with monkeypatch.context() as changed:
-        changed.setattr(runner, "METHOD_VERSION", runner.METHOD_VERSION + 1)
+        changed.setattr(identity, "METHOD_VERSION", identity.METHOD_VERSION + 1)
         seen.add(folder())
     plugin = tmp_path / "mine.py"
     for text in ("a = 1\n", "a = 2\n"):  # a method of one's own has no version but its text

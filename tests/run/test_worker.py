@@ -8,7 +8,7 @@ import torch
 
 from attnbench.plugins import load
 from attnbench.run import worker
-from attnbench.run.execute import status_of
+from attnbench.run.outcome import status_of
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.runner import execute
 from attnbench.status import Status

@@ -39,6 +39,7 @@ def _file(shape: Any, generator: Any, *, path: str = "") -> None: ...
 
 @pytest.fixture
 def small_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    VARIANTS.names(), INPUTS.names()  # filled from home before, which would not find its own names free afterwards
     makers = {"softmax": _Plain, "sdpa": _Plain, "performer": _Performer, "linformer": _Linformer}
     monkeypatch.setattr(VARIANTS, "_entries", {n: Variant(name=n, make=m, summary="") for n, m in makers.items()})
     draws = {"gaussian": _gaussian, "file": _file}

@@ -185,7 +185,7 @@ def test_a_hundred_thousand_cells_take_a_moment() -> None:
 def test_a_suite_without_cells_is_refused() -> None:
     with pytest.raises(SuiteError) as refused:
         expand(suite_of(matrix(), exclude=[{"variant": "softmax"}]))
-    assert str(refused.value) == "x.yaml:1: no cells are left; every one is excluded, remove a condition"
+    assert str(refused.value) == "x.yaml:1: every cell is excluded; remove a condition"
 
 
 def test_causal_attention_to_another_sequence_is_refused_unless_excluded() -> None:
@@ -193,7 +193,8 @@ def test_causal_attention_to_another_sequence_is_refused_unless_excluded() -> No
     with pytest.raises(SuiteError) as refused:
         expand(suite_of(axes))
     assert str(refused.value) == (
-        "x.yaml:1: causal attention needs kv_len = seq_len, got 32 and 64; exclude these cells or use two sweeps"
+        "x.yaml:1: causal attention needs as many keys as queries, not 32 and 64; remove kv_len or causal; "
+        "or exclude these cells"
     )
     cells = expand(suite_of(axes, exclude=[{"causal": True, "kv_len": 32}]))
     assert [(cell.shape.M, cell.shape.causal) for cell in cells] == [(64, False), (64, True), (32, False)]
@@ -213,7 +214,9 @@ def test_a_bias_is_an_axis_like_any_other() -> None:
 
 def test_a_bias_between_two_sequences_is_refused_unless_excluded() -> None:
     axes = matrix(kv_len=[None, 32], bias=["none", "alibi"])
-    with pytest.raises(SuiteError, match="bias alibi needs kv_len = seq_len, got 32 and 64; exclude these cells"):
+    with pytest.raises(
+        SuiteError, match="bias alibi needs as many keys as queries, not 32 and 64; remove kv_len or bias; or exclude"
+    ):
         expand(suite_of(axes))
     assert len(expand(suite_of(axes, exclude=[{"bias": "alibi", "kv_len": 32}]))) == 3
 
@@ -227,15 +230,16 @@ def test_compiling_is_an_axis_like_any_other() -> None:
     assert [cell.compile for cell in expand(suite_of(matrix()), overrides={"compile": "true,false"})] == [True, False]
 
 
-def test_cells_are_called_what_they_were_before_there_were_biases_and_compiling() -> None:
-    axes = matrix(bias=["none", "alibi", "relative"], compile=[False, True])
+def test_cells_are_called_what_they_were_before_there_were_biases_compiling_and_padding() -> None:
+    axes = matrix(bias=["none", "alibi", "relative"], compile=[False, True], padding=[0, 0.5])
     plain, *others = expand(suite_of(axes))
     data = plain.to_json()
     assert data["shape"].pop("bias") == "none"
     assert data.pop("compile") is False
+    assert data.pop("padding") == 0.0
     canonical = json.dumps([METHOD_VERSION, data], sort_keys=True)
     assert plain.cell_id == hashlib.sha256(canonical.encode()).hexdigest()[:16]
-    assert len({cell.cell_id for cell in (plain, *others)}) == 6
+    assert len({cell.cell_id for cell in (plain, *others)}) == 12
     assert [Cell.from_json(json.loads(json.dumps(cell.to_json()))) for cell in others] == others
 
 
@@ -306,7 +310,9 @@ def test_axes_of_the_operator_level_leave_other_sweeps_alone() -> None:
     assert [cell.inputs.label for cell in cells] == ["gaussian:logit_std=2.0", "gaussian"]
     with pytest.raises(UsageError) as refused:
         expand(suite_of(layer), overrides={"inputs": "gaussian:logit_std=2"})
-    assert str(refused.value) == "--set inputs: suite 'x' has no sweep at level operator; remove it"
+    assert (
+        str(refused.value) == "--set inputs: only sweeps at level operator have this axis, and 'x' has none; remove it"
+    )
 
 
 def test_the_seed_can_be_set() -> None:
@@ -321,18 +327,16 @@ def test_the_seed_can_be_set() -> None:
             "zzz",
             "1",
             "unknown axis 'zzz'; write variant, seq_len, kv_len, heads, head_dim, batch, dtype, causal, bias, "
-            "compile, inputs or seed",
+            "compile, padding, inputs or seed",
         ),
         ("variant", "perfomer", "--set variant: unknown variant 'perfomer'; did you mean 'performer'?"),
-        ("variant", "", "--set variant: '' is not a name: letters, digits, '.', '_' and '-', at most 64; "
-         "'attnbench list variants' shows the names"),
+        ("variant", "", "--set variant: '' is not a name; write at most 64 letters, digits, '.', '_' and '-'"),
         ("heads", "0", "--set heads: 'heads' must lie between 1 and 1048576, got 0; write a number in between"),
         ("seq_len", [], "--set seq_len: 'seq_len' is an empty list; give at least one value"),
-        ("dtype", "float23", "--set dtype: 'dtype' must be one of float64, float32, bfloat16, float16, got 'float23'; "
+        ("dtype", "float23", "--set dtype: 'dtype' cannot be 'float23'; "
          "did you mean 'float32'?"),
-        ("bias", "yes", "--set bias: 'bias' must be one of none, alibi, relative, got 'yes'; "
-         "write none, alibi or relative"),
-        ("causal", "yes", "--set causal: 'causal' must be true or false, got 'yes'; write true or false"),
+        ("bias", "yes", "--set bias: 'bias' cannot be 'yes'; write none, alibi or relative"),
+        ("causal", "yes", "--set causal: 'causal' cannot be 'yes'; write true or false"),
     ],
 )  # fmt: skip
 def test_an_axis_that_cannot_be_set_is_refused(axis: str, value: Any, message: str) -> None:

@@ -57,6 +57,7 @@ FAULTS = [
     ("ValuesAreKeys", "softmax", "implied matrix", "the weight"),
     ("IgnoredMask", "softmax", "hidden keys", "moved the output"),
     ("NaNForTheBlind", "softmax", "blind query", "does not give 0"),
+    ("Unbuildable", "softmax", "build", "ValueError: no such file"),
     ("SelfOnly", "softmax", "cross-attention", "RuntimeError"),
     ("EvenLengthsOnly", "softmax", "any length", "RuntimeError"),
     ("Positional", "softmax", "permutation", "permuted tokens"),
@@ -71,6 +72,14 @@ FAULTS = [
     ("Untraceable", "softmax", "tracing", "Error"),
     ("NoBias", "softmax", "bias", "with alibi it differs"),
     ("AlmostExact", "softmax", "exact", "differs from softmax attention"),
+    ("HiddenWeightsInTheMaximum", "aft:factors=0", "hidden weights", "no visible pair uses"),
+    ("LimitedDecay", "gla:rank=3,chunk=4,temperature=1.0", "decoding", "after a prompt of 0"),
+    ("OneScaleForAllFeatures", "favor-plus-plus:features=16", "large inputs", "NaN or infinite"),
+    ("UnderflowingFeatures", "linear", "large inputs", "inputs around -200"),
+    ("AddedQuarterOfTheRange", "softmax", "hidden pairs", "a later key with a large logit"),
+    ("LogitOfItsOwnForPadding", "softmax", "hidden pairs", "a padded key with a large logit"),
+    ("ScaledByTheFuture", "softmax", "causality", "in float32"),
+    ("MaskedByWeights", "softmax", "anything in padding", "nan in padded tokens"),
 ]
 
 
@@ -117,3 +126,8 @@ def test_a_seed_that_decides_nothing_is_no_randomness(monkeypatch: pytest.Monkey
     faults = [finding.fault for finding in check_variant(entry, laws=["seed"]).faults]
     assert faults
     assert all("another seed gives the same output" in fault for fault in faults)
+
+
+def test_the_readme_counts_them() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert f"`tests/testing` holds {len({fault[0] for fault in FAULTS})} variants" in readme

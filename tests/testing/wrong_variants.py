@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from attnbench.attention.aft import AFT
 from attnbench.attention.bigbird import BigBird
 from attnbench.attention.efficient import Efficient
+from attnbench.attention.favor_plus_plus import FavorPlusPlus
+from attnbench.attention.gla import GLA, gated_attention
 from attnbench.attention.linear import Linear
 from attnbench.attention.local import Local
 from attnbench.attention.memory_compressed import MemoryCompressed
@@ -67,7 +69,8 @@ class EmulatedLocal(Local):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         i = torch.arange(q.shape[2])
         near = (i[:, None] - i).abs() <= (self.window or 0)
-        return masked_attention(q, k, v, near & allowed_keys(q, k, self.causal, key_mask))
+        logits = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~(near & allowed_keys(q, k, self.causal, key_mask)), -1e9)
+        return torch.matmul(logits.softmax(-1), v)
 
 
 class DoubleCountingBigBird(BigBird):
@@ -380,6 +383,11 @@ class DeadParameter(Softmax):
         self.temperature = nn.Parameter(torch.zeros(()))
 
 
+class Unbuildable(Softmax):
+    def __init__(self, shape: Shape) -> None:
+        raise ValueError("no such file")
+
+
 class Untraceable(Softmax):
     """Asks for a number in the middle of forward, and for no good reason."""
 
@@ -409,3 +417,84 @@ class AlmostExact(Softmax):
         return exact_attention(q.float(), k.float(), v.float(), causal=self.causal, key_mask=key_mask).to(q.dtype) * (
             1 + 1e-11
         )
+
+
+# Numbers at the edge
+
+
+class HiddenWeightsInTheMaximum(AFT):
+    """Each row is relative to its largest weight, also to that of a key that it does not see."""
+
+    def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
+        k, v = self.k(x), self.v(x)
+        w = self.w - self.w.amax(1, keepdim=True)
+        allowed = allowed_keys(x[:, None], x[:, None], self.causal, key_mask).view(-1, *w.shape)
+        e = (w + k.mT[:, :, None]).exp() * allowed[:, None]
+        mean = (e @ v.mT[..., None])[..., 0] / e.sum(-1).clamp(min=torch.finfo(x.dtype).tiny)
+        out: Tensor = self.out(torch.sigmoid(self.q(x)) * mean.mT)
+        return out
+
+
+class LimitedDecay(GLA):
+    """No decay below 2^-25 where whole sequences are computed: what is forgotten is not quite."""
+
+    def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
+        q, k, v, log_decay = self._parts(x, key_mask)
+        limited = log_decay.clamp(min=-25.0)
+        y = [gated_attention(*heads, causal=self.causal, chunk=4) for heads in zip(q, k, v, limited, strict=True)]
+        return self._finish(x, torch.stack(y))
+
+
+class OneScaleForAllFeatures(FavorPlusPlus):
+    """Keys relative to the largest of their features: those that a query looks for underflow."""
+
+    def feature_map(self, dtype: torch.dtype) -> Any:
+        features = super().feature_map(dtype)
+        features.by_feature = False
+        return features
+
+
+class UnderflowingFeatures(Linear):
+    """elu + 1 as it is, which is 0 below -104."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        weights = (nn.functional.elu(q) + 1) @ (nn.functional.elu(k) + 1).mT
+        weights = weights * allowed_keys(q, k, self.causal, key_mask)
+        return torch.matmul(weights / weights.sum(-1, keepdim=True), v)
+
+
+class AddedQuarterOfTheRange(Softmax):
+    """What hides a pair is added to its logit, and in float16 no more than a quarter of what a logit may be."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        logits = (q * q.shape[-1] ** -0.5) @ k.mT
+        hidden = ~allowed_keys(q, k, self.causal, key_mask)
+        return torch.matmul((logits + hidden.to(q.dtype) * (torch.finfo(q.dtype).min / 4)).softmax(-1), v)
+
+
+class LogitOfItsOwnForPadding(Softmax):
+    """Where causality and padding meet, a column of keys hides the padded ones: by less than a logit may be."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        if key_mask is None or not self.causal:
+            return super().forward(q, k, v, key_mask=key_mask)
+        column = (~key_mask[:, None, :, None]).to(k.dtype) * torch.finfo(k.dtype).min / 2
+        q, k = torch.cat([q, torch.ones_like(q[..., :1])], -1), torch.cat([k, column.expand_as(k[..., :1])], -1)
+        pairs = allowed_keys(q, k, True, None)
+        return torch.matmul((q @ k.mT * v.shape[-1] ** -0.5).masked_fill(~pairs, -torch.inf).softmax(-1), v)
+
+
+class ScaledByTheFuture(Softmax):
+    """One largest logit for all rows: beside a loud last token the earlier ones underflow."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        logits = (q * q.shape[-1] ** -0.5) @ k.mT
+        weights = (logits - logits.amax((-2, -1), keepdim=True)).exp() * allowed_keys(q, k, self.causal, key_mask)
+        return torch.matmul(weights / weights.sum(-1, keepdim=True), v)
+
+
+class MaskedByWeights(Softmax):
+    """A weight of 0 for padded keys, and NaN times 0 is NaN."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return masked_attention(q, k, v, allowed_keys(q, k, self.causal, key_mask))

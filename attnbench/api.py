@@ -1,0 +1,313 @@
+"""The commands as functions: measure, compare, read and draw from a script or a notebook.
+
+Progress is a bar, in a terminal and in a notebook; a pipe stays silent, and so does ``progress=False``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnbench.cell import Cell, Level, Measure, Pass
+from attnbench.cli import console
+from attnbench.errors import UsageError
+from attnbench.machine import available_cores, resolve_device
+from attnbench.measure.time import TimingRules
+from attnbench.padding import checked
+from attnbench.plugins import load
+from attnbench.qkv import INPUTS
+from attnbench.run.compare import Comparison
+from attnbench.run.compare import compare as measure_pairs
+from attnbench.run.isolation import Settings
+from attnbench.run.plan import Options, make_plan
+from attnbench.run.process import Process
+from attnbench.run.process import memory_limit as limit_for
+from attnbench.run.runner import execute
+from attnbench.shape import Bias, Shape
+from attnbench.spec import Spec, parse_spec, parse_specs
+from attnbench.suite.expand import Override
+from attnbench.suite.ranges import parse_range
+from attnbench.suite.schema import Suite
+from attnbench.units import parse_bytes
+from attnbench.variant import VARIANTS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+
+
+def run(
+    suite: Suite | str | Path,
+    *,
+    out: str | Path = "results",
+    select: str | None = None,
+    overrides: Mapping[str, Override] | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    rounds: int | None = None,
+    min_time: float | None = None,
+    cell_timeout: float = 60.0,
+    memory_limit: int | str | None = None,
+    process: Process = "tuned",
+    plugins: Sequence[str] = (),
+    quick: bool = False,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    progress: bool = True,
+) -> pd.DataFrame:
+    """Measure every cell of a suite, as ``attnbench run`` does; the same call again resumes a run that was stopped.
+
+    Args:
+        suite: a shipped name such as ``"quick"``, the path of a YAML file, or what :func:`attnbench.load_suite` gave.
+        out: the results folder; the run has a folder of its own in it.
+        select: only the cells that match, as after ``-k``: ``"performer and not n4096"``, ``"causal"``.
+        overrides: axis -> value, list of values or text, as after ``--set``: ``{"seq_len": [512, 1024]}``,
+            ``{"variant": "sdpa,performer:features=64", "dtype": "bfloat16"}``.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
+        threads: CPU threads; all cores where None.
+        rounds: shuffled visits of each cell; the suite's where None.
+        min_time: least seconds of samples for each cell; the suite's where None.
+        cell_timeout: seconds that one visit of a cell may take.
+        memory_limit: bytes, or text such as ``"8GiB"``; most of what is free where None.
+        process: ``tuned``, or ``as-shipped``: allocator and matmul library as torch has them.
+        plugins: files and modules with further variants, which the measuring process imports as well.
+        quick: one sample a cell, no interval.
+        fresh: start a new run instead of resuming one.
+        retry_failed: measure again the cells that failed.
+        progress: show how far it is.
+
+    Returns:
+        The rows of ``results.csv``, one a cell, as :func:`attnbench.read_results` reads them; ``status`` and
+        ``reason`` say how a cell ended that could not be measured.
+
+    Raises:
+        UsageError: an option, an axis, or a selection of nothing.
+        SuiteError: the suite.
+        StoreError: the results cannot be written.
+    """
+    from attnbench.cli.screen import Screen
+    from attnbench.plots.load import read_results
+
+    for source in plugins:
+        load(source)
+    options = Options(
+        device=device,
+        overrides=overrides or {},
+        select=select,
+        out=Path(out),
+        plugins=tuple(plugins),
+        threads=threads,
+        cell_timeout=cell_timeout,
+        memory_limit=_bytes(memory_limit),
+        min_time=min_time,
+        process=process,
+        rounds=rounds,
+        quick=quick,
+        fresh=fresh,
+        retry_failed=retry_failed,
+    )
+    plan = make_plan(suite, options)
+    _must_be_importable(cell.variant for cell in plan.cells)
+    with console.progress(len(plan.cells), wanted=progress) as bar:
+        folder, _ = execute(plan, Screen(plan, bar) if progress else None)
+    return read_results(folder.path)
+
+
+def compare(
+    *variants: str,
+    lengths: str | int | Sequence[int] = (1024, 2048, 4096),
+    heads: int = 8,
+    head_dim: int = 64,
+    batch: int = 1,
+    dtype: Dtype = "float32",
+    device: str = "auto",
+    level: Level = "operator",
+    pass_: Pass = "forward",
+    causal: bool = False,
+    bias: Bias = "none",
+    padding: float = 0.0,
+    compile: bool = False,
+    inputs: str = "gaussian",
+    error: bool = True,
+    seed: int = 0,
+    threads: int | None = None,
+    timeout: float = 120.0,
+    min_time: float = 1.0,
+    memory_limit: int | str | None = None,
+    process: Process = "tuned",
+    plugins: Sequence[str] = (),
+    progress: bool = True,
+) -> Compared:
+    """Time variants in turn in one process at each length, as ``attnbench compare`` does.
+
+    Args:
+        variants: two or more, with options in the text: ``"performer:features=512"``.
+        lengths: numbers, or text such as ``"1024..16384"`` (doubling).
+        heads, head_dim, batch: H, D and B of q, k and v ``(B, H, N, D)``.
+        padding: share of the batch's tokens that are padding, below 1.
+        inputs: where q, k and v come from, such as ``"gaussian:logit_std=2"``; ``attnbench list inputs`` names them.
+        error: measure the error against exact attention as well, at level ``operator``.
+        timeout: seconds for one length.
+        min_time: least seconds of samples at each length.
+        device, threads, memory_limit, process, plugins, progress: as for :func:`run`.
+
+    Raises:
+        UsageError: a variant, an option, or fewer than two different variants.
+    """
+    for source in plugins:
+        load(source)
+    device = resolve_device(device)
+    specs = [VARIANTS.get(spec.name).normalise(spec) for text in variants for spec in parse_specs(text)]
+    _must_be_importable(specs)
+    drawn = parse_spec(inputs)
+    drawn = INPUTS.get(drawn.name).normalise(drawn)
+    numbers = sorted(set(parse_range(lengths)))
+    measures: tuple[Measure, ...] = ("time", "memory", "error") if error and level == "operator" else ("time", "memory")
+    cells = [
+        Cell(
+            suite="compare",
+            sweep="compare",
+            variant=spec,
+            shape=Shape(batch, heads, numbers[0], head_dim, causal=causal, bias=bias),
+            level=level,
+            pass_=pass_,
+            dtype=dtype,
+            device=device,
+            inputs=drawn,
+            seed=seed,
+            measure=measures,
+            error_draws=2,
+            compile=compile,
+            padding=checked(padding),
+        )
+        for spec in specs
+    ]
+    settings = Settings(
+        device=device,
+        threads=threads or available_cores(),
+        process=process,
+        memory_limit=limit_for(device, _bytes(memory_limit)),
+        plugins=tuple(plugins),
+        dtypes=(dtype,),
+        rates=False,
+    )
+    rules = TimingRules(min_time=min_time, max_time=10 * min_time)
+    with console.progress(len(numbers), wanted=progress) as bar:
+
+        def on_length(n: int) -> None:
+            bar.update(bar.task_ids[0], completed=numbers.index(n), description=f"n = {n}")
+
+        return Compared(measure_pairs(cells, numbers, settings, rules, timeout=timeout, on_length=on_length))
+
+
+def plot(
+    results: str | Path | Sequence[str | Path] | pd.DataFrame,
+    *,
+    figures: Sequence[str] | None = None,
+    save: str | Path | None = None,
+    formats: Sequence[str] = ("svg", "png"),
+    **options: Any,
+) -> Figures:
+    """Draw the figures of a run, as ``attnbench plot`` does.
+
+    Args:
+        results: rows as :func:`run` returns them, or what :func:`attnbench.read_results` reads: a results folder, one
+            run in it, a ``results.csv``, or several of them.
+        figures: names of those to draw, such as ``["scaling"]``; all that apply where None.
+        save: a folder to write them to, in ``formats`` (``svg``, ``png``, ``pdf``); nothing is written where None.
+        options: as :func:`attnbench.plots.draw` takes them: ``n``, ``x``, ``y``, ``inputs``, ``only``, ``title``,
+            ``style``, ``width``.
+
+    Returns:
+        Matplotlib figures by name, the most telling first; a notebook shows them all.
+
+    Raises:
+        UsageError: a figure, a format or an option that does not exist.
+        ResultsError: nothing that can be read, or drawn.
+        StoreError: a file cannot be written.
+    """
+    from attnbench.plots import draw
+    from attnbench.plots import style as files
+    from attnbench.plots.load import read_results
+
+    frame = read_results(results) if isinstance(results, str | Path | Sequence) else results
+    drawn = Figures(draw(frame, figures=figures, **options))
+    for name, figure in drawn.items() if save is not None else ():
+        files.save(figure, Path(save or "") / name, formats)
+    return drawn
+
+
+class Figures(dict[str, "Figure"]):
+    """Figures by name, which a notebook shows one below the other."""
+
+    def _repr_html_(self) -> str:
+        from base64 import b64encode
+        from io import BytesIO
+
+        images = []
+        for figure in self.values():
+            file = BytesIO()
+            figure.savefig(file, format="png")
+            images.append(f'<img src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">')
+        return "\n".join(images)
+
+
+class Compared:
+    """What :func:`compare` found: a row for each pair of variants at each length, and where they cross."""
+
+    _SHOWN = ("a", "b", "seq_len", "ratio", "ratio_ci_low", "ratio_ci_high", "verdict")
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        """Everything that was measured: sides, ratios, crossovers, environment."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of ``attnbench compare --csv``: ``ratio`` is the time of ``a`` over that of ``b``."""
+        import pandas as pd
+
+        return pd.DataFrame(self.comparison.to_rows())
+
+    @property
+    def crossovers(self) -> dict[tuple[str, str], Any]:
+        """Pair -> from which length on the other one is faster, with its 95 % interval, or why that is not known."""
+        return dict(self.comparison.crossovers)
+
+    def __repr__(self) -> str:
+        table = self.to_frame()[list(self._SHOWN)].to_string(index=False, float_format="{:.3g}".format)
+        return "\n".join([table, *self._words()])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        table = self.to_frame()[list(self._SHOWN)].to_html(index=False, float_format="{:.3g}".format)
+        return "\n".join([table, *(f"<p>{escape(line)}</p>" for line in self._words())])
+
+    def _words(self) -> list[str]:
+        """Crossovers, then what weakens the numbers."""
+        lines = []
+        for (a, b), found in self.comparison.crossovers.items():
+            where = ""
+            if found.n is not None:
+                where = f"cross near n = {found.n:.0f}, between {found.low} and {found.high} (95 %); "
+            lines.append(f"{a} and {b}: {where}{found.note}")
+        return [*lines, *(f"warning: {text}" for text in self.comparison.warnings)]
+
+
+def _bytes(size: int | str | None) -> int | None:
+    try:
+        return parse_bytes(size) if isinstance(size, str) else size
+    except ValueError as error:
+        raise UsageError(f"memory_limit: {error}") from None
+
+
+def _must_be_importable(specs: Iterable[Spec]) -> None:
+    """Refuse what the measuring process could not find: a class that exists in this session only."""
+    for spec in specs:
+        if VARIANTS.get(spec.name).make.__module__ == "__main__":
+            raise UsageError(
+                f"variant {spec.name!r} exists in this session only, and cells are measured in another process; "
+                "write it to a file and pass plugins=['FILE.py']"
+            )

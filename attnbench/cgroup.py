@@ -1,0 +1,121 @@
+"""What the control groups of this process allow it: cores and memory, and how often it was held back.
+
+Linux puts every process into a group, and groups lie in groups. A container is such a group, and so is a job of a
+cluster. Each group may have limits, and the tightest one on the way up counts.
+
+- **Version 2** has one tree of groups. ``cpu.max`` says "150000 100000": 150 ms of work in each 100 ms, which is one
+  core and a half; "max" is no limit. ``memory.max`` is a number of bytes, or "max".
+- **Version 1** has a tree for each kind of limit. The same stands in ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``, -1
+  being no limit, and in ``memory.limit_in_bytes``, where a number beyond all machines is no limit.
+
+Both may be there at once. ``/proc/self/cgroup`` says in which group of each tree the process is.
+``/proc/self/mountinfo`` says where the trees are, and with which of its groups each begins: a container may see no more
+than its own. In ``cpu.stat``, ``nr_throttled`` counts the periods in which the group had used up its share and waited.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+_ROOT = Path("/")
+_NO_LIMIT = 2**60
+"""Bytes from which on a limit of version 1 is none."""
+
+
+def cores(root: Path = _ROOT) -> float | None:
+    """How many cores the processor time of the groups amounts to; None without a limit."""
+    shares = [share for group in _groups("cpu", root) if (share := _share(group)) is not None]
+    return min(shares, default=None)
+
+
+def memory_bytes(root: Path = _ROOT) -> int | None:
+    """The least memory limit of the groups; None without one."""
+    return min((limit for limit, _ in _memory(root)), default=None)
+
+
+def free_memory_bytes(root: Path = _ROOT) -> int | None:
+    """What the tightest group has left; None without a limit. What files have cached there can be had back."""
+    return min((max(0, limit - used) for limit, used in _memory(root)), default=None)
+
+
+def throttled_periods(root: Path = _ROOT) -> int:
+    """How often the groups had to wait for processor time, since they were made."""
+    return sum(_field(group.path / "cpu.stat", "nr_throttled") for group in _groups("cpu", root))
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    path: Path
+    version: int
+
+
+def _groups(controller: str, root: Path) -> Iterator[_Group]:
+    """The group of this process and those that it lies in, as far as they can be seen."""
+    for version, top, within, controllers in _trees(root):
+        if version == 1 and controller not in controllers:
+            continue
+        own = _own_group(version, controller, root)
+        if own is None:
+            continue
+        below = own.relative_to(within) if own.is_relative_to(within) else PurePosixPath()
+        for part in (below, *below.parents):
+            yield _Group(top / part, version)
+
+
+def _trees(root: Path) -> Iterator[tuple[int, Path, PurePosixPath, list[str]]]:
+    """Version, folder, the group that the folder is, and the controllers of each tree."""
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        fields, (kind, *rest) = left.split(), right.split() or [""]
+        if kind in ("cgroup", "cgroup2") and len(fields) > 4:
+            within, top = (re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), one) for one in fields[3:5])
+            controllers = rest[-1].split(",") if rest else []
+            yield 2 if kind == "cgroup2" else 1, root / top.lstrip("/"), PurePosixPath(within), controllers
+
+
+def _own_group(version: int, controller: str, root: Path) -> PurePosixPath | None:
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if (number == "0" and not controllers) if version == 2 else controller in controllers.split(","):
+            return PurePosixPath(path)
+    return None
+
+
+def _share(group: _Group) -> float | None:
+    """Cores, by the quota of one group; None without one."""
+    with suppress(ValueError):
+        if group.version == 2:
+            quota, period = map(float, _read(group.path / "cpu.max").split())
+        else:
+            quota, period = (float(_read(group.path / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+        if quota > 0 and period > 0:
+            return quota / period
+    return None
+
+
+def _memory(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and bytes in use of each group that has a limit."""
+    for group in _groups("memory", root):
+        limit, used = ("max", "current") if group.version == 2 else ("limit_in_bytes", "usage_in_bytes")
+        allowed, taken = (_read(group.path / f"memory.{name}").strip() for name in (limit, used))
+        if allowed.isdigit() and int(allowed) < _NO_LIMIT:
+            cached = _field(group.path / "memory.stat", "inactive_file")
+            yield int(allowed), int(taken) - cached if taken.isdigit() else 0
+
+
+def _field(path: Path, name: str) -> int:
+    """The number after ``name`` in a file of names and numbers; 0 where it is not there."""
+    found = re.search(rf"^{name} (\d+)$", _read(path), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,128 @@
+"""``attnbench env``: what a bug report needs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+
+from attnbench import __version__
+from attnbench.cli import console
+from attnbench.errors import UsageError, said
+from attnbench.units import format_bytes
+
+VARIABLES = re.compile(
+    r"(OMP|MKL|KMP|GOMP|OPENBLAS|ONEDNN|DNNL|CUDA|PYTORCH|TORCH|TRITON|MALLOC|ATTNBENCH)_.+|LD_PRELOAD"
+)
+"""Environment variables that change what is measured, or with what."""
+
+
+def env(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False) -> None:
+    """Print what a bug report needs: versions, processor, memory, devices, plug-ins and settings."""
+    facts = {**_versions(), **_machine(), "plugins": _plugins(), "variables": _variables()}
+    if as_json:
+        console.data(facts)
+    else:
+        for name, value in _rows(facts):
+            console.line(f"{name:<18}{value}")
+
+
+def _versions() -> dict[str, Any]:
+    """Of attnbench, Python, the system, and everything that attnbench depends on."""
+    try:
+        required = metadata.requires("attnbench") or []
+    except metadata.PackageNotFoundError:  # run from a folder, not installed
+        required = []
+    names = [re.split(r"[^\w.-]", line)[0] for line in required if "extra ==" not in line]
+    return {
+        "attnbench": __version__,
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "system": platform.platform(),
+        "dependencies": {name: _version(name) for name in (*names, "numpy")},
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _machine() -> dict[str, Any]:
+    """What a run would find. A torch that cannot be imported is one of the facts."""
+    from attnbench import cgroup
+    from attnbench.machine import (
+        available_cores,
+        available_memory_bytes,
+        default_threads,
+        describe,
+        devices,
+        processor,
+        total_memory_bytes,
+    )
+
+    facts: dict[str, Any] = {
+        "processor": processor(),
+        "cores": available_cores(),
+        "default_threads": default_threads(),
+        "cpu_quota": cgroup.cores(),
+        "memory_bytes": total_memory_bytes(),
+        "memory_limit_bytes": cgroup.memory_bytes(),
+        "available_memory_bytes": available_memory_bytes(),
+    }
+    try:
+        import torch
+
+        facts["torch_threads"] = torch.get_num_threads()
+        facts["devices"] = {name: describe(name).get("gpu", "") for name in devices() if name != "cuda"}
+    except Exception as error:
+        facts["torch_error"] = said(error)
+    return facts
+
+
+def _plugins() -> dict[str, str]:
+    """Installed plug-ins by name: the package with its version, and why it cannot be loaded."""
+    from attnbench.foreign import told
+    from attnbench.plugins import GROUP
+
+    found = {}
+    for point in metadata.entry_points(group=GROUP):
+        package = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        try:
+            with told(point.name):
+                point.load()
+            found[point.name] = package
+        except UsageError as error:
+            found[point.name] = f"{package}, cannot be loaded: {error}"
+    return found
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in sorted(os.environ.items()) if VARIABLES.fullmatch(name)}
+
+
+def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for name, value in facts.items():
+        words = name.removesuffix("_bytes").replace("_", " ")
+        if name.endswith("_bytes"):
+            rows.append((words, format_bytes(value)))
+        elif value is None:
+            rows.append((words, "-"))
+        elif isinstance(value, dict):
+            lines = [_line(name, key, one) for key, one in value.items()] or ["none"]
+            rows += [(words, lines[0]), *(("", line) for line in lines[1:])]
+        else:
+            rows.append((words, str(value)))
+    return rows
+
+
+def _line(group: str, name: str, value: str | None) -> str:
+    if value is None:
+        return f"{name} is not installed"
+    return f"{name}={value}" if group == "variables" else f"{name} {value}".rstrip()

@@ -1,0 +1,92 @@
+"""A plan before it runs: its heading, and what ``--dry-run`` predicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attnbench.cli import console
+from attnbench.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from attnbench.cell import Cell
+    from attnbench.measure.flops import Prediction
+    from attnbench.run.plan import Plan
+
+
+def print_heading(plan: Plan) -> None:
+    """The suite, the process that will measure it, and a line for each sweep."""
+    settings = plan.settings
+    limit = f", memory limit {format_bytes(settings.memory_limit)}" if settings.memory_limit else ""
+    console.heading(f"{plan.suite.name}: {_cells(len(plan.cells))} on {settings.device}")
+    plural = "" if settings.threads == 1 else "s"
+    console.line(f"{settings.threads} thread{plural}, {settings.process} process{limit}")
+    rows = []
+    for sweep in dict.fromkeys(cell.sweep for cell in plan.cells):
+        cells = [cell for cell in plan.cells if cell.sweep == sweep]
+        lengths = sorted({cell.shape.N for cell in cells})
+        span = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]}..{lengths[-1]}"
+        what = "+".join(cells[0].measure)
+        variants = len({cell.variant for cell in cells})
+        level = f"{cells[0].level} {cells[0].pass_}"
+        rows.append([sweep, level, what, str(variants), span, str(len(cells))])
+    console.table(
+        ["sweep", "level and pass", "measures", "variants", "n", "cells"], rows, right=["variants", "n", "cells"]
+    )
+
+
+def predict(plan: Plan, *, as_json: bool) -> None:
+    """A line for each cell, with the axes in which cells differ, or all of it as JSON."""
+    from attnbench.run.estimate import estimate
+    from attnbench.suite.describe import axes_of, shown, varying
+
+    found = list(estimate(plan.cells, plan.settings.threads))
+    limit = plan.settings.memory_limit
+    fits = [one.peak_bytes is None or limit is None or one.peak_bytes <= limit for _, one in found]
+    if as_json:
+        console.data(_as_data(plan, [_cell(cell, one, fit) for (cell, one), fit in zip(found, fits, strict=True)]))
+        return
+    axes = varying(plan.cells)
+    rows = []
+    for (cell, one), fit in zip(found, fits, strict=True):
+        note = "; ".join(filter(None, ["" if fit else "will not fit", one.reason]))
+        values = [shown(axes_of(cell)[axis]) for axis in axes]
+        sizes = [format_count(one.matmul_flops), format_bytes(one.peak_bytes)]
+        rows.append([cell.sweep, cell.variant.label, str(cell.shape.N), *values, *sizes, note])
+    numbers = ["n", "matmul FLOPs", "peak"]
+    console.table(["sweep", "variant", "n", *axes, *numbers[1:], "note"], rows, right=numbers)
+    console.line(f"{_cells(len(found))}, {fits.count(False)} will not fit; nothing was run")
+
+
+def _as_data(plan: Plan, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    settings = plan.settings
+    return {
+        "suite": plan.suite.name,
+        "device": settings.device,
+        "threads": settings.threads,
+        "process": settings.process,
+        "memory_limit_bytes": settings.memory_limit,
+        "cells": cells,
+    }
+
+
+def _cell(cell: Cell, predicted: Prediction, fits: bool) -> dict[str, Any]:
+    from attnbench.suite.describe import axes_of
+
+    return {
+        "cell_id": cell.cell_id,
+        "sweep": cell.sweep,
+        "variant": cell.variant.label,
+        "level": cell.level,
+        "pass": cell.pass_,
+        "measure": list(cell.measure),
+        "seq_len": cell.shape.N,
+        **axes_of(cell),
+        "matmul_flops": predicted.matmul_flops,
+        "peak_bytes": predicted.peak_bytes,
+        "fits": fits,
+        "reason": predicted.reason,
+    }
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'s' * (count != 1)}"

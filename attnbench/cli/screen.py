@@ -1,0 +1,46 @@
+"""A run as it goes on: the progress bar, and a line for each cell that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnbench.cli import console
+from attnbench.run.runner import Watcher
+from attnbench.suite.describe import name, varying
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from attnbench.cell import Cell
+    from attnbench.record import Record
+    from attnbench.run.plan import Plan
+
+
+class Screen(Watcher):
+    """Cells by variant, length and the axes in which those of the plan differ."""
+
+    folder: Path | None = None
+    """Where the rows are stored, once that is known."""
+
+    def __init__(self, plan: Plan, bar: Progress) -> None:
+        self._bar = bar
+        axes = varying(plan.cells)
+        self._names = {cell.cell_id: name(cell, axes) for cell in plan.cells}
+
+    def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
+        self.folder = folder
+        self._bar.update(self._bar.task_ids[0], total=visits)
+        if resumed:
+            console.note(f"resuming {folder}: {resumed} of {cells} cells are measured (--fresh starts anew)")
+
+    def visiting(self, cell: Cell) -> None:
+        self._bar.update(self._bar.task_ids[0], description=self._names[cell.cell_id])
+
+    def visited(self, record: Record) -> None:
+        self._bar.advance(self._bar.task_ids[0])
+        if record.status not in ("ok", "unsupported"):
+            console.note(f"{self._names[record.cell_id]}: {record.status}: {record.reason}")
+
+    def warned(self, message: str) -> None:
+        console.warning(message)

@@ -1,0 +1,87 @@
+"""The commands with an example of each, and what is wrong with a command line in one line with the remedy."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple, cast
+
+import typer
+
+from attnbench.errors import any_of, did_you_mean, plain_words
+
+
+class Command(NamedTuple):
+    """One line of the overview."""
+
+    what: str
+    example: str
+    """What stands after ``attnbench``."""
+    needs: str = ""
+    """The arguments without which it cannot start."""
+
+
+COMMANDS = {
+    "run": Command("Measure a suite, or resume a run.", "run quick", "a suite"),
+    "plot": Command("Draw the figures of a run.", "plot results"),
+    "compare": Command("Time variants in turn; find crossovers.", "compare softmax performer", "two variants or more"),
+    "check": Command("Hold variants to formula and claims.", "check performer"),
+    "list": Command("List variants, suites or inputs.", "list suites"),
+    "show": Command("Show paper, formula, cost and options.", "show performer", "a variant or an input"),
+    "env": Command("Print what a bug report needs.", "env"),
+}
+"""In the order shown. The rest of a command is in a file of its own, which is read only where the command is meant."""
+
+OVERVIEW = "\n".join(
+    [
+        "Which attention variant is faster at my length, by how much, in how much",
+        "memory, and at what error?",
+        "",
+        *(f"  attnbench {command.example:<27}{command.what}" for command in COMMANDS.values()),
+        "",
+        "attnbench COMMAND --help lists the options of a command.",
+    ]
+)
+
+UsageProblem = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
+"""The base of everything that typer finds wrong with a command line; it has no public name."""
+
+_CHOICE = re.compile(r"('.*') is not one of (.*)")
+_IN_OUR_WORDS = (
+    (re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)"), r"too many arguments: \1"),
+    (re.compile(r"Option '(.*)' requires an argument"), r"\1 needs a value"),
+)
+
+
+def explain(problem: typer.BadParameter) -> str:
+    """One line: what is wrong, and what to type instead."""
+    name = str(problem.ctx.info_name) if problem.ctx else ""
+    command = COMMANDS.get(name)
+    parameter = getattr(problem, "param", None)
+    if parameter and command and not problem.message:  # all others say something
+        return f"{name} needs {command.needs}; for example: attnbench {command.example}"
+    remedy = f"attnbench {name} --help lists the options" if command else "attnbench --help lists what there is"
+    if parameter:
+        is_option = parameter.param_type_name == "option"
+        subject = parameter.opts[0] if is_option else f"the argument of {name}"
+        return f"{subject} {_wanted(problem.message)}; {remedy}"
+    if hasattr(problem, "possibilities"):
+        unknown = str(getattr(problem, "option_name", ""))
+        return f"unknown option {unknown}{did_you_mean(unknown, _flags(problem.ctx))}; {remedy}"
+    said = problem.message.rstrip(".")
+    for theirs, ours in _IN_OUR_WORDS:
+        said = theirs.sub(ours, said)
+    return f"{said[:1].lower()}{said[1:]}; {remedy}"
+
+
+def _wanted(said: str) -> str:
+    """What a value must be, in place of typer's words."""
+    said = plain_words(said)
+    choice = _CHOICE.fullmatch(said)
+    if not choice:
+        return said
+    words = [word.strip("'") for word in choice[2].split(", ")]
+    return f"must be {any_of(words)}, not {choice[1]}"
+
+
+def _flags(context: Any) -> list[str]:
+    return [flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("--")]

@@ -1,0 +1,152 @@
+"""The rules of the contract that can be seen to be broken without building anything."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from attnbench.cost import power_of_n
+from attnbench.errors import UsageError, did_you_mean
+from attnbench.registry import Entry
+from attnbench.spec import parse_spec
+from attnbench.traits import Traits
+
+FAMILIES = (
+    "exact",
+    "reference",
+    "fixed pattern",
+    "learned pattern",
+    "low rank",
+    "kernel",
+    "recurrence",
+    "memory",
+    "synthetic",
+    "mixing",
+)
+"""In the order shown to users; after Tay et al. 2020, "Efficient Transformers: A Survey", figure 2."""
+
+KINDS = ("operator", "mixer")
+
+
+def broken_fact(name: object, facts: Mapping[str, Any]) -> str | None:
+    """The first argument of ``@register`` that means nothing, with the choices."""
+    try:
+        parse_spec({"name": name})
+    except UsageError as error:
+        return str(error)
+    if name == "all":
+        return "the name 'all' means every variant; choose another"
+    for key, choices in (("family", FAMILIES), ("kind", KINDS)):
+        if facts[key] not in choices:
+            return f"{key} {facts[key]!r} is not one of {', '.join(choices)}"
+    for key in ("source", "formula", "cost"):
+        if not isinstance(facts[key], str) or not facts[key].isprintable():
+            return f"{key}={facts[key]!r}: give one line of text"
+    for key in ("time_exponent", "memory_exponent"):
+        if not _is_power(facts[key]):
+            return f"{key}={facts[key]!r}: give a power of n, 0 or more, or None where nothing is claimed"
+    settings = facts["settings"]
+    if not isinstance(settings, tuple) or not all(isinstance(one, str) for one in settings):
+        return f"settings={settings!r}: give a tuple of options as one types them: ('window=3', 'block=5')"
+    return _broken_growth(facts["cost"], facts["time_exponent"]) or _broken_traits(facts["traits"], facts["kind"])
+
+
+def _is_power(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _broken_growth(cost: str, claimed: float | None) -> str | None:
+    said = power_of_n(cost)
+    if said is None or claimed is None or claimed >= said:
+        return None
+    return f"cost {cost} grows as n^{said:g}, time_exponent={claimed:g} as n^{claimed:g}; leave time_exponent out"
+
+
+def _broken_traits(traits: object, kind: str) -> str | None:
+    if not isinstance(traits, Traits):
+        return f"traits={traits!r}: give Traits(...)"
+    if kind == "mixer" and traits.exact:
+        return "Traits(exact=True): a mixer has projections of its own, so it cannot equal softmax attention of q, k, v"
+    return traits.problem()
+
+
+def broken_class(cls: object, traits: Traits) -> str | None:
+    """The first rule that the class breaks."""
+    from torch import nn
+
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        return "@register stands above a class that is a torch.nn.Module"
+    parameters = list(inspect.signature(cls).parameters.values())
+    if not parameters or parameters[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return "__init__ must take the shape first: __init__(self, shape, *, ...)"
+    for option in parameters[1:]:
+        if option.kind is option.VAR_KEYWORD:
+            return f"name the options that **{option.name} stands for: nobody could check or list them"
+        if option.kind is not option.KEYWORD_ONLY:
+            return f"option {option.name!r} must be keyword-only: write a * before it in __init__"
+        if option.default is option.empty:
+            return f"option {option.name!r} needs a default"
+        if option.annotation is option.empty:
+            return f"option {option.name!r} needs a type: {option.name}: {type(option.default).__name__} = ..."
+        if option.name == "causal":
+            return "option 'causal': the shape says it already, as shape.causal"
+    forward = getattr(cls, "forward", None)
+    if forward is None or forward.__name__ == "_forward_unimplemented":  # what nn.Module brings
+        return "it has no forward"
+    if "key_mask" not in inspect.signature(forward).parameters:
+        return "forward must take key_mask=None, also where it can only refuse it"
+    if not traits.decode:
+        return None
+    begin = getattr(cls, "begin", None)
+    if begin is None or not hasattr(cls, "step"):
+        return "it claims to decode and lacks begin or step"
+    if _inputs(begin) != _inputs(forward):
+        return f"begin must take the inputs of forward, of a prompt: begin(self, {', '.join(_inputs(forward))})"
+    return None
+
+
+def _inputs(method: Callable[..., Any]) -> list[str]:
+    return [p.name for p in inspect.signature(method).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+
+
+def broken_option(entry: Entry, traits: Traits, settings: tuple[str, ...]) -> str | None:
+    """The first option that is named in a claim or a setting and that the class does not have or take."""
+    try:
+        known = entry.options
+    except Exception as error:  # whatever a type may raise that pydantic, or nobody, understands
+        return f"a type of its options is not understood: {' '.join(str(error).split())[:100]}"
+    for where, options in _mentioned(traits, settings):
+        try:
+            entry.check(dict(parse_spec(f"{entry.name}:{options}".rstrip(":")).options))
+        except UsageError as error:
+            return f"{where}: {str(error).removeprefix(f'{entry.name}: ')}"
+    for where, option in _named(traits):
+        if option not in known:
+            return f"{where}: there is no option {option!r}{did_you_mean(option, known)}"
+    return None
+
+
+def _mentioned(traits: Traits, settings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Options with values that stand somewhere, and where."""
+    for text in settings:
+        yield f"settings {text!r}", text
+    for text in traits.exact_with:
+        yield f"exact_with {text!r}", text.replace("{n}", "8")
+    for condition, _ in traits.given:
+        yield f"given {condition!r}", ",".join(part for part in _of_options(condition) if "=" in part)
+
+
+def _named(traits: Traits) -> Iterator[tuple[str, str]]:
+    """Options that stand somewhere without a value, and where."""
+    if traits.converges_with:
+        yield f"converges_with {traits.converges_with!r}", traits.converges_with
+    for condition, _ in traits.given:
+        yield from ((f"given {condition!r}", part) for part in _of_options(condition) if "=" not in part)
+
+
+def _of_options(condition: str) -> list[str]:
+    return [part for part in condition.split(",") if part not in ("causal=true", "causal=false")]

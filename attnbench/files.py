@@ -1,0 +1,106 @@
+"""Where a file may be written, and writing it so that a reader sees all of the old text or all of the new."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from attnbench.errors import CannotCreate
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write ``content`` beside ``path``, sync it to the disk and rename it into place.
+
+    A link at ``path`` is replaced and not followed.
+
+    Raises:
+        OSError: it cannot be written; what stood at ``path`` is unchanged.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write what the user asked for at ``path``: a file by :func:`replace_file`, a pipe, terminal or link directly.
+
+    Raises:
+        CannotCreate: it cannot be written.
+    """
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):  # /dev/stdout, say
+            with open(path, "wb", opener=_open_at_once) as stream:  # Path.open takes no opener
+                stream.write(content.encode() if isinstance(content, str) else content)
+        else:
+            replace_file(path, content)
+    except OSError as error:
+        raise CannotCreate(f"cannot write {path}: {error.strerror}; choose another place") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a pipe only where somebody reads from it, in place of waiting for that."""
+    without_waiting = getattr(os, "O_NONBLOCK", 0)
+    try:
+        handle = os.open(path, flags | without_waiting)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            error.strerror = "nobody reads from this pipe"
+        raise
+    if without_waiting:
+        os.set_blocking(handle, True)
+    return handle
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a loss of power, on systems that can sync a folder."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def refuse_link(path: Path) -> None:
+    """Results are never written through a link.
+
+    Raises:
+        CannotCreate: ``path`` is one.
+    """
+    if path.is_symlink():
+        raise CannotCreate(f"{path} is a link, and results are not written through links; remove it")
+
+
+def refuse_other_than_file(path: Path) -> None:
+    """Results are never read from or written to a pipe or device, which may block for ever.
+
+    Raises:
+        CannotCreate: something other than a file stands at ``path``.
+    """
+    refuse_link(path)
+    if path.exists() and not path.is_file():
+        raise CannotCreate(f"{path} is not a file; remove it")
+
+
+def make_folder(path: Path) -> None:
+    """Make ``path`` and its parents, unless it is there.
+
+    Raises:
+        CannotCreate: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder with --out") from error

@@ -1,0 +1,59 @@
+"""Importing code of somebody else, which may raise anything, end Python or print."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import NoReturn
+
+from attnbench.errors import UsageError, said
+
+
+@contextmanager
+def told(plugin: str, remedy: str = "") -> Iterator[None]:
+    """Whatever a plug-in raises while it is imported becomes one line; what it prints is no data of ours.
+
+    Also ``os._exit``, after which a command would have ended as if all were well. The current folder stays what it was.
+    """
+    real, here, folder, depth = os._exit, os.getpid(), Path.cwd(), sys.getrecursionlimit()
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() != here:  # a process that the plug-in has started may end as it likes
+            real(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = leave
+    try:
+        with redirect_stdout(sys.stderr):
+            try:
+                yield
+            finally:
+                sys.setrecursionlimit(max(depth, sys.getrecursionlimit()))
+                os.chdir(folder)  # where the user is, and results are to stand
+    except KeyboardInterrupt as error:
+        # The command's own are of another class; a plug-in's must not end it without a word.
+        if type(error) is not KeyboardInterrupt or signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            raise
+        raise UsageError(f"plug-in {plugin}{_line(error, plugin)}: {said(error)}{remedy}") from error
+    except UsageError as error:
+        raise UsageError(f"plug-in {plugin}{_line(error, plugin)}: {error}{remedy}") from error
+    except BaseException as error:  # SystemExit, too
+        what = f"{type(error).__name__}: {error.msg}" if isinstance(error, SyntaxError) else said(error)
+        raise UsageError(f"plug-in {plugin}{_line(error, plugin)}: {' '.join(what.split())}{remedy}") from error
+    finally:
+        os._exit = real
+
+
+def _line(error: BaseException, file: str) -> str:
+    """``:12``, the last line of ``file`` on the way to the error, where it is on it."""
+    path = Path(file).resolve()
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append((error.filename or "", error.lineno))
+    lines = [line for name, line in places if Path(name).resolve() == path]
+    return f":{lines[-1]}" if lines else ""

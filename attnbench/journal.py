@@ -1,0 +1,178 @@
+"""A file of JSON lines that only grows, each line sealed with a digest of itself and of all lines before it.
+
+A line that was changed, repeated, removed or moved breaks the chain of seals where it stands. Only the last line may be
+torn, by the end of the process that was writing it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import CorruptResults, StoreError
+from attnbench.record import SEAL, one_line
+
+_SEALED = re.compile(rb'(\{.*), "seal": "([0-9a-f]{16})"\}', re.DOTALL)
+_REMEDY = "restore it or start with --fresh"
+GONE = "the folder is gone, and the rows in it; run the same command again"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a journal holds."""
+
+    rows: list[dict[str, Any]]
+    """The row of each line, in order; with its seal under ``seal``, if it has one."""
+    seal: str
+    """Of the last line."""
+    size: int
+    """Bytes of all whole lines."""
+    torn: str = ""
+    """Where the last line is not whole: which line of which file that is."""
+
+
+class Journal:
+    """One such file. It may be read at any time, and appended to once it is open.
+
+    Raises:
+        CorruptResults: a line that is not as it was written.
+        StoreError: the file cannot be read or written, or is no longer the one that was opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+        self._is_open = False
+        self._seal, self._size = _first_seal(path), 0
+
+    def read(self) -> Page:
+        """All whole lines, after checking each of them. Files from before there were seals have none."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return Page([], _first_seal(self.path), 0)
+        except OSError as error:
+            raise StoreError(f"cannot read {self.path}: {error.strerror}; check its permissions") from error
+        whole, newline, torn = data.rpartition(b"\n")
+        lines = whole.split(b"\n") if newline else []
+        seals = [_SEALED.fullmatch(line) for line in lines]
+        is_sealed = any(seals)
+        seal, rows = _first_seal(self.path), []
+        for number, (line, sealed) in enumerate(zip(lines, seals, strict=True), start=1):
+            if is_sealed:
+                seal = _next_seal(seal, sealed[1]) if sealed else ""
+                if not sealed or sealed[2].decode() != seal:
+                    raise CorruptResults(
+                        f"{self.path}:{number}: this line was changed, or one before it was removed; {_REMEDY}"
+                    )
+            rows.append(self._row(number, line))
+        return Page(rows, seal, len(whole) + len(newline), f"{self.path}:{len(lines) + 1}" if torn else "")
+
+    def _row(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            row = json.loads(line, parse_constant=_refuse)
+            if not isinstance(row, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError) as error:
+            raise CorruptResults(f"{self.path}:{number}: damaged line: {one_line(str(error))}; {_REMEDY}") from None
+        return row
+
+    def open(self) -> Page:
+        """Prepare for appending: read what is there, cut off a torn last line, and hold on to this very file."""
+        page = self.read()
+        with suppress(FileNotFoundError):
+            try:
+                self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0))
+                if page.torn:  # that cell was never acknowledged and will run again
+                    os.ftruncate(self._handle, page.size)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise StoreError(f"cannot write {self.path}: {error.strerror}; check its permissions") from error
+        self._is_open, self._seal, self._size = True, page.seal, page.size
+        return page
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle, self._is_open = None, False
+
+    def append(self, rows: Sequence[dict[str, Any]]) -> list[str]:
+        """Append rows in one write, sync them to the disk and return their seals.
+
+        On a failure what was written of them is taken back.
+        """
+        if not self._is_open:
+            self.open()
+        seals: list[str] = []
+        lines: list[str] = []
+        for row in rows:
+            body = json.dumps(row, allow_nan=False)[:-1]
+            seals.append(_next_seal(seals[-1] if seals else self._seal, body.encode()))
+            lines.append(f'{body}, "{SEAL}": "{seals[-1]}"}}\n')
+        data = "".join(lines).encode()
+        try:
+            if self._handle is None:  # nothing was there when this journal was opened, so nothing may be there now
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+                self._handle = os.open(self.path, flags, mode=0o666)
+            self.refuse_another_file()
+            self._write(self._handle, data)
+        except OSError as error:
+            remedy = "earlier rows are safe, make room and run the same command again"
+            if not self.path.parent.is_dir():
+                remedy = GONE
+            raise StoreError(f"cannot write {self.path}: {error.strerror}; {remedy}") from error
+        self._seal, self._size = seals[-1] if seals else self._seal, self._size + len(data)
+        return seals
+
+    def refuse_another_file(self) -> None:
+        """Make sure that the file at this path is the one that was opened, as long as it was left."""
+        if self._handle is None:
+            return
+        ours = os.fstat(self._handle)
+        try:
+            there = self.path.lstat()
+        except OSError:
+            what = "was removed"
+            if not self.path.parent.is_dir():
+                raise StoreError(f"cannot write {self.path}: {GONE}") from None
+        else:
+            if not os.path.samestat(ours, there):
+                what = "was replaced by another file"
+            elif ours.st_size != self._size:
+                what = "was cut or written to"
+            else:
+                return
+        raise StoreError(f"{self.path} {what} while this run was writing to it; run the same command again")
+
+    def _write(self, handle: int, data: bytes) -> None:
+        try:
+            if os.write(handle, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(handle)
+        except OSError:
+            with suppress(OSError):  # a torn line that stays is cut off when the run goes on
+                os.ftruncate(handle, self._size)
+            raise
+
+
+def _first_seal(path: Path) -> str:
+    """What the first line's seal goes on from: a line of samples is no line of records."""
+    return path.name
+
+
+def _next_seal(seal: str, body: bytes) -> str:
+    return hashlib.sha256(seal.encode() + body).hexdigest()[:16]
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number of ours")

@@ -1,0 +1,81 @@
+"""From which length on the other variant is faster: claimed only between lengths with opposite verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from attnbench.measure.statistics import Ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """Where A and B take the same time. All three numbers are None unless there is exactly one such place."""
+
+    n: float | None
+    """About where, by a straight line in log n between measured lengths."""
+    low: int | None
+    high: int | None
+    """The nearest lengths with opposite verdicts. All verdicts are right with 95 %, so that the crossing lies between
+    them with 95 %, whatever the curve does there."""
+    note: str
+    """Who is faster where, or why there is no crossover."""
+
+
+def crossover(lengths: Sequence[int], ratios: Sequence[Ratio | None], *, names: tuple[str, str]) -> Crossover:
+    """Where time A / time B passes through 1. Never extrapolates, and never trusts a difference without a verdict.
+
+    Args:
+        lengths: in any order.
+        ratios: one for each length; None where a variant failed or the verdict is withheld.
+        names: what to call A and B in the note.
+    """
+    rows = sorted((n, one) for n, one in zip(lengths, ratios, strict=True) if one is not None)
+    if len(rows) < 2:
+        return Crossover(None, None, None, "not looked for: fewer than two lengths could be compared")
+    verdicts = [one.verdict for _, one in rows]
+    decided = [place for place, verdict in enumerate(verdicts) if verdict in ("faster", "slower")]
+    brackets = [(i, j) for i, j in pairwise(decided) if verdicts[i] != verdicts[j]]
+    if len(brackets) == 1:
+        ((i, j),) = brackets
+        below, above = names if verdicts[i] == "faster" else names[::-1]
+        between = [(n, one.estimate) for n, one in rows[i : j + 1]]
+        return Crossover(_interpolate(between), rows[i][0], rows[j][0], f"{below} is faster below, {above} above")
+    asked = sorted(set(lengths))
+    wins = [{rows[place][0] for place in decided if verdicts[place] == side} for side in ("faster", "slower")]
+    where = " and ".join(
+        f"{name} is faster at n = {_spans(asked, won)}" for name, won in zip(names, wins, strict=True) if won
+    )
+    if brackets:
+        return Crossover(None, None, None, f"{len(brackets)} crossings: {where}")
+    if not decided:
+        same = len(rows) == len(lengths) and set(verdicts) == {"same"}
+        return Crossover(None, None, None, "none: the same at every length" if same else "no difference found")
+    undecided = set(asked) - wins[0] - wins[1]
+    if not undecided:
+        return Crossover(None, None, None, f"not in range: {names[0 if wins[0] else 1]} is faster throughout")
+    return Crossover(None, None, None, f"not in range: {where}, no difference found elsewhere")
+
+
+def _interpolate(points: Sequence[tuple[int, float]]) -> float:
+    """The middle of the places where the polygon through ``points`` (length and ratio, in log and log) passes 1."""
+    x, y = np.log(np.array(points, dtype=float).T)
+    change = np.flatnonzero(np.diff(np.sign(y)))
+    places = x[change] + (x[change + 1] - x[change]) * y[change] / (y[change] - y[change + 1])
+    return math.exp((places[0] + places[-1]) / 2)
+
+
+def _spans(lengths: Sequence[int], chosen: Collection[int]) -> str:
+    """``512 to 2048, 8192``: the chosen ones of ``lengths``, those that follow each other as one span."""
+    spans: list[list[int]] = []
+    for place, n in enumerate(lengths):
+        if n in chosen:
+            if place and lengths[place - 1] in chosen:
+                spans[-1].append(n)
+            else:
+                spans.append([n])
+    return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)

@@ -1,0 +1,50 @@
+"""What was made for one cell and may serve the next, with the memory that it takes: nobody left that behind."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Recent(Generic[P, T]):
+    """Keeps the last few results of a function, as ``functools.lru_cache`` does, and says how many bytes they hold."""
+
+    _all: list[Recent[Any, Any]] = []  # noqa: RUF012  # one list for all of them is meant
+
+    def __init__(self, make: Callable[P, T], size: int) -> None:
+        self._make, self._size = make, size
+        self._results: OrderedDict[Hashable, T] = OrderedDict()
+        Recent._all.append(self)
+
+    def __call__(self, *args: P.args, **options: P.kwargs) -> T:
+        key = (args, tuple(options.items()))
+        if key not in self._results:
+            self._results[key] = self._make(*args, **options)
+            if len(self._results) > self._size:
+                self._results.popitem(last=False)
+        self._results.move_to_end(key)
+        return self._results[key]
+
+    @staticmethod
+    def held(device: str) -> int:
+        """Bytes of all results that are kept on a type of device: ``cpu``, ``cuda``."""
+        tensors = (tensor for one in Recent._all for result in one._results.values() for tensor in _tensors(result))
+        return sum(tensor.nbytes for tensor in tensors if tensor.device.type == device)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))

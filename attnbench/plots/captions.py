@@ -1,0 +1,147 @@
+"""Circumstances in words: what was measured, on what, how settings differ, what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from attnbench.status import Status
+
+LEVELS = {"operator": "attention operator", "layer": "attention layer", "model": "whole model"}
+_PASSES = {
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "training": "training step",
+    "decode": "one decoding step",
+}
+_MOST = 20
+OWN_FORM = "†"
+"""Behind a label: the variant is this project's own form of a paper's method."""
+
+
+def _several(count: float, thing: str) -> str:
+    return f"{count:.0f} {thing}{'' if count == 1 else 's'}"
+
+
+_WORDS: dict[str, Callable[[Any], str]] = {
+    "level": lambda value: LEVELS.get(value, value),
+    "pass": lambda value: _PASSES.get(value, value),
+    "causal": lambda value: "causal" if value else "not causal",
+    "bias": lambda value: "no bias" if value == "none" else f"bias {value}",
+    "padding": lambda value: f"{value:.0%} padding" if value else "no padding",
+    "head_dim": lambda value: f"head width {value}",
+    "heads": lambda value: _several(value, "head"),
+    "batch": lambda value: f"batch {value}",
+    "kv_len": lambda value: f"{value} keys" if value else "as many keys",
+    "compile": lambda value: "compiled" if value else "not compiled",
+    "process": lambda value: f"process {value}",
+    "threads": lambda value: _several(value, "thread") if pd.notna(value) else "threads not known",
+    "quick": lambda value: "QUICK: one sample each" if value else "not quick",
+    "seed": lambda value: f"seed {value}",
+    "machine_id": lambda value: f"machine {value or 'not known'}",
+    "torch_version": lambda value: f"torch {value or 'not known'}",
+    "method_version": lambda value: f"method {value}",
+}
+"""Column -> its value in words, where the value does not speak for itself."""
+
+
+def in_words(column: str, value: object) -> str:
+    """``causal``, ``4 heads``, ``bfloat16``."""
+    return _WORDS.get(column, str)(value)
+
+
+def as_typed(value: object) -> str:
+    """A value as one would give it: ``true``, ``float32``."""
+    return str(value).lower() if isinstance(value, bool) or str(value) in ("True", "False") else str(value)
+
+
+def difference(table: pd.DataFrame) -> list[tuple[str, str]]:
+    """For each row the fewest words that tell it from the others, and all that does; empty for a single row.
+
+    Args:
+        table: one row for each setting; what is asked about first in the first columns.
+    """
+    table = table.astype(object).where(table.notna(), None)
+    varying = [str(column) for column in table if table[column].nunique(dropna=False) > 1]
+    needed: list[str] = []
+    for column in varying:
+        if len(table.drop_duplicates([*needed, column])) > (len(table.drop_duplicates(needed)) if needed else 1):
+            needed.append(column)
+    return [
+        (", ".join(in_words(c, row[c]) for c in needed), " · ".join(in_words(c, row[c]) for c in varying))
+        for row in table.to_dict("records")
+    ]
+
+
+def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
+    """Two lines for a subtitle: what was measured, and on what, as far as it is the same for all rows."""
+    if rows.empty:
+        return []
+    row = rows.iloc[0]
+    same = {name for name in rows if rows[name].nunique(dropna=False) == 1}
+
+    def said(columns: Sequence[str]) -> list[str]:
+        return [in_words(name, row[name]) for name in columns if name in same and _worth_saying(name, row)]
+
+    what = ["suite", "", "kv_len", "batch", "heads", "dtype", "causal", "bias", "padding", "level", "pass"]
+    heads = f"{_several(row['heads'], 'head')} × {row['head_dim']}" if {"heads", "head_dim"} <= same else ""
+    first = [*said(what[:1]), f"n = {n}" if n is not None else "", *said(what[2:4])]
+    first += [heads] if heads else said(["heads", "head_dim"])
+    days = sorted({str(at)[:10] for at in rows["started_at"] if at})
+    on = said(["device", "machine_id", "threads", "process", "torch_version", "compile", "quick"])
+    on.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "")
+    return [" · ".join(part for part in line if part) for line in ([*first, *said(what[5:])], on)]
+
+
+def _worth_saying(name: str, row: pd.Series[Any]) -> bool:
+    """What is as one expects goes without saying."""
+    value = row[name]
+    if name == "kv_len":
+        return bool(value != row["seq_len"])
+    if name == "threads":
+        return bool(pd.notna(value) and row["device"] == "cpu")
+    return bool(value) and not (name == "bias" and value == "none")
+
+
+def failures(rows: pd.DataFrame, *, at_n: bool = True) -> list[str]:
+    """One line for each status but ok: which labels (and lengths), and the reason of the first."""
+    lines = []
+    for status in Status:
+        failed = rows[rows["status"] == status]
+        if status is Status.OK or failed.empty:
+            continue
+        names = [_named(str(variant), part, at_n) for variant, part in failed.groupby("variant", sort=False)]
+        names = [*names[:_MOST], f"and {len(names) - _MOST} more"] if len(names) > _MOST else names
+        reasons = list(dict.fromkeys(reason for reason in failed["reason"] if reason))
+        why = f" — {'' if len(reasons) == 1 else 'e.g. '}{reasons[0]}" if reasons else ""
+        lines.append(f"{status}: {', '.join(names)}{why}")
+    return lines
+
+
+def _named(variant: str, rows: pd.DataFrame, at_n: bool) -> str:
+    """The labels of one variant, or how many there are."""
+    labels = list(dict.fromkeys(rows["label"]))
+    name = ", ".join(labels) if len(labels) < 3 else f"{bare(variant, labels[0])} with {len(labels)} settings"
+    return f"{name} (n = {', '.join(str(n) for n in sorted(set(rows['seq_len'])))})" if at_n else name
+
+
+def bare(variant: str, label: str) -> str:
+    """The variant's name without options, with the mark of an own form where its label has one."""
+    return variant + OWN_FORM * label.endswith(OWN_FORM)
+
+
+def short_names(rows: pd.DataFrame) -> tuple[dict[str, str], str]:
+    """Label -> the variant's name where it has one setting only; and the settings that this hides, in a line."""
+    pairs = rows[["label", "variant"]].drop_duplicates()
+    single = pairs.groupby("variant")["label"].transform("nunique") == 1
+    names = {str(r): bare(str(v), str(r)) if s else str(r) for (r, v), s in zip(pairs.to_numpy(), single, strict=True)}
+    hidden = [label for label, name in names.items() if label != name]
+    return names, f"Settings: {'; '.join(hidden)}." if hidden else ""
+
+
+def own_form_note(labels: Iterable[str]) -> str:
+    """What the mark of an own form means, where a label has it."""
+    marked = any(label.endswith(OWN_FORM) for label in labels)
+    return f"{OWN_FORM} not the form that the source describes; attnbench show NAME says what differs" if marked else ""

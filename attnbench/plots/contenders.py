@@ -1,0 +1,117 @@
+"""The points of the bubble plot: one for each label at one length, and which of them nothing beats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from attnbench.plots.agreement import Agreement, agreement, kind_of
+from attnbench.plots.bubbles import pareto
+from attnbench.plots.captions import failures
+from attnbench.plots.setting import Setting
+
+TRIVIAL = "answering mean(V)"
+
+
+@dataclass(frozen=True)
+class Contenders:
+    """What one panel shows."""
+
+    setting: Setting
+    n: int
+    points: pd.DataFrame
+    """Columns label, variant, family, x, x_low, x_high, memory, y, y_std, kind."""
+    agreed: Agreement
+    fast_low: bool
+    """Whether less is faster on the horizontal axis."""
+
+    @property
+    def log(self) -> bool:
+        """Whether the vertical axis shows an error, on a log scale."""
+        return self.agreed.column in ("rel_error", "max_abs_error")
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The setting's rows at this length."""
+        return self.setting.rows[self.setting.rows["seq_len"] == self.n]
+
+    @property
+    def competing(self) -> pd.DataFrame:
+        """Points with both a speed and an error; not reference lines, nor what is no better than mean(V)."""
+        fair = self.points[self.points["kind"].isin(["exact", "measured"]) & (self.points["family"] != "reference")]
+        if math.isfinite(self.agreed.trivial):
+            fair = fair[(fair["kind"] == "exact") | (fair["y"] < self.agreed.trivial)]
+        return fair
+
+    @property
+    def front(self) -> pd.DataFrame:
+        """Of those that compete, the points on the Pareto front, fastest first."""
+        fair = self.competing
+        # All exact methods are equally good.
+        goodness = (-fair["y"] if self.log else fair["y"]).where(fair["kind"] != "exact", math.inf)
+        return fair.iloc[pareto(list(-fair["x"] if self.fast_low else fair["x"]), list(goodness))]
+
+    @property
+    def lines(self) -> dict[str, float]:
+        """Name -> error of what has no speed: answering mean(V), and the oracles."""
+        lines = {TRIVIAL: self.agreed.trivial} if math.isfinite(self.agreed.trivial) else {}
+        rows = self.agreed.rows
+        rows = rows[(rows["family"] == "reference") & (rows["error_kind"] == "approximation")]
+        for label, value in rows[["label", "y"]].itertuples(index=False):
+            if label not in {"mean-value", *self.points["label"]} and value > 0 and math.isfinite(value):
+                lines[label] = float(value)
+        return lines
+
+    @property
+    def left_out(self) -> list[str]:
+        """Why labels have no point, a line for each reason."""
+        here = self.rows
+        failed = failures(here[~here["label"].isin(self.points["label"])], at_n=False)
+        absent = [one for one in dict.fromkeys(self.setting.rows["label"]) if one not in set(here["label"])]
+        failed += [f"not in the table at this n: {', '.join(absent)}"] if absent else []
+        of = f" ({self.setting.name})" if self.setting.name else ""
+        return [f"Left out at n = {self.n}{of} — {line}" for line in failed]
+
+
+def contenders(
+    frame: pd.DataFrame, setting: Setting, n: int | None, x: str, y: str, inputs: str | None
+) -> Contenders | None:
+    """The points at one length, None where nothing has a speed there.
+
+    Args:
+        frame: the whole table, for the errors.
+        n: the length; by default the longest at which every variant that ever ran was measured (or most of them).
+    """
+    measured = setting.ok[np.isfinite(setting.ok[x]) & (setting.ok[x] > 0)]
+    if n is None and len(measured):
+        counts = measured.groupby("seq_len")["label"].nunique()
+        n = int(counts[counts == counts.max()].index.max())
+    here = measured[measured["seq_len"] == n]
+    if here.empty or n is None:
+        return None
+    agreed = agreement(frame, y, inputs, setting, n)
+    points = here[["label", "variant", "family", "target"]].assign(x=here[x], memory=here["peak_bytes"])
+    for end, other in (("low", "high"), ("high", "low")):
+        ratio = here[f"time_ci_{end if x == 'time_median_s' else other}_s"] / here["time_median_s"]
+        points[f"x_{end}"] = here[x] * ratio if x == "time_median_s" else here[x] / ratio
+    points = points.merge(agreed.rows.drop(columns="family").drop_duplicates("label"), on="label", how="left")
+    known = zip(points["error_kind"], points["target"], points["y"].astype(float), strict=True)
+    points["kind"] = [kind_of(kind, target, value, agreed.column) for kind, target, value in known]
+    return Contenders(setting, n, points, agreed, fast_low=x == "time_median_s")
+
+
+def spread(found: list[Contenders]) -> Mapping[int, tuple[float, float]]:
+    """Place -> least and largest speed that its scale reaches; one scale for all where that wastes little room."""
+    ends = []
+    for one in found:
+        values = pd.concat([one.points["x"], one.points["x_low"], one.points["x_high"]])
+        values = values[np.isfinite(values) & (values > 0)]
+        ends.append((float(values.min()), float(values.max())))
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    widest = max(math.log(high / low) for low, high in ends)
+    together = math.log(high / low) <= 2 * widest
+    return {place: (low, high) if together else one for place, one in enumerate(ends)}

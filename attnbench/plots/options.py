@@ -1,0 +1,69 @@
+"""What a label's options and its inputs say: numbers that vary, and values in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import pandas as pd
+
+from attnbench.errors import UsageError
+from attnbench.spec import format_scalar, parse_spec
+
+
+def options_of(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Label -> its options."""
+    table: dict[str, dict[str, Any]] = {}
+    for label, text in rows[["label", "options"]].drop_duplicates().itertuples(index=False):
+        try:
+            given = json.loads(text or "{}")
+        except json.JSONDecodeError:
+            given = {}
+        table[label] = given if isinstance(given, dict) else {}
+    return table
+
+
+def varying_numbers(options: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Option -> number of different numeric values, for those with at least two, the most varied first."""
+    values: dict[str, set[float]] = {}
+    for one in options:
+        for name, value in one.items():
+            if is_number(value):
+                values.setdefault(name, set()).add(float(value))
+    counts = {name: len(found) for name, found in values.items() if len(found) > 1}
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """A finite number, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def written(value: object) -> str:
+    """An option's value as one would type it."""
+    return format_scalar(value) if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def logit_std(inputs: str) -> float | None:
+    """The ``logit_std`` of an inputs label, None where it has none."""
+    try:
+        value = dict(parse_spec(inputs).options).get("logit_std")
+    except UsageError:
+        return None
+    return float(value) if is_number(value) else None
+
+
+def pick_inputs(known: Sequence[str], wanted: str) -> str:
+    """The label that means ``wanted`` (``gaussian:logit_std=2`` is ``gaussian:logit_std=2.0``), or has that name.
+
+    Raises:
+        UsageError: none does.
+    """
+    spec = parse_spec(wanted)
+    exact = [label for label in known if label == wanted or parse_spec(label) == spec]
+    named = [label for label in known if parse_spec(label).name == wanted]
+    if not exact and not named:
+        raise UsageError(f"no error rows with inputs {wanted!r}; there are: {', '.join(known)}")
+    return [*exact, *named][0]

@@ -1,0 +1,113 @@
+"""The colours of a figure: a light and a dark set, and the one that is being drawn with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from attnbench.errors import UsageError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours by what they mean."""
+
+    page: str
+    ink: str
+    faint: str
+    """Of secondary text, axes and ticks."""
+    line: str
+    grid: str
+    band: str
+    """Behind points that have no place on the scale."""
+    worse: str
+    """Behind errors that are no better than the trivial answer."""
+    families: Mapping[str, str]
+    other: str
+    """Of a family that a plug-in brought along."""
+    sequence: tuple[str, ...]
+    """Of lines that are told apart by turn and not by family, which is often one and the same."""
+    diverging: str
+    """Name of a matplotlib colour map from loss to gain; its middle is close to the page."""
+
+    def family(self, name: str) -> str:
+        """The colour of a family, known or not."""
+        return self.families.get(name, self.other)
+
+
+LIGHT = Palette(
+    page="#ffffff",
+    ink="#222222",
+    faint="#666666",
+    line="#d0d0d0",
+    grid="#ebebeb",
+    band="#f5f5f5",
+    worse="#fbeee6",
+    # Okabe and Ito's, which colour-blind readers tell apart, the yellow darkened for thin lines; and grey, violet.
+    families={
+        "exact": "#000000",
+        "reference": "#8a8a8a",
+        "fixed pattern": "#0072b2",
+        "learned pattern": "#56b4e9",
+        "low rank": "#009e73",
+        "kernel": "#d55e00",
+        "recurrence": "#e69f00",
+        "memory": "#c9b400",
+        "synthetic": "#cc79a7",
+        "mixing": "#7a3e9d",
+    },
+    other="#5c4033",
+    sequence=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"),
+    diverging="RdBu",
+)
+DARK = Palette(
+    page="#14171c",
+    ink="#eceff3",
+    faint="#a3abb5",
+    line="#434b56",
+    grid="#262b33",
+    band="#1c2027",
+    worse="#33241d",
+    # The hues of the light set, lifted until thin lines stand out, with the same order from dark to bright.
+    families={
+        "exact": "#ffffff",
+        "reference": "#9aa1aa",
+        "fixed pattern": "#3d9be9",
+        "learned pattern": "#9bd8ff",
+        "low rank": "#22c793",
+        "kernel": "#ff7a2f",
+        "recurrence": "#ffb52e",
+        "memory": "#e8dc4a",
+        "synthetic": "#f29cc4",
+        "mixing": "#b184f0",
+    },
+    other="#c39a80",
+    sequence=("#3d9be9", "#ff7a2f", "#22c793", "#f29cc4", "#ffb52e", "#9bd8ff", "#ffffff"),
+    diverging="berlin_r",
+)
+STYLES = {"light": LIGHT, "dark": DARK}
+
+_CURRENT: ContextVar[Palette] = ContextVar("palette", default=LIGHT)
+
+
+def palette() -> Palette:
+    """The colours to draw with: light ones, but inside :func:`drawn_in`."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def drawn_in(style: str) -> Iterator[None]:
+    """Draw and save figures in a style.
+
+    Raises:
+        UsageError: a style that does not exist.
+    """
+    if style not in STYLES:
+        raise UsageError(f"unknown style {style!r}{did_you_mean(style, STYLES) or '; there are: light, dark'}")
+    token = _CURRENT.set(STYLES[style])
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)

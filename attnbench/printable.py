@@ -1,0 +1,18 @@
+"""Text of other people, fit for a terminal and a table: names, options, paths and reasons may hold anything.
+
+A control character moves the cursor or clears the screen; a bidirectional or invisible one makes a name look like
+another.
+"""
+
+from __future__ import annotations
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """``text`` with U+FFFD for each character that is not printable, but for those of ``keep``.
+
+    Spaces other than the ordinary one and the ends of lines and paragraphs are not printable, as in
+    :meth:`str.isprintable`.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,0 +1,242 @@
+"""All variants at one length, within one time limit: each alone, then in turns."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from attnbench.cell import Cell
+from attnbench.measure.time import TimingRules
+from attnbench.record import Record
+from attnbench.run.isolation import CellFailed, Worker
+from attnbench.run.pairs import Pairs
+from attnbench.status import Status
+from attnbench.verify import checked
+
+WARM_UP_CALLS = 3
+"""Of a variant whose calls take long, before its turns."""
+_OF_ONE_CALL: dict[str, Any] = dict.fromkeys(
+    (
+        *("time_median_s", "time_min_s", "time_samples", "time_rounds", "first_call_s"),
+        *("examples_per_s", "tokens_per_s", "flops_per_s", "bytes_per_s", "peak_fraction"),
+    )
+)
+"""Columns that the first look fills, and that one call is too few for."""
+
+
+@dataclass(slots=True)
+class Length:
+    """What one length gave. Variants by position in the list of cells."""
+
+    records: dict[int, Record] = field(default_factory=dict)
+    """One for each variant, without times."""
+    times: dict[int, list[float]] = field(default_factory=dict)
+    """Seconds of each variant that took turns; the i-th of all belong to the same turn."""
+    pairs: Pairs | None = None
+    with_error: bool = True
+    unsure: set[int] = field(default_factory=set)
+    """Those that ran out of time perhaps by another's fault: at longer lengths they are tried all the same."""
+    traces: str = ""
+    """What the turns left behind in their process (see :mod:`attnbench.run.traces`)."""
+
+
+def measure_length(
+    worker: Worker,
+    cells: Sequence[Cell],
+    rules: TimingRules,
+    *,
+    timeout: float,
+    fewest: int,
+    known: Mapping[int, Record],
+    clock: Callable[[], float] = time.monotonic,
+) -> Length:
+    """Look at each cell alone, then let those that are ``ok`` take turns. What fails is a record and stops no other.
+
+    Args:
+        timeout: seconds for all of it, retries included. Not counted: the start of a new process where one died, and
+            any while for which this process was stopped.
+        fewest: turns without which no verdict can be given.
+        known: how cells end that are not even tried.
+    """
+    visit = _Visit(worker, cells, rules, timeout, fewest, clock)
+    visit.found.records |= known
+    visit.look()
+    visit.take_turns()
+    return visit.found
+
+
+class _Visit:
+    """The state of one length."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        cells: Sequence[Cell],
+        rules: TimingRules,
+        timeout: float,
+        fewest: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.worker, self.cells, self.rules, self.timeout, self.fewest = worker, list(cells), rules, timeout, fewest
+        self.found = Length(with_error="error" in cells[0].measure)
+        self.seconds: dict[int, float] = {}
+        """Of one call, by the first look."""
+        self.left = timeout
+        """Seconds of the time limit."""
+        self._clock = clock
+
+    def look(self) -> None:
+        """Error, memory and one timed call of each. Those ahead, and the turns, share the time that is left equally."""
+        ahead = [i for i in range(len(self.cells)) if i not in self.found.records]
+        for place, i in enumerate(ahead):
+            self.found.records[i] = self._outcome(i, shares=len(ahead) - place + 1)
+
+    def _outcome(self, i: int, shares: int) -> Record:
+        """With its error in half of its share, and if that is too little, without in the other half."""
+        with_error, bare = self.cells[i], without_error(self.cells[i])
+        if self.found.with_error:
+            try:
+                return self._look(i, with_error, self.left / shares / 2)
+            except CellFailed as failed:
+                if failed.status is not Status.TIMEOUT:
+                    return Record.of(with_error, failed.status, failed.reason)
+        try:
+            record = self._look(i, bare, self.left / shares)
+        except CellFailed as failed:
+            reason = f"its share of {self.timeout:g} s is too little for a few calls; raise --timeout"
+            return Record.of(bare, failed.status, reason if failed.status is Status.TIMEOUT else failed.reason)
+        # It was the exact answer that took too long, as it would for the others.
+        self.found.with_error = False
+        return record
+
+    def _look(self, i: int, cell: Cell, limit: float) -> Record:
+        answer = self._ask(
+            {
+                "do": "cell",
+                "cell": cell.to_json(),
+                "rules": asdict(replace(self.rules, quick=True)),
+                "round": 0,
+                "earlier": [],
+                "previous": None,
+            },
+            limit,
+        )
+        try:
+            record = checked(Record.from_json(answer["record"]))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise self.worker.garbage() from None
+        if record.cell_id != cell.cell_id or (record.status is Status.OK and not record.time_median_s):
+            raise self.worker.garbage()
+        self.seconds[i] = record.time_median_s or 0.0
+        return replace(record, quick=False, **_OF_ONE_CALL)
+
+    def take_turns(self) -> None:
+        """Paired times of all that are ``ok`` and fit into the time that is left."""
+        self._leave_out_the_slow()
+        while alive := self._alive():
+            try:
+                pairs = self._turns(alive, self.left)
+            except CellFailed as together:
+                self.found.records |= self._culprits(alive, together)
+            else:
+                self.found.pairs = pairs
+                for place, status, reason in pairs.left_out:
+                    self.found.records[alive[place]] = Record.of(self.cells[alive[place]], Status(status), reason)
+                columns = zip(*pairs.blocks, strict=True)
+                self.found.times = {alive[place]: list(one) for place, one in zip(pairs.ran, columns, strict=True)}
+                return
+
+    def _alive(self) -> list[int]:
+        return [i for i, record in sorted(self.found.records.items()) if record.status is Status.OK]
+
+    def _leave_out_the_slow(self) -> None:
+        """Each needs its turns to fit into an equal share of the time that the quicker ones leave.
+
+        So two that are about equally slow stay or go together, whichever of them noise made the slower one.
+        """
+        turns = self.fewest + WARM_UP_CALLS
+        left = self.left
+        by_need = sorted(self._alive(), key=lambda i: self.seconds[i])
+        for place, i in enumerate(by_need):
+            if turns * self.seconds[i] > left / (len(by_need) - place):
+                for slow in by_need[place:]:
+                    reason = f"{turns} calls of {self.seconds[slow]:.2g} s do not fit into its share of the time; "
+                    self.found.records[slow] = Record.of(self.cells[slow], Status.TIMEOUT, reason + "raise --timeout")
+                return
+            left -= turns * self.seconds[i]
+
+    def _turns(self, positions: Sequence[int], limit: float) -> Pairs:
+        warm_up = sum(WARM_UP_CALLS * self.seconds[i] + self.rules.warmup_time for i in positions)
+        rules = replace(self.rules, max_time=min(self.rules.max_time, max(0.0, 0.9 * limit - warm_up)))
+        cells = [self.cells[i].to_json() for i in positions]
+        answer = self._ask({"do": "pairs", "cells": cells, "rules": asdict(rules), "fewest": self.fewest}, limit)
+        self.found.traces = self.found.traces or self.worker.traces
+        try:
+            return checked_pairs(Pairs(**answer), len(positions))
+        except (TypeError, ValueError):
+            raise self.worker.garbage() from None
+
+    def _culprits(self, alive: Sequence[int], together: CellFailed) -> dict[int, Record]:
+        """Those that also fail when they are timed alone; all of them where none does, or the time is over."""
+        failed: dict[int, CellFailed] = {}
+        if together.status is not Status.TIMEOUT:
+            for place, i in enumerate(alive):
+                try:
+                    self._turns([i], self.left / (len(alive) - place + 1))
+                except CellFailed as alone:
+                    failed[i] = alone
+        if together.status is Status.TIMEOUT:
+            reason = f"did not finish its turns within {self.timeout:g} s; raise --timeout"
+            together = CellFailed(Status.TIMEOUT, reason)
+            self.found.unsure |= set(alive)
+        failed = failed or dict.fromkeys(alive, together)
+        return {i: Record.of(self.cells[i], one.status, one.reason) for i, one in failed.items()}
+
+    def _ask(self, request: dict[str, Any], limit: float) -> dict[str, Any]:
+        """The answer, in ``limit`` seconds of the time that is left.
+
+        What passes beyond them is not its fault: a new process had to start, or this one was stopped.
+        """
+        start = self._clock()
+        try:
+            return self.worker.ask(request, limit)
+        finally:
+            self.left -= min(limit, self._clock() - start)
+
+
+def without_error(cell: Cell) -> Cell:
+    """The same, but its error is not measured."""
+    return replace(cell, measure=tuple(what for what in cell.measure if what != "error"))
+
+
+def checked_pairs(pairs: Pairs, cells: int) -> Pairs:
+    """``pairs`` itself, if it can be an answer about so many cells.
+
+    Raises:
+        TypeError: a field of another type.
+        ValueError: a cell without an outcome, a missing column, a time that is not positive and finite.
+    """
+    named = [*pairs.ran, *(place for place, _, _ in pairs.left_out)]
+    if sorted(named) != list(range(cells)) or any(type(place) is not int for place in named):
+        raise ValueError(f"outcomes of {named}, not of {cells} cells")
+    for _, status, reason in pairs.left_out:
+        if Status(status) is Status.OK or not isinstance(reason, str):
+            raise ValueError(f"failed with {status}")
+    for block in pairs.blocks:
+        if len(block) != len(pairs.ran) or not all(_is_time(one) for one in block):
+            raise ValueError("a block is not one time for each cell")
+    if bool(pairs.blocks) != bool(pairs.ran):
+        raise ValueError("cells without times")
+    counts = (pairs.disturbed, pairs.taken, pairs.stopped)
+    if any(type(one) is not int for one in counts) or not 0 <= pairs.disturbed <= pairs.taken or pairs.stopped < 0:
+        raise ValueError("impossible counts of blocks")
+    if pairs.others is not None and not (type(pairs.others) in (int, float) and 0 <= pairs.others < math.inf):
+        raise ValueError("an impossible load")
+    return pairs
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf

@@ -1,0 +1,170 @@
+"""What a cell leaves behind in the process: anything that the next cell would find otherwise than it did.
+
+A thread that works on, another default dtype or a clock that was replaced would make the next cell's numbers wrong
+without a word. Whatever differs after a cell is told in its row, and the next one starts in a fresh process.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, process_time, sleep
+from types import FrameType
+
+import torch
+
+from attnbench.measure.recent import Recent
+from attnbench.run.patches import Home, differing, fixed_values
+from attnbench.run.switches import read_settings
+from attnbench.units import format_bytes
+
+KEPT = 64 * 2**20
+"""Bytes that a cell may leave resident: small tables, and what torch's libraries keep after their first calls."""
+KEPT_PER_MODULE = 2**18
+"""Bytes more for each module that was imported meanwhile: torch.compile brings a thousand."""
+OPEN = 32
+"""Files that a cell may leave open."""
+KEPT_BY_ALL = 4 * KEPT
+"""Bytes that all cells of a process together may leave resident."""
+GRACE = 0.05
+"""Seconds that a thread may still take to end."""
+
+_POOLED = concurrent.futures.thread._worker.__code__
+_TORCH = str(Path(torch.__file__).parent)
+_OWN_VARIABLES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "KINETO_", "TRITON_", "PYTORCH_", "CUDA_MODULE_LOADING")
+"""How the names of variables begin that torch sets for itself when a part of it is first used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of the process between two cells. Bytes; taken in some milliseconds."""
+
+    settings: Mapping[str, object]
+    """By the words that stand in the row."""
+    variables: Mapping[str, str]
+    homes: Mapping[str, Home]
+    """What stands in each module and class."""
+    threads: frozenset[int]
+    files: int
+    """How many are open."""
+    busy: bool
+    """Something computes while the thread that measures waits: a thread without Python, too."""
+    modules: int
+    resident: int
+
+    @classmethod
+    def take(cls, device: str) -> Snapshot:
+        """Of now, for cells on ``device``."""
+        return cls(
+            settings=read_settings(),
+            variables=dict(os.environ),
+            homes=fixed_values(),
+            threads=_threads(),
+            busy=not device.startswith("cuda") and _is_busy(),
+            files=_open_files(),
+            modules=len(sys.modules),
+            resident=_resident(device),
+        )
+
+    def left_since(self, before: Snapshot) -> str:
+        """What differs from ``before``, as words after "the cell"; empty where nothing does."""
+        changed = self.changed_since(before)
+        if variables := _set(self.variables, before.variables):
+            changed.append(f"{_some(variables)} in the environment")
+        if functions := self.replaced_since(before):
+            changed.append(_some(functions))
+        left = []
+        if threads := _still_running(self.threads - before.threads) or int(self.busy and not before.busy):
+            left.append(f"{threads} thread{'s' * (threads > 1)}")
+        if self.files - before.files > OPEN:
+            left.append(f"{self.files - before.files} open files")
+        if kept := self.kept_since(before, KEPT):
+            left.append(kept)
+        said = [f"changed {_and(changed)}"] * bool(changed) + [f"left {_and(left)} behind"] * bool(left)
+        return " and ".join(said)
+
+    def changed_since(self, before: Snapshot) -> list[str]:
+        """Settings that are others now."""
+        return [words for words, value in self.settings.items() if value != before.settings[words]]
+
+    def kept_since(self, before: Snapshot, allowed: int) -> str:
+        """More than ``allowed`` bytes of memory that stayed; empty where it is less."""
+        kept = self.resident - before.resident
+        more = allowed + KEPT_PER_MODULE * max(0, self.modules - before.modules)
+        return f"{format_bytes(kept)} of memory" if kept > more else ""
+
+    def replaced_since(self, before: Snapshot) -> list[str]:
+        """Functions and constants that are others now, or gone."""
+        return differing(self.homes, before.homes)
+
+
+def _resident(device: str) -> int:
+    """Bytes of memory that this process holds, on a GPU of that.
+
+    Without what is kept for the next cell on purpose, and without the pages of libraries that were read.
+    """
+    if device.startswith("cuda"):
+        return int(torch.cuda.memory_allocated(torch.device(device))) - Recent.held("cuda")
+    with suppress(OSError), open("/proc/self/statm") as file:  # noqa: PTH123  # a kernel interface, not a file of ours
+        _, resident, shared, *_ = map(int, file.read().split())
+        return (resident - shared) * os.sysconf("SC_PAGE_SIZE") - Recent.held("cpu")
+    return 0
+
+
+def _open_files() -> int:
+    with suppress(OSError):
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # a kernel interface, and only their number counts
+    return 0
+
+
+def _is_busy() -> bool:
+    """Whether this process computes while this thread waits, for longer than torch's threads look out for more work."""
+    deadline = monotonic() + GRACE
+    while True:
+        began = process_time()
+        sleep(GRACE / 10)
+        if process_time() - began < GRACE / 50:
+            return False
+        if monotonic() > deadline:
+            return True
+
+
+def _threads() -> frozenset[int]:
+    """Those that run Python, but for what torch's compiler keeps and what waits in a pool for something to do."""
+    return frozenset(thread for thread, frame in sys._current_frames().items() if not _is_at_rest(frame))
+
+
+def _is_at_rest(frame: FrameType) -> bool:
+    if frame.f_code is _POOLED:
+        return True
+    while frame.f_back is not None and frame.f_back.f_code.co_filename != threading.__file__:
+        frame = frame.f_back
+    return frame.f_code.co_filename.startswith(_TORCH)
+
+
+def _still_running(threads: frozenset[int]) -> int:
+    """How many of them do not end within a moment."""
+    deadline = monotonic() + GRACE
+    while (left := threads & _threads()) and monotonic() < deadline:
+        sleep(GRACE / 10)
+    return len(left)
+
+
+def _set(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
+    """Names of variables that differ, but for new ones of torch's own."""
+    own = {name for name in now.keys() - before.keys() if name.startswith(_OWN_VARIABLES)}
+    return sorted(name for name in {*now, *before} - own if now.get(name) != before.get(name))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _and(parts: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))

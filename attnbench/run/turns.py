@@ -1,0 +1,59 @@
+"""Inputs that take turns, so that no call is given what the call before it was given.
+
+A call could otherwise return its last result. Two further copies of the inputs would spoil the caches that a call finds
+warm, or fill the memory. So each input is a window into one stretch of memory that is a little longer than itself: the
+windows begin at different tokens, and whatever stands at a place in one stands somewhere else in the others. They share
+nearly all of their memory, have the same shape and strides, and begin at a boundary of 64 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd, prod
+
+import torch
+from torch import Tensor
+
+SEEN = 2
+"""Windows that take turns while a call is timed. Those of higher numbers are unseen until then."""
+UNSEEN = 40
+_ALIGNMENT = 64  # bytes
+_SHARE = 8
+"""Windows that take turns are an eighth of the tokens apart, so that even the means of their values differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of one shape into ``memory``, which is a little longer."""
+
+    memory: Tensor
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    step: int
+    """Numbers between two windows of neighbouring places."""
+    apart: int
+    """Places between the two windows that take turns."""
+
+    @classmethod
+    def into(cls, x: Tensor, more: Callable[[int], Tensor], *, tokens: int = -2) -> Windows:
+        """Windows of which the first is ``x``, in its own order of memory.
+
+        Args:
+            more: gives so many further numbers for the end.
+            tokens: the dimension of ``x`` along which its tokens stand.
+        """
+        order = sorted(range(x.dim()), key=lambda dim: x.stride(dim), reverse=True)
+        x = x.permute(order).contiguous().permute([order.index(dim) for dim in range(x.dim())])
+        token = x.stride(tokens) if x.shape[tokens] > 1 else prod(x.shape[tokens:][1:])
+        lines = _ALIGNMENT // gcd(_ALIGNMENT, token * x.itemsize)
+        apart = max(2 * UNSEEN, x.shape[tokens] // _SHARE // lines)
+        step = token * lines
+        flat = x.permute(order).reshape(-1)
+        end = flat[: apart * step] if 2 * apart * step <= flat.numel() else more(apart * step).to(flat)
+        return cls(torch.cat([flat, end]), tuple(x.shape), tuple(x.stride()), step, apart)
+
+    def at(self, number: int) -> Tensor:
+        """Below :data:`SEEN` one of those that take turns, up to :data:`UNSEEN` more of them unseen ones."""
+        place = number * self.apart if number < SEEN else self.apart // 2 + number - SEEN
+        return self.memory.as_strided(self.size, self.stride, place * self.step)

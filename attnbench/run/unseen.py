@@ -1,0 +1,173 @@
+"""Whether what was timed is what the variant computes: asked after the timing, on inputs that it has not seen.
+
+A variant could return an earlier result, or compute only while nobody looks at the clock. Then the numbers of a timed
+call differ from those of the same variant, built anew, in a call that is not timed. Or it could keep the results of
+inputs that it knows: then it takes longer on inputs that it does not know. Or it could compute something else than it
+says: then it differs from its formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.cell import Cell
+from attnbench.errors import BrokenContract, Unsupported
+from attnbench.measure.stopwatch import Stopwatch
+from attnbench.measure.time import Kept, garbage_collection_off
+from attnbench.run.call import Call
+from attnbench.run.turns import SEEN, UNSEEN
+from attnbench.spec import Spec
+from attnbench.testing import check_variant
+from attnbench.variant import VARIANTS
+
+_LOOKED_AT = 1024
+"""Numbers of each result that are kept: so few that looking at them leaves caches and memory as they were."""
+_ATTEMPTS = 10
+_GROUP = UNSEEN // _ATTEMPTS
+"""Calls of one attempt where one alone would be too short to be timed."""
+_SHORT = 1e-3  # seconds
+_SLOWER = 1.5
+"""Times as long as on inputs that were timed before: less may be their place in memory."""
+_FEWEST, _CLEARLY, _LONG = 3, 10.0, 1.0
+"""After so many attempts, so many times as long and so many seconds more are enough: no core is away for so long."""
+
+_OFF = 1e-3
+"""Of the larger of 1 and the largest output: in float64 no rounding is so large."""
+
+Look = Tensor
+"""Some numbers of what a call returned, in float64 on the CPU."""
+
+
+def tensors(output: Any) -> list[Tensor]:
+    """Those that a call returned.
+
+    Raises:
+        BrokenContract: it returned something else, which might compute only when it is looked at.
+    """
+    parts = [part for part in output if part is not None] if isinstance(output, tuple | list) else [output]
+    for part in parts:
+        if type(part) is not Tensor:
+            raise BrokenContract(f"it breaks the contract: it returns a {type(part).__name__}, not a torch.Tensor")
+    return parts
+
+
+def look(output: Any) -> Look:
+    """At numbers in the same places of each tensor."""
+    numbers = []
+    for one in tensors(output):
+        flat = one.detach().reshape(-1)
+        places = torch.randint(max(1, len(flat)), (_LOOKED_AT,), generator=torch.Generator().manual_seed(0))
+        numbers.append(flat[places.to(flat.device)].double().cpu() if len(flat) else flat.double().cpu())
+    return torch.cat(numbers)
+
+
+def hold_to_first(call: Call, timed: Look, first: Look, cell: Cell) -> str | None:
+    """What a timed call gave for the first inputs to what it gave for them before; otherwise like :func:`hold_to`."""
+    return None if _agree(timed, first, cell) else hold_to(timed, call.on(0), cell)
+
+
+def hold_to(timed: Look, otherwise: Callable[[], Any], cell: Cell) -> str | None:
+    """What a timed call gave to what a call gives that is not timed, to half the digits of the cell's type.
+
+    Returns:
+        A warning where untimed calls differ among themselves, so that nothing can be said.
+
+    Raises:
+        BrokenContract: they differ.
+    """
+    wanted = look(otherwise())
+    if _agree(timed, wanted, cell):
+        return None
+    if not _agree(wanted, look(otherwise()), cell):
+        return "its numbers change from call to call, so that those of timed calls could not be checked"
+    raise BrokenContract("it gives other numbers while it is timed: it does not compute in each call")
+
+
+def _agree(one: Look, other: Look, cell: Cell) -> bool:
+    norm, eps = torch.linalg.vector_norm, torch.finfo(getattr(torch, cell.dtype)).eps
+    return one.shape == other.shape and bool(norm(one - other) <= eps**0.5 * norm(other))
+
+
+def hold_to_unseen(
+    cell: Cell, call: Call, watch: Stopwatch, seconds: float, earlier: Sequence[Look]
+) -> tuple[int, Look]:
+    """Time a call on inputs that it has not seen, and look at it and at the next one.
+
+    Most calls are as quick at once. For the others, calls on inputs that were timed before and on unseen ones are taken
+    in a random order, several times. Of a call that computes each time, either is as likely to be the slower one,
+    however busy the machine is.
+
+    Args:
+        seconds: what a call takes on the inputs that take turns.
+        earlier: what it gave for those that take turns.
+
+    Returns:
+        The number of the inputs, and what it gave for them.
+
+    Raises:
+        BrokenContract: it takes longer than on the others each time, gives what it gave for others, or computes in some
+            calls only.
+    """
+    group = _GROUP if seconds < _SHORT else 1
+    coin = Random(cell.seed)
+    seen, unseen = [seconds], list[float]()
+    with garbage_collection_off():
+        for attempt in range(_ATTEMPTS):
+            numbers = range(SEEN + attempt * _GROUP, SEEN + attempt * _GROUP + group)
+            for known in coin.sample([True, False], 2) if attempt else [False]:
+                if known:
+                    seen.append(watch.time(call.run, group)[0] / group)
+                else:
+                    kept = Kept([call.on(number) for number in numbers])
+                    unseen.append(watch.time(kept, group)[0] / group)
+                    found = look(kept.output)
+                    del kept  # there may be no memory for one more
+            if any(torch.equal(found, one) for one in earlier) and not torch.equal(*earlier):
+                raise BrokenContract("it returns an earlier result for inputs that it has not seen before")
+            if min(unseen) <= _SLOWER * min(seen):
+                break
+            if attempt == 0:  # it counts no more: had it been quicker, nobody would look on
+                seen, unseen = [], []
+            elif attempt >= _FEWEST and min(unseen) > _CLEARLY * max(seen) + _LONG:
+                break
+        after = look(call.on(0)())
+    hold_to_first(call, after, earlier[0], cell)
+    if len(seen) > 1 and min(unseen) > _SLOWER * sorted(seen)[-2]:
+        slower = min(unseen) / min(seen)
+        raise BrokenContract(f"it keeps results: inputs that it has not seen take {slower:.1f} times as long as others")
+    return numbers[-1], found
+
+
+def hold_to_formula(cell: Cell) -> None:
+    """The variant, at the options of the cell, to the formula that it comes with, on a few tokens in float64.
+
+    Nothing is asked of one without a formula, of one that cannot be built so small, and of one that compiles itself,
+    which takes seconds for each shape. ``attnbench check`` asks more, and of all.
+
+    Raises:
+        BrokenContract: it computes something else.
+    """
+    if VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).compiled:
+        return
+    if fault := _off_its_formula(cell.variant):
+        raise BrokenContract(f"it does not compute its formula: {fault}; see attnbench check {cell.variant.name}")
+
+
+@lru_cache(maxsize=256)
+def _off_its_formula(spec: Spec) -> str:
+    """What is wrong, in words; empty where nothing is, or nothing can be said."""
+    setting = spec.label.partition(":")[2]
+    try:
+        report = check_variant(replace(VARIANTS.get(spec.name), settings=(setting,)), laws=["formula"])
+    except Unsupported:
+        return ""
+    far = (one.fault for one in report.findings if one.number is not None and _OFF < one.number < math.inf)
+    return next(far, "")

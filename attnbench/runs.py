@@ -1,0 +1,50 @@
+"""Run folders below a results folder: where they lie, and which is the newest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from attnbench.errors import CannotCreate
+from attnbench.files import refuse_link
+from attnbench.store import RECORDS, RunFolder
+
+
+def suite_folder(out: Path, name: str) -> Path:
+    """Where the runs of a suite lie below ``out``.
+
+    Raises:
+        CannotCreate: a link stands there, or a folder whose name differs in upper and lower case only, which many
+            systems take for the same.
+    """
+    folder = out / name
+    refuse_link(folder)
+    with suppress(OSError):  # none yet, or told where a run is made in it
+        for other in out.iterdir():
+            if other.name != name and other.name.casefold() == name.casefold():
+                raise CannotCreate(
+                    f"{other} differs from {name} in upper and lower case only; rename one of the suites"
+                )
+    return folder
+
+
+def find_runs(root: Path) -> list[RunFolder]:
+    """All run folders at or below ``root``, oldest first within each suite."""
+    if (root / RECORDS).is_file():
+        return [RunFolder(root)]
+    suites = [*sorted(path for path in root.glob("*") if path.is_dir()), root]
+    return [RunFolder(run) for suite in suites for run in by_age(path.parent for path in suite.glob(f"*/{RECORDS}"))]
+
+
+def by_age(runs: Iterable[Path]) -> list[Path]:
+    """Run folders, oldest first, by the time in their names; those from the future, of a wrong clock, before all."""
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+
+    def age(run: Path) -> tuple[bool, str]:
+        time = re.match(r"\d{8}T\d{6}", run.name)
+        return not (time and time[0] > now), run.name
+
+    return sorted(runs, key=age)

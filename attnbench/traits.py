@@ -1,0 +1,136 @@
+"""What a variant may claim about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from attnbench.errors import did_you_mean
+
+
+class No(str):
+    """A capability that a variant lacks, with the mathematical reason; false in conditions."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Target = Literal["softmax", "learned", "other"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a variant claims. The runner, ``list``, ``show``, the figures and the tests all read this one object."""
+
+    target: Target = "softmax"
+    """What an error number means: it approximates softmax attention of the same q, k, v; it would after fitting; or it
+    is another operator, so that a difference is only a distance."""
+    exact: bool = False
+    """Equals softmax attention up to rounding."""
+    causal: bool | No = True
+    cross: bool | No = True
+    """Keys and values may come from another sequence, M != N."""
+    key_padding: bool | No = True
+    stochastic: bool = False
+    """Draws random numbers in the constructor, so that errors need several draws."""
+    rows_sum_to_one: bool = True
+    """V = 1 gives 1: the output is an average of the values."""
+    decode: bool | No = False
+    """One token at a time against a state or cache gives what ``forward`` gives; where causal is true only."""
+    bias: bool | No = No("a bias belongs to a pair of tokens, and the weight of a pair is never formed")
+    """A number for each pair of positions may be added to the logits."""
+    permutable: bool = False
+    """Permuting the tokens permutes the output: nothing depends on where a token stands."""
+    dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32", "float64")
+    """In which it runs on a CPU, none where it needs a GPU; gradients may be limited further."""
+    compiled: bool = False
+    """Compiled for each shape and type at the first call, which takes seconds."""
+    exact_with: tuple[str, ...] = ()
+    """Options under which it equals softmax attention at length n: ``("window={n}",)``."""
+    converges_with: str = ""
+    """Option, a number of random features or samples: the squared error falls as 1 / its value."""
+    own_form: str = ""
+    """One sentence: where this variant is not the method that its source describes. Empty where it is. Tables and
+    figures then mark the name with a dagger."""
+    given: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """What it claims instead with certain options, or where the shape is ``causal``:
+    ``(("kernel=relu", {"target": "other"}), ("causal=true,sort=learned", {"own_form": "..."}))``. An option alone
+    stands for every value of it but none. See :meth:`Variant.claims`."""
+
+    def problem(self) -> str | None:
+        """The first field whose value means nothing, with the choices; None where all is well."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            allowed, choices = _RULES[field.name]
+            if not allowed(value):
+                return f"Traits({field.name}={value!r}): {choices}"
+        if self.exact and self.target != "softmax":
+            return f"Traits(exact=True, target={self.target!r}): what equals softmax attention has target='softmax'"
+        if self.decode and not self.causal:
+            return "Traits(decode=True, causal=False): only what is causal can decode"
+        for condition, instead in self.given:
+            for name in instead:
+                if name not in _RULES or name == "given":
+                    return f"given {condition!r} claims {name!r}, which is no trait{did_you_mean(name, _RULES)}"
+            if problem := replace(self, given=(), **instead).problem():
+                return f"given {condition!r}, {problem}"
+        return None
+
+
+DTYPES = Traits.dtypes
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_ability(value: object) -> bool:
+    return isinstance(value, bool | No)
+
+
+def _is_line(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _are_lines(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(_is_line, value))
+
+
+def _are_dtypes(value: object) -> bool:
+    return isinstance(value, tuple) and all(one in DTYPES for one in value)
+
+
+def _are_claims(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(pair, tuple) and len(pair) == 2 and _is_line(pair[0]) and isinstance(pair[1], Mapping)
+        for pair in value
+    )
+
+
+_FLAG = (_is_flag, "choose True or False")
+_ABILITY = (_is_ability, "choose True, False or No('the reason')")
+_LINE = (_is_line, "give one line of text")
+_RULES: dict[str, tuple[Callable[[object], bool], str]] = {
+    "target": (
+        lambda value: value in get_args(Target),
+        "choose 'softmax', 'learned' or 'other'; exact=True says that it equals softmax attention",
+    ),
+    "exact": _FLAG,
+    "causal": _ABILITY,
+    "cross": _ABILITY,
+    "key_padding": _ABILITY,
+    "stochastic": _FLAG,
+    "rows_sum_to_one": _FLAG,
+    "decode": _ABILITY,
+    "bias": _ABILITY,
+    "permutable": _FLAG,
+    "dtypes": (_are_dtypes, f"give a tuple of {', '.join(map(repr, DTYPES))}"),
+    "compiled": _FLAG,
+    "exact_with": (_are_lines, "give a tuple of options as one types them: ('window={n}',)"),
+    "converges_with": (_is_line, "give the name of an option"),
+    "own_form": _LINE,
+    "given": (_are_claims, "give a tuple of pairs: (('kernel=relu', {'target': 'other'}),)"),
+}

@@ -1,0 +1,111 @@
+"""What a stored row must satisfy: types, ranges, the run that it belongs to, the samples behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import sys
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attnbench.cell import Cell
+from attnbench.record import Record, one_line
+from attnbench.status import Status
+
+_MAY_BE_NEGATIVE = ("cosine", "score")
+_OF_THE_REGISTRY = ["options", "family", "target", "cost", "claimed_time_exponent", "claimed_memory_exponent", "inputs"]
+"""Columns of the identity that depend on which variants and inputs are installed."""
+_FIELDS = [field.name for field in dataclasses.fields(Record)]
+_OF_THE_CELL = [name for name in _FIELDS[: _FIELDS.index("status")] if name not in _OF_THE_REGISTRY]
+"""Columns that a cell alone decides."""
+
+
+@functools.cache
+def _kinds() -> dict[str, tuple[type, ...]]:
+    """Types that may stand in each field of a record."""
+    kinds = {}
+    for name, hint in typing.get_type_hints(Record).items():
+        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        kinds[name] = (*members, int) if float in members else members
+    return kinds
+
+
+def checked(record: Record) -> Record:
+    """``record`` itself, if it can be stored and read again and a measurement can have given it.
+
+    Raises:
+        ValueError: a field of another type, an infinite number, half of a character, a negative time, an interval
+            that is not around the median.
+    """
+    for name, kinds in _kinds().items():
+        value = getattr(record, name)
+        if type(value) not in kinds:  # not isinstance: true is no number
+            raise ValueError(f"{name} is {one_line(repr(value), 40)}")
+        if isinstance(value, str):
+            value.encode()  # half of a character, say, is a ValueError
+        elif value is not None:
+            if not abs(value) <= sys.float_info.max:
+                raise ValueError(f"{name} is too large")
+            if value < 0 and name not in _MAY_BE_NEGATIVE:
+                raise ValueError(f"{name} is {value}, below 0")
+    times = ("time_min_s", "time_ci_low_s", "time_median_s", "time_ci_high_s")
+    given = [(value, name) for name in times if (value := getattr(record, name)) is not None]
+    for (low, below), (high, above) in itertools.pairwise(given):
+        if low > high:
+            raise ValueError(f"{below} is above {above}")
+    if record.cosine is not None and abs(record.cosine) > 1.001:  # rounding may lead a little beyond 1
+        raise ValueError(f"cosine is {record.cosine}, beyond 1")
+    return record
+
+
+def are_samples(value: object) -> bool:
+    """Whether it is what a clock can give: seconds, calls, switches and stops of each sample."""
+    return isinstance(value, list) and all(
+        isinstance(one, dict)
+        and {"seconds", "calls"} <= set(one) <= {"seconds", "calls", "switches", "stopped"}
+        and all(type(number) in (int, float) and 0 <= number <= sys.float_info.max for number in one.values())
+        and one["calls"] > 0
+        for one in value
+    )
+
+
+def foreign_to_run(record: Record, environment: Mapping[str, Any]) -> str:
+    """In what a row differs from the run whose ``environment.json`` this is; empty where it does not."""
+    machine = environment.get("environment")
+    wanted = {
+        "machine_id": environment.get("machine_id"),
+        "torch_version": machine.get("torch") if isinstance(machine, dict) else None,
+        "threads": environment.get("threads"),
+        "method_version": environment.get("method_version"),
+    }
+    return _difference(record, {name: value for name, value in wanted.items() if value is not None}, "this run")
+
+
+def foreign_to_cell(record: Record, cell: Cell) -> str:
+    """In what a row differs from the cell of its id; empty where it does not."""
+    identity = Record.of(cell, Status.OK)
+    return _difference(record, {name: getattr(identity, name) for name in _OF_THE_CELL}, "the cell of its id")
+
+
+def _difference(record: Record, wanted: Mapping[str, object], owner: str) -> str:
+    for name, value in wanted.items():
+        if getattr(record, name) != value:
+            got = one_line(repr(getattr(record, name)), 40)
+            return f"{name} is {got}, but {one_line(repr(value), 40)} for {owner}"
+    return ""
+
+
+def foreign_to_samples(record: Record, rounds: Iterable[list[dict[str, Any]]]) -> str:
+    """Why the time of a row cannot come from these samples of its rounds; empty where it can."""
+    seconds = [sample["seconds"] for samples in rounds for sample in samples]
+    low, high, middle = min(seconds, default=0.0), max(seconds, default=0.0), record.time_median_s
+    if middle is None:
+        return ""
+    if not low <= middle <= high:
+        return f"time_median_s is {middle}, but the samples lie between {low} and {high}"
+    if record.time_samples is not None and record.time_samples > len(seconds):
+        return f"time_samples is {record.time_samples}, but there are {len(seconds)} samples"
+    return ""

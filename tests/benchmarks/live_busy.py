@@ -1,0 +1,62 @@
+"""What `compare` says on a machine all of whose cores are busy with other programs. See `make selfcheck`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+import attnbench.attention
+import attnbench.inputs  # noqa: F401  # fills the table of inputs
+from attnbench.cell import Cell
+from attnbench.measure.time import TimingRules
+from attnbench.run.compare import Comparison, compare
+from attnbench.run.isolation import Settings
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+
+LENGTHS = (128, 256, 512, 1024)
+RULES = TimingRules(min_time=0.3, max_time=3.0, warmup_time=0.05)
+
+
+@pytest.fixture(autouse=True)
+def _busy_loops() -> Iterator[None]:
+    """One program for each core that never sleeps."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+def measured(a: str, b: str, threads: int) -> Comparison:
+    shape = Shape(heads=2, seq_len=LENGTHS[0], head_dim=32)
+    cells = [Cell("s", "w", Spec(name), shape, measure=("time",)) for name in (a, b)]
+    found = compare(cells, LENGTHS, Settings(threads=threads, rates=False), RULES, against_itself=a == b)
+    for row in found.rows[a, b]:
+        print(f"\n{threads} threads, n = {row.n}: {row.verdict}, {row.ratio}, {row.withheld}", end="")
+    print(f"\n{found.crossovers[a, b].note}; {found.warnings}")
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, os.cpu_count() or 1])
+@pytest.mark.parametrize("name", ["softmax", "linear"])
+def test_a_variant_against_itself_on_a_busy_machine_gets_no_false_verdict(name: str, threads: int) -> None:
+    found = measured(name, name, threads)
+    rows = found.rows[name, name]
+    assert not {"faster", "slower"} & {row.verdict for row in rows}
+    assert found.crossovers[name, name].n is None
+    widths = [row.ratio.high / row.ratio.low for row in rows if row.ratio and row.ratio.low and row.ratio.high]
+    assert {row.verdict for row in rows} == {"withheld"} or max(widths) > 1.05
+
+
+def test_a_busy_machine_is_said_to_be_busy_and_impossible_times_bring_no_verdict() -> None:
+    found = measured("softmax", "linear", os.cpu_count() or 1)
+    rows = found.rows["softmax", "linear"]
+    assert any("the machine is busy" in warning for warning in found.warnings)
+    believed = [row for row in rows if row.verdict in ("faster", "slower")]
+    assert all(one.a.time and two.a.time and one.a.time < two.a.time for one, two in pairwise(believed))

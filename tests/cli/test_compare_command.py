@@ -1,0 +1,131 @@
+"""``attnbench compare`` as a user meets it, in a process of its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnbench.errors import Exit
+
+QUICK = ["--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1"]
+NEVER_FASTER = '''
+import torch
+from attnbench import register
+
+
+@register("{name}", family="reference", source="-", formula="V", cost="O(n)")
+class Raises(torch.nn.Module):
+    """Cannot run."""
+
+    def __init__(self, shape):
+        super().__init__()
+
+    def forward(self, q, k, v, *, key_mask=None):
+        raise RuntimeError("not today")
+'''
+
+
+def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "attnbench", "compare", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "80"},
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> list[str]:
+    """Options that load two variants that cannot run."""
+    options = []
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(NEVER_FASTER.format(name=name))
+        options += ["--plugin", str(path)]
+    return options
+
+
+@pytest.mark.parametrize("arguments", [[], ["--n", "4"], ["softmax"], ["softmax", "softmax", "--n", "4"]])
+def test_without_two_variants_it_says_what_is_missing_and_gives_an_example(arguments: list[str]) -> None:
+    done = compare(*arguments)
+    assert (done.returncode, done.stdout) == (Exit.USAGE, "")
+    assert "compare needs two or more different variants: attnbench compare softmax linear --n" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "remedy"),
+    [("0", "write --n 1024..4096"), ("many", "write 1024 or 512,1024"), ("4096..1024", "write 1024..4096")],
+)
+def test_lengths_that_are_wrong_say_what_to_write(lengths: str, remedy: str) -> None:
+    done = compare("softmax", "linear", "--n", lengths)
+    assert done.returncode == Exit.USAGE
+    assert remedy in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_where_nothing_could_be_measured_the_rows_are_shown_and_the_code_is_1(
+    broken: list[str], tmp_path: Path
+) -> None:
+    files = {"--csv": tmp_path / "rows.csv", "--plot": tmp_path / "figure.svg"}
+    done = compare("one", "two", "--n", "16..32", *QUICK, *broken, *(str(x) for pair in files.items() for x in pair))
+    assert done.returncode == Exit.FAILED
+    assert files["--csv"].read_text().count("not today") == 4
+    assert not files["--plot"].exists()
+    assert "not today" in done.stdout
+    assert done.stderr.splitlines()[-1] == "error: nothing could be measured; the reasons stand above"
+    one_works = compare("one", "mean-value", "--n", "16", *QUICK, *broken)
+    assert one_works.returncode == Exit.OK
+
+
+def test_json_is_alone_on_stdout_and_warnings_are_on_stderr(broken: list[str]) -> None:
+    done = compare("one", "two", "mean-value", "--n", "16", "--json", *QUICK, *broken)
+    data = json.loads(done.stdout)
+    assert [row["a_status"] for row in data["rows"]] == ["error", "error", "error"]
+    assert [f"warning: {text}" for text in data["warnings"]] == done.stderr.splitlines()
+
+
+def test_one_length_has_nothing_to_cross_and_several_are_sorted(tmp_path: Path) -> None:
+    assert "crossover" not in compare("identity", "mean-value", "--n", "16", *QUICK).stdout
+    done = compare("identity", "mean-value", "--n", "64,16,16", *QUICK)
+    assert "\ncrossover: " in done.stdout
+    lengths = [line.split()[0] for line in done.stdout.splitlines() if line.strip()[:2] in ("16", "64")]
+    assert lengths == ["16", "64", "16", "16", "64", "64"]  # of the ratios, and of memory and error
+
+
+def test_long_names_of_many_variants_fit_a_terminal() -> None:
+    names = ["performer:features=16,kernel=relu", "performer:features=32,kernel=relu", "local:window=8"]
+    done = compare(*names, "--n", "32..64", *QUICK)
+    assert done.returncode == Exit.OK
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.count("95 % interval") == 3
+
+
+def test_padding_stands_in_the_heading_and_in_every_row(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    done = compare("softmax", "linear", "--n", "32", "--batch", "2", "--padding", "0.5", "--csv", str(table), *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("operator forward, 50 % padding, B=2 H=2 D=8, float32, gaussian, on cpu")
+    (row,) = csv.DictReader(table.read_text().splitlines())
+    assert (row["padding"], row["batch"], row["pass"], row["dtype"]) == ("0.5", "2", "forward", "float32")
+
+
+def test_a_variant_that_takes_no_padding_says_so_and_a_share_that_is_none_is_refused(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    refuses = "cost='O(n)', traits=Traits(target='other', key_padding=No('it takes no mask'))"
+    text = NEVER_FASTER.format(name="own").replace('cost="O(n)"', refuses)
+    own.write_text(f"from attnbench.variant import No, Traits\n{text}")
+    arguments = ["own", "softmax", "--n", "16", "--no-error", "--plugin", str(own), *QUICK]
+    done = compare(*arguments, "--padding", "0.5")
+    assert "it takes no mask" in " ".join(done.stdout.split())
+    done = compare(*arguments, "--padding", "1")
+    assert (done.returncode, done.stdout) == (Exit.USAGE, "")
+    assert done.stderr == "error: padding must be at least 0 and below 1, not 1; 0.5 makes half of the tokens padding\n"

@@ -1,0 +1,77 @@
+"""``attnbench plot`` draws what a run stored and nothing else, and says where a file beside it was changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnbench.cell import Cell
+from attnbench.record import Record
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+from attnbench.status import Status
+from attnbench.store import ENVIRONMENT, RECORDS, SUITE, TABLE, RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run of one variant at four lengths."""
+    made = RunFolder.create(tmp_path / "20261120T080000Z-cpu", environment={"threads": 1}, suite_text="name: s\n")
+    rows = []
+    for n in (64, 128, 256, 512):
+        seconds = n / 1e6
+        columns = {"time_median_s": seconds, "time_rounds": 1, "threads": 1}
+        row = Record.of(Cell("s", "w", Spec("softmax"), Shape(seq_len=n)), Status.OK, **columns)
+        samples = [{"seconds": seconds, "calls": 1}]
+        made.add(row, {"cell_id": row.cell_id, "round": 0, "samples": samples})
+        rows.append(row)
+    made.write_csv(rows)
+    return made.path
+
+
+def plot(folder: Path) -> tuple[int, list[str]]:
+    """The exit code, and the lines on stderr."""
+    command = [sys.executable, "-m", "attnbench", "plot", str(folder), "--figure", "scaling", "--format", "svg"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    return done.returncode, done.stderr.splitlines()
+
+
+def change(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def test_a_table_edited_by_hand_is_told_in_one_line_and_what_was_stored_is_drawn(folder: Path) -> None:
+    assert plot(folder) == (0, [])
+    drawn = sorted((folder / "plots").iterdir())
+    pictures = [file.read_bytes() for file in drawn]
+    change(folder / TABLE, "0.000128", "0.000012")
+    code, said = plot(folder)
+    assert code == 0
+    assert said == [f"warning: {folder / TABLE}:3: not what the run stored; the rows of {RECORDS} are used"]
+    assert [file.read_bytes() for file in drawn] == pictures
+
+
+def test_an_edited_row_is_exit_code_65_with_its_line_and_an_edited_description_a_warning(folder: Path) -> None:
+    for name in (ENVIRONMENT, SUITE):
+        text = (folder / name).read_text()
+        change(folder / name, "s", "z")
+        code, said = plot(folder)
+        assert (code, len(said)) == (0, 1)
+        assert said[0].startswith(f"warning: {folder / name}")
+        (folder / name).write_text(text)
+    change(folder / RECORDS, "0.000256", "0.000255")
+    code, said = plot(folder)
+    assert (code, len(said)) == (65, 1)
+    assert said[0].startswith(f"error: {folder / RECORDS}:3: this line was changed, or one before it was removed")
+
+
+def test_a_table_on_its_own_is_drawn(folder: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (folder / TABLE).rename(alone / TABLE)
+    assert plot(alone) == (0, [])

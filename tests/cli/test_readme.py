@@ -1,0 +1,143 @@
+"""Every code block of the documentation does what it shows, as a reader would try it: verbatim, in a fresh process.
+
+Commands that measure for minutes are given options that make them small; nothing else about them is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from attnbench.cli.app import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+SMALLER = {
+    "run": ["-k", "identity", "--set", "seq_len=64", "--quick", "--device", "cpu"],
+    "compare": ["--n", "64..128", "--min-time", "0.01", "--device", "cpu"],
+    "check": ["--law", "causality"],
+    "plot": ["--figure", "scaling", "--format", "svg"],
+}
+"""What a command is given besides its own arguments; the last of two options wins."""
+
+STANDS_FOR = {
+    "SUITE": "quick",
+    "NAME": "softmax",
+    "RUN": "results",
+    "FILE": "f.svg",
+    "EXPRESSION": "softmax",
+    "all": "softmax",
+}
+"""What a reader would put in the place of a word."""
+
+OUTPUT_ALONE = re.compile(r"output 0 sees the tokens")
+"""Blocks without a command: the faults that tests/testing sees caught."""
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+    def commands(self) -> list[str]:
+        joined = self.text.replace("\\\n", " ")
+        lines = [line.removeprefix("$ ") for line in joined.splitlines()]
+        return [line for line in lines if line.startswith(("attnbench ", "make ", "python ", "pip "))]
+
+
+def blocks() -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            found.append(Block(page, text.count("\n", 0, match.start()) + 1, match[1], match[2]))
+    return found
+
+
+BLOCKS = blocks()
+SHELL = [(block.label, command) for block in BLOCKS for command in block.commands()]
+SCRIPTS = [block for block in BLOCKS if block.language == "python"]
+SUITES = [block for block in BLOCKS if block.language in ("yaml", "yml")]
+
+
+def fresh(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """``python ...`` with nothing imported but what a user imports, and no plug-in but the named ones."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"},
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a reader stands who has followed the page so far: the files that it shows, and a run of ``lra``."""
+    for block in BLOCKS:
+        name = re.match(r"# (\w+\.py)\n", block.text)
+        if name:
+            (tmp_path / name[1]).write_text(block.text, encoding="utf-8")
+        elif block in SUITES:
+            title = re.search(r"^name: (\S+)", block.text, re.MULTILINE)
+            (tmp_path / f"{title[1] if title else 'suite'}.yaml").write_text(block.text, encoding="utf-8")
+    shutil.copytree(ROOT / "results/reference/lra-cpu", tmp_path / "results/lra/20261120T114606Z-cpu")
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.label)
+def test_no_block_is_left_untried(block: Block) -> None:
+    tried = block in SCRIPTS or block in SUITES or block.commands()
+    assert tried or OUTPUT_ALONE.match(block.text), "neither Python, nor a suite, nor a command"
+
+
+@pytest.mark.parametrize("block", SCRIPTS, ids=lambda block: block.label)
+def test_python_blocks_run(block: Block, folder: Path) -> None:
+    done = fresh(["-c", block.text], folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("block", SUITES, ids=lambda block: block.label)
+def test_suites_have_a_plan(block: Block, folder: Path) -> None:
+    name = yaml.safe_load(block.text)["name"]
+    done = fresh(["-m", "attnbench", "run", f"{name}.yaml", "--dry-run"], folder)
+    assert done.returncode == 0, done.stderr
+    assert "nothing was run" in done.stdout
+
+
+@pytest.mark.parametrize(("where", "command"), SHELL, ids=[f"{where} {command}" for where, command in SHELL])
+def test_commands_run(where: str, command: str, folder: Path) -> None:
+    program, *words = shlex.split(command, comments=True)
+    if program in ("make", "pip"):
+        here = ["make", "--dry-run", *words] if program == "make" else ["true"]  # pip would install into this Python
+        assert subprocess.run(here, cwd=ROOT, capture_output=True, check=False).returncode == 0
+        return
+    if program == "attnbench":
+        words = ["-m", "attnbench", *(STANDS_FOR.get(word, word) for word in words), *SMALLER.get(words[0], [])]
+    done = fresh(words, folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_within_a_sentence_have_options_that_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for found in re.findall(r"`attnbench\s([^`]*)`", text):
+        arguments = shlex.split(" ".join(found.split()))
+        assert main([*arguments, "--help"]) == 0, f"attnbench {found}: {capsys.readouterr().err}"

@@ -1,0 +1,90 @@
+"""``attnbench run`` as a user meets it: in a fresh process, with a suite of a few small cells."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = """
+name: small
+sweeps:
+  - name: speed
+    matrix: {variant: [softmax, linear], seq_len: 64, heads: 2, head_dim: 8, causal: [false, true]}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "small.yaml").write_text(SUITE, encoding="utf-8")
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "attnbench", "run", "small.yaml", "--device", "cpu", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "80"},
+        timeout=280,
+        check=False,
+    )
+
+
+def test_a_dry_run_shows_the_axis_in_which_cells_differ(folder: Path) -> None:
+    done = run(folder, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    head = next(line for line in done.stdout.splitlines() if "matmul FLOPs" in line)
+    assert "causal" in head
+    assert "dtype" not in head
+
+
+def test_a_dry_run_as_json_holds_each_cell_and_nothing_else(folder: Path) -> None:
+    done = run(folder, "--dry-run", "--json")
+    plan = json.loads(done.stdout)
+    assert [(cell["variant"], cell["causal"]) for cell in plan["cells"]] == [
+        ("softmax", False),
+        ("softmax", True),
+        ("linear", False),
+        ("linear", True),
+    ]
+    assert all(cell["matmul_flops"] > 0 and cell["fits"] for cell in plan["cells"])
+    assert not (folder / "results").exists()
+
+
+def test_a_run_as_json_prints_its_rows_and_nothing_else(folder: Path) -> None:
+    done = run(folder, "--json", "--quick", "-k", "causal")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [(row["label"], row["causal"], row["status"]) for row in rows] == [
+        ("softmax", True, "ok"),
+        ("linear", True, "ok"),
+    ]
+
+
+def test_a_cell_that_fails_is_named_with_what_tells_it_from_the_others(folder: Path) -> None:
+    done = run(folder, "--quick", "-k", "softmax", "--set", "seq_len=65536", "--memory-limit", "1GiB")
+    assert done.returncode == 1
+    assert "softmax n=65536 causal=true: oom" in done.stderr
+    assert "softmax n=65536 causal=false: oom" in done.stderr
+    assert "error: no cell could be measured" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "heads=1", "--set", "heads=2,4"], "error: --set heads is given twice; write --set heads=1,2,4\n"),
+        (["--set", "heads"], "error: --set 'heads' is not AXIS=VALUES; write for instance --set seq_len=1024,2048\n"),
+        (["-k", "bfloat16"], "error: -k 'bfloat16': no cell has 'bfloat16'; a cell is called speed/softmax/n64/"),
+    ],
+)
+def test_what_selects_wrongly_is_told_with_the_remedy(arguments: list[str], said: str, folder: Path) -> None:
+    done = run(folder, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(said)
+    assert not (folder / "results").exists()

@@ -1,0 +1,114 @@
+"""What a user reads who has typed too little, or the wrong thing: in a fresh process, whatever typer is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnbench import __version__
+from attnbench.cli.usage import COMMANDS, OVERVIEW
+
+
+def attnbench(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "attnbench", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "80", **environment},
+        timeout=280,
+        check=False,
+    )
+
+
+def test_alone_it_says_what_there_is_in_a_few_lines_of_80_columns(tmp_path: Path) -> None:
+    done = attnbench(tmp_path)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{OVERVIEW}\n")
+    assert all(f"  attnbench {name}" in OVERVIEW for name in COMMANDS)
+    assert max(map(len, OVERVIEW.splitlines())) < 80
+    assert len(OVERVIEW.splitlines()) <= 24
+
+
+@pytest.mark.parametrize("arguments", ["run", "show", "compare", "compare --n 4", "check"])
+def test_a_command_without_its_arguments_says_what_is_missing(arguments: str, tmp_path: Path) -> None:
+    done = attnbench(tmp_path, *arguments.split())
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    name = arguments.split()[0]
+    assert line.startswith(f"error: {name} needs ")
+    assert "variant" in line or "suite" in line
+    assert len(line) <= 2 * 80
+
+
+@pytest.mark.parametrize("name", ["list", "env"])
+def test_a_command_that_needs_no_arguments_answers_without_them(name: str, tmp_path: Path) -> None:
+    done = attnbench(tmp_path, name)
+    assert (done.returncode, done.stderr.startswith("error")) == (0, False)
+    assert done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_ends_with_an_example_and_holds_no_markup(name: str, tmp_path: Path) -> None:
+    done = attnbench(tmp_path, name, "--help")
+    assert done.returncode == 0
+    assert f"Example: attnbench {COMMANDS[name].example}" in " ".join(done.stdout.split())
+    assert "\\[" not in done.stdout
+    types = re.compile(r"--\S+ +<(str|int|float|path|list)\b")
+    assert not types.search(done.stdout), "what an option takes is said in words of the command line"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("compare a b --head-dim 0", "--head-dim must be at least 1; attnbench compare --help lists the options"),
+        ("compare a b --timeout nan", "--timeout must be"),
+        ("compare a b --heads x", "--heads must be a whole number;"),
+        ("compare a b --pass sideways", "--pass must be forward, backward, training or decode, not 'sideways';"),
+        ("list things", "the argument of list must be variants, suites or inputs, not 'things';"),
+        ("run quick lra", "too many arguments: lra; attnbench run --help"),
+        ("run quick --min-time", "--min-time needs a value; attnbench run --help"),
+        ("run quick --devise cpu", "unknown option --devise; did you mean '--device'?;"),
+        ("rum", "unknown command 'rum'; did you mean 'run'?"),
+        ("zzz", "unknown command 'zzz'; there are run, plot, compare,"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_of_the_command_line(arguments: str, said: str, tmp_path: Path) -> None:
+    done = attnbench(tmp_path, *arguments.split())
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {said}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_the_version_has_a_short_flag(flag: str, tmp_path: Path) -> None:
+    assert attnbench(tmp_path, flag).stdout == f"attnbench {__version__}\n"
+
+
+def test_env_holds_what_a_bug_report_needs(tmp_path: Path) -> None:
+    done = attnbench(tmp_path, "env", "--json", OMP_NUM_THREADS="1", ATTNBENCH_PLUGINS="")
+    facts = json.loads(done.stdout)
+    assert facts["attnbench"] == __version__
+    assert {"torch", "typer", "pydantic", "numpy"} <= set(facts["dependencies"])
+    assert facts["devices"]["cpu"] == ""
+    assert facts["torch_threads"] == facts["default_threads"] == 1
+    assert {"cpu_quota", "memory_limit_bytes"} <= set(facts)
+    assert facts["variables"]["OMP_NUM_THREADS"] == "1"
+    assert facts["cores"] >= 1
+    assert facts["memory_bytes"] > 0
+    text = attnbench(tmp_path, "env", OMP_NUM_THREADS="1").stdout
+    assert "OMP_NUM_THREADS=1" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_env_works_where_torch_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')")
+    done = attnbench(tmp_path, "env", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "ImportError: libtorch.so" in done.stdout

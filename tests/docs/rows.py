@@ -1,0 +1,284 @@
+"""The figures in README.md and docs/, made from the committed runs: ``python tests/docs/rows.py`` writes them.
+
+A page marks what is made here:
+
+    <!-- rows: NAME -->
+    ...
+    <!-- end of rows -->
+
+is the text that the function NAME of ``ROWS`` gives. A code block after ``<!-- printed: FOLDER -->`` is an excerpt of
+``FOLDER/printed.txt``, what the command printed when the run of that folder was made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import attnbench
+from attnbench.plots.peers import Pair, pairs
+from attnbench.units import format_bytes, format_seconds
+
+HERE = Path(__file__).resolve().parents[2]
+RUNS = HERE / "results/reference"
+PAGES = [HERE / "README.md", *sorted((HERE / "docs").glob("*.md"))]
+MARK = re.compile(r"<!-- rows: ([\w-]+) -->\n(.*?)<!-- end of rows -->", re.DOTALL)
+PRINTED = re.compile(r"<!-- printed: (\S+) -->\n+```\n(.*?)```", re.DOTALL)
+ROWS: dict[str, Callable[[], str]] = {}
+
+ARENA = ("softmax", "sdpa", "identity", "local", "linformer", "linear", "performer", "reformer", "sinkhorn", "bigbird")
+"""The variants of the headline table; where one has several settings, the first of them in the run."""
+
+Maker = Callable[[], str]
+
+
+def rows(maker: Maker) -> Maker:
+    """A function whose result stands in the pages under its name."""
+    ROWS[maker.__name__.replace("_", "-")] = maker
+    return maker
+
+
+def run(name: str) -> pd.DataFrame:
+    """The rows of a committed run that have numbers."""
+    frame = attnbench.read_results(RUNS / name)
+    return frame[frame["status"] == "ok"]
+
+
+def made(name: str) -> str:
+    """``2026-11-21, torch 2.13.0``: when and with what a run was made."""
+    environment = json.loads((RUNS / name / "environment.json").read_text(encoding="utf-8"))
+    torch = run(name)["torch_version"].iloc[0].partition("+")[0]
+    return f"{environment['started_at'][:10]}, torch {torch}"
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)) + "\n"
+
+
+def points(*texts: str) -> str:
+    """A Markdown list in lines of 120 characters."""
+    return "".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") + "\n" for text in texts)
+
+
+def digits(value: float, count: int = 2) -> str:
+    """``value`` to ``count`` digits, without an exponent and without zeros that say nothing."""
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:.{max(0, count - 1 - math.floor(math.log10(abs(value))))}f}" if value else "0"
+
+
+def training(name: str) -> pd.DataFrame:
+    """Of the Long Range Arena's encoder at 4096 tokens, a row for each variant; index: its name."""
+    frame = run(name)
+    frame = frame[(frame["level"] == "model") & (frame["pass"] == "training") & (frame["seq_len"] == 4096)]
+    return frame.drop_duplicates("variant").set_index("variant")
+
+
+def published() -> pd.DataFrame:
+    """The paper's table 2; index: the variant's name."""
+    return pd.read_csv(HERE / "attnbench/plots/published.csv").set_index("variant")
+
+
+@rows
+def lra_cpu() -> str:
+    """The headline table: speed and memory here and in the paper."""
+    here, paper = training("lra-cpu"), published()
+    lines = []
+    for name in (*ARENA, "synthesizer"):
+        there = paper.loc[name] if name in paper.index else None
+        lines.append(
+            [
+                {"sdpa": "sdpa (fused)", "identity": "identity (no attention at all)"}.get(name, name),
+                "1" if name == "softmax" else digits(here["time_median_s"]["softmax"] / here["time_median_s"][name]),
+                "–" if there is None else f"{there['relative_speed_4k']:g}",
+                format_bytes(int(here["peak_bytes"][name])),
+                "–" if there is None else f"{there['memory_gb_4k']:g} GB",
+            ]
+        )
+    return table(["", "speed here", "speed in the paper", "memory here", "memory in the paper"], lines)
+
+
+@rows
+def lra_cpu_says() -> str:
+    """What the headline run says in words."""
+    here = training("lra-cpu")
+    speed = here["time_median_s"]["softmax"] / here["time_median_s"]
+    fast = speed[["local", "linformer", "linear"]] / speed["identity"]
+    memory = (here["peak_bytes"] / here["peak_bytes"]["identity"]).drop(["softmax", "synthesizer"])
+    error = run("lra-cpu")
+    error = error[error["inputs"].str.startswith("listops") & (error["sweep"] == "error")]
+    error = error.drop_duplicates("variant").set_index("variant")
+    wrong = error["rel_error"]
+    return points(
+        f"**The ceiling is {digits(speed['identity'])}.** A model without attention is {digits(speed['identity'])} "
+        "times as fast as softmax here, because projections and feed-forward layers remain. `local`, `linformer` and "
+        f"`linear` reach {100 * fast.min():.0f} to {100 * fast.max():.0f} % of it.",
+        f"**Memory says little about the fast methods.** The largest of them, `{memory.idxmax()}`, takes "
+        f"{digits(memory.max())} times the memory of the model without attention. Exact attention in a fused kernel "
+        f"(`sdpa`) takes {digits(memory['sdpa'], 3)} times. It is the naive formula that needs "
+        f"{format_bytes(int(here['peak_bytes']['softmax']))}.",
+        "**Speed is bought with error.** On q, k and v of a trained Transformer the relative error of BigBird is "
+        f"{digits(wrong['bigbird'])}, of Longformer {digits(wrong['longformer'])}, of local windows "
+        f"{digits(wrong['local'])}. Performer's 256 positive random features have {digits(wrong['performer'])}; "
+        f"mean(V), which ignores the queries, has {digits(error['trivial_error']['performer'])}.",
+    )
+
+
+@rows
+def lra_h200() -> str:
+    """The same training step on a GPU."""
+    here = training("lra-h200").sort_values("time_median_s")
+    exact = here["time_median_s"]["softmax"]
+    lines = [
+        [
+            str(name),
+            format_seconds(row["time_median_s"]),
+            "1" if name == "softmax" else digits(exact / row["time_median_s"]),
+            format_bytes(int(row["peak_bytes"])),
+        ]
+        for name, row in here.iterrows()
+    ]
+    return table(["", "time", "speed", "peak memory"], lines)
+
+
+@rows
+def lra_h200_short() -> str:
+    """What launching kernels costs at 1024 tokens."""
+    frame = run("lra-h200")
+    frame = frame[(frame["level"] == "model") & (frame["pass"] == "training") & (frame["seq_len"] == 1024)]
+    short = frame.drop_duplicates("variant").set_index("variant")["time_median_s"]
+    slower = (short / short["softmax"])[["bigbird", "longformer"]]
+    return points(
+        f"**Short sequences are another matter.** At 1024 tokens BigBird takes {digits(slower['bigbird'])} times as "
+        f"long as softmax, and Longformer {digits(slower['longformer'])} times: launching hundreds of small kernels "
+        "decides."
+    )
+
+
+@rows
+def catalogue_h200() -> str:
+    """A layer at 2048 tokens, the ten fastest beside exact attention."""
+    frame = run("catalogue-h200")
+    frame = frame[(frame["level"] == "layer") & (frame["pass"] == "forward") & frame["time_median_s"].notna()]
+    fastest = frame.sort_values("time_median_s").head(10)
+    lines = [[row["label"], format_seconds(row["time_median_s"])] for _, row in fastest.iterrows()]
+    return table(["layer, 2048 tokens, bfloat16", "time"], lines)
+
+
+def slopes(name: str) -> pd.DataFrame:
+    """Power of n of time and of memory: least squares over the logarithms at all lengths; index: the label."""
+    found = {}
+    for label, frame in run(name).groupby("label"):
+        n = np.log(frame["seq_len"])
+        found[label] = {
+            "time": np.polyfit(n, np.log(frame["time_median_s"]), 1)[0],
+            "least": np.polyfit(n, np.log(frame["time_min_s"]), 1)[0],
+            "memory": np.polyfit(n, np.log(frame["peak_bytes"]), 1)[0],
+            "lengths": len(frame),
+        }
+    return pd.DataFrame.from_dict(found, orient="index")
+
+
+@rows
+def long_cpu() -> str:
+    """Of what claims to be linear, the powers of n that are not 1 within 0.05, in both runs."""
+    first, again = slopes("long-cpu"), slopes("long-cpu-again")
+    last = again["time"].reindex(first.index).fillna(first["time"])
+    within = int((abs(first["time"] - 1) <= 0.05).sum()), int((abs(last - 1) <= 0.05).sum())
+    apart = first.index[(abs(first["time"] - 1) > 0.05) | (abs(last - 1) > 0.05)]
+    lines = [
+        [
+            label,
+            f"{first['time'][label]:.2f}",
+            f"{again['time'][label]:.2f}" if label in again.index else "–",
+            f"{first['least'][label]:.2f}",
+            f"{first['memory'][label]:.2f}",
+        ]
+        for label in sorted(apart, key=lambda label: -first["time"][label])
+    ]
+    says = (
+        f"The power is within 1 ± 0.05 for {within[0]} of {len(first)} variants, and for {within[1]} where the second "
+        f"run takes the place of the first. The power of the memory is at most {first['memory'].max():.2f}. "
+        "The others are"
+    )
+    head = ["", "time", "time, second run", "least times", "memory"]
+    return textwrap.fill(says, 120) + "\n\n" + table(head, lines)
+
+
+@rows
+def long_cpu_million() -> str:
+    """Times at the greatest length."""
+    frame = run("long-cpu")
+    longest = frame[frame["seq_len"] == frame["seq_len"].max()].set_index("label")
+    names = ["efficient", "linear", "local", "performer"]
+    lines = [
+        [
+            name,
+            format_seconds(longest["time_median_s"][name]),
+            format_bytes(int(longest["peak_bytes"][name])),
+            format_bytes(int(longest["output_bytes"][name])),
+        ]
+        for name in names
+    ]
+    return table(["1,048,576 tokens, one head of 64", "time", "peak memory", "of which output"], lines)
+
+
+def at(name: str, n: int) -> dict[tuple[tuple[str, str], str], Pair]:
+    """Pairs of variant and package at one length, by their names and the pass."""
+    return {(pair.names, pair.pass_): pair for pair in pairs(run(name)) if pair.n == n}
+
+
+@rows
+def peers_cpu() -> str:
+    """Time and memory of each variant over those of the package, tuned and as shipped, at 4096 tokens."""
+    tuned, shipped = at("peers-cpu", 4096), at("peers-cpu-as-shipped", 4096)
+    lines = []
+    for names in dict.fromkeys(names for names, _ in tuned):
+        forward, train = tuned[names, "forward"], tuned.get((names, "training"))
+        forward_shipped, train_shipped = shipped.get((names, "forward")), shipped.get((names, "training"))
+        lines.append(
+            [
+                f"{names[0]} / {names[1]}",
+                *("–" if pair is None else f"{digits(pair.time)} ({digits(pair.least)})" for pair in (forward, train)),
+                *(
+                    "–" if pair is None else f"{digits(pair.time)} ({digits(pair.least)})"
+                    for pair in (forward_shipped, train_shipped)
+                ),
+                digits(forward.limit),
+                digits(forward.above_floor),
+                digits(forward.peak),
+                "–" if train is None else digits(train.peak),
+            ]
+        )
+    head = ["", "forward", "training", "forward, as shipped", "training, as shipped"]
+    return table([*head, "limit, forward", "×floor, forward", "peak, forward", "peak, training"], lines)
+
+
+@rows
+def peers_cpu_lengths() -> str:
+    """The same ratios of time at the three lengths, forward."""
+    by_length = {n: at("peers-cpu", n) for n in (1024, 4096, 16384)}
+    lines = []
+    for key in by_length[4096]:
+        if key[1] == "forward":
+            found = [by_length[n].get(key) for n in by_length]
+            lines.append([f"{key[0][0]} / {key[0][1]}", *("–" if one is None else digits(one.time) for one in found)])
+    return table(["time, forward", *(f"{n:,} tokens" for n in by_length)], lines)
+
+
+def renew(text: str) -> str:
+    """A page with everything that is made here."""
+    return MARK.sub(lambda mark: f"<!-- rows: {mark[1]} -->\n{ROWS[mark[1]]()}<!-- end of rows -->", text)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(renew(page.read_text(encoding="utf-8")), encoding="utf-8")

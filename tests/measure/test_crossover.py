@@ -1,0 +1,111 @@
+"""Where `compare` says that two variants cross, in noise that is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from attnbench.measure.crossover import Crossover, crossover
+from attnbench.measure.statistics import Ratio, paired_ratio
+
+NOISES = ("independent", "autocorrelated", "drifting")
+COUNTS = (3, 5, 12, 24)
+
+
+def of(verdicts: str, *, lengths: list[int] | None = None) -> Crossover:
+    """Of A against B; each letter is a length: faster, slower, inconclusive, same, or - where nothing is known."""
+    found = {"f": (0.7, 0.8, 0.9), "s": (1.1, 1.25, 1.4), "i": (0.9, 1.0, 1.2), "=": (0.995, 1.0, 1.005)}
+    ratios = [Ratio(found[one][1], *found[one][::2], 30, found[one][::2]) if one in found else None for one in verdicts]
+    return crossover(lengths or [2**i for i in range(len(verdicts))], ratios, names=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "bracket", "note"),
+    [
+        ("fs", (1, 2), "a is faster below, b above"),
+        ("sf", (1, 2), "b is faster below, a above"),
+        ("ffiss", (2, 8), "a is faster below, b above"),
+        ("f=-s", (1, 8), "a is faster below, b above"),
+        ("i-fsi", (4, 8), "a is faster below, b above"),
+    ],
+)
+def test_a_crossover_lies_between_the_nearest_lengths_with_opposite_verdicts(
+    verdicts: str, bracket: tuple[int, int], note: str
+) -> None:
+    found = of(verdicts)
+    assert (found.low, found.high) == bracket
+    assert found.n is not None
+    assert bracket[0] < found.n < bracket[1]
+    assert found.note == note
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "note"),
+    [
+        ("iii", "no difference found"),
+        ("=i=", "no difference found"),
+        ("===", "none: the same at every length"),
+        ("fff", "not in range: a is faster throughout"),
+        ("sss", "not in range: b is faster throughout"),
+        ("ffi", "not in range: a is faster at n = 1 to 2, no difference found elsewhere"),
+        ("f-f", "not in range: a is faster at n = 1, 4, no difference found elsewhere"),
+        ("fsf", "2 crossings: a is faster at n = 1, 4 and b is faster at n = 2"),
+        ("ffssiffs", "3 crossings: a is faster at n = 1 to 2, 32 to 64 and b is faster at n = 4 to 8, 128"),
+        ("f--", "not looked for: fewer than two lengths could be compared"),
+        ("f", "not looked for: fewer than two lengths could be compared"),
+        ("", "not looked for: fewer than two lengths could be compared"),
+    ],
+)
+def test_without_one_pair_of_opposite_verdicts_no_length_is_named(verdicts: str, note: str) -> None:
+    assert of(verdicts) == Crossover(None, None, None, note)
+
+
+def test_the_order_of_the_lengths_does_not_matter() -> None:
+    assert of("sfi", lengths=[4, 1, 2]) == of("fis")
+
+
+def noise(rng: np.random.Generator, kind: str, pairs: int, sd: float) -> np.ndarray:
+    """Logarithms of times of two identical programs that take turns, each order followed by its reverse: (pairs, 2)."""
+    logs = sd * rng.standard_normal(2 * pairs)
+    if kind == "autocorrelated":
+        level = 0.0
+        for place, step in enumerate(sd * rng.standard_normal(2 * pairs)):
+            level = 0.9 * level + step
+            logs[place] += level
+    elif kind == "drifting":
+        logs += np.log1p(0.005 * np.arange(2 * pairs))
+    turns = logs.reshape(pairs, 2)
+    turns[1::2] = turns[1::2, ::-1]
+    return turns
+
+
+def simulated(rng: np.random.Generator, kind: str, count: int, *, crossing: float | None, sd: float) -> Crossover:
+    """At so many lengths from 256 to 16384; B grows by half a power of n less than A where they cross."""
+    lengths = np.geomspace(256, 16384, count).round().astype(int).tolist()
+    ratios = []
+    for n in lengths:
+        turns = noise(rng, kind, 30, sd)
+        if crossing is not None:
+            turns[:, 0] += 0.5 * math.log(n / crossing)
+        ratios.append(paired_ratio(*np.exp(turns).T.tolist(), family=count))
+    return crossover(lengths, ratios, names=("a", "b"))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("kind", NOISES)
+def test_identical_programs_cross_in_at_most_one_of_a_hundred(kind: str, count: int) -> None:
+    rng = np.random.default_rng([NOISES.index(kind), count])
+    found = [simulated(rng, kind, count, crossing=None, sd=sd) for sd in (0.02, 0.3) for _ in range(50)]
+    assert sum(one.n is not None or "crossings" in one.note for one in found) <= 1
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("kind", NOISES)
+def test_a_true_crossing_is_found_and_lies_within_its_interval_in_nineteen_of_twenty(kind: str, count: int) -> None:
+    rng = np.random.default_rng([NOISES.index(kind), count, 1])
+    truths = np.exp(rng.uniform(math.log(1000), math.log(4000), 40)).tolist()
+    found = [(truth, simulated(rng, kind, count, crossing=truth, sd=0.05)) for truth in truths]
+    held = [one for truth, one in found if one.low is not None and one.high is not None and one.low < truth < one.high]
+    assert len(held) >= 38

@@ -1,0 +1,173 @@
+"""A while in which the process stood still is never part of a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnbench.machine import AwakeTime
+from attnbench.measure.standstill import Moment, Standstill
+from attnbench.measure.stopwatch import ClockError, WallClock
+from attnbench.measure.time import Sample, Sampler, TimingRules, measure_time, summarise
+
+PROGRAM = """
+import sys, time
+from attnbench.measure.standstill import notice_stops
+from attnbench.measure.time import TimingRules, measure_time, summarise
+
+def work():
+    print("working", flush=True)
+    end = time.thread_time() + float(sys.argv[1])
+    while time.thread_time() < end:
+        pass
+
+if sys.argv[2] == "noticed":
+    notice_stops()
+timing = measure_time(work, TimingRules(min_time=1.0, max_time=2.0, warmup_time=0.02))
+summary = summarise([timing.samples])
+longest = max(sample.seconds for sample in timing.samples if not sample.stopped)
+print("result", timing.first_call_s, sum(s.stopped for s in timing.samples), longest, summary.warnings)
+"""
+
+
+def stopped_once(work: float, at_call: int, noticed: str = "noticed") -> list[str]:
+    """The last line of a fresh process that is stopped for three seconds in its ``at_call``-th call."""
+    command = [sys.executable, "-c", PROGRAM, str(work), noticed]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(at_call):
+            assert process.stdout.readline() == "working\n"
+        time.sleep(work / 2)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        process.send_signal(signal.SIGCONT)
+        return process.stdout.read().splitlines()[-1].split(maxsplit=4)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no such signal on Windows")
+@pytest.mark.parametrize("noticed", ["noticed", "by its idleness"])
+def test_a_call_during_which_the_process_was_stopped_is_no_sample(noticed: str) -> None:
+    _, first, stopped, longest, warnings = stopped_once(0.4, at_call=3, noticed=noticed)
+    assert float(first) < 3
+    assert int(stopped) == 1
+    assert float(longest) < 3
+    assert "1 of 7 samples left out: the process was stopped meanwhile" in warnings
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no such signal on Windows")
+@pytest.mark.parametrize("at_call", [1, 40, 300], ids=["the first calls", "warm-up", "batched samples"])
+def test_a_stop_in_short_calls_reaches_no_time(at_call: int) -> None:
+    _, first, _, longest, _ = stopped_once(2e-4, at_call)
+    assert first == "None" or float(first) < 3
+    assert float(longest) < 0.03  # three seconds in a batch of five calls are more
+
+
+def moment(passed: float, busy: float, *, asleep: float = 0.0) -> Moment:
+    return Moment(passed, busy, asleep, 0)
+
+
+def test_what_sleeps_or_waits_for_a_device_in_every_call_never_stands_still() -> None:
+    seen = Standstill()
+    calls = [(moment(3.0 * i, 0.1 * i), moment(3.0 * (i + 1), 0.1 * (i + 1))) for i in range(9)]
+    assert not any(seen.between(start, end) for start, end in calls)
+    assert seen.between(moment(27, 0.9), moment(36.5, 1.0))
+
+
+def test_a_call_that_begins_to_wait_later_is_believed_after_a_few_calls() -> None:
+    seen = Standstill()
+    assert not seen.between(moment(0, 0), moment(1, 1))
+    assert [seen.between(moment(0, 0), moment(1, 0.1)) for _ in range(6)] == [True] * 3 + [False] * 3
+
+
+def test_a_laptop_that_slept_during_a_call_is_seen_though_the_clock_of_the_sample_slept_as_well() -> None:
+    assert Standstill().between(moment(0, 0), moment(1, 1, asleep=60))
+
+
+def test_short_idleness_and_time_in_which_others_had_the_core_are_no_standstill() -> None:
+    seen = Standstill()
+    seen.between(moment(0, 0), moment(0.01, 0.01))
+    assert not seen.between(moment(0, 0), moment(0.15, 0.01))
+    assert not seen.between(moment(0, 0), moment(10, 9))
+
+
+def test_on_a_core_that_is_shared_waiting_for_it_is_not_idleness() -> None:
+    if not Path("/proc/thread-self/schedstat").exists():
+        pytest.skip("the kernel does not tell")
+    core = {min(os.sched_getaffinity(0))}
+    hog = f"import os\nos.sched_setaffinity(0, {core})\nprint(flush=True)\nwhile True: pass"
+    mine = os.sched_getaffinity(0)
+    with subprocess.Popen([sys.executable, "-c", hog], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        os.sched_setaffinity(0, core)
+        try:
+            start = Moment.now()
+            end = time.perf_counter() + 0.5
+            while time.perf_counter() < end:
+                pass
+            passed = Moment.now()
+        finally:
+            os.sched_setaffinity(0, mine)
+            other.kill()
+    assert passed.busy - start.busy > 0.8 * (passed.passed - start.passed)
+
+
+def test_samples_of_a_stopped_process_are_never_used_and_never_widen_the_interval() -> None:
+    good, bad = Sample(1.0, 1), Sample(4.54, 1, stopped=True)
+    assert not bad.clean
+    summary = summarise([[good] * 5 + [bad]])
+    assert (summary.median, summary.used) == (1.0, 5)
+    assert summary.warnings == ("1 of 6 samples left out: the process was stopped meanwhile",)
+    assert Sample(**bad.to_json()) == bad  # type: ignore[arg-type]  # as JSON has it
+    assert "stopped" not in good.to_json()
+
+
+class StoppedWatch:
+    """Every call takes a second, and the process is stopped in those that ``stops`` names by their number from 0."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *stops: int) -> None:
+        self.stops, self.made, self.continued = stops, 0, 0
+        monkeypatch.setattr(Moment, "now", lambda: Moment(self.made, self.made, 0.0, self.continued))
+
+    def cost(self) -> float:
+        return 0.0
+
+    def time(self, call: object, calls: int) -> tuple[float, int]:
+        self.continued += self.made in self.stops
+        self.made += 1
+        return 1.0 * calls, 0
+
+
+def test_another_sample_is_taken_for_each_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = TimingRules(max_time=3.0, warmup_time=0)
+    timing = measure_time(lambda: None, rules, stopwatch=StoppedWatch(monkeypatch, 2, 4))
+    assert [sample.stopped for sample in timing.samples] == [i in (1, 3) for i in range(8)]
+    quick = replace(rules, quick=True)
+    timing = measure_time(lambda: None, quick, stopwatch=StoppedWatch(monkeypatch, 0, 1))
+    assert timing.first_call_s is None
+    assert [sample.stopped for sample in timing.samples] == [True, False]
+
+
+def test_a_process_that_is_stopped_all_the_time_is_an_error_and_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ClockError, match="stopped in each of 21 samples; let it run"):
+        measure_time(lambda: None, TimingRules(), stopwatch=StoppedWatch(monkeypatch, *range(100)))
+
+
+def test_a_sample_reads_the_clock_of_its_stopwatch_only() -> None:
+    ticks = iter([0, 5_000_000_000])
+    assert Sampler(WallClock(clock=lambda: next(ticks)), lambda: None).take(1) == Sample(5.0, 1)
+
+
+def test_a_stop_of_this_process_uses_up_no_more_patience_than_the_longest_question() -> None:
+    now = iter([0.0, 1.0, 2.0, 500.0, 501.0])
+    awake = AwakeTime(longest=2.0, clock=lambda: next(now))
+    assert [awake.seconds() for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]

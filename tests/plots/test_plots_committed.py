@@ -1,0 +1,30 @@
+"""The committed figures say what today's code says of the committed rows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from attnbench.plots import draw
+from attnbench.plots.load import read_results
+from attnbench.plots.style import save
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+FIGURES = sorted(REFERENCE.glob("*/plots/**/*.svg"))
+
+
+def texts(svg: Path) -> list[tuple[str, str]]:
+    """The size of everything written, and what it is, in the order in which it is drawn."""
+    return re.findall(r'<text style="[^"]*?([0-9.]+)px[^"]*"[^>]*>([^<]*)<', svg.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda path: str(path.relative_to(REFERENCE)))
+def test_a_committed_figure_is_drawn_from_the_committed_rows(figure: Path, tmp_path: Path) -> None:
+    overlay = "published" if figure.parent.name == "published" else None
+    run = figure.relative_to(REFERENCE).parts[0]
+    (drawn,) = draw(read_results(REFERENCE / run), figures=[figure.stem], overlay=overlay).values()
+    (today,) = save(drawn, tmp_path / "today", ["svg"])
+    assert texts(figure) == texts(today)
+    assert len(texts(today)) > 15

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from attnbench.run.process import environment_for
+
+AT_WORK = """
+import os, torch
+torch.set_num_threads(2)
+torch.randn(800, 800) @ torch.randn(800, 800)
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="one core")
+@pytest.mark.parametrize("variable", ["OMP_THREAD_LIMIT=1", "OMP_DYNAMIC=true", "OMP_NUM_THREADS=1"])
+def test_as_many_threads_work_as_the_run_says_whatever_the_environment_allows(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def threads() -> int:
+        return int(subprocess.check_output([sys.executable, "-c", AT_WORK], env=environment_for(2)))
+
+    usual = threads()
+    monkeypatch.setenv(*variable.split("="))
+    assert threads() == usual
+
+
+def test_variables_that_change_arithmetic_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_by_the_user = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "DNNL_MAX_CPU_ISA": "AVX2"}
+    for name, text in set_by_the_user.items():
+        monkeypatch.setenv(name, text)
+    assert set_by_the_user.items() <= environment_for(2).items()

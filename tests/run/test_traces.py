@@ -1,0 +1,437 @@
+"""One cell does not reach the next: what it changes in its process or leaves there is told, and ends the process."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import math
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attnbench.measure.time as measure_time
+from attnbench.measure import limits, statistics
+from attnbench.measure.recent import Recent
+from attnbench.measure.stopwatch import WallClock
+from attnbench.run import process, traces
+from attnbench.run.traces import KEPT, OPEN, Snapshot
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="affinity, limits and /proc")
+
+AUTOGRAD = torch.autograd.set_detect_anomaly
+SPARSE: Any = torch.sparse.check_sparse_tensor_invariants
+
+
+class Mode(TorchDispatchMode):
+    """Sees every call of torch, and does nothing."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+MODE = Mode()
+CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "the number of threads": (lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
+    "the default dtype": (
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_default_dtype(torch.float32),
+    ),
+    "the default device": (lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)),
+    "deterministic mode": (
+        lambda: torch.use_deterministic_algorithms(True),
+        lambda: torch.use_deterministic_algorithms(False),
+    ),
+    "anomaly mode": (lambda: AUTOGRAD(True), lambda: AUTOGRAD(False)),
+    "checks of sparse tensors": (lambda: SPARSE.enable(), lambda: SPARSE.disable()),
+    "how gradients are computed": (
+        lambda: torch.autograd.set_multithreading_enabled(False),
+        lambda: torch.autograd.set_multithreading_enabled(True),
+    ),
+    "what stands between a call and torch": (lambda: MODE.__enter__(), lambda: MODE.__exit__(None, None, None)),
+    "the hooks of all modules": (
+        lambda: kept.append(register_module_forward_hook(lambda *_: None)),
+        lambda: kept.pop().remove(),
+    ),
+    "the kernels of torch's operations": (lambda: replace_kernel(), lambda: kept.pop()._destroy()),
+    "torch's profiler": (lambda: profile(), lambda: kept.pop().__exit__(None, None, None)),
+    "gradient mode": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
+    "the precision of float32 products": (
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: torch.set_float32_matmul_precision("highest"),
+    ),
+    "the kernels that may be used": (
+        lambda: torch.backends.cuda.enable_flash_sdp(False),  # type: ignore[no-untyped-call]  # torch has no types here
+        lambda: torch.backends.cuda.enable_flash_sdp(True),  # type: ignore[no-untyped-call]  # as above
+    ),
+    "how numbers are rounded": (
+        lambda: torch.set_flush_denormal(True),
+        lambda: torch.set_flush_denormal(False),
+    ),
+    "garbage collection": (lambda: gc.set_threshold(1, 1, 1), lambda: gc.set_threshold(*THRESHOLD)),
+    "tracing": (lambda: threading.setprofile(print), lambda: threading.setprofile(None)),  # type: ignore[arg-type]  # None ends it
+    "where modules are found": (lambda: sys.path.insert(0, "/"), lambda: sys.path.pop(0)),
+    "a timer": (
+        lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 10**6),
+        lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 0),
+    ),
+    "its priority": (lambda: scheduler(os.SCHED_BATCH), lambda: scheduler(os.SCHED_OTHER)),
+    "KMP_BLOCKTIME in the environment": (
+        lambda: os.environ.update(KMP_BLOCKTIME="1"),
+        lambda: os.environ.pop("KMP_BLOCKTIME"),
+    ),
+    "the recursion limit": (lambda: raise_recursion_limit(), lambda: sys.setrecursionlimit(kept.pop())),
+    "which warnings are errors": (
+        lambda: warnings.filterwarnings("error", "xyz"),
+        lambda: warnings.filters.pop(0),  # type: ignore[attr-defined]  # it is a list
+    ),
+    "a signal's handler": (
+        lambda: signal.signal(signal.SIGUSR2, print),
+        lambda: signal.signal(signal.SIGUSR2, signal.SIG_DFL),
+    ),
+    "which signals wait": (
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]),
+        lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2]),
+    ),
+    "a limit of the system": (
+        lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[0] - 1, FILES[1])),
+        lambda: resource.setrlimit(resource.RLIMIT_NOFILE, FILES),
+    ),
+    "the umask": (lambda: os.umask(0o777), lambda: os.umask(UMASK)),
+    "the cores it may use": (
+        lambda: os.sched_setaffinity(0, [min(CORES)]),
+        lambda: os.sched_setaffinity(0, CORES),
+    ),
+    "NEW_VARIABLE in the environment": (
+        lambda: os.environ.update(NEW_VARIABLE="1"),
+        lambda: os.environ.pop("NEW_VARIABLE"),
+    ),
+    "the working directory": (lambda: os.chdir("/"), lambda: os.chdir(FOLDER)),
+    "time.perf_counter": (lambda: put(time, "perf_counter", lambda: 0.0), lambda: put_back()),
+    "torch.matmul": (lambda: put(torch, "matmul", None), lambda: put_back()),
+    "torch.nn.functional.softmax": (lambda: put(torch.nn.functional, "softmax", print), lambda: put_back()),
+    "Tensor.sum": (lambda: put(torch.Tensor, "sum", print), lambda: put_back()),
+    "json.loads": (lambda: put(json, "loads", lambda text: {}), lambda: put_back()),
+    "os.write": (lambda: put(os, "write", lambda *_: 0), lambda: put_back()),
+    "math.isfinite": (lambda: put(math, "isfinite", lambda _: True), lambda: put_back()),
+    "torch.softmax": (lambda: put(torch, "softmax", torch.log_softmax), lambda: put_back()),
+    "torch.nn.functional.gelu": (
+        lambda: put(torch.nn.functional, "gelu", torch.nn.functional.tanh),
+        lambda: put_back(),
+    ),
+    "LayerNorm.forward": (lambda: put(torch.nn.LayerNorm, "forward", lambda self, x: x), lambda: put_back()),
+    "Linear.__call__": (lambda: put(torch.nn.Linear, "__call__", lambda self, x: x), lambda: put_back()),
+    "numpy.median": (lambda: put(numpy, "median", max), lambda: put_back()),
+    "sys.modules.statistics": (
+        lambda: sys.modules.update(statistics=sys),
+        lambda: sys.modules.update(statistics=STATISTICS),
+    ),
+    "attnbench.measure.time.min": (lambda: put(measure_time, "min", max), lambda: put_back()),
+    "attnbench.measure.limits.IMPOSSIBLE": (lambda: put(limits, "IMPOSSIBLE", 1e9), lambda: put_back()),
+    "attnbench.measure.statistics.median": (lambda: exchange_code(), lambda: exchange_code()),
+    f"{WallClock.__module__}.WallClock.time": (lambda: put(WallClock, "time", lambda *_: (1.0, 0)), lambda: put_back()),
+}
+THRESHOLD, UMASK, CORES = (
+    gc.get_threshold(),
+    os.umask(0o22),
+    os.sched_getaffinity(0),
+)
+FILES, FOLDER = resource.getrlimit(resource.RLIMIT_NOFILE), Path.cwd()
+os.umask(UMASK)
+STATISTICS = sys.modules["statistics"]
+MEDIANS = [statistics.median.__code__, (lambda values: 0.0).__code__]
+replaced: list[tuple[Any, str, Any]] = []
+kept: list[Any] = []
+
+
+def put(home: Any, name: str, value: object) -> None:
+    replaced.append((home, name, vars(home).get(name)))
+    setattr(home, name, value)
+
+
+def put_back() -> None:
+    home, name, value = replaced.pop()
+    setattr(home, name, value) if value is not None else delattr(home, name)
+
+
+def exchange_code() -> None:
+    MEDIANS.reverse()
+    statistics.median.__code__ = MEDIANS[0]
+
+
+def raise_recursion_limit() -> None:
+    """Asks for the limit now: the compiler raises it, in whichever test came before."""
+    kept.append(sys.getrecursionlimit())
+    sys.setrecursionlimit(kept[-1] + 1)
+
+
+def replace_kernel() -> None:
+    kept.append(torch.library.Library("aten", "IMPL"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is replaced is the point
+        kept[-1].impl("erfinv", lambda x: x, "CPU")
+
+
+def profile() -> None:
+    kept.append(torch.autograd.profiler.profile())
+    kept[-1].__enter__()
+
+
+def scheduler(policy: int) -> None:
+    os.sched_setscheduler(0, policy, os.sched_param(0))
+
+
+@pytest.mark.parametrize("words", CASES)
+def test_what_a_cell_changes_in_its_process_is_told_by_name(words: str) -> None:
+    if words == "the cores it may use" and len(CORES) == 1:
+        pytest.skip("one core")
+    if words == "how numbers are rounded" and not torch.set_flush_denormal(False):
+        pytest.skip("this processor cannot")
+    change, undo = CASES[words]
+    before = Snapshot.take("cpu")
+    change()
+    try:
+        left = Snapshot.take("cpu").left_since(before)
+    finally:
+        undo()
+    assert left.startswith("changed ")
+    assert words in left
+    assert Snapshot.take("cpu").left_since(before) == ""
+
+
+def test_the_library_that_is_chosen_for_each_cell_is_no_trace_and_another_one_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "_products", process.Products("oneDNN", "oneDNN"))
+    try:
+        process.choose_products(of_one_row=False)
+        before = Snapshot.take("cpu")
+        process.choose_products(of_one_row=True)
+        assert Snapshot.take("cpu").left_since(before) == ""
+        torch.set_float32_matmul_precision("high")
+        assert Snapshot.take("cpu").left_since(before) == "changed the precision of float32 products"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.fixture
+def until() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_threads_that_go_on_are_counted_and_one_that_ends_is_not(until: threading.Event) -> None:
+    before = Snapshot.take("cpu")
+    ending = threading.Thread(target=time.sleep, args=(0.01,))
+    ending.start()
+    assert Snapshot.take("cpu").left_since(before) == ""
+    for _ in range(3):
+        threading.Thread(target=until.wait, daemon=True).start()
+    assert Snapshot.take("cpu").left_since(before) == "left 3 threads behind"
+
+
+def test_memory_that_stays_is_told_and_a_little_of_it_is_not() -> None:
+    before = Snapshot.take("cpu")
+    little = torch.ones(KEPT // 8)
+    assert Snapshot.take("cpu").left_since(before) == ""
+    much = torch.ones(KEPT // 2)
+    assert Snapshot.take("cpu").left_since(before).endswith("MiB of memory behind")
+    del little, much
+
+
+def test_what_computes_on_without_python_is_a_thread_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "_threads", frozenset)  # as if this one did not run Python
+    before = Snapshot.take("cpu")
+    thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 2 * 10**6))
+    thread.start()
+    told = set()
+    while thread.is_alive():  # on a busy machine it may get no core for a while
+        told.add(Snapshot.take("cpu").left_since(before))
+    assert "left 1 thread behind" in told
+
+
+def test_files_that_stay_open_are_told_and_a_few_are_not(tmp_path: Path) -> None:
+    before = Snapshot.take("cpu")
+    with ExitStack() as files:
+        for _ in range(OPEN):
+            files.enter_context(Path(os.devnull).open())
+        assert Snapshot.take("cpu").left_since(before) == ""
+        files.enter_context(Path(os.devnull).open())
+        assert Snapshot.take("cpu").left_since(before) == f"left {OPEN + 1} open files behind"
+
+
+def test_several_traces_are_one_sentence(until: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Snapshot.take("cpu")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    threading.Thread(target=until.wait, daemon=True).start()
+    said = "changed the recursion limit and time.time and left 1 thread behind"
+    raise_recursion_limit()
+    try:
+        assert Snapshot.take("cpu").left_since(before) == said
+    finally:
+        sys.setrecursionlimit(kept.pop())
+
+
+PLUGIN = """
+import os, threading, time, torch
+from pathlib import Path
+from torch import nn
+from attnbench import register
+
+class Own(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+    def forward(self, q, k, v, *, key_mask=None):
+        with Path(__file__).with_name("calls").open("a") as file:
+            file.write(f"{type(self).__name__} {os.getpid()}\\n")
+        self.leave()
+        return v + 0
+    def leave(self):
+        pass
+
+def own(name):
+    return register(name, family="reference", source="-", formula="-", cost="-")
+
+@own("own-clean")
+class Clean(Own):
+    "Leaves nothing."
+
+@own("own-clock")
+class Clock(Own):
+    "Makes the clock of whoever comes next run at half its speed."
+    def leave(self):
+        time.perf_counter_ns = lambda: time.monotonic_ns() // 2
+
+@own("own-thread")
+class Thread(Own):
+    "Works on in the background, and in another folder."
+    def leave(self):
+        if threading.active_count() == 1:
+            os.chdir("/")
+            threading.Thread(target=lambda: [time.sleep(0.001) for _ in range(10**9)], daemon=True).start()
+
+@own("own-process")
+class Process(Own):
+    "Starts a process for each object, which nobody ends."
+    def leave(self):
+        if not hasattr(self, "pid"):
+            self.pid = os.fork()
+            if self.pid == 0:
+                time.sleep(1000)
+                os._exit(0)
+"""
+
+
+def run(tmp_path: Path, sweeps: str, *options: str) -> tuple[list[dict[str, Any]], str]:
+    """Rows of a run in a fresh process, and what it said on stderr."""
+    (tmp_path / "s.yaml").write_text(f"name: s\nsweeps: [{sweeps}]\n")
+    command = [sys.executable, "-m", "attnbench", "run", "s.yaml", "--device", "cpu", "--threads", "1", *options]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    (records,) = (tmp_path / "results").glob("s/*/records.jsonl")
+    return [json.loads(line) for line in records.read_text().splitlines()], ended.stderr
+
+
+def test_after_a_cell_that_leaves_traces_the_row_says_so_and_the_next_has_another_process(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(PLUGIN)
+    matrix = "{variant: [own-clean, own-clock, own-thread, own-process], seq_len: 8, heads: 1, head_dim: 4}"
+    rows, _ = run(
+        tmp_path, f"{{name: w, matrix: {matrix}}}", "--plugin", "own.py", "--rounds", "2", "--min-time", ".02"
+    )
+    last = {row["variant"]: row for row in rows}
+    assert {row["status"] for row in last.values()} == {"ok"}
+    fresh = "so the next one starts in a fresh process"
+    # In the last round as well, though its row was made anew.
+    assert f"the cell changed time.perf_counter_ns, {fresh}" in last["own-clock"]["warnings"]
+    thread = "the cell changed the working directory and left 1 thread behind"
+    assert f"{thread}, {fresh}" in last["own-thread"]["warnings"]
+    assert re.search(f"the cell left \\d process(es)? behind, {fresh}", last["own-process"]["warnings"])
+    assert fresh not in last["own-clean"]["warnings"]
+    calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+    for i, (name, pid) in enumerate(calls):
+        after = [other for other in calls[i:] if other[1] == pid]
+        assert name == "Clean" or after == [other for other in after if other[0] == name]
+
+
+def test_compare_warns_of_a_variant_that_reaches_the_others_of_its_turns(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(PLUGIN)
+    shape = ["--n", "8", "--heads", "1", "--head-dim", "4", "--threads", "1", "--device", "cpu", "--min-time", "0.02"]
+    command = [sys.executable, "-m", "attnbench", "compare", "own-clean", "own-thread", "--plugin", "own.py", *shape]
+    ended = subprocess.run([*command, "--json", "--no-error"], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    told = "n = 8: a variant changed the working directory and left 1 thread behind while they took turns; "
+    assert told + "do not trust the times" in json.loads(ended.stdout)["warnings"]
+
+
+def test_what_every_variant_and_the_compiler_leave_is_no_trace(tmp_path: Path) -> None:
+    import attnbench.attention  # noqa: F401  # fills the table of variants
+    from attnbench.variant import VARIANTS
+
+    ours = {
+        entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.")
+    }  # not what tests register
+    names = ", ".join(sorted(name for name in ours if not name.startswith("flex")))
+    shape = "seq_len: 64, heads: 2, head_dim: 16"
+    rows, said = run(
+        tmp_path,
+        f"{{name: forward, measure: [time, memory, error], matrix: {{variant: [{names}], {shape}}}}},"
+        f"{{name: training, pass: training, matrix: {{variant: [{names}], {shape}}}}},"
+        f"{{name: decode, pass: decode, matrix: {{variant: [softmax, linear, gla], {shape}}}}},"
+        f"{{name: compiled, matrix: {{variant: [softmax, linear], compile: true, {shape}}}}}",
+        *("--quick", "--cell-timeout", "200"),
+    )
+    assert [row["warnings"] for row in rows if "fresh process" in row["warnings"]] == []
+    assert {row["status"] for row in rows} <= {"ok", "unsupported"}, said
+    assert [row["reason"] for row in rows if row["sweep"] == "compiled"] == ["", ""]
+
+
+def test_a_plug_in_that_replaces_a_clock_when_it_is_imported_is_told_and_reaches_no_time(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import time\ntime.perf_counter_ns = lambda: 0\n")
+    matrix = "{variant: mean-value, seq_len: 64, heads: 1, head_dim: 8}"
+    rows, said = run(tmp_path, f"{{name: w, matrix: {matrix}}}", "--plugin", "own.py", "--quick")
+    assert "a plug-in replaced time.perf_counter_ns" in said
+    (row,) = rows
+    assert row["status"] == "ok"
+    assert 0 < row["time_median_s"] < 10
+
+
+def test_what_is_kept_for_the_next_cell_on_purpose_is_no_trace() -> None:
+    before = Snapshot.take("cpu")
+    recent = Recent(lambda n: [torch.ones(n)], 1)
+    recent(KEPT // 2)
+    assert not Snapshot.take("cpu").kept_since(before, KEPT)
+    left = torch.ones(KEPT // 2)
+    assert "of memory" in Snapshot.take("cpu").kept_since(before, KEPT), left.shape
+    recent(1)
+
+
+def test_the_last_results_are_kept_and_their_bytes_counted() -> None:
+    made: list[int] = []
+
+    def make(n: int) -> tuple[torch.Tensor, None]:
+        made.append(n)
+        return torch.zeros(n), None
+
+    already = Recent.held("cpu")
+    recent = Recent(make, 2)
+    assert [len(recent(n)[0]) for n in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
+    assert made == [1, 2, 3, 2]
+    assert Recent.held("cpu") - already == 4 * (1 + 2)
+    assert Recent.held("cuda") == 0

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from attnbench.errors import CannotCreate, StoreError
+from attnbench.files import replace_file, write_output
+from attnbench.plots.style import save
+
+
+def test_a_reader_sees_the_whole_old_text_or_the_whole_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    replace_file(path, "old")
+    with path.open() as reader:
+        replace_file(path, "new")
+        assert reader.read() == "old"
+    assert path.read_text() == "new"
+    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+
+
+def test_a_text_that_cannot_be_put_in_place_leaves_the_old_one_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table.csv"
+    replace_file(path, "old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(path, "new")
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+
+
+def test_a_new_file_has_the_permissions_that_the_umask_leaves(tmp_path: Path) -> None:
+    code = "import os, sys; from pathlib import Path; from attnbench.files import replace_file; os.umask(0o027)"
+    code += "; replace_file(Path(sys.argv[1]), 'x')"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "f")], check=True)
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o640
+
+
+def test_what_the_user_asked_for_also_goes_to_a_pipe_and_through_a_link(tmp_path: Path) -> None:
+    code = "from pathlib import Path; from attnbench.files import write_output"
+    code += "; write_output(Path('/dev/stdout'), 'a,b\\n')"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"a,b\n"
+    (tmp_path / "kept").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    write_output(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "kept").read_text() == "new"
+
+
+def test_a_pipe_that_nobody_reads_is_refused_at_once_and_one_that_is_read_takes_much(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(CannotCreate, match="nobody reads from this pipe"):
+        write_output(pipe, "x")
+    content = b"x" * 2**20  # more than a pipe holds
+    with (tmp_path / "read").open("wb") as copy, subprocess.Popen(["cat", str(pipe)], stdout=copy) as reader:
+        while True:
+            try:
+                write_output(pipe, content)
+                break
+            except CannotCreate:  # cat has not opened it yet
+                assert reader.poll() is None
+    assert (tmp_path / "read").read_bytes() == content
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CannotCreate, match=r"cannot write .*: No such file or directory"):
+        write_output(tmp_path / "missing" / "table.csv", "")
+
+
+def test_a_figure_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = Figure()
+    (file,) = save(figure, tmp_path / "figure", ("svg",))
+    old = file.read_bytes()
+    monkeypatch.setattr(Figure, "savefig", lambda self, target, **options: target.write(b"half"))
+    monkeypatch.setattr(Path, "replace", _full)
+    with pytest.raises(StoreError, match="cannot be written"):
+        save(figure, tmp_path / "figure", ("svg",))
+    assert file.read_bytes() == old
+    assert [path.name for path in tmp_path.iterdir()] == ["figure.svg"]
+
+
+def _full(*what: object) -> None:
+    raise OSError(28, "No space left on device")

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attnbench.traits import _RULES, No, Traits
+
+WRONG: dict[str, list[Any]] = {
+    "target": ["exact", "Softmax", None, True],
+    "exact": ["yes", 1, None],
+    "causal": ["yes", "", 0, None],
+    "cross": ["no"],
+    "key_padding": [None],
+    "stochastic": ["seed"],
+    "rows_sum_to_one": [1.0],
+    "decode": ["step"],
+    "bias": ["alibi"],
+    "permutable": [No("no reason is given for a flag")],
+    "dtypes": ["float32", ("float8",), ["float32"], None],
+    "compiled": [2],
+    "exact_with": ["window={n}", ["window={n}"], (3,)],
+    "converges_with": [None, ("features",)],
+    "own_form": [None, "two\nlines"],
+    "given": [{"kernel=relu": {}}, ("kernel=relu",), (("kernel=relu", "other"),)],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field in WRONG for value in WRONG[field]])
+def test_a_value_outside_the_type_of_a_trait_is_told_with_the_choices(field: str, value: Any) -> None:
+    problem = Traits(**{field: value}).problem()
+    assert problem is not None
+    assert problem.startswith(f"Traits({field}={value!r}): ")
+
+
+def test_every_trait_has_a_rule_and_the_defaults_keep_it() -> None:
+    assert WRONG.keys() == _RULES.keys()
+    assert Traits().problem() is None
+
+
+@pytest.mark.parametrize(
+    ("traits", "problem"),
+    [
+        (Traits(exact=True, target="other"), "what equals softmax attention has target='softmax'"),
+        (Traits(decode=True, causal=No("it has no order")), "only what is causal can decode"),
+        (Traits(given=(("kernel=relu", {"targt": "other"}),)), "no trait; did you mean 'target'?"),
+        (Traits(given=(("kernel=relu", {"target": "exact"}),)), "given 'kernel=relu', Traits(target='exact'): choose"),
+        (Traits(given=(("kernel=relu", {"given": ()}),)), "claims 'given', which is no trait"),
+    ],
+)
+def test_claims_that_exclude_each_other_are_told(traits: Traits, problem: str) -> None:
+    assert problem in str(traits.problem())

@@ -1,0 +1,95 @@
+"""No law hands a variant what its traits refuse, and where nothing is claimed nothing is judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnbench.attention.key_masks import emptied
+from attnbench.reference import exact_attention
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+from attnbench.testing import LAWS, check_variant
+from attnbench.testing.laws import Case
+from attnbench.variant import VARIANTS, No, Traits, Variant
+
+
+class Strict(nn.Module):
+    """Softmax attention that fails at whatever its traits refuse."""
+
+    claimed: Traits
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        assert self.claimed.causal or not shape.causal
+        assert self.claimed.cross or not shape.cross
+        assert self.claimed.bias or shape.bias == "none"
+        self.causal = shape.causal
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        assert self.claimed.key_padding or key_mask is None
+        assert str(q.dtype).removeprefix("torch.") in self.claimed.dtypes
+        k, v = emptied(key_mask, k, v)
+        return exact_attention(q, k, v, causal=self.causal, key_mask=key_mask).to(q.dtype)
+
+
+def variant(monkeypatch: pytest.MonkeyPatch, traits: Traits, **facts: Any) -> Variant:
+    make = type("Strict", (Strict,), {"claimed": traits, "__doc__": Strict.__doc__})
+    entry = Variant("strict", make, "", traits=traits, **facts)
+    monkeypatch.setitem(VARIANTS._entries, "strict", entry)
+    return entry
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"key_padding": No("a mask and causality exclude each other")},
+        {"causal": No("it has no order")},
+        {"cross": No("it has one sequence")},
+        {"dtypes": ("float32",)},
+        {"dtypes": ("float16", "float32")},
+        {"dtypes": ("bfloat16",)},
+        {"key_padding": False, "cross": False, "causal": False},
+    ],
+    ids=str,
+)
+def test_no_law_asks_for_what_the_traits_refuse(refused: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    traits = Traits(exact=True, permutable=True, **refused)
+    report = check_variant(variant(monkeypatch, traits, time_exponent=2.0, memory_exponent=2.0), time=False)
+    assert report.held, [f"{finding.law}, {finding.case}: {finding.fault}" for finding in report.faults]
+
+
+def test_where_no_growth_is_claimed_none_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = variant(monkeypatch, Traits(exact=True, permutable=True))
+    report = check_variant(entry, laws=["time", "memory"])
+    assert report.held
+    assert report.skipped.keys() == {"time", "memory"}
+    assert all("nothing is claimed" in reason for reason in report.skipped.values())
+    assert not any(finding.number for finding in report.findings)
+
+
+def test_growth_is_measured_with_one_thread_and_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+
+    class Counting(nn.Module):
+        def __init__(self, shape: Shape) -> None:
+            super().__init__()
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+            counted.append(torch.get_num_threads())
+            return v * 2
+
+    entry = Variant("counting", Counting, "", traits=Traits(), time_exponent=1.0, memory_exponent=1.0)
+    monkeypatch.setitem(VARIANTS._entries, "counting", entry)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for law in ("time", "memory"):
+            LAWS[law].examine(Case(entry, Spec("counting")))
+        assert set(counted) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
