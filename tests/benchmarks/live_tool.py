@@ -18,8 +18,8 @@ import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.record import COLUMNS, Record
+from attnbench.run.identity import identity, run_key
 from attnbench.run.plan import Options, make_plan
-from attnbench.run.runner import _run_key
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.status import Status
@@ -98,7 +98,7 @@ def test_a_hundred_thousand_cells_are_expanded_and_planned_in_two_seconds() -> N
     suite = Suite.of({"name": "many", "sweeps": [{"name": "all", "matrix": matrix}]}, Origin())
     start = time.perf_counter()
     plan = make_plan(suite, Options(device="cpu"))
-    _run_key(plan, "machine")
+    run_key(identity(plan, "machine"))
     took = time.perf_counter() - start
     print(f"\n{len(plan.cells)} cells: {took:.2f} s")
     assert len(plan.cells) == 100_000
