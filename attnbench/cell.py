@@ -15,7 +15,9 @@ from attnbench.spec import Spec
 Level = Literal["operator", "layer", "model"]
 Pass = Literal["forward", "backward", "training", "decode"]
 """decode: the last token of the sequence against a state made of all tokens before it."""
-Measure = Literal["time", "memory", "error"]
+Measure = Literal["time", "memory", "error", "score"]
+Positions = Literal["learned", "sinusoid"]
+"""What a position embedding starts from: N(0, 0.02²), or sinusoids of unit size, which are learned on as well."""
 
 METHOD_VERSION = 5
 """Raised whenever a number may change because the way of measuring changed; rows of two methods are never mixed."""
@@ -28,6 +30,27 @@ class ModelSize:
     layers: int = 4
     ffn: int = 1024
     vocab: int = 256
+    positions: Positions = "learned"
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a model is trained to be scored (see :mod:`attnbench.training`)."""
+
+    steps: int = 300
+    learning_rate: float = 2e-3
+    warm_up: float = 0.1
+    """Share of the steps in which the rate rises to it; it then falls to 0 along a cosine."""
+    weight_decay: float = 0.01
+    protocol: Literal["fixed", "sweep"] = "fixed"
+    """``sweep``: one of several rates, of which that with the best validation score counts."""
+    sweep_seeds: int = 2
+    """Seeds with which each rate is tried; those after them are trained with the best one alone."""
+    pretrain_steps: int = 0
+    """Steps of filling in masked tokens of the task's own examples before."""
+    evaluations: int = 6
+    """Points of the learning curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +74,10 @@ class Cell:
     """By ``torch.compile``, all of it or nothing (see :mod:`attnbench.compiled`)."""
     padding: float = 0.0
     """Share of the tokens of the batch that are padding (see :mod:`attnbench.padding`)."""
+    task: Spec | None = None
+    """What the model reads and answers (see :mod:`attnbench.task`), at level model only; None for random bytes."""
+    training: Training | None = None
+    """None unless it is scored."""
 
     def __post_init__(self) -> None:
         if self.pass_ == "decode" and not self.shape.causal:  # what comes after the last token is not known yet
@@ -74,12 +101,15 @@ class Cell:
     def from_json(cls, data: dict[str, Any]) -> Cell:
         """Inverse of :meth:`to_json`, after a trip through JSON text."""
         data = dict(data)
-        for key in ("variant", "inputs"):
-            data[key] = Spec(data[key]["name"], tuple((k, v) for k, v in data[key]["options"]))
+        for key in ("variant", "inputs", "task"):
+            if data.get(key) is not None:
+                data[key] = Spec(data[key]["name"], tuple((k, v) for k, v in data[key]["options"]))
         data["shape"] = Shape(**data["shape"])
         data["measure"] = tuple(data["measure"])
         if data["model"] is not None:
             data["model"] = ModelSize(**data["model"])
+        if data.get("training") is not None:
+            data["training"] = Training(**data["training"])
         return cls(**data)
 
 
@@ -98,11 +128,13 @@ def _canonical(names: tuple[str, ...], values: Any) -> str:
     return _ENCODER.encode(given)[1:-1]
 
 
-def _plain(part: Shape | Spec | ModelSize) -> dict[str, Any]:
+_ADDED_TO_PARTS = {"bias": "none", "positions": "learned", "dropout": 0.0}
+"""Fields of a part that came later: cells from before, in which they stand for these, keep their names."""
+
+
+def _plain(part: Shape | Spec | ModelSize | Training) -> dict[str, Any]:
     data = {name: getattr(part, name) for name in part.__slots__}
-    if isinstance(part, Shape) and part.bias == "none":  # cells from before there were biases keep their names
-        del data["bias"]
-    return data
+    return {name: value for name, value in data.items() if _ADDED_TO_PARTS.get(name) != value or value is None}
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, default=_plain)
@@ -116,7 +148,9 @@ def _parts(names: list[str]) -> list[tuple[tuple[str, ...], Callable[[Cell], Any
 
 
 _NAMES = sorted(field.name for field in fields(Cell))
-_LATER = {field.name: field.default for field in fields(Cell) if field.name in ("compile", "padding")}
+_LATER = {
+    field.name: field.default for field in fields(Cell) if field.name in ("compile", "padding", "task", "training")
+}
 """Fields that came later, with what they stand for in the cells from before, which keep their ids."""
 
 

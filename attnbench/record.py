@@ -26,6 +26,29 @@ ADDED: dict[str, Any] = {
     "bytes_per_s": None,
     "exponentials": None,
     "floor_s": None,
+    "layers": None,
+    "ffn": None,
+    "positions": "",
+    "score_kind": None,
+    "score_low": None,
+    "score_high": None,
+    "chance_score": None,
+    "val_score": None,
+    "train_loss": None,
+    "test_loss": None,
+    "train_examples": None,
+    "test_examples": None,
+    "steps": None,
+    "best_step": None,
+    "learning_rate": None,
+    "protocol": None,
+    "pretrain_steps": None,
+    "trainable_params": None,
+    "params_ratio": None,
+    "train_s": None,
+    "target_s": None,
+    "energy_j": None,
+    "data_digest": None,
     "own_form": "",
     "seal": "",
 }
@@ -122,8 +145,46 @@ class Record:
     error_draws: int | None = None
 
     task: str | None = None
+    """With every option that has a value; None for a model that reads random bytes."""
+    layers: int | None = None
+    """Of the model, at level model."""
+    ffn: int | None = None
+    positions: str = ""
+    score_kind: str | None = None
+    """``accuracy`` of sequences, or ``token accuracy`` of the tokens that are asked for."""
     score: float | None = None
+    """On the test examples, by the weights after the last step."""
     score_std: float | None = None
+    """Of rows that summarise several; ``run`` writes none."""
+    score_low: float | None = None
+    """To score_high the 95 % interval of this one training over test examples."""
+    score_high: float | None = None
+    chance_score: float | None = None
+    """Of the best constant answer, on the test labels."""
+    val_score: float | None = None
+    train_loss: float | None = None
+    """Mean over the last tenth of the steps."""
+    test_loss: float | None = None
+    train_examples: int | None = None
+    """Different ones that were seen."""
+    test_examples: int | None = None
+    steps: int | None = None
+    best_step: int | None = None
+    """Whose weights were scored."""
+    learning_rate: float | None = None
+    protocol: str | None = None
+    """``fixed``, or ``sweep``: one of several rates."""
+    pretrain_steps: int | None = None
+    trainable_params: int | None = None
+    params_ratio: float | None = None
+    """trainable_params over those of softmax in the same encoder."""
+    train_s: float | None = None
+    """Processor time of the training, device time on a GPU; without what was lost before a resume."""
+    target_s: float | None = None
+    """Of it, until the validation score was nine tenths of the way from chance to 1; None where it never was."""
+    energy_j: float | None = None
+    """From a counter of the machine; None where it has none that can be read."""
+    data_digest: str | None = None
 
     kernel: str | None = None
     """Fused kernel that really ran, where there is a choice."""
@@ -148,12 +209,10 @@ class Record:
     @classmethod
     def of(cls, cell: Cell, status: Status, reason: str = "", **columns: Any) -> Record:
         """A record for ``cell`` with the identity columns filled in; ``columns`` overrides and adds."""
-        from attnbench.qkv import INPUTS
         from attnbench.variant import VARIANTS
 
         # A record can also be made where a plug-in is missing: in the parent of a worker that has it, say.
         known = VARIANTS.get(cell.variant.name) if cell.variant.name in VARIANTS else None
-        source = INPUTS.get(cell.inputs.name) if cell.inputs.name in INPUTS else None
         shape = cell.shape
         identity = {
             "suite": cell.suite,
@@ -181,12 +240,13 @@ class Record:
             "padding": cell.padding,
             "dtype": cell.dtype,
             "device": cell.device,
-            "inputs": "bytes"
-            if cell.level == "model"
-            else (source.complete(cell.inputs) if source else cell.inputs).label,
+            "inputs": _inputs(cell),
             "seed": cell.seed,
             "status": status,
             "reason": one_line(reason),
+            "task": _task(cell),
+            **_of_model(cell),
+            **_of_training(cell),
         }
         return cls(**{**identity, **columns})
 
@@ -204,6 +264,35 @@ class Record:
         """
         data = {("pass_" if key == "pass" else key): value for key, value in data.items()}
         return cls(**{**ADDED, **data, "status": Status(data["status"])})
+
+
+def _task(cell: Cell) -> str | None:
+    """The task with every option that has a value."""
+    from attnbench.task import TASKS
+
+    if cell.task is None:
+        return None
+    known = TASKS.get(cell.task.name) if cell.task.name in TASKS else None
+    return (known.complete(cell.task) if known else cell.task).label
+
+
+def _inputs(cell: Cell) -> str:
+    from attnbench.qkv import INPUTS
+
+    if cell.level == "model":
+        return _task(cell) or "bytes"
+    known = INPUTS.get(cell.inputs.name) if cell.inputs.name in INPUTS else None
+    return (known.complete(cell.inputs) if known else cell.inputs).label
+
+
+def _of_model(cell: Cell) -> dict[str, Any]:
+    size = cell.model
+    return {"layers": size.layers, "ffn": size.ffn, "positions": size.positions} if size else {}
+
+
+def _of_training(cell: Cell) -> dict[str, Any]:
+    names = ("steps", "learning_rate", "protocol", "pretrain_steps")
+    return {name: getattr(cell.training, name) for name in names} if cell.training else {}
 
 
 def inferred(cell: Cell, n: int, status: Status, *, quick: bool = False) -> Record:
