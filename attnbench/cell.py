@@ -134,7 +134,10 @@ _ADDED_TO_PARTS = {"bias": "none", "positions": "learned", "dropout": 0.0}
 
 def _plain(part: Shape | Spec | ModelSize | Training) -> dict[str, Any]:
     data = {name: getattr(part, name) for name in part.__slots__}
-    return {name: value for name, value in data.items() if _ADDED_TO_PARTS.get(name) != value or value is None}
+    for name, before in _ADDED_TO_PARTS.items():
+        if data.get(name) == before:
+            del data[name]
+    return data
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, default=_plain)
@@ -152,10 +155,15 @@ _LATER = {
     field.name: field.default for field in fields(Cell) if field.name in ("compile", "padding", "task", "training")
 }
 """Fields that came later, with what they stand for in the cells from before, which keep their ids."""
+_later = attrgetter(*_LATER)
+_AS_BEFORE = tuple(_LATER.values())
 
 
 def _parts_of(cell: Cell) -> list[tuple[tuple[str, ...], Callable[[Cell], Any]]]:
-    return _parts_without(tuple(name for name, default in _LATER.items() if getattr(cell, name) == default))
+    values = _later(cell)
+    if values == _AS_BEFORE:  # as in nearly all cells of large suites
+        return _parts_without(tuple(_LATER))
+    return _parts_without(tuple(name for name, value in zip(_LATER, values, strict=True) if value == _LATER[name]))
 
 
 @cache

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 
@@ -34,7 +35,8 @@ def crossover(lengths: Sequence[int], ratios: Sequence[Ratio | None], *, names: 
         ratios: one for each length; None where a variant failed or the verdict is withheld.
         names: what to call A and B in the note.
     """
-    rows = sorted((n, one) for n, one in zip(lengths, ratios, strict=True) if one is not None)
+    found = [(n, one) for n, one in zip(lengths, ratios, strict=True) if one is not None]
+    rows = sorted(found, key=itemgetter(0))
     if len(rows) < 2:
         return Crossover(None, None, None, "not looked for: fewer than two lengths could be compared")
     verdicts = [one.verdict for _, one in rows]

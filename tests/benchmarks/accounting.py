@@ -1,4 +1,4 @@
-"""A plug-in that notes in the file $ACCOUNTING when a run measures first, and how long measured calls took so far.
+"""A plug-in that notes in the file $ACCOUNTING when a run measures first, and how long calls took so far.
 
 A line is ``[seconds since the epoch, seconds in calls of cells, seconds in calls that measure the machine]``.
 """
@@ -54,7 +54,7 @@ def account() -> None:
 
     def prepare(*args: Any, **named: Any) -> execute.Call:
         call = real_prepare(*args, **named)
-        return replace(call, run=timed(call.run, "cells"))
+        return replace(call, run=timed(call.run, "cells"), on=lambda number: timed(call.on(number), "cells"))
 
     def build(*args: Any, **named: Any) -> Any:
         module = real_build(*args, **named)
