@@ -230,13 +230,15 @@ def test_compiling_is_an_axis_like_any_other() -> None:
     assert [cell.compile for cell in expand(suite_of(matrix()), overrides={"compile": "true,false"})] == [True, False]
 
 
-def test_cells_are_called_what_they_were_before_there_were_biases_compiling_and_padding() -> None:
+def test_cells_are_called_what_they_were_before_there_were_biases_compiling_padding_and_tasks() -> None:
     axes = matrix(bias=["none", "alibi", "relative"], compile=[False, True], padding=[0, 0.5])
     plain, *others = expand(suite_of(axes))
     data = plain.to_json()
     assert data["shape"].pop("bias") == "none"
     assert data.pop("compile") is False
     assert data.pop("padding") == 0.0
+    assert data.pop("task") is None
+    assert data.pop("training") is None
     canonical = json.dumps([METHOD_VERSION, data], sort_keys=True)
     assert plain.cell_id == hashlib.sha256(canonical.encode()).hexdigest()[:16]
     assert len({cell.cell_id for cell in (plain, *others)}) == 12
