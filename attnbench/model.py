@@ -1,4 +1,4 @@
-"""Where an attention variant lives in practice: a layer with projections, and the Long Range Arena's text encoder."""
+"""Where an attention variant lives in practice: a layer with projections, and the Long Range Arena's encoder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from attnbench.cell import ModelSize
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
+from attnbench.task import Form
 from attnbench.variant import VARIANTS, build
 
 
@@ -77,21 +78,24 @@ def as_layer(variant: str | Spec, shape: Shape, *, seed: int = 0) -> nn.Module:
 
 
 class Encoder(nn.Module):
-    """The text encoder of the Long Range Arena: tokens ``(B, N)`` to logits ``(B, classes)``.
+    """The encoder of the Long Range Arena: tokens to logits, of the sequence or of each token.
 
     Tay et al. 2021, arXiv:2011.04006, sizes as in the released text configuration by default (4 layers, a feed-forward
     width of 1024; its width 256 and 4 heads come from ``shape``). Token embedding from N(0, 1) plus a learned position
-    embedding from N(0, 0.02²); blocks ``x + layer(LayerNorm(x))`` then ``x + FFN(LayerNorm(x))`` with GELU (erf form);
-    a final LayerNorm; the mean over the real tokens; a hidden ReLU layer as wide as the FFN and the logits.
+    embedding, which starts from N(0, 0.02²) or from sinusoids of unit size; blocks ``x + layer(LayerNorm(x))`` then
+    ``x + FFN(LayerNorm(x))`` with GELU (erf form); a final LayerNorm; the mean over the real tokens, unless each token
+    has an answer; a hidden ReLU layer as wide as the FFN and the logits. Where a token has several parts, their
+    embeddings stand side by side. Where an answer is about two sequences, so do their means.
 
-    Unlike the released configuration there is no CLS token, whose pooling would make attention N + 1 long, and no
-    dropout. Every layer has a variant with a seed of its own.
+    Unlike the released configuration there is no CLS token, whose pooling would make attention N + 1 long, and by
+    default no dropout. Every layer has a variant with a seed of its own; all other weights depend on nothing but seed
+    and sizes.
 
     Args:
         variant: a name, text such as ``performer:features=64``, or a Spec.
         shape: of the attention in each layer; N is the longest input.
-        size: layers, FFN width and vocabulary.
-        classes: width of the logits.
+        size: layers, FFN width, vocabulary, positions and dropout.
+        form: what it reads and answers; by default tokens of ``size.vocab`` and two classes of sequences.
         seed: of all weights and of the variants' random numbers.
 
     Raises:
@@ -105,49 +109,100 @@ class Encoder(nn.Module):
         shape: Shape,
         size: ModelSize | None = None,
         *,
-        classes: int = 2,
+        form: Form | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
         size = size or ModelSize()
+        self.form = form or Form((size.vocab,), 2)
         own, *of_layers = _seeds(seed, 1 + size.layers)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(own)
-            self.token = nn.Embedding(size.vocab, shape.C)
+            widths = _shares(shape.C, len(self.form.vocab))
+            self.tokens = nn.ModuleList(
+                nn.Embedding(ids, width) for ids, width in zip(self.form.vocab, widths, strict=True)
+            )
             self.position = nn.Parameter(0.02 * torch.randn(shape.N, shape.C))
+            if size.positions == "sinusoid":
+                self.position.data = sinusoids(shape.N, shape.C)
             layers = (as_layer(variant, shape, seed=layer_seed) for layer_seed in of_layers)
-            self.blocks = nn.ModuleList(_Block(layer, shape.C, size.ffn) for layer in _tied(*layers))
+            self.blocks = nn.ModuleList(_Block(layer, shape.C, size) for layer in _tied(*layers))
             self.norm = nn.LayerNorm(shape.C)
-            self.head = nn.Sequential(nn.Linear(shape.C, size.ffn), nn.ReLU(), nn.Linear(size.ffn, classes))
+            self.head = nn.Sequential(
+                nn.Linear(self.form.towers * shape.C, size.ffn), nn.ReLU(), nn.Linear(size.ffn, self.form.classes)
+            )
         self.eval()
 
     def forward(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Tokens ``(B, N)`` of whole numbers below ``vocab``; ``key_mask`` ``(B, N)``, True where a token is real."""
-        x = self.token(tokens) + self.position[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x, key_mask)
-        x = self.norm(x)
+        """Logits ``(B, classes)``, or ``(B, N, classes)`` where each token has an answer.
+
+        Args:
+            tokens: whole numbers below ``vocab``: ``(B, N)``; ``(B, N, P)`` of P parts; ``(B, 2, N)`` of two towers.
+            key_mask: ``(B, N)`` or ``(B, 2, N)``, True where a token is real.
+        """
+        logits: Tensor = self.head(self.read(tokens, key_mask=key_mask))
+        return logits
+
+    def read(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """What the answers are made from: ``(B, N, C)``, or ``(B, towers · C)`` where they are about sequences."""
+        towers = self.form.towers
+        if towers > 1:
+            tokens = tokens.flatten(0, 1)
+            key_mask = None if key_mask is None else key_mask.flatten(0, 1)
+        x = self.in_context(self.embedded(tokens), key_mask)
+        if self.form.per_token:
+            return x
         if key_mask is None:
             pooled = x.mean(1)
         else:
             x = x.masked_fill(~key_mask[:, :, None], 0.0)
             pooled = x.sum(1) / key_mask.sum(1, keepdim=True).clamp(min=1)
-        logits: Tensor = self.head(pooled)
-        return logits
+        return pooled.reshape(-1, towers * x.shape[-1])
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Tokens ``(B, N)`` or ``(B, N, P)`` to ``(B, N, C)``, without their places."""
+        if len(self.tokens) == 1:
+            whole: Tensor = self.tokens[0](tokens)
+            return whole
+        return torch.cat([part(ids) for part, ids in zip(self.tokens, tokens.unbind(-1), strict=True)], -1)
+
+    def in_context(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Embedded tokens ``(B, N, C)`` through all blocks, normalised."""
+        x = x + self.position[: x.shape[1]]
+        for block in self.blocks:
+            x = block(x, key_mask)
+        y: Tensor = self.norm(x)
+        return y
 
 
 class _Block(nn.Module):
-    def __init__(self, layer: nn.Module, width: int, ffn: int) -> None:
+    def __init__(self, layer: nn.Module, width: int, size: ModelSize) -> None:
         super().__init__()
         self.layer = layer
         self.before_layer = nn.LayerNorm(width)
         self.before_ffn = nn.LayerNorm(width)
-        self.ffn = nn.Sequential(nn.Linear(width, ffn), nn.GELU(), nn.Linear(ffn, width))
+        self.ffn = nn.Sequential(nn.Linear(width, size.ffn), nn.GELU(), nn.Linear(size.ffn, width))
+        self.drop = nn.Dropout(size.dropout) if size.dropout else nn.Identity()
 
     def forward(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
-        x = x + self.layer(self.before_layer(x), key_mask=key_mask)
-        y: Tensor = x + self.ffn(self.before_ffn(x))
+        x = x + self.drop(self.layer(self.before_layer(x), key_mask=key_mask))
+        y: Tensor = x + self.drop(self.ffn(self.before_ffn(x)))
         return y
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Positions ``(length, width)`` as sines and cosines of unit size (Vaswani et al. 2017, section 3.5).
+
+    Columns 2i and 2i + 1 are the sine and cosine of position / 10000^(2i / width).
+    """
+    half = torch.arange((width + 1) // 2, dtype=torch.float64)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * 10_000.0 ** (-2 * half / width)
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :width].float()
+
+
+def _shares(width: int, parts: int) -> list[int]:
+    """The width of each part of a token."""
+    return [width // parts + (part < width % parts) for part in range(parts)]
 
 
 def _tied(first: nn.Module, *others: nn.Module) -> tuple[nn.Module, ...]:

@@ -15,13 +15,13 @@ LAYERS = {
     1: "cgroup shape reference position_bias compiled status padding errors spec registry cost foreign",
     2: "traits contract variant plugins qkv task cell record files journal verify table lock store runs machine",
     3: "attention inputs tasks model",
-    4: "measure suite testing",
+    4: "measure suite testing training",
     5: "plots run",
     6: "cli api",
     7: "__main__",
 }
 LAYER = {home: layer for layer, homes in LAYERS.items() for home in homes.split()}
-HIGHEST = dict.fromkeys(f"{LAYERS[3]} {LAYERS[4]} plots".split(), 2) | {"run": 4, "testing": 4}
+HIGHEST = dict.fromkeys(f"{LAYERS[3]} {LAYERS[4]} plots".split(), 2) | {"run": 4, "testing": 4, "training": 4}
 """The highest layer that a home may import; those not named here may import their own layer as well."""
 
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

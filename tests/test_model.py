@@ -12,6 +12,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.model import Encoder, MultiHead, as_layer
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
+from attnbench.task import Form
 from attnbench.variant import build
 
 SHAPE = Shape(2, 3, 10, 4)
@@ -94,7 +95,7 @@ def test_building_leaves_the_global_generators_as_they_were(monkeypatch: pytest.
 
 
 def test_the_encoder_gives_logits_and_gradients_reach_every_weight() -> None:
-    model = Encoder("linformer:rank=4", SHAPE, SIZE, classes=5)
+    model = Encoder("linformer:rank=4", SHAPE, SIZE, form=Form((SIZE.vocab,), 5))
     logits = model(torch.randint(20, (2, 10)))
     assert logits.shape == (2, 5)
     logits.square().sum().backward()
@@ -119,7 +120,7 @@ def test_the_encoder_follows_its_formula() -> None:
     model = Encoder("linformer:rank=4", SHAPE, SIZE).double()
     tokens = torch.randint(20, (2, 10))
     norm = nn.functional.layer_norm
-    x = model.token.weight[tokens] + model.position
+    x = model.tokens[0].weight[tokens] + model.position
     for block in model.blocks:
         x = x + block.layer(norm(x, (12,)))
         up, _, down = block.ffn

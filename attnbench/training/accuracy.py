@@ -1,0 +1,82 @@
+"""How many answers are right, and how sure that number is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import binomtest
+from torch import Tensor, nn
+
+from attnbench.task import NO_LABEL, Examples
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a model answered: one number for each sequence."""
+
+    right: np.ndarray
+    asked: np.ndarray
+    loss: float
+    """Mean cross-entropy of the answers that were asked for."""
+    per_token: bool
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the answers that are right."""
+        return float(self.right.sum() / max(1, self.asked.sum()))
+
+    def interval(self) -> tuple[float, float]:
+        """95 % over test examples: Wilson's, or by drawing sequences anew where their tokens are answered together."""
+        if not self.per_token:
+            low, high = binomtest(int(self.right.sum()), len(self.right)).proportion_ci(0.95, method="wilson")
+            return float(low), float(high)
+        drawn = np.random.default_rng(0).integers(len(self.right), size=(_RESAMPLES, len(self.right)))
+        shares = self.right[drawn].sum(1) / np.maximum(1, self.asked[drawn].sum(1))
+        low, high = np.quantile(shares, (0.025, 0.975))
+        return float(min(low, self.accuracy)), float(max(high, self.accuracy))
+
+    def spread(self) -> float:
+        """Standard error of the accuracy, by what sequences differ among themselves."""
+        shares = self.right / np.maximum(1, self.asked)
+        return float(shares.std(ddof=1) / np.sqrt(len(shares))) if len(shares) > 1 else 1.0
+
+
+def answer(model: Callable[..., Tensor], examples: Iterable[Examples], device: str) -> Answers:
+    """Ask a model about each of these examples. Nothing is learnt from them."""
+    right, asked, losses = [], [], 0.0
+    per_token = False
+    for some in examples:
+        logits = logits_of(model, some, device)
+        labels = some.labels.to(device)
+        per_token = labels.ndim == 2
+        wanted = labels != NO_LABEL
+        hits = (logits.argmax(-1) == labels) & wanted
+        losses += float(cross_entropy(logits, labels) * wanted.sum())
+        right.append(hits.reshape(len(labels), -1).sum(1).cpu().numpy())
+        asked.append(wanted.reshape(len(labels), -1).sum(1).cpu().numpy())
+    counts = np.concatenate(asked)
+    return Answers(np.concatenate(right), counts, losses / max(1, int(counts.sum())), per_token)
+
+
+@torch.inference_mode()
+def logits_of(model: Callable[..., Tensor], examples: Examples, device: str) -> Tensor:
+    """float32 logits of some examples."""
+    mask = None if examples.key_mask is None else examples.key_mask.to(device)
+    return model(examples.tokens.to(device), key_mask=mask).float()
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the answers that are asked for; logits ``(..., classes)``, labels ``(...)``."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=NO_LABEL)
+
+
+def chance(examples: Iterable[Examples]) -> float:
+    """Accuracy of the best constant answer, on these very labels."""
+    labels = torch.cat([some.labels.flatten() for some in examples])
+    labels = labels[labels != NO_LABEL]
+    return float(labels.bincount().max() / len(labels)) if len(labels) else 0.0

@@ -1,0 +1,114 @@
+"""Whether a score was earned: by looking at the question, not at the answer, and not by having seen the test.
+
+A variant is foreign code in the process that holds the labels. It could look for them; so the labels are dealt to other
+questions, after which nobody who only reads the questions is right more often than by chance. It could know the test;
+so it is asked, after its training, about as many examples that nobody could know. And a task may hand out in training
+what it tests on; so sequences of the test are looked for among those of the training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attnbench.errors import BrokenContract
+from attnbench.task import Examples, Task
+from attnbench.training.accuracy import Answers, answer
+
+_SEQUENCES = 512
+"""Of the test, to which other labels are dealt."""
+_STANDARD_ERRORS = 5
+"""By which test and unseen examples may differ by chance."""
+_LEAKED = 0.01
+"""Share of the test that may have been trained on, as a note in the row; more is an error of the task."""
+
+
+def hold_to_question(
+    model: Callable[..., Tensor], test: Sequence[Examples], earned: Answers, chance: float, device: str
+) -> None:
+    """Ask the same questions while the labels at hand are those of other questions.
+
+    Raises:
+        BrokenContract: it is right about them.
+    """
+    dealt = answer(model, _dealt_anew(test), device)
+    gained, low = earned.accuracy - chance, earned.interval()[0]
+    if low > chance and dealt.accuracy - chance > max(0.5 * gained, _STANDARD_ERRORS * dealt.spread()):
+        raise BrokenContract(
+            f"it reads the labels: while those of other questions are at hand, {dealt.accuracy:.2f} of its answers "
+            f"agree with them, where guessing gives {chance:.2f}"
+        )
+
+
+def _dealt_anew(test: Sequence[Examples]) -> Iterator[Examples]:
+    """The first examples with the labels of all the test in another order."""
+    labels = torch.cat([some.labels for some in test])
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
+    begin = 0
+    for some in test:
+        if begin >= _SEQUENCES:
+            return
+        yield replace(some, labels=labels[begin : begin + len(some.labels)])
+        begin += len(some.labels)
+
+
+def hold_to_unseen(model: Callable[..., Tensor], task: Task, size: int, earned: Answers, device: str) -> None:
+    """Ask about examples drawn now, from a seed that is not to be known.
+
+    Nothing is asked where the task has no more examples than are stored.
+
+    Raises:
+        BrokenContract: it is better at the test, beyond chance.
+    """
+    fresh = task.fresh(int.from_bytes(os.urandom(7)), size)
+    if fresh is None:
+        return
+    unseen = answer(model, fresh, device)
+    error = (earned.spread() ** 2 + unseen.spread() ** 2) ** 0.5
+    if earned.accuracy - unseen.accuracy > _STANDARD_ERRORS * error + 1e-9:
+        raise BrokenContract(
+            f"it knows the test: {earned.accuracy:.2f} of its answers are right there, and {unseen.accuracy:.2f} on "
+            "examples that were drawn after the training"
+        )
+
+
+class Leaks:
+    """Counts the sequences of the test that a training saw."""
+
+    def __init__(self, test: Iterable[Examples]) -> None:
+        self._test = {one for some in test for one in _digests(some)}
+        self._seen: set[bytes] = set()
+
+    def look(self, examples: Examples) -> None:
+        """At what a step of the training sees."""
+        self._seen |= self._test.intersection(_digests(examples))
+
+    def warning(self) -> str | None:
+        """What the row says of it.
+
+        Raises:
+            BrokenContract: more than a hundredth of the test was trained on.
+        """
+        count, whole = len(self._seen), len(self._test)
+        if count > _LEAKED * whole:
+            raise BrokenContract(f"{count} of the {whole} test sequences were trained on: the task gives its test away")
+        return f"{count} of the {whole} test sequences were trained on" if count else None
+
+    @property
+    def seen(self) -> list[str]:
+        """For a checkpoint."""
+        return sorted(one.hex() for one in self._seen)
+
+    def add(self, seen: Iterable[str]) -> None:
+        """What a checkpoint holds."""
+        self._seen |= {bytes.fromhex(one) for one in seen}
+
+
+def _digests(examples: Examples) -> Iterator[bytes]:
+    for sequence in examples.tokens.numpy():
+        yield hashlib.blake2b(sequence.tobytes(), digest_size=8).digest()

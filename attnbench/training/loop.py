@@ -1,0 +1,219 @@
+"""Steps of a training, from the first or from a checkpoint, to the same bits either way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from attnbench.cell import Training
+from attnbench.task import Examples, Task, stream_seed
+from attnbench.training.accuracy import answer, cross_entropy
+from attnbench.training.checkpoint import Checkpoint
+
+BETAS = (0.9, 0.98)
+CLIPPED_TO = 1.0
+"""Norm of the gradient."""
+_PUT_ASIDE = 60.0
+"""Seconds between two checkpoints: at most so much is lost, and what a short training would gain is not worth one."""
+_TELL = 1.0
+"""Seconds between two words to whoever waits."""
+_LAST = 0.1
+"""Share of the steps over which the loss is averaged at the end of each stretch."""
+
+
+class Diverged(Exception):  # an outcome of the training, not an error of ours
+    """The loss became NaN or infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One evaluation on the validation examples."""
+
+    step: int
+    train_loss: float
+    """Mean since the evaluation before."""
+    val_score: float
+    val_loss: float
+    learning_rate: float
+    cpu_s: float
+    """Of training so far, without evaluations."""
+
+
+@dataclass(slots=True)
+class Course:
+    """What a training has gone through; all that a checkpoint adds to weights and optimizer."""
+
+    step: int = 0
+    train_s: float = 0.0
+    points: list[Point] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    """Since the last evaluation."""
+    last_losses: list[float] = field(default_factory=list)
+    """Of the last tenth of the steps."""
+
+
+Loss = Callable[[nn.Module, Examples, int], Tensor]
+"""Of a model on what the step of this number sees."""
+
+
+def answers_loss(device: str) -> Loss:
+    """Cross-entropy of the answers that are asked for."""
+
+    def loss(model: nn.Module, examples: Examples, step: int) -> Tensor:
+        mask = None if examples.key_mask is None else examples.key_mask.to(device)
+        logits = model(examples.tokens.to(device), key_mask=mask)
+        return cross_entropy(logits.float(), examples.labels.to(device))
+
+    return loss
+
+
+def train(
+    model: nn.Module,
+    task: Task,
+    rules: Training,
+    *,
+    batch: int,
+    seed: int,
+    device: str,
+    loss: Loss | None = None,
+    steps: int | None = None,
+    stream: str = "train",
+    checkpoint: Checkpoint | None = None,
+    on_batch: Callable[[Examples], None] = lambda examples: None,
+    extra: Callable[[], dict[str, Any]] = dict,
+    restore: Callable[[dict[str, Any]], None] = lambda extra: None,
+    tell: Callable[[int], None] = lambda step: None,
+    evaluate: bool = True,
+) -> Course:
+    """Train for a fixed number of steps; the weights after the last one count.
+
+    AdamW with decoupled decay, the rate up along a line and down along a cosine, gradients clipped to norm 1. What step
+    s sees depends on seed and s alone, and dropout on nothing but the seed, so that a training that goes on from a
+    checkpoint ends with the same weights bit by bit (on the same machine and torch, with as many threads).
+
+    Args:
+        checkpoint: read first, and written every minute.
+        on_batch: is shown what each step sees.
+        extra: what a checkpoint keeps for the caller; ``restore`` gets it back.
+        tell: called about once a second with the steps done.
+
+    Raises:
+        Diverged: the loss is not finite.
+    """
+    steps = rules.steps if steps is None else steps
+    loss = loss or answers_loss(device)
+    optimizer = AdamW(model.parameters(), lr=rules.learning_rate, betas=BETAS, weight_decay=rules.weight_decay)
+    rate = LambdaLR(optimizer, lambda step: share_of_rate(step, steps, rules.warm_up))
+    course = Course()
+    with _random_numbers(stream_seed("dropout", stream, seed), device):
+        if checkpoint is not None and (state := checkpoint.load()) is not None:
+            course = _restored(state, model, optimizer, rate, device)
+            restore(state["extra"])
+        due = {round(steps * (k + 1) / rules.evaluations) for k in range(rules.evaluations)} if evaluate else set()
+        model.train()
+        told = put_aside = time.monotonic()
+        while course.step < steps:
+            examples = task.batch(seed, course.step, batch)
+            on_batch(examples)
+            began = _now(device)
+            value = loss(model, examples, course.step)
+            optimizer.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
+            nn.utils.clip_grad_norm_(model.parameters(), CLIPPED_TO)
+            optimizer.step()
+            rate.step()
+            number = float(value)
+            course.train_s += _now(device) - began
+            course.step += 1
+            if not math.isfinite(number):
+                raise Diverged(f"the loss is {number} at step {course.step} of {steps}")
+            course.losses.append(number)
+            if course.step > (1 - _LAST) * steps:
+                course.last_losses.append(number)
+            if course.step in due:
+                course.points.append(_evaluated(model, task, batch, course, optimizer, device))
+                course.losses = []
+                model.train()
+            now = time.monotonic()
+            if now - told >= _TELL:
+                told = now
+                tell(course.step)
+            if checkpoint is not None and now - put_aside >= _PUT_ASIDE and course.step < steps:
+                put_aside = now
+                checkpoint.save(_state(course, model, optimizer, rate, device, extra()))
+    model.eval()
+    return course
+
+
+def share_of_rate(step: int, steps: int, warm_up: float) -> float:
+    """Of the learning rate, at the step of this number (from 0): up to 1 along a line, down to 0 along a cosine."""
+    rising = max(1, round(warm_up * steps))
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))
+
+
+def _evaluated(model: nn.Module, task: Task, batch: int, course: Course, optimizer: AdamW, device: str) -> Point:
+    model.eval()
+    found = answer(model, task.held_out("validation", batch), device)
+    return Point(
+        step=course.step,
+        train_loss=sum(course.losses) / max(1, len(course.losses)),
+        val_score=found.accuracy,
+        val_loss=found.loss,
+        learning_rate=float(optimizer.param_groups[0]["lr"]),
+        cpu_s=course.train_s,
+    )
+
+
+def _now(device: str) -> float:
+    """Seconds of this process's processors; on a GPU of the clock, once it has done what it was given."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(torch.device(device))
+        return time.perf_counter()
+    return time.process_time()
+
+
+@contextmanager
+def _random_numbers(seed: int, device: str) -> Iterator[None]:
+    devices = [torch.device(device)] if device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def _state(
+    course: Course, model: nn.Module, optimizer: AdamW, rate: LambdaLR, device: str, extra: dict[str, Any]
+) -> dict[str, Any]:
+    random = {"cpu": torch.get_rng_state()}
+    if device.startswith("cuda"):
+        random["cuda"] = torch.cuda.get_rng_state(torch.device(device))
+    return {
+        "course": asdict(course),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "rate": {name: value for name, value in rate.state_dict().items() if name != "lr_lambdas"},
+        "random": random,
+        "extra": extra,
+    }
+
+
+def _restored(state: dict[str, Any], model: nn.Module, optimizer: AdamW, rate: LambdaLR, device: str) -> Course:
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    rate.load_state_dict({**state["rate"], "lr_lambdas": [None]})
+    torch.set_rng_state(state["random"]["cpu"])
+    if device.startswith("cuda"):
+        torch.cuda.set_rng_state(state["random"]["cuda"], torch.device(device))
+    course = Course(**state["course"])
+    course.points = [Point(**point) for point in state["course"]["points"]]
+    return course

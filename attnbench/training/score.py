@@ -1,0 +1,196 @@
+"""One training of one model on one task, and the score that it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnbench.cell import Cell, ModelSize
+from attnbench.errors import Unsupported
+from attnbench.measure.error import measure_error
+from attnbench.measure.memory import state_bytes
+from attnbench.model import Encoder
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+from attnbench.task import Examples, Task, make_task
+from attnbench.training.accuracy import answer, chance
+from attnbench.training.checkpoint import Checkpoint
+from attnbench.training.honesty import Leaks, hold_to_question, hold_to_unseen
+from attnbench.training.loop import Course, train
+from attnbench.training.pretraining import Filling, filling_loss
+from attnbench.variant import VARIANTS, build
+
+_EXACT = 1e-5
+"""A relative error below is rounding in float32."""
+_ALIKE = 0.1
+"""By which the number of parameters may differ from softmax's without a word."""
+_TARGET = 0.9
+"""Of the way from chance to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a training gave."""
+
+    columns: dict[str, Any]
+    """Of the row, by name."""
+    points: list[dict[str, Any]]
+    """The learning curve."""
+    warnings: list[str]
+
+
+def score(
+    cell: Cell, *, folder: Path | None = None, tell: Callable[[int, int], None] = lambda step, steps: None
+) -> Scored:
+    """Train the encoder around a variant from its seed for a fixed number of steps, and test it once.
+
+    Args:
+        folder: for a checkpoint while it goes on; None for none.
+        tell: called about once a second with the steps done and all steps.
+
+    Raises:
+        Unsupported: the task or the variant does not allow this cell, or the variant would be softmax attention here.
+        BrokenContract: the score was not earned (see :mod:`attnbench.training.honesty`).
+        Diverged: the loss is not finite.
+        UsageError: unknown names or options, data that cannot be read.
+    """
+    assert cell.task is not None
+    assert cell.training is not None
+    rules, size, batch, device = cell.training, cell.model or ModelSize(), cell.shape.B, cell.device
+    if cell.dtype != "float32":
+        raise Unsupported(f"a training in {cell.dtype}: models are trained in float32; remove dtype")
+    task = make_task(cell.task, cell.shape)
+    _allow(cell, task.batch(cell.seed, 0, batch))
+    model = Encoder(cell.variant, cell.shape, size, form=task.form, seed=cell.seed).to(device)
+    leaks = Leaks(task.held_out("test", batch))
+    owner = {"cell": cell.cell_id, "data": task.digest}
+    after = Checkpoint(folder / f"{cell.cell_id}.pt", owner) if folder else None
+    before = Checkpoint(folder / f"{cell.cell_id}.before.pt", owner) if folder else None
+    whole = rules.pretrain_steps + rules.steps
+    spent = 0.0
+    if rules.pretrain_steps and (after is None or after.load() is None):
+        spent = _pretrain(cell, model, task, before, leaks, lambda step: tell(step, whole)).train_s
+
+    def restore(extra: dict[str, Any]) -> None:
+        nonlocal spent
+        spent = extra["spent"]
+        leaks.add(extra["leaks"])
+
+    course = train(
+        model,
+        task,
+        rules,
+        batch=batch,
+        seed=cell.seed,
+        device=device,
+        checkpoint=after,
+        on_batch=leaks.look,
+        extra=lambda: {"leaks": leaks.seen, "spent": spent},
+        restore=restore,
+        tell=lambda step: tell(rules.pretrain_steps + step, whole),
+    )
+    test = list(task.held_out("test", batch))
+    earned = answer(model, test, device)
+    guessing = chance(test)
+    hold_to_question(model, test, earned, guessing, device)
+    hold_to_unseen(model, task, batch, earned, device)
+    low, high = earned.interval()
+    params, wanted = _trainable(model), _trainable(Encoder("softmax", cell.shape, size, form=task.form))
+    ratio = params / wanted
+    warnings = [leaks.warning() or ""]
+    if abs(ratio - 1) > _ALIKE:
+        warnings.append(f"{ratio:.2f} times the parameters of softmax")
+    warnings += [one.trouble for one in (before, after) if one is not None]
+    for one in (before, after):
+        if one is not None:
+            one.remove()
+    columns = {
+        "score_kind": "token accuracy" if task.form.per_token else "accuracy",
+        "score": earned.accuracy,
+        "score_low": low,
+        "score_high": high,
+        "chance_score": guessing,
+        "val_score": course.points[-1].val_score,
+        "train_loss": sum(course.last_losses) / len(course.last_losses),
+        "test_loss": earned.loss,
+        "train_examples": min(task.train_examples or rules.steps * batch, rules.steps * batch),
+        "test_examples": len(earned.right),
+        "best_step": rules.steps,
+        "trainable_params": params,
+        "params_ratio": ratio,
+        "param_bytes": sum(t.nbytes for t in (*model.parameters(), *model.buffers())),
+        "state_bytes": _state_bytes(cell, size),
+        "train_s": spent + course.train_s,
+        "target_s": _time_to_target(course, guessing, spent),
+        "data_digest": task.digest,
+    }
+    return Scored(columns, [asdict(point) for point in course.points], [one for one in warnings if one])
+
+
+def _allow(cell: Cell, examples: Examples) -> None:
+    """Raises Unsupported where the variant takes no padding that the task has, or is softmax attention itself."""
+    variant = VARIANTS.get(cell.variant.name)
+    if examples.key_mask is not None and not bool(examples.key_mask.all()):
+        reason = variant.unsupported_reason(cell.shape, key_mask=True)
+        if reason:
+            raise Unsupported(f"{cell.task} has padding: {reason}")
+    if variant.kind == "mixer" or variant.claims(cell.variant, causal=cell.shape.causal).exact:
+        return
+    shape = replace(cell.shape, batch=1)
+    error = measure_error(cell.variant, shape, Spec("gaussian"), cell.seed, 1, torch.float32, "cpu").rel_error
+    if error is not None and error < _EXACT:
+        raise Unsupported(
+            f"with these options it is softmax attention at n = {shape.N}: every pair is seen; give it a smaller budget"
+        )
+
+
+def _pretrain(
+    cell: Cell, model: Encoder, task: Task, checkpoint: Checkpoint | None, leaks: Leaks, tell: Callable[[int], None]
+) -> Course:
+    assert cell.training is not None
+    return train(
+        Filling(model, seed=cell.seed).to(cell.device),
+        task,
+        cell.training,
+        batch=cell.shape.B,
+        seed=cell.seed,
+        device=cell.device,
+        loss=filling_loss(model, task.masked_share, seed=cell.seed, device=cell.device),
+        steps=cell.training.pretrain_steps,
+        stream="pretrain",
+        checkpoint=checkpoint,
+        on_batch=leaks.look,
+        extra=lambda: {"leaks": leaks.seen},
+        restore=lambda extra: leaks.add(extra["leaks"]),
+        tell=tell,
+        evaluate=False,
+    )
+
+
+def _time_to_target(course: Course, guessing: float, spent: float) -> float | None:
+    target = guessing + _TARGET * (1 - guessing)
+    return next((spent + point.cpu_s for point in course.points if point.val_score >= target), None)
+
+
+def _trainable(model: nn.Module) -> int:
+    return sum(t.numel() for t in model.parameters() if t.requires_grad)
+
+
+def _state_bytes(cell: Cell, size: ModelSize) -> int | None:
+    """What all layers keep of one sequence of this length to decode the next token; None where it cannot decode.
+
+    Of its causal form, if the model is not causal itself.
+    """
+    variant, shape = VARIANTS.get(cell.variant.name), cell.shape
+    causal = Shape(1, shape.H, shape.N, shape.D, causal=True)
+    if variant.kind == "mixer" or variant.unsupported_reason(causal, decode=True):
+        return None
+    module: Any = build(cell.variant, causal, seed=cell.seed)
+    prompt = [torch.zeros(1, shape.H, shape.N, shape.D) for _ in range(3)]
+    with torch.inference_mode():
+        return size.layers * state_bytes(module.begin(*prompt))
