@@ -53,13 +53,23 @@ class Task(Protocol):
     """
 
     form: Form
-    train_examples: int | None
-    """How many there are to train on; None where they are drawn anew without end."""
-    test_examples: int
-    digest: str
-    """Of the bytes that it reads, or of its generator's version and settings: sixteen hex digits."""
     masked_share: float
     """Of the tokens that ``pretrain: masked`` hides."""
+
+    @property
+    def train_examples(self) -> int | None:
+        """How many there are to train on; None where they are drawn anew without end."""
+        ...
+
+    @property
+    def test_examples(self) -> int:
+        """All of them are tested on."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of the bytes that it reads, or of its generator's version and settings: sixteen hex digits."""
+        ...
 
     def batch(self, seed: int, step: int, size: int) -> Examples:
         """What step ``step`` (from 0) of a training with this seed sees: ``size`` examples."""

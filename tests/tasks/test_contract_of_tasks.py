@@ -1,0 +1,134 @@
+"""Every registered task at a small size: what it gives is what its form says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import attnbench.attention  # noqa: F401  # fills the table of variants
+from attnbench.errors import Unsupported
+from attnbench.qkv import INPUTS
+from attnbench.shape import Shape
+from attnbench.spec import parse_specs
+from attnbench.task import NO_LABEL, TASKS, Examples, Task, make_task
+from attnbench.variant import VARIANTS
+
+SETTINGS = {
+    "recall": [
+        (24, False, "recall:pairs=4,values=3,test=20"),
+        (24, True, "recall:pairs=4,values=3,test=20,form=long,ids=2"),
+    ],
+    "copy": [(12, False, "copy:test=20")],
+    "digits": [(64, False, "digits")],
+}
+"""Length, causal and options of each shipped task."""
+
+CASES = [(name, *case) for name, cases in SETTINGS.items() for case in cases]
+
+
+def made(n: int, causal: bool, text: str) -> Task:
+    (spec,) = parse_specs(text)
+    return make_task(spec, Shape(seq_len=n, causal=causal))
+
+
+def every(task: Task) -> Iterator[tuple[int, Examples]]:
+    yield 7, task.batch(0, 0, 7)
+    for split in ("validation", "test"):
+        for part in task.held_out(split, 16):
+            yield len(part.labels), part
+    for part in task.fresh(0, 16) or ():
+        yield len(part.labels), part
+
+
+def test_every_shipped_task_is_tried() -> None:
+    shipped = [entry.name for entry in TASKS if entry.make.__module__.startswith("attnbench.tasks.")]
+    assert shipped == list(SETTINGS)
+
+
+@pytest.mark.parametrize(("name", "n", "causal", "text"), CASES)
+def test_examples_have_the_form_that_is_said(name: str, n: int, causal: bool, text: str) -> None:
+    task = made(n, causal, text)
+    form = task.form
+    for count, examples in every(task):
+        towers = (2,) if form.towers == 2 else ()
+        parts = (len(form.vocab),) if len(form.vocab) > 1 else ()
+        assert examples.tokens.shape == (count, *towers, n, *parts)
+        assert examples.tokens.dtype == examples.labels.dtype == torch.int64
+        assert examples.labels.shape == ((count, n) if form.per_token else (count,))
+        assert examples.tokens.min() >= 0
+        assert (examples.tokens.reshape(-1, len(form.vocab)).amax(0) < torch.tensor(form.vocab)).all()
+        asked = examples.labels[examples.labels != NO_LABEL]
+        assert len(asked) >= count if form.per_token else len(asked) == count
+        assert asked.min() >= 0
+        assert asked.max() < form.classes
+        if examples.key_mask is not None:
+            mask = examples.key_mask
+            assert mask.dtype == torch.bool
+            assert mask.shape == (count, *towers, n)
+            assert mask.any(-1).all()
+            assert (mask.long().diff(dim=-1) <= 0).all(), "padding stands at the end"
+            assert (examples.tokens.reshape(*mask.shape, -1)[~mask] == 0).all()
+
+
+@pytest.mark.parametrize(("name", "n", "causal", "text"), CASES)
+def test_the_same_question_has_the_same_answer(name: str, n: int, causal: bool, text: str) -> None:
+    def asked(task: Task) -> list[list]:
+        return [[examples.tokens.tolist(), examples.labels.tolist()] for _, examples in every(task)]
+
+    first, second = made(n, causal, text), made(n, causal, text)
+    torch.manual_seed(99)
+    assert asked(first) == asked(second)
+    assert first.digest == second.digest
+    assert len(bytes.fromhex(first.digest)) == 8
+
+
+@pytest.mark.parametrize(("name", "n", "causal", "text"), CASES)
+def test_seeds_and_steps_differ(name: str, n: int, causal: bool, text: str) -> None:
+    task = made(n, causal, text)
+    batches = [task.batch(seed, step, 4).tokens.tolist() for seed, step in ((0, 0), (0, 1), (1, 0))]
+    assert batches[0] != batches[1]
+    assert batches[0] != batches[2]
+
+
+@pytest.mark.parametrize(("name", "n", "causal", "text"), CASES)
+def test_no_held_out_sequence_is_trained_on(name: str, n: int, causal: bool, text: str) -> None:
+    task = made(n, causal, text)
+    held = {
+        str(row)
+        for split in ("validation", "test")
+        for part in task.held_out(split, 16)
+        for row in part.tokens.tolist()
+    }
+    steps = 20 if task.train_examples is None else task.train_examples // 8 + 1
+    trained = {str(row) for step in range(steps) for row in task.batch(0, step, 8).tokens.tolist()}
+    assert not held & trained
+    assert sum(len(part.labels) for part in task.held_out("test", 16)) == task.test_examples
+
+
+@pytest.mark.parametrize(("name", "n", "causal", "text"), CASES)
+def test_cross_attention_is_refused(name: str, n: int, causal: bool, text: str) -> None:
+    (spec,) = parse_specs(text)
+    with pytest.raises(Unsupported, match="remove kv_len"):
+        make_task(spec, Shape(seq_len=n, kv_len=2 * n))
+
+
+@pytest.mark.parametrize(("name", "n", "causal", "text"), CASES)
+def test_the_share_that_is_hidden_is_a_share(name: str, n: int, causal: bool, text: str) -> None:
+    assert 0 < made(n, causal, text).masked_share < 1
+
+
+def test_every_task_names_its_source_and_the_options_say_what_they_mean() -> None:
+    for name in SETTINGS:
+        entry = TASKS.get(name)
+        assert entry.source
+        assert entry.summary
+        assert all(field.description for field in entry.options.values())
+        assert len(f"{name}: {entry.summary}") <= 80
+
+
+def test_no_task_has_the_name_of_a_variant_or_an_input() -> None:
+    shipped = set(SETTINGS)
+    assert not shipped & set(VARIANTS.names())
+    assert shipped & set(INPUTS.names()) <= {"listops"}
