@@ -1,0 +1,198 @@
+"""What may be said of scores: intervals over seeds, paired differences, and who learnt anything.
+
+Every interval is Student's t over seeds at 95 % (Student 1908, "The probable error of a mean"), each for itself: of
+twenty differences between equals one is taken for real.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from attnbench.trained import Choice, Setting
+
+CONFIDENCE = 0.95
+REFERENCE, NO_MIXING = "softmax", "identity"
+"""Whom the others are held against, and who mixes no tokens."""
+MEAN = "mean of the tasks"
+
+Verdict = Literal["better", "worse", "no difference found", "withheld"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over seeds, and where it lies with 95 %; the ends None with one seed."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def interval(values: Iterable[float], bounds: tuple[float, float] = (0.0, 1.0), *, grain: float = 0.0) -> Interval:
+    """Student's t-interval of the mean, cut to ``bounds``.
+
+    Args:
+        grain: the least difference that could be seen. Two seeds often agree to the last of few examples, and would
+            claim an interval without width: their standard deviation counts as at least so much.
+
+    Raises:
+        ValueError: no values.
+    """
+    ordered = sorted(values)  # so that the order of the seeds changes no digit
+    n = len(ordered)
+    if not n:
+        raise ValueError("no values, no mean")
+    mean = math.fsum(ordered) / n
+    if n == 1:
+        return Interval(mean, None, None)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / (n - 1))
+    half = _factor(n) * max(deviation, grain) / math.sqrt(n)
+    return Interval(mean, max(mean - half, bounds[0]), min(mean + half, bounds[1]))
+
+
+@cache
+def _factor(n: int) -> float:
+    from scipy.stats import t  # takes a second to import
+
+    return float(t.ppf((1 + CONFIDENCE) / 2, n - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Score of one label on one task (or over tasks), over seeds."""
+
+    label: str
+    variant: str
+    family: str
+    task: str
+    setting: Setting
+    rate: float | None
+    by_seed: Mapping[int, float]
+    """Of the trainings that ended ok."""
+    grain: float
+    chance: float | None
+    params_ratio: float | None
+    state_bytes: float | None
+    of_test: tuple[float, float] | None
+    """With one seed the interval of its score over test examples."""
+    failed: int = 0
+    """Trainings at this rate that did not end ok."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def over_seeds(self) -> Interval:
+        return interval(self.by_seed.values(), grain=self.grain)
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Of the interval over seeds; with one seed of that over test examples."""
+        found = self.over_seeds
+        return self.of_test if found.low is None or found.high is None else (found.low, found.high)
+
+    @property
+    def least(self) -> float:
+        return min(self.by_seed.values())
+
+    @property
+    def most(self) -> float:
+        return max(self.by_seed.values())
+
+
+def summary(choice: Choice) -> Summary | None:
+    """Of the trainings that count; None where none ended ok."""
+    ok = sorted((one for one in choice.rows if one.ok), key=lambda one: one.seed)
+    if not ok:
+        return None
+    first = ok[0]
+    single = len(ok) == 1 and first.score_low is not None and first.score_high is not None
+    return Summary(
+        label=choice.label,
+        variant=first.variant,
+        family=first.family,
+        task=choice.problem[0],
+        setting=choice.problem[1],
+        rate=choice.rate,
+        by_seed={one.seed: float(one.score or 0.0) for one in ok},
+        grain=max(one.grain for one in ok),
+        chance=first.chance,
+        params_ratio=first.params_ratio,
+        state_bytes=first.state_bytes,
+        of_test=(float(first.score_low or 0.0), float(first.score_high or 0.0)) if single else None,
+        failed=len(choice.rows) - len(ok),
+        notes=choice.notes,
+    )
+
+
+def over_tasks(parts: Sequence[Summary]) -> Summary | None:
+    """Of one label: the mean over its tasks with each seed; None where a task lacks a seed that another has."""
+    if not parts or len({frozenset(one.by_seed) for one in parts}) > 1:
+        return None
+    by_seed = {seed: math.fsum(one.by_seed[seed] for one in parts) / len(parts) for seed in parts[0].by_seed}
+    known = [one.chance for one in parts if one.chance is not None]
+    return replace(
+        parts[0],
+        task=MEAN,
+        rate=None,
+        by_seed=by_seed,
+        grain=math.fsum(one.grain for one in parts) / len(parts),
+        chance=math.fsum(known) / len(known) if len(known) == len(parts) else None,
+        of_test=None,
+        failed=sum(one.failed for one in parts),
+        notes=(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Score of one label less that of another, seed by seed."""
+
+    label: str
+    reference: str
+    seeds: tuple[int, ...]
+    """Those that both have."""
+    of: Interval | None
+    """None without a common seed."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """``better`` or ``worse`` only where the interval excludes 0; ``withheld`` with fewer than two common seeds."""
+        if self.of is None or self.of.low is None or self.of.high is None:
+            return "withheld"
+        return "better" if self.of.low > 0 else "worse" if self.of.high < 0 else "no difference found"
+
+
+def difference(one: Summary, reference: Summary) -> Difference:
+    """Paired by seed: with one seed both saw the same examples in the same order.
+
+    Raises:
+        ValueError: they are of two problems.
+    """
+    if (one.task, one.setting) != (reference.task, reference.setting) and one.task != MEAN:
+        raise ValueError(f"{one.label} on {one.task} and {reference.label} on {reference.task} were not trained alike")
+    seeds = tuple(sorted(one.by_seed.keys() & reference.by_seed.keys()))
+    grain = max(one.grain, reference.grain)
+    differences = [one.by_seed[seed] - reference.by_seed[seed] for seed in seeds]
+    found = interval(differences, (-1.0, 1.0), grain=grain) if seeds else None
+    return Difference(one.label, reference.label, seeds, found)
+
+
+def floor_of(parts: Iterable[Summary]) -> float | None:
+    """What a score must lie above to show that tokens were mixed: the upper end of identity's interval, else chance.
+
+    Args:
+        parts: of all labels on one problem.
+    """
+    parts = list(parts)
+    still = next((one for one in parts if one.variant == NO_MIXING), None)
+    if still is not None:
+        return still.ends[1] if still.ends else still.most
+    return max((one.chance for one in parts if one.chance is not None), default=None)
+
+
+def learnt(one: Summary, floor: float | None) -> bool:
+    """Whether its interval lies wholly above ``floor`` (:func:`floor_of`): else it is not above no mixing."""
+    low = one.ends[0] if one.ends else None
+    return low is not None and floor is not None and low > floor

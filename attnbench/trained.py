@@ -1,0 +1,166 @@
+"""Trainings among the rows of results, and which of them count: those at the learning rate that validation chose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attnbench.record import Record
+from attnbench.status import Status
+
+UNSTABLE = 0.3
+"""A range of validation scores over seeds from which on a rate is called unstable."""
+SAME_MODEL = ("heads", "head_dim", "layers", "ffn", "positions", "causal", "bias", "padding", "dtype", "device")
+"""Columns in which the trainings of one model agree, whatever the task."""
+ALIKE = ("seq_len", *SAME_MODEL, "batch", "protocol", "steps", "pretrain_steps", "quick")
+"""Columns in which trainings agree whose scores stand in one column of a table, beside the task."""
+
+Setting = tuple[tuple[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One training of one variant on one task, at one learning rate and with one seed; or how it failed."""
+
+    label: str
+    variant: str
+    family: str
+    task: str
+    setting: Setting
+    """Columns of :data:`ALIKE` with their values, and ``learning_rate`` where a label has several that were fixed."""
+    seed: int
+    learning_rate: float | None
+    status: Status
+    reason: str
+    cell_id: str
+    score: float | None
+    score_low: float | None
+    score_high: float | None
+    val_score: float | None
+    chance: float | None
+    params_ratio: float | None
+    state_bytes: float | None
+    grain: float
+    """The least difference that its test examples can show; 0 where their number is not known."""
+    started_at: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.OK and self.score is not None
+
+    @property
+    def problem(self) -> tuple[str, Setting]:
+        """What is the same for all trainings whose scores may be compared."""
+        return self.task, self.setting
+
+
+def trained(rows: Iterable[Record | Mapping[str, Any]], *, also_alike: Sequence[str] = ()) -> list[Trained]:
+    """The trainings among rows of results, failed ones as well; of one that was repeated the newest that is ok.
+
+    Args:
+        rows: records, or columns with their values, NaN or empty where there is none.
+        also_alike: further columns in which trainings agree that may be compared.
+    """
+    newest: dict[tuple[object, ...], Trained] = {}
+    for row in rows:
+        given = row.to_json() if isinstance(row, Record) else row
+        columns = {name: None if value == "" or value != value else value for name, value in given.items()}
+        if columns.get("protocol") is None and columns.get("score") is None:
+            continue
+        one = _training(columns, (*ALIKE, *also_alike))
+        key = (one.label, *one.problem, one.learning_rate, one.seed)
+        if key not in newest or (newest[key].ok, newest[key].started_at) <= (one.ok, one.started_at):
+            newest[key] = one
+    return _rates_apart(list(newest.values()))
+
+
+def _training(columns: Mapping[str, Any], alike: Sequence[str]) -> Trained:
+    examples = columns.get("test_examples") or math.inf
+    answers = examples if columns.get("score_kind") != "token accuracy" else examples * columns["seq_len"]
+    words = ("label", "variant", "family", "task", "reason", "cell_id", "started_at")
+    numbers = ("score", "score_low", "score_high", "val_score", "params_ratio", "state_bytes", "learning_rate")
+    plain: dict[str, Any] = {name: str(columns.get(name) or "") for name in words}
+    plain |= {name: columns.get(name) for name in numbers}
+    return Trained(
+        **plain,
+        setting=tuple((name, columns.get(name)) for name in alike),
+        seed=int(columns["seed"]),
+        status=Status(columns["status"]),
+        chance=columns.get("chance_score"),
+        grain=1 / answers,
+    )
+
+
+def _rates_apart(found: list[Trained]) -> list[Trained]:
+    """Where the rate was fixed and a label has several, each is a setting of its own."""
+    rates: dict[tuple[object, ...], set[float | None]] = {}
+    for one in found:
+        rates.setdefault((one.problem, one.label), set()).add(one.learning_rate)
+    several = {problem for (problem, _), used in rates.items() if len(used) > 1}
+    return [
+        replace(one, setting=(*one.setting, ("learning_rate", one.learning_rate)))
+        if one.problem in several and dict(one.setting).get("protocol") != "sweep"
+        else one
+        for one in found
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The trainings of one label on one problem that count."""
+
+    label: str
+    problem: tuple[str, Setting]
+    rate: float | None
+    """The rate that was chosen, or the only one; None where none could be."""
+    rows: tuple[Trained, ...]
+    """Of that rate, failed ones as well."""
+    notes: tuple[str, ...] = ()
+    """What is to be said of the rates: unstable ones, those at which a training failed."""
+
+
+def choose(found: Iterable[Trained]) -> list[Choice]:
+    """For each label and problem the learning rate with the best mean validation score.
+
+    It is the mean over the seeds with which every rate was tried, so that seeds that only the best one was trained with
+    afterwards do not count. A rate at which fewer of these ended ok stands behind; of equals the smaller rate counts.
+    No test score is looked at. With the protocol ``fixed`` there is one rate, which counts.
+    """
+    groups: dict[tuple[object, ...], list[Trained]] = {}
+    for one in found:
+        groups.setdefault((one.problem, one.label), []).append(one)
+    return [_choice(rows) for rows in groups.values()]
+
+
+def _choice(rows: list[Trained]) -> Choice:
+    label, problem = rows[0].label, rows[0].problem
+    rates: dict[float | None, list[Trained]] = {}
+    for one in sorted(rows, key=lambda one: (one.learning_rate or 0.0, one.seed)):
+        rates.setdefault(one.learning_rate, []).append(one)
+    notes = tuple(note for rate, tried in rates.items() for note in _notes(rate, tried))
+    if len(rates) == 1:
+        ((rate, tried),) = rates.items()
+        return Choice(label, problem, rate, tuple(tried), notes)
+    seeds = set.intersection(*({one.seed for one in tried} for tried in rates.values()))
+
+    def rank(rate: float | None) -> tuple[int, float]:
+        values = [one.val_score for one in rates[rate] if one.seed in seeds and one.ok and one.val_score is not None]
+        return len(values), math.fsum(values) / len(values) if values else 0.0
+
+    best = max(rates, key=rank)
+    if rank(best)[0] == 0 and any(one.ok for one in rows):
+        why = "no seed has a validation score" if seeds else "no seed was trained at every rate"
+        return Choice(label, problem, None, (), (*notes, f"no rate chosen: {why}"))
+    return Choice(label, problem, best, tuple(rates[best]), notes)
+
+
+def _notes(rate: float | None, tried: Sequence[Trained]) -> list[str]:
+    at = "" if rate is None else f"at {rate:g} "
+    failed = {one.status: one.reason for one in tried if not one.ok and one.status is not Status.UNSUPPORTED}
+    notes = [f"{at}{status}" + f": {reason}" * bool(reason) for status, reason in failed.items()]
+    values = [one.val_score for one in tried if one.ok and one.val_score is not None]
+    if values and max(values) - min(values) > UNSTABLE:
+        notes.append(f"{at}unstable: {min(values):.2f} to {max(values):.2f} over seeds")
+    return notes
