@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from importlib import import_module
 
-for _name in ("recall", "copy", "digits"):
+for _name in ("recall", "mqar", "copy", "duplication", "listops_task", "digits"):
     import_module(f"{__name__}.{_name}")

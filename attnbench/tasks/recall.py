@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.task import NO_LABEL, Examples, Form, register_task
-from attnbench.tasks.streams import Stream, shuffles
+from attnbench.tasks.streams import Stream, choices, shuffles
 
 _VERSION = 1
 
@@ -75,7 +75,7 @@ class Recall(Stream):
 
     def draw(self, count: int, generator: Generator) -> Examples:
         """Tokens ``(count, N)``, or ``(count, N, 2)`` with two ids a token."""
-        known = shuffles(count, self._keys, generator)[:, : self._pairs]
+        known = choices(count, self._keys, self._pairs, generator)
         value = torch.randint(self._values, (count, self._pairs), generator=generator)
         pair, asked = (self._places_long if self._long else self._places_filler)(count, generator)
         # At each place: number of the pair that stands there or is asked for, or -1.
@@ -98,7 +98,7 @@ class Recall(Stream):
         pair = torch.full((count, self.n), -1)
         pair[:, : self._pairs] = torch.arange(self._pairs)
         asked = torch.full_like(pair, -1)
-        places = self._pairs + shuffles(count, self.n - self._pairs, generator)[:, : self._pairs]
+        places = self._pairs + choices(count, self.n - self._pairs, self._pairs, generator)
         asked.scatter_(1, places, torch.arange(self._pairs).expand(count, -1))
         return pair, asked
 

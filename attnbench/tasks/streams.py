@@ -116,6 +116,11 @@ def shuffles(count: int, size: int, generator: Generator) -> Tensor:
     return torch.rand(count, size, dtype=torch.float64, generator=generator).argsort(1)
 
 
+def choices(count: int, size: int, most: int, generator: Generator) -> Tensor:
+    """The first ``most`` of ``count`` permutations of ``size``, int64 ``(count, most)``: in a tenth of the time."""
+    return torch.rand(count, size, dtype=torch.float64, generator=generator).topk(most).indices
+
+
 def keys(examples: Examples) -> list[bytes]:
     """Of each sequence sixteen bytes that no other sequence has."""
     rows = examples.tokens.flatten(1).contiguous().numpy()

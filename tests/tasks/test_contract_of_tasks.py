@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,12 +21,27 @@ SETTINGS = {
         (24, False, "recall:pairs=4,values=3,test=20"),
         (24, True, "recall:pairs=4,values=3,test=20,form=long,ids=2"),
     ],
+    "mqar": [(24, False, "mqar:pairs=4,vocab=64,test=20")],
     "copy": [(12, False, "copy:test=20")],
+    "duplication": [(12, True, "duplication:test=20")],
+    "listops": [
+        (30, False, "listops:min_length=5,max_length=30,test=20"),
+        (30, True, "listops:min_length=5,max_length=30,test=20,labels=brackets"),
+        (40, False, "listops:folder=listops-1000"),
+    ],
     "digits": [(64, False, "digits")],
 }
 """Length, causal and options of each shipped task."""
 
 CASES = [(name, *case) for name, cases in SETTINGS.items() for case in cases]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_data(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the task that is tried, where it reads files."""
+    if "text" in request.fixturenames and "folder=" in request.getfixturevalue("text"):
+        request.getfixturevalue(f"released_{request.getfixturevalue('name')}")
+    monkeypatch.chdir(tmp_path)
 
 
 def made(n: int, causal: bool, text: str) -> Task:

@@ -9,7 +9,7 @@ from torch import Generator
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.task import Examples, Form
-from attnbench.tasks.streams import Stream, shuffles
+from attnbench.tasks.streams import Stream, choices, shuffles
 
 
 class Coins(Stream):
@@ -99,4 +99,12 @@ def test_shuffles_are_permutations_and_every_order_is_equally_likely() -> None:
     assert orders.sort(1).values.equal(torch.arange(3).expand(6000, 3))
     counts = torch.unique(orders, dim=0, return_counts=True)[1]
     assert len(counts) == 6
+    assert counts.sub(1000).abs().max() < 150
+
+
+def test_choices_are_without_repetition_and_every_one_is_equally_likely() -> None:
+    chosen = choices(12_000, 4, 2, Generator().manual_seed(0))
+    pairs, counts = torch.unique(chosen, dim=0, return_counts=True)
+    assert len(pairs) == 12
+    assert (pairs[:, 0] != pairs[:, 1]).all()
     assert counts.sub(1000).abs().max() < 150

@@ -1,0 +1,50 @@
+"""Stored sequences of different lengths, padded at the end to the one length that a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnbench.task import Examples
+
+
+class Ragged:
+    """Each sequence as bytes, of which one takes a byte here and eight where a batch is made of it."""
+
+    def __init__(self, sequences: Sequence[bytes], labels: Sequence[int], n: int, *, first_id: int) -> None:
+        """Take what is at most ``n`` long each.
+
+        Args:
+            first_id: the id of byte 0; 0 is the padding's.
+        """
+        self._flat = np.frombuffer(b"".join(sequences), dtype=np.uint8)
+        self._starts = np.concatenate([[0], np.cumsum([len(one) for one in sequences], dtype=np.int64)])
+        self._labels = np.asarray(labels, dtype=np.int64)
+        self._n, self._first_id = n, first_id
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def take(self, rows: Tensor) -> Examples:
+        """Those at ``rows``, with the mask of what is real."""
+        at = rows.numpy()
+        tokens, mask = padded([self[row] for row in at], self._n, first_id=self._first_id)
+        return Examples(tokens, torch.from_numpy(self._labels[at]), mask)
+
+    def __getitem__(self, row: int) -> NDArray[np.uint8]:
+        """One sequence as it is stored."""
+        return self._flat[self._starts[row] : self._starts[row + 1]]
+
+
+def padded(sequences: Sequence[NDArray[np.uint8]], n: int, *, first_id: int) -> tuple[Tensor, Tensor]:
+    """Ids int64 and bool mask of what is real, ``(len(sequences), n)`` each."""
+    tokens = np.zeros((len(sequences), n), dtype=np.int64)
+    for row, sequence in zip(tokens, sequences, strict=True):
+        row[: len(sequence)] = sequence
+        row[: len(sequence)] += first_id
+    lengths = np.array([len(one) for one in sequences])
+    return torch.from_numpy(tokens), torch.from_numpy(np.arange(n) < lengths[:, None])
