@@ -24,6 +24,7 @@ from attnbench.run.process import choose_products
 from attnbench.run.turns import SEEN, Windows
 from attnbench.shape import Shape
 from attnbench.spec import Spec
+from attnbench.task import NO_LABEL, Form, make_task
 from attnbench.variant import VARIANTS, build
 
 _KEPT_ELEMENTS = 2**22
@@ -110,11 +111,16 @@ def prepare(
         inputs = [Windows.into(x, lambda count: torch.randn(count, generator=generator))]
     else:
         size = cell.model or ModelSize()
-        module = Encoder(cell.variant, cell.shape, size, seed=cell.seed)
         generator = torch.Generator().manual_seed(cell.seed)
-        words = torch.randint(size.vocab, (cell.shape.B, cell.shape.N), generator=generator).to(device)
-        more = lambda count: torch.randint(size.vocab, (count,), generator=generator)  # noqa: E731  # as above
-        inputs = [Windows.into(words, more, tokens=-1)]
+        if cell.task is None:
+            form = Form((size.vocab,), 2)
+            words = torch.randint(size.vocab, (cell.shape.B, cell.shape.N), generator=generator)
+        else:
+            task = make_task(cell.task, cell.shape)
+            form, words = task.form, task.batch(cell.seed, 0, cell.shape.B).tokens
+        module = Encoder(cell.variant, cell.shape, size, form=form, seed=cell.seed)
+        more = lambda count: torch.randint(min(form.vocab), (count,), generator=generator)  # noqa: E731  # as above
+        inputs = [Windows.into(words.to(device), more, tokens=-1 if len(form.vocab) == 1 else -2)]
     module = move(module, device, dtype)
     own = cell.compile and not always_compiled(cell)
     made = _made(cell, module, inputs, mask, compiled=own)
@@ -247,9 +253,17 @@ def _loss(
     generator = torch.Generator().manual_seed(cell.seed + 1)
     device = torch.device(cell.device)
     if cell.level == "model":
-        labels = torch.randint(2, (cell.shape.B,), generator=generator).to(device)
-        return lambda inputs: nn.functional.cross_entropy(run(*inputs).float(), labels)
+        labels = torch.randint(2, (cell.shape.B,), generator=generator)
+        if cell.task is not None:
+            labels = make_task(cell.task, cell.shape).batch(cell.seed, 0, cell.shape.B).labels
+        labels = labels.to(device)
+        return lambda inputs: _cross_entropy(run(*inputs).float(), labels)
     direction = torch.randn(like.shape, generator=generator).to(device, like.dtype)
     if mask is not None and not cell.shape.cross:
         direction = direction * (mask[:, None, :, None] if like.ndim == 4 else mask[:, :, None])
     return lambda inputs: torch.sum(run(*inputs) * direction)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the answers that are asked for; logits ``(..., classes)``."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=NO_LABEL)

@@ -18,9 +18,10 @@ from attnbench.errors import UsageError
 from attnbench.qkv import INPUTS
 from attnbench.registry import Entry, Registry
 from attnbench.shape import BIASES, Bias
-from attnbench.spec import Spec, parse_specs
+from attnbench.spec import Spec, parse_scalar, parse_specs
 from attnbench.suite.messages import pick, shown, wrong
 from attnbench.suite.ranges import FORMS, MAX_VALUES, parse_range
+from attnbench.task import TASKS
 from attnbench.variant import VARIANTS
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
@@ -171,6 +172,20 @@ def _shares(value: object, info: ValidationInfo) -> list[float]:
     return shares
 
 
+def _rates(value: object, info: ValidationInfo) -> list[float]:
+    rates: list[float] = []
+    for index, item in enumerate(_listed(value, info.field_name)):
+        if isinstance(item, bool) or not isinstance(item, int | float) or not 0 < item <= 1:
+            remedy = "write 2.0e-3: YAML takes 2e-3 for text" if _is_rate(item) else "write 0.002, say"
+            wrong(f"{info.field_name!r} must be above 0 and at most 1, got {shown(item)}; {remedy}", index)
+        rates.append(float(item))
+    return rates
+
+
+def _is_rate(item: object) -> bool:
+    return isinstance(item, str) and isinstance(parse_scalar(item), float)
+
+
 def _number_tests(value: object, info: ValidationInfo) -> list[Test]:
     numbers: set[int] = set()
     tests: list[Test] = [numbers.__contains__]
@@ -225,6 +240,10 @@ def _share_tests(value: object, info: ValidationInfo) -> list[Test]:
     return [_equality(share) for share in _shares(value, info)]
 
 
+def _rate_tests(value: object, info: ValidationInfo) -> list[Test]:
+    return [_equality(rate) for rate in _rates(value, info)]
+
+
 def _flag_tests(value: object, info: ValidationInfo) -> list[Test]:
     return [_equality(flag) for flag in _flags(value, info)]
 
@@ -253,6 +272,8 @@ Biases = Annotated[list[Bias], PlainValidator(_biases), _schema({"enum": [*BIASE
 Shares = Annotated[
     list[float], PlainValidator(_shares), _schema({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
 ]
+Tasks = Annotated[list[Spec], PlainValidator(_specs(TASKS)), _schema(_SPEC)]
+Rates = Annotated[list[float], PlainValidator(_rates), _schema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})]
 Flags = Annotated[list[bool], PlainValidator(_flags), _schema({"type": "boolean"})]
 
 VariantTests = Annotated[list[Test], PlainValidator(_spec_tests(VARIANTS)), _schema(_CONDITION)]
@@ -262,4 +283,6 @@ DtypeTests = Annotated[list[Test], PlainValidator(_word_tests(get_args(Dtype))),
 BiasTests = Annotated[list[Test], PlainValidator(_bias_tests), _schema(_CONDITION)]
 DeviceTests = Annotated[list[Test], PlainValidator(_word_tests(DEVICES)), _schema(_CONDITION)]
 ShareTests = Annotated[list[Test], PlainValidator(_share_tests), _schema(_CONDITION)]
+TaskTests = Annotated[list[Test], PlainValidator(_spec_tests(TASKS)), _schema(_CONDITION)]
+RateTests = Annotated[list[Test], PlainValidator(_rate_tests), _schema(_CONDITION)]
 FlagTests = Annotated[list[Test], PlainValidator(_flag_tests), _schema(_CONDITION)]

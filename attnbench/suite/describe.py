@@ -23,6 +23,8 @@ def axes_of(cell: Cell) -> dict[str, Any]:
         "padding": cell.padding,
         "dtype": cell.dtype,
         "inputs": cell.inputs.label if cell.level == "operator" else None,
+        "task": cell.task.label if cell.task else None,
+        "learning_rate": cell.training.learning_rate if cell.training else None,
         "seed": cell.seed,
     }
 
@@ -51,10 +53,10 @@ def name(cell: Cell, axes: Sequence[str]) -> str:
 def address(cell: Cell) -> str:
     """What ``-k`` looks at: ``speed/performer:features=64/n4096/model/training/float32/causal/batch=1/heads=4/...``."""
     axes = axes_of(cell)
-    dtype, bias, inputs, padding = (axes.pop(axis) for axis in ("dtype", "bias", "inputs", "padding"))
+    dtype, bias, inputs, padding, task = (axes.pop(axis) for axis in ("dtype", "bias", "inputs", "padding", "task"))
     flags = {"causal": axes.pop("causal"), "compiled": axes.pop("compile"), bias: bias != "none"}
     label = [cell.sweep, cell.variant.label, f"n{cell.shape.N}", cell.level, cell.pass_, dtype]
     label += [flag for flag, on in flags.items() if on]
     axes |= {"padding": padding or None}
     rest = [f"{axis}={value}" for axis, value in axes.items() if value is not None]
-    return "/".join([*label, *([inputs] if inputs else []), *rest])
+    return "/".join([*label, *(one for one in (inputs, task) if one), *rest])

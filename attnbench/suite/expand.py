@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from attnbench.cell import Cell, ModelSize
+from attnbench.cell import Cell, ModelSize, Training
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, parse_scalar
 from attnbench.suite.axes import DEVICES, Reading, Test
 from attnbench.suite.messages import pick, shown
-from attnbench.suite.schema import AXES, OPERATOR_AXES, Axes, Exclude, Suite, Sweep, first_problem
+from attnbench.suite.schema import AXES, OPERATOR_AXES, TRAINING_AXES, Axes, Exclude, Rules, Suite, Sweep, first_problem
 
 MAX_CELLS = 100_000
 
@@ -36,6 +36,8 @@ _DEFAULTS: dict[str, list[Any]] = {
     "compile": [False],
     "padding": [0.0],
     "inputs": [Spec("gaussian")],
+    "task": [None],
+    "learning_rate": [Training().learning_rate],
     "seed": [0],
 }
 
@@ -101,8 +103,9 @@ def check_size(suite: Suite, kind: str) -> None:
 def apply_overrides(suite: Suite, overrides: Mapping[str, Override]) -> Suite:
     """The suite with axes replaced in every sweep, whatever its matrices and profiles say.
 
-    Axes that only the operator level has (``inputs``, ``kv_len``) leave other sweeps as they are. Of an ``include`` row
-    the values that the override does not name go away.
+    Axes that only the operator level has (``inputs``, ``kv_len``), only a model (``task``) or only a training
+    (``learning_rate``) leave other sweeps as they are. Of an ``include`` row the values that the override does not name
+    go away.
 
     Args:
         overrides: axis -> value, list, or text: ``{"seq_len": "1024..4096", "variant": "sdpa,performer:features=64"}``.
@@ -119,10 +122,10 @@ def apply_overrides(suite: Suite, overrides: Mapping[str, Override]) -> Suite:
             wanted = _axes({axis: values}, suite)
         except ValidationError as error:
             raise UsageError(f"--set {axis}: {first_problem(error)}") from None
-        sweeps = [sweep for sweep in data["sweeps"] if axis not in OPERATOR_AXES or _level(sweep) == "operator"]
+        sweeps = [sweep for sweep in data["sweeps"] if _has_axis(sweep, axis)]
         if not sweeps:
             raise UsageError(
-                f"--set {axis}: only sweeps at level operator have this axis, and {suite.name!r} has none; remove it"
+                f"--set {axis}: only sweeps {_OWNERS[axis]} have this axis, and {suite.name!r} has none; remove it"
             )
         for sweep in sweeps:
             sweep["matrix"][axis] = values
@@ -139,8 +142,19 @@ def _axes(data: dict[str, Any], suite: Suite) -> Axes:
     return Axes.model_validate(data, context=Reading(suite.registered))
 
 
-def _level(sweep: dict[str, Any]) -> object:
-    return sweep.get("level", "operator")
+_OWNERS = {
+    **dict.fromkeys(OPERATOR_AXES, "at level operator"),
+    "task": "with a task",
+    **dict.fromkeys(TRAINING_AXES, "that measure a score"),
+}
+
+
+def _has_axis(sweep: dict[str, Any], axis: str) -> bool:
+    if axis in OPERATOR_AXES:
+        return bool(sweep.get("level", "operator") == "operator")
+    if axis == "task":
+        return "task" in sweep["matrix"]
+    return axis not in TRAINING_AXES or "score" in sweep.get("measure", ())
 
 
 def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any], suite: Suite) -> dict[str, Any] | None:
@@ -158,7 +172,7 @@ def _split(axis: str, value: object) -> list[Any]:
         return [one for item in value for one in _split(axis, item)]
     if not isinstance(value, str):
         return [value]
-    if axis in ("variant", "inputs"):
+    if axis in ("variant", "inputs", "task"):
         return _split_specs(value)
     return [word if ".." in word else parse_scalar(word) for word in (part.strip() for part in value.split(","))]
 
@@ -183,8 +197,7 @@ def _grids(suite: Suite, kind: str) -> Iterator[_Grid]:
             **getattr(suite.profiles, kind).given(),
             **getattr(sweep.profiles, kind).given(),
         }
-        if sweep.level != "operator":
-            axes = {axis: values for axis, values in axes.items() if axis not in OPERATOR_AXES}
+        axes = {axis: values for axis, values in axes.items() if _takes(sweep, axis)}
         axes = {**axes, **{axis: values for axis, values in _DEFAULTS.items() if axis not in axes}}
         excludes = [
             row
@@ -197,12 +210,22 @@ def _grids(suite: Suite, kind: str) -> Iterator[_Grid]:
                 yield _Grid(index, sweep, {**axes, **values}, [])
 
 
+def _takes(sweep: Sweep, axis: str) -> bool:
+    """Whether a value that a profile gives the axis means anything in this sweep."""
+    if axis in OPERATOR_AXES:
+        return sweep.level == "operator"
+    if axis == "task":
+        return sweep.level == "model"
+    return axis not in TRAINING_AXES or "score" in sweep.measure
+
+
 def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
     sweep, order, measures = grid.sweep, list(grid.axes), grid.sweep.measures
     size = None
     if sweep.level == "model":
         given = sweep.model.model_dump() if sweep.model else {}
         size = ModelSize(**given)
+    trainings = _trainings(sweep, grid.axes["learning_rate"])
     rows = [row.tests() for row in grid.excludes]
     met = [
         [-1 if axis == "kv_len" else _rows_met(rows, axis, value) for value in values]
@@ -223,7 +246,7 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
             except UsageError as error:
                 where = ("sweeps", grid.index, "matrix")
                 raise suite.origin.error(where, f"{error}; or exclude these cells") from None
-        variant, dtype, inputs, seed, compile_, padding = others_of(chosen)
+        variant, dtype, inputs, seed, compile_, padding, task, rate = others_of(chosen)
         yield Cell(
             suite=suite.name,
             sweep=sweep.name,
@@ -240,11 +263,24 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
             error_draws=sweep.error_draws,
             compile=compile_,
             padding=padding,
+            task=task,
+            training=trainings.get(rate),
         )
 
 
+def _trainings(sweep: Sweep, rates: list[float]) -> dict[float, Training]:
+    """By learning rate; none where no score is measured."""
+    if "score" not in sweep.measure:
+        return {}
+    rules = sweep.training or Rules()
+    given = rules.model_dump(exclude={"pretrain", "pretrain_steps"})
+    given["pretrain_steps"] = (rules.pretrain_steps or rules.steps) if rules.pretrain == "masked" else 0
+    protocol: Literal["fixed", "sweep"] = "sweep" if len(set(rates)) > 1 else "fixed"
+    return {rate: Training(learning_rate=rate, protocol=protocol, **given) for rate in rates}
+
+
 _SIZES = ("batch", "heads", "seq_len", "head_dim", "kv_len", "causal", "bias")
-_OTHERS = ("variant", "dtype", "inputs", "seed", "compile", "padding")
+_OTHERS = ("variant", "dtype", "inputs", "seed", "compile", "padding", "task", "learning_rate")
 
 
 def _rows_met(rows: list[dict[str, list[Test]]], axis: str, value: object) -> int:

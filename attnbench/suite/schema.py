@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from attnbench.cell import Level, Measure, Pass
+from attnbench.cell import Level, Measure, Pass, Positions
 from attnbench.errors import did_you_mean
 from attnbench.suite import axes
 from attnbench.suite.document import write_document
@@ -26,6 +26,9 @@ from attnbench.suite.messages import Origin, Place, explain, pick, shown, wrong
 
 OPERATOR_AXES = ("kv_len", "inputs")
 """Axes that say where q, k and v come from, which only the operator level takes from outside."""
+
+TRAINING_AXES = ("learning_rate",)
+"""Axes of a training, which only a sweep that measures a score has."""
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
@@ -82,6 +85,8 @@ class Axes(_Strict):
     compile: axes.Flags = Field(default=[], description="by torch.compile, all of it or nothing")
     padding: axes.Shares = Field(default=[], description="share of the batch's tokens that are padding: 0, 0.5")
     inputs: axes.Inputs = Field(default=[], description="where q, k and v come from (operator level only)")
+    task: axes.Tasks = Field(default=[], description="what the model reads and answers (model level only)")
+    learning_rate: axes.Rates = Field(default=[], description="several: the best one counts (measure: score only)")
     seed: axes.Seeds = Field(default=[], description="seed of inputs, random projections and initial weights")
 
     def given(self) -> dict[str, list[Any]]:
@@ -112,7 +117,27 @@ class Size(_Strict):
 
     layers: int = Field(default=4, ge=1, le=1000, description="encoder layers")
     ffn: int = Field(default=1024, ge=1, le=2**20, description="width of the feed-forward layer")
-    vocab: int = Field(default=256, ge=1, le=2**24, description="number of tokens")
+    vocab: int = Field(default=256, ge=1, le=2**24, description="number of tokens, where no task says it")
+    positions: Positions = Field(default="learned", description="start of the position embedding: noise, or sinusoid")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of numbers dropped behind each layer")
+
+
+class Rules(_Strict):
+    """How a model is trained to be scored."""
+
+    steps: int = Field(default=300, ge=1, le=10**7, description="of training; the weights after the last one count")
+    warm_up: float = Field(default=0.1, ge=0, le=1, description="share of the steps in which the rate rises")
+    weight_decay: float = Field(default=0.01, ge=0, le=10, description="of AdamW")
+    sweep_seeds: int = Field(default=2, ge=1, le=100, description="seeds with which each of several rates is tried")
+    pretrain: Literal["none", "masked"] = Field(default="none", description="first fill in masked tokens of the task")
+    pretrain_steps: int | None = Field(default=None, ge=1, le=10**7, description="default: as many as steps")
+    evaluations: int = Field(default=6, ge=1, le=1000, description="points of the learning curve")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.pretrain_steps is not None and self.pretrain == "none":
+            wrong("'pretrain_steps' does nothing without pretrain: masked; remove it", "pretrain_steps")
+        return self
 
 
 def _as_list(value: object) -> object:
@@ -126,9 +151,12 @@ class Sweep(_Strict):
     level: Level = Field(default="operator", description="attention alone, with its projections, or a whole encoder")
     pass_: Pass = Field(default="forward", alias="pass", description="training is forward and backward together")
     measure: Annotated[list[Measure], BeforeValidator(_as_list)] = Field(
-        default=["time", "memory"], min_length=1, description="time, memory, error (operator level only)"
+        default=["time", "memory"],
+        min_length=1,
+        description="time, memory, error (operator level only), score (by training)",
     )
     model: Size | None = Field(default=None, description="the encoder (model level only)")
+    training: Rules | None = Field(default=None, description="how it is trained (measure: score only)")
     error_draws: int = Field(default=5, ge=1, le=1000, description="inputs and projections drawn for one error")
     matrix: Matrix
     profiles: Profiles = Field(default=Profiles(), description="after those of the suite")
@@ -145,12 +173,32 @@ class Sweep(_Strict):
             wrong("'error_draws' does nothing without measure: [error]; remove it", "error_draws")
         if self.model is not None and self.level != "model":
             wrong(f"'model' does nothing at level {self.level}; remove it or write level: model", "model")
+        self._check_training()
         for axis in OPERATOR_AXES:
             if self.level != "operator" and getattr(self.matrix, axis):
                 wrong(
                     f"{axis!r} does nothing at level {self.level}; remove it or write level: operator", "matrix", axis
                 )
         return self
+
+    def _check_training(self) -> None:
+        scored = "score" in self.measure
+        if scored and (self.level != "model" or self.pass_ != "training"):
+            wrong("'score' is measured by training a model; write level: model and pass: training", "measure")
+        if scored and set(self.measure) != {"score"}:
+            wrong("'score' stands alone: what trains is not timed; put the rest into a sweep of its own", "measure")
+        if scored and not self.matrix.task:
+            wrong("'score' needs a task; write task: recall, say ('attnbench list tasks')", "matrix")
+        if self.training is not None and not scored:
+            wrong("'training' does nothing without measure: score; remove it", "training")
+        if self.matrix.task and self.level != "model":
+            wrong(f"'task' does nothing at level {self.level}; remove it or write level: model", "matrix", "task")
+        if self.matrix.learning_rate and not scored:
+            wrong("'learning_rate' does nothing without measure: score; remove it", "matrix", "learning_rate")
+        if self.matrix.padding and scored:
+            wrong("'padding' does nothing to a task, which has its own; remove it", "matrix", "padding")
+        if self.matrix.task and self.model is not None and self.model.data.get("vocab") is not None:
+            wrong("'vocab' does nothing with a task, which has its own; remove it", "model", "vocab")
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -181,6 +229,8 @@ class Exclude(_Strict):
     compile: axes.FlagTests = Field(default=[])
     padding: axes.ShareTests = Field(default=[])
     inputs: axes.InputTests = Field(default=[])
+    task: axes.TaskTests = Field(default=[])
+    learning_rate: axes.RateTests = Field(default=[])
     seed: axes.NumberTests = Field(default=[])
 
     @model_validator(mode="after")
@@ -278,6 +328,8 @@ def _unknown_key(place: Place) -> str:
             model = Matrix
         case [*_, "model"]:
             model = Size
+        case [*_, "training"]:
+            model = Rules
         case [*_, "profiles"]:
             model = Profiles
         case [*_, "profiles", _]:

@@ -2,51 +2,64 @@
 
 from __future__ import annotations
 
-import io
-import pickle
+import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
 
 from attnbench.files import replace_file
 
 FORMAT = 1
+_ABOUT = "attnbench"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Tensors by name, and the rest as plain data."""
+
+    tensors: Mapping[str, Tensor]
+    about: Mapping[str, Any]
 
 
 class Checkpoint:
-    """One file, replaced as a whole. It belongs to one cell, one torch, one state of the data."""
+    """One safetensors file, replaced as a whole. It belongs to one cell, one torch, one state of the data."""
 
     def __init__(self, path: Path, owner: Mapping[str, str]) -> None:
         self.path, self._owner = path, {**owner, "torch": torch.__version__, "format": str(FORMAT)}
         self.trouble = ""
         """Why it could not be written or read, for the row."""
 
-    def save(self, state: Mapping[str, Any]) -> None:
+    def save(self, state: State) -> None:
         """A full disk costs the checkpoint, and not the training."""
+        about = json.dumps({"owner": self._owner, **state.about})
         try:
-            content = io.BytesIO()
-            torch.save({"owner": self._owner, **state}, content)
             self.path.parent.mkdir(exist_ok=True)
-            replace_file(self.path, content.getvalue())
+            replace_file(self.path, save({n: t.contiguous() for n, t in state.tensors.items()}, {_ABOUT: about}))
         except OSError as error:
             self.trouble = f"no checkpoint could be written: {error.strerror}"
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self) -> State | None:
         """None where there is none that fits, which then is as if there were none."""
         if not self.path.is_file():
             return None
         try:
-            # Tensors, numbers and text only: a file of somebody else runs no code.
-            state: dict[str, Any] = torch.load(self.path, weights_only=True)
-            fits = state["owner"] == self._owner
-        except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError):
+            with safe_open(self.path, framework="pt") as file:
+                about = json.loads(file.metadata()[_ABOUT])
+                owner = about.pop("owner")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dictionary
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError):
             self.trouble = "its checkpoint was damaged, so it began anew"
             return None
-        return state if fits else None
+        return State(tensors, about) if owner == self._owner else None
 
     def remove(self) -> None:
+        """Once the row is there, nobody needs it."""
         with suppress(OSError):
             self.path.unlink()

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 
 from attnbench.cell import Training
 from attnbench.task import Examples, Task, stream_seed
 from attnbench.training.accuracy import answer, cross_entropy
-from attnbench.training.checkpoint import Checkpoint
+from attnbench.training.checkpoint import Checkpoint, State
 
 BETAS = (0.9, 0.98)
 CLIPPED_TO = 1.0
@@ -112,26 +111,27 @@ def train(
     steps = rules.steps if steps is None else steps
     loss = loss or answers_loss(device)
     optimizer = AdamW(model.parameters(), lr=rules.learning_rate, betas=BETAS, weight_decay=rules.weight_decay)
-    rate = LambdaLR(optimizer, lambda step: share_of_rate(step, steps, rules.warm_up))
     course = Course()
     with _random_numbers(stream_seed("dropout", stream, seed), device):
         if checkpoint is not None and (state := checkpoint.load()) is not None:
-            course = _restored(state, model, optimizer, rate, device)
-            restore(state["extra"])
+            course = _restored(state, model, optimizer, device)
+            restore(state.about["extra"])
         due = {round(steps * (k + 1) / rules.evaluations) for k in range(rules.evaluations)} if evaluate else set()
         model.train()
         told = put_aside = time.monotonic()
         while course.step < steps:
             examples = task.batch(seed, course.step, batch)
             on_batch(examples)
+            rate = rules.learning_rate * share_of_rate(course.step, steps, rules.warm_up)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
             began = _now(device)
             value = loss(model, examples, course.step)
             optimizer.zero_grad()
             value.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
             nn.utils.clip_grad_norm_(model.parameters(), CLIPPED_TO)
             optimizer.step()
-            rate.step()
-            number = float(value)
+            number = float(value.detach())
             course.train_s += _now(device) - began
             course.step += 1
             if not math.isfinite(number):
@@ -140,7 +140,7 @@ def train(
             if course.step > (1 - _LAST) * steps:
                 course.last_losses.append(number)
             if course.step in due:
-                course.points.append(_evaluated(model, task, batch, course, optimizer, device))
+                course.points.append(_evaluated(model, task, batch, course, rate, device))
                 course.losses = []
                 model.train()
             now = time.monotonic()
@@ -149,7 +149,7 @@ def train(
                 tell(course.step)
             if checkpoint is not None and now - put_aside >= _PUT_ASIDE and course.step < steps:
                 put_aside = now
-                checkpoint.save(_state(course, model, optimizer, rate, device, extra()))
+                checkpoint.save(_state(course, model, optimizer, device, extra()))
     model.eval()
     return course
 
@@ -162,7 +162,7 @@ def share_of_rate(step: int, steps: int, warm_up: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))
 
 
-def _evaluated(model: nn.Module, task: Task, batch: int, course: Course, optimizer: AdamW, device: str) -> Point:
+def _evaluated(model: nn.Module, task: Task, batch: int, course: Course, rate: float, device: str) -> Point:
     model.eval()
     found = answer(model, task.held_out("validation", batch), device)
     return Point(
@@ -170,7 +170,7 @@ def _evaluated(model: nn.Module, task: Task, batch: int, course: Course, optimiz
         train_loss=sum(course.losses) / max(1, len(course.losses)),
         val_score=found.accuracy,
         val_loss=found.loss,
-        learning_rate=float(optimizer.param_groups[0]["lr"]),
+        learning_rate=rate,
         cpu_s=course.train_s,
     )
 
@@ -191,29 +191,30 @@ def _random_numbers(seed: int, device: str) -> Iterator[None]:
         yield
 
 
-def _state(
-    course: Course, model: nn.Module, optimizer: AdamW, rate: LambdaLR, device: str, extra: dict[str, Any]
-) -> dict[str, Any]:
-    random = {"cpu": torch.get_rng_state()}
+def _state(course: Course, model: nn.Module, optimizer: AdamW, device: str, extra: dict[str, Any]) -> State:
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for place, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{place}.{name}": tensor for name, tensor in moments.items()}
+    tensors["random.cpu"] = torch.get_rng_state()
     if device.startswith("cuda"):
-        random["cuda"] = torch.cuda.get_rng_state(torch.device(device))
-    return {
-        "course": asdict(course),
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "rate": {name: value for name, value in rate.state_dict().items() if name != "lr_lambdas"},
-        "random": random,
-        "extra": extra,
-    }
+        tensors["random.cuda"] = torch.cuda.get_rng_state(torch.device(device))
+    return State(tensors, {"course": asdict(course), "extra": extra})
 
 
-def _restored(state: dict[str, Any], model: nn.Module, optimizer: AdamW, rate: LambdaLR, device: str) -> Course:
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    rate.load_state_dict({**state["rate"], "lr_lambdas": [None]})
-    torch.set_rng_state(state["random"]["cpu"])
+def _restored(state: State, model: nn.Module, optimizer: AdamW, device: str) -> Course:
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "random": {}}
+    for name, tensor in state.tensors.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor
+    model.load_state_dict(parts["model"])
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in parts["optimizer"].items():
+        place, _, what = name.partition(".")
+        moments.setdefault(int(place), {})[what] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+    torch.set_rng_state(parts["random"]["cpu"])
     if device.startswith("cuda"):
-        torch.cuda.set_rng_state(state["random"]["cuda"], torch.device(device))
-    course = Course(**state["course"])
-    course.points = [Point(**point) for point in state["course"]["points"]]
+        torch.cuda.set_rng_state(parts["random"]["cuda"], torch.device(device))
+    course = Course(**state.about["course"])
+    course.points = [Point(**point) for point in state.about["course"]["points"]]
     return course

@@ -329,7 +329,7 @@ def test_the_seed_can_be_set() -> None:
             "zzz",
             "1",
             "unknown axis 'zzz'; write variant, seq_len, kv_len, heads, head_dim, batch, dtype, causal, bias, "
-            "compile, padding, inputs or seed",
+            "compile, padding, inputs, task, learning_rate or seed",
         ),
         ("variant", "perfomer", "--set variant: unknown variant 'perfomer'; did you mean 'performer'?"),
         ("variant", "", "--set variant: '' is not a name; write at most 64 letters, digits, '.', '_' and '-'"),
