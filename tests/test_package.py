@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-MODULE = {"pyyaml": "yaml"}
+MODULE = {"pyyaml": "yaml", "pillow": "pil"}
 COMES_WITH_ANOTHER = {"triton", "pydantic_core"}  # torch for CUDA brings the first, pydantic the second
 description = runpy.run_path(str(HERE / "setup.py"))["description"]
 oldest = runpy.run_path(str(HERE / "tests/oldest.py"))["oldest"]

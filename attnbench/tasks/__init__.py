@@ -4,5 +4,16 @@ from __future__ import annotations
 
 from importlib import import_module
 
-for _name in ("recall", "mqar", "copy", "duplication", "listops_task", "digits"):
+for _name in (
+    "recall",
+    "mqar",
+    "copy",
+    "duplication",
+    "listops_task",
+    "digits",
+    "text",
+    "image",
+    "retrieval",
+    "pathfinder",
+):
     import_module(f"{__name__}.{_name}")

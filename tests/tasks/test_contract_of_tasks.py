@@ -30,6 +30,10 @@ SETTINGS = {
         (40, False, "listops:folder=listops-1000"),
     ],
     "digits": [(64, False, "digits")],
+    "text": [(50, False, "text:folder=aclImdb")],
+    "image": [(1024, False, "image:folder=cifar-10-batches-bin")],
+    "retrieval": [(50, False, "retrieval:folder=tsv_data")],
+    "pathfinder": [(1024, False, "pathfinder:folder=pathfinder32")],
 }
 """Length, causal and options of each shipped task."""
 
