@@ -136,19 +136,21 @@ def new_page(
     width: float = 8.0,
     height: float = 6.0,
     room: float = 0.0,
+    most: int = 9,
 ) -> Page:
     """Start a figure: title, grey subtitle and footnotes, wrapped to the width.
 
     Args:
         width, height: inches; the page grows in height where heading and notes would leave less than ``room``. A
             column has its own width, and no height but what it needs.
+        most: lines of footnotes on a page.
     """
     if narrow():
         width, height = COLUMN, 0.0
     inside = width - 2 * _MARGIN
     head = [line for text in subtitle for line in wrap(text, inside, TEXT_SIZE)]
     foot = [line for text in notes for line in wrap(text, inside, SMALL_SIZE)]
-    most = 24 if narrow() else 9
+    most = max(24, 2 * most) if narrow() else most
     if len(foot) > most:
         more = f"… and {len(foot) - most + 1} more lines; results.csv has every row and its reason"
         foot = [*foot[: most - 1], *wrap(more, inside, SMALL_SIZE)]

@@ -89,8 +89,19 @@ def restrict(frame: pd.DataFrame, only: Mapping[str, object]) -> pd.DataFrame:
 
 
 def timed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the sweeps that measured time or memory, and of those that came to nothing."""
-    return _of_sweeps(frame, ["time_median_s", "peak_bytes"], or_empty=True)
+    """Rows of the sweeps that measured time or memory, and of those that came to nothing; no trainings for a score."""
+    check_columns(frame)
+    return _of_sweeps(frame[~_is_training(frame)], ["time_median_s", "peak_bytes"], or_empty=True)
+
+
+def scored(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of trainings for a score, failed ones as well."""
+    check_columns(frame)
+    return _marked(frame[_is_training(frame) | frame["score"].notna()])
+
+
+def _is_training(frame: pd.DataFrame) -> pd.Series[bool]:
+    return frame["protocol"].notna() & (frame["protocol"] != "")
 
 
 def compared(frame: pd.DataFrame, column: str = "rel_error") -> pd.DataFrame:

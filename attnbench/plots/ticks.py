@@ -76,6 +76,12 @@ def padded(
     return math.exp(max(low - extra, -700)), math.exp(min(high + extra, 700))
 
 
+def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers between two others."""
+    ticks = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return [float(tick) for tick in ticks if low <= tick <= high]
+
+
 def _apart(ax: Axes, ticks: Sequence[float], limits: tuple[float, float], text: Callable[[float], str]) -> list[float]:
     """Those of the ticks, from the left, whose names do not touch the one before."""
     figure = ax.get_figure(root=True)

@@ -1,0 +1,191 @@
+"""Scores by training as the figures show them: problems, each with a summary of every label, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from attnbench.plots.captions import difference as told_apart
+from attnbench.plots.captions import failures, in_words, where
+from attnbench.plots.setting import RUN, scored
+from attnbench.scores import MEAN, NO_MIXING, REFERENCE, Summary, floor_of, over_tasks, summary
+from attnbench.status import Status
+from attnbench.trained import SAME_MODEL, Choice, Setting, choose, trained
+
+_MOST = 12
+"""Notes on rates that a caption holds."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One task and one way of training on it; or the mean over the tasks of one model."""
+
+    task: str
+    setting: Mapping[str, object]
+    """Columns in which its trainings agree, with their values."""
+    parts: tuple[Summary, ...]
+    """One for each label with a score, the best mean first."""
+    choices: tuple[Choice, ...] = ()
+    name: str = ""
+    """What tells it from the other problems, in words; empty where it is the task alone."""
+    short: str = ""
+    """The task without its options, where no other task has that name."""
+
+    @property
+    def heading(self) -> str:
+        return " · ".join(part for part in (self.short or self.task or "task not known", self.name) if part)
+
+    @property
+    def floor(self) -> float | None:
+        """What a score must lie above to show that tokens were mixed."""
+        return floor_of(self.parts)
+
+    @property
+    def chance(self) -> float | None:
+        return next((one.chance for one in self.parts if one.chance is not None), None)
+
+    def of(self, variant: str) -> Summary | None:
+        """The summary of a variant, that without options before others."""
+        found = [one for one in self.parts if one.variant == variant]
+        return min(found, key=lambda one: (one.label != variant, one.label), default=None)
+
+    @property
+    def reference(self) -> Summary | None:
+        return self.of(REFERENCE)
+
+    @property
+    def no_mixing(self) -> Summary | None:
+        return self.of(NO_MIXING)
+
+
+def problems(frame: pd.DataFrame) -> list[Problem]:
+    """The problems of a table in the order of its rows, those with most labels first among those of one task.
+
+    Args:
+        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
+    """
+    rows = scored(frame)
+    also = [RUN] if RUN in rows else []
+    found: dict[tuple[str, Setting], list[Choice]] = {}
+    for choice in choose(trained(_mappings(rows), also_alike=also)):
+        found.setdefault(choice.problem, []).append(choice)
+    made = [_problem(task, dict(setting), choices) for (task, setting), choices in found.items()]
+    tasks = list(dict.fromkeys(one.task for one in made))
+    made.sort(key=lambda one: (tasks.index(one.task), -len(one.parts)))
+    return [one for one in _named(made) if one.parts or one.choices]
+
+
+def _mappings(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
+
+
+def _problem(task: str, setting: Mapping[str, object], choices: Sequence[Choice]) -> Problem:
+    parts = [part for one in choices if (part := summary(one))]
+    return Problem(task, setting, _best_first(parts), tuple(choices))
+
+
+def _best_first(parts: Sequence[Summary]) -> tuple[Summary, ...]:
+    return tuple(sorted(parts, key=lambda one: (-one.over_seeds.mean, one.label)))
+
+
+def _named(found: Sequence[Problem]) -> list[Problem]:
+    if not found:
+        return []
+    names = told_apart(pd.DataFrame([{"task": one.task, **one.setting} for one in found]).drop(columns="task"))
+    tasks = {one.task for one in found}
+    bare = [task.partition(":")[0] for task in tasks]
+    short = {task: name for task in tasks if bare.count(name := task.partition(":")[0]) == 1}
+    return [replace(one, name=said, short=short.get(one.task, "")) for one, (said, _) in zip(found, names, strict=True)]
+
+
+def hidden_options(found: Sequence[Problem]) -> str:
+    """The options of tasks that headings leave out, in a line."""
+    tasks = [task for task in dict.fromkeys(one.task for one in found if one.short) if ":" in task]
+    return f"Tasks: {'; '.join(tasks)}." if tasks else ""
+
+
+def means(found: Sequence[Problem]) -> list[Problem]:
+    """For each model with several tasks, each trained in one way only, the mean over them of the labels with all."""
+    models: dict[tuple[object, ...], list[Problem]] = {}
+    for one in found:
+        if one.parts:
+            same = (*SAME_MODEL, "protocol", "pretrain_steps", RUN)
+            models.setdefault(tuple(one.setting.get(name) for name in same), []).append(one)
+    made = []
+    for of_model in models.values():
+        if len(of_model) < 2 or len({one.task for one in of_model}) < len(of_model):
+            continue
+        tables = [{part.label: part for part in one.parts} for one in of_model]
+        labels = [label for label in tables[0] if all(label in table for table in tables)]
+        parts = [mean for label in labels if (mean := over_tasks([table[label] for table in tables]))]
+        if parts:
+            made.append(Problem(MEAN, of_model[0].setting, _best_first(parts)))
+    return _named(made)
+
+
+def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
+    """Lines for a subtitle: the model and how it was trained, then on what, as far as all problems share it."""
+    table = pd.DataFrame([one.setting for one in found])
+    same = {str(name): table[name].iloc[0] for name in table if table[name].nunique(dropna=False) == 1}
+    rows = scored(frame)
+
+    def said(*names: str) -> list[str]:
+        return [in_words(name, same[name]) for name in names if name in same and same[name] is not None]
+
+    heads = f"{in_words('heads', same['heads'])} × {same['head_dim']}" if {"heads", "head_dim"} <= same.keys() else ""
+    model = [
+        *said("layers"),
+        heads or " · ".join(said("heads", "head_dim")),
+        *said("ffn"),
+        *said("seq_len", "batch", "dtype"),
+    ]
+    suites = list(dict.fromkeys(rows["suite"]))
+    first = [suites[0] if len(suites) == 1 else "", "encoder", *model, *said("positions"), *said("causal")]
+    rates = sorted({float(rate) for rate in rows["learning_rate"].dropna()})
+    sweep = {one.setting.get("protocol") for one in found} == {"sweep"}
+    rate = ", ".join(f"{one:g}" for one in rates)
+    how = f"of the rates {rate} the best by mean validation score" if sweep and len(rates) > 1 else f"rate {rate}"
+    most = max((len(part.by_seed) for one in found for part in one.parts), default=0)
+    seeds = f"{most} seed{'s' * (most != 1)}" if most else ""
+    second = [*said("steps"), how * bool(rates), "protocol sweep" if sweep else "protocol fixed", seeds]
+    if same.get("pretrain_steps"):
+        second.append(in_words("pretrain_steps", same["pretrain_steps"]))
+    where_ = where(rows, None)
+    return [" · ".join(part for part in line if part) for line in (first, second)] + where_[1:]
+
+
+def left_out(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
+    """Labels without a score, with the reason, and what is to be said of the rates and of failed trainings."""
+    rows = scored(frame)
+    lines = []
+    for one in found:
+        none = {choice.label for choice in one.choices} - {part.label for part in one.parts}
+        here = rows[(rows["task"] == one.task) & rows["label"].isin(none) & (rows["status"] != Status.OK)]
+        lines += [f"No score on {one.heading} — {line}" for line in failures(here, at_n=False)]
+    lines = _once(lines, [one.heading for one in found])
+    notes: dict[str, list[str]] = {}
+    for one in found:
+        scores = {part.label: part for part in one.parts}
+        for choice in one.choices:
+            part = scores.get(choice.label)
+            said = list(choice.notes)
+            if part and part.failed:
+                said.append(f"{part.failed} of {part.failed + len(part.by_seed)} seeds failed and do not count")
+            if said:
+                notes.setdefault(f"{choice.label} on {one.heading}", []).extend(said)
+    told = [f"{who}: {', '.join(said)}" for who, said in notes.items()]
+    more = [f"and {len(told) - _MOST} more"] if len(told) > _MOST else []
+    return [*lines, *([f"Rates — {'; '.join([*told[:_MOST], *more])}."] if told else [])]
+
+
+def _once(lines: Sequence[str], headings: Sequence[str]) -> list[str]:
+    """Lines that are the same for several tasks, with all of them."""
+    told: dict[str, list[str]] = {}
+    for line in lines:
+        start, _, rest = line.partition(" — ")
+        told.setdefault(rest, []).append(start.removeprefix("No score on "))
+    every = len(headings)
+    return [f"No score{'' if len(on) == every else ' on ' + ', '.join(on)} — {rest}" for rest, on in told.items()]
