@@ -21,9 +21,10 @@ from attnbench.journal import GONE, Journal
 from attnbench.lock import held
 from attnbench.record import READABLE, SCHEMA_VERSION, SEAL, Record, one_line
 from attnbench.table import altered_lines, csv_text, read_table
-from attnbench.verify import are_samples, checked, foreign_to_run, foreign_to_samples
+from attnbench.verify import are_points, are_samples, checked, foreign_to_run, foreign_to_samples
 
 RECORDS, SAMPLES, FAILURES, TABLE = "records.jsonl", "samples.jsonl", "failures.jsonl", "results.csv"
+CURVES, CHECKPOINTS = "curves.jsonl", "checkpoints"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
 _SAMPLE_KEYS = {"cell_id", "round", "first_call_s", "stopped", "samples"}
 """Of a line of samples in schema 1."""
@@ -43,7 +44,7 @@ class RunFolder:
         self.path = path
         self.repairs: list[str] = []
         """What opening or reading the folder had to mend, for people."""
-        self._journals = {name: Journal(path / name) for name in (RECORDS, SAMPLES, FAILURES)}
+        self._journals = {name: Journal(path / name) for name in (RECORDS, SAMPLES, FAILURES, CURVES)}
         self._opened: os.stat_result | None = None
         self._csv_written = 0.0
 
@@ -146,13 +147,18 @@ class RunFolder:
         samples: dict[str, Any] | None = None,
         failure: Record | None = None,
         stderr: Sequence[str] = (),
+        points: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Store one cell's row, the raw samples behind it and, where a visit failed, how and the end of its stderr."""
+        """Store one cell's row, the raw samples or the learning curve behind it and, where a visit failed, how and the
+        end of its stderr.
+        """
         if failure and stderr:
             names = ("cell_id", "label", "seq_len", "status", "reason")
             self.append(FAILURES, [{name: getattr(failure, name) for name in names} | {"stderr": list(stderr)}])
         if samples is not None:
             self.append(SAMPLES, [samples])
+        if points:
+            self.append(CURVES, [{"cell_id": record.cell_id, "points": list(points)}])
         (record.seal,) = self.append(RECORDS, [record.to_json()])
 
     def history(self) -> list[Record]:
@@ -200,6 +206,15 @@ class RunFolder:
                 raise CorruptResults(f"{place}: not samples of one round")
             cells.setdefault(row["cell_id"], {})[row["round"]] = row["samples"]
         return cells
+
+    def curves(self) -> dict[str, list[dict[str, Any]]]:
+        """The learning curve of each cell that was trained, by cell; of one trained twice the last."""
+        curves: dict[str, list[dict[str, Any]]] = {}
+        for number, row in enumerate(self._rows(CURVES), start=1):
+            if not isinstance(row.get("cell_id"), str) or not are_points(row.get("points")):
+                raise CorruptResults(f"{self.path / CURVES}:{number}: not a learning curve")
+            curves[row["cell_id"]] = row["points"]
+        return curves
 
     def without_samples(self, records: Iterable[Record]) -> list[Record]:
         """Those of ``records`` that hold a time, but not the samples of each of its rounds.

@@ -15,7 +15,7 @@ from attnbench.cell import Cell
 from attnbench.record import Record, one_line
 from attnbench.status import Status
 
-_MAY_BE_NEGATIVE = ("cosine", "score")
+_MAY_BE_NEGATIVE = ("cosine",)
 _OF_THE_REGISTRY = ["options", "family", "target", "cost", "claimed_time_exponent", "claimed_memory_exponent", "inputs"]
 """Columns of the identity that depend on which variants and inputs are installed."""
 _FIELDS = [field.name for field in dataclasses.fields(Record)]
@@ -56,6 +56,10 @@ def checked(record: Record) -> Record:
     for (low, below), (high, above) in itertools.pairwise(given):
         if low > high:
             raise ValueError(f"{below} is above {above}")
+    shares = ("score_low", "score", "score_high")
+    ends = [value for name in shares if (value := getattr(record, name)) is not None]
+    if ends != sorted(ends) or (ends and ends[-1] > 1):
+        raise ValueError(f"score is {record.score}, its interval {record.score_low} to {record.score_high}")
     if record.cosine is not None and abs(record.cosine) > 1.001:  # rounding may lead a little beyond 1
         raise ValueError(f"cosine is {record.cosine}, beyond 1")
     return record
@@ -72,13 +76,28 @@ def are_samples(value: object) -> bool:
     )
 
 
+def are_points(value: object) -> bool:
+    """Whether it is what a learning curve can be: rising steps, and finite numbers."""
+    return (
+        isinstance(value, list)
+        and all(
+            isinstance(one, dict)
+            and set(one) == {"step", "train_loss", "val_score", "val_loss", "learning_rate", "cpu_s"}
+            and type(one["step"]) is int
+            and all(type(number) in (int, float) and abs(number) <= sys.float_info.max for number in one.values())
+            for one in value
+        )
+        and all(before["step"] < after["step"] for before, after in itertools.pairwise(value))
+    )
+
+
 def foreign_to_run(record: Record, environment: Mapping[str, Any]) -> str:
     """In what a row differs from the run whose ``environment.json`` this is; empty where it does not."""
     machine = environment.get("environment")
     wanted = {
         "machine_id": environment.get("machine_id"),
         "torch_version": machine.get("torch") if isinstance(machine, dict) else None,
-        "threads": environment.get("threads"),
+        "threads": 1 if record.steps is not None and record.device == "cpu" else environment.get("threads"),
         "method_version": environment.get("method_version"),
     }
     return _difference(record, {name: value for name, value in wanted.items() if value is not None}, "this run")

@@ -11,6 +11,7 @@ from attnbench.suite.shipped import shipped_suites
 
 _PACKAGE = Path(__file__).parent.parent
 _REGISTERED = re.compile(r"\n@register(?:_input)?\(\s*\"([^\"]+)\"")  # ten times as fast as ^ on every line
+_TASK = re.compile(r"\n@register_task\(\s*\"([^\"]+)\"")
 _LAW = re.compile(r"\n@law\(\s*\"([^\"]+)\"")
 _AXIS = re.compile(r"\n    (\w+): axes\.")
 _BREAKS = (":", "=")
@@ -40,6 +41,11 @@ def axes(incomplete: str) -> list[str]:
         return [f"{axis}={spec}" for spec in _with_options(of_specs[axis], value)] if axis in of_specs else []
 
     return _rest(incomplete, whole)
+
+
+def tasks(incomplete: str) -> list[str]:
+    """Shipped tasks that begin so."""
+    return [name for name in _found(_TASK, "tasks/*.py") if name.startswith(incomplete)]
 
 
 def suites(incomplete: str) -> list[str]:

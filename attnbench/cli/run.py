@@ -178,6 +178,8 @@ def _measure(plan: Plan, worker: Worker, *, as_json: bool) -> None:
 
 def _print_records(records: list[Record]) -> None:
     """One table a sweep: the longest length of every variant; how the others ended stands in the CSV."""
+    trainings = [record for record in records if record.steps is not None]
+    records = [record for record in records if record.steps is None]
     for sweep in dict.fromkeys(record.sweep for record in records):
         mine = [record for record in records if record.sweep == sweep]
         longest = max((r.seq_len for r in mine if r.status == "ok"), default=max(r.seq_len for r in mine))
@@ -198,12 +200,24 @@ def _print_records(records: list[Record]) -> None:
             right=["time", "±", "examples/s", "peak", "state", "error"],
             title=title,
         )
+    if trainings:
+        from attnbench.cli.score_tables import print_scores
+
+        print_scores(trainings, {record.label: console.name_text(record) for record in trainings})
     console.error_notes({record.error_kind for record in records})
-    console.own_form_note(record.own_form for record in records)
+    console.own_form_note(record.own_form for record in [*records, *trainings])
 
 
 _AXES = ("batch", "heads", "head_dim", "kv_len", "causal", "bias", "compile", "padding", "dtype", "inputs", "seed")
 """Shown where they differ between the rows of one table."""
+
+
+def _axis_text(record: Record, axis: str) -> str:
+    if axis == "inputs" and record.task is not None:
+        from attnbench.cli.score_tables import short_task
+
+        return short_task(record.inputs)
+    return str(getattr(record, axis))
 
 
 def _result_row(record: Record, axes: list[str]) -> list[str]:
@@ -214,7 +228,7 @@ def _result_row(record: Record, axes: list[str]) -> list[str]:
     rate = "-" if record.examples_per_s is None else f"{record.examples_per_s:.3g}"
     return [
         console.name_text(record),
-        *(str(getattr(record, axis)) for axis in axes),
+        *(_axis_text(record, axis) for axis in axes),
         format_seconds(record.time_median_s),
         spread,
         rate,

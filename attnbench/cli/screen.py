@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench.cli import console
 from attnbench.run.runner import Watcher
@@ -27,6 +27,9 @@ class Screen(Watcher):
         self._bar = bar
         axes = varying(plan.cells)
         self._names = {cell.cell_id: name(cell, axes) for cell in plan.cells}
+        self._done = 0
+        self._parts: dict[str, float] = {}
+        """Of the trainings that go on: the share of their steps that is done."""
 
     def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
         self.folder = folder
@@ -37,8 +40,18 @@ class Screen(Watcher):
     def visiting(self, cell: Cell) -> None:
         self._bar.update(self._bar.task_ids[0], description=self._names[cell.cell_id])
 
+    def trained(self, cell: Cell, step: int, steps: int) -> None:
+        self._parts[cell.cell_id] = step / steps
+        self._show(f"{self._names[cell.cell_id]}: step {step} of {steps}")
+
+    def _show(self, description: str | None = None) -> None:
+        told: dict[str, Any] = {} if description is None else {"description": description}
+        self._bar.update(self._bar.task_ids[0], completed=self._done + sum(self._parts.values()), **told)
+
     def visited(self, record: Record) -> None:
-        self._bar.advance(self._bar.task_ids[0])
+        self._parts.pop(record.cell_id, None)
+        self._done += 1
+        self._show()
         if record.status not in ("ok", "unsupported"):
             console.note(f"{self._names[record.cell_id]}: {record.status}: {record.reason}")
 

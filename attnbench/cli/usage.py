@@ -24,6 +24,7 @@ COMMANDS = {
     "run": Command("Measure a suite, or resume a run.", "run quick", "a suite"),
     "plot": Command("Draw the figures of a run.", "plot results"),
     "compare": Command("Time variants in turn; find crossovers.", "compare softmax performer", "two variants or more"),
+    "score": Command("Train variants on a task.", "score performer linear", "a variant"),
     "check": Command("Hold variants to formula and claims.", "check performer"),
     "list": Command("List variants, suites or inputs.", "list suites"),
     "show": Command("Show paper, formula, cost and options.", "show performer", "a variant or an input"),

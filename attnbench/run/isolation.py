@@ -144,29 +144,36 @@ class Worker:
         return state
 
     def ask(
-        self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None
+        self,
+        request: dict[str, Any],
+        timeout: float,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+        told: Callable[[dict[str, Any]], None] = lambda progress: None,
     ) -> dict[str, Any]:
         """Send one request and wait for its answer; what it left running is ended.
 
         Args:
+            timeout: seconds without a word.
+            told: called with each word on how far it is.
             meanwhile: called as soon as the request is sent: a few milliseconds of it cost nothing, since the process
                 first builds what it is to measure.
 
         Raises:
-            CellFailed: no answer within ``timeout`` seconds, or the process died or lost its device; it is thrown away.
+            CellFailed: no word within ``timeout`` seconds, or the process died or lost its device; it is thrown away.
         """
         self.start()
         self._tail.clear()
         self._all_read.clear()
-        answer = self._exchange(request, timeout, meanwhile)
+        answer = self._exchange(request, timeout, meanwhile, told)
         if "failed" in answer:
             self.stop()
             status = Status.CRASH if answer.get("lost") else Status.ERROR
             raise CellFailed(status, one_line(answer["failed"]), self._tail)
         assert self._process is not None
         left = end_left_behind(self._process.pid)
-        told = [str(answer.pop("traces", "")), f"left {left} process{'es' * (left > 1)} behind" if left else ""]
-        self.traces = " and ".join(filter(None, told))
+        traces = [str(answer.pop("traces", "")), f"left {left} process{'es' * (left > 1)} behind" if left else ""]
+        self.traces = " and ".join(filter(None, traces))
         if self.traces:
             self.stop()
         return answer
@@ -177,7 +184,11 @@ class Worker:
         return list(self._tail)
 
     def _exchange(
-        self, request: dict[str, Any], timeout: float, meanwhile: Callable[[], None] = lambda: None
+        self,
+        request: dict[str, Any],
+        timeout: float,
+        meanwhile: Callable[[], None] = lambda: None,
+        told: Callable[[dict[str, Any]], None] = lambda progress: None,
     ) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
@@ -187,6 +198,15 @@ class Worker:
         except OSError:
             raise self._death() from None
         meanwhile()
+        while (answer := self._answer(timeout)).keys() == {"progress"}:
+            try:
+                told(answer["progress"])
+            except (KeyError, TypeError, ValueError):
+                raise self.garbage() from None
+        return answer
+
+    def _answer(self, timeout: float) -> dict[str, Any]:
+        """The next line of the process, which may be a word on how far it is."""
         try:
             line = self._wait(timeout)
         except queue.Empty:

@@ -7,6 +7,7 @@ from attnbench.errors import AttnbenchError, Unsupported, said
 from attnbench.measure.memory import out_of_memory
 from attnbench.record import one_line
 from attnbench.status import Status
+from attnbench.training.loop import Diverged
 from attnbench.units import format_bytes
 
 
@@ -22,7 +23,7 @@ def status_of(error: BaseException, memory_limit: int | None = None) -> tuple[St
     """
     if isinstance(error, Unsupported):
         return Status.UNSUPPORTED, one_line(str(error))
-    if isinstance(error, Nonfinite):
+    if isinstance(error, Nonfinite | Diverged):
         return Status.NONFINITE, one_line(str(error))
     short = out_of_memory(error)
     if short is not None:

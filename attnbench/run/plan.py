@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attnbench.cell import Cell
@@ -75,6 +75,8 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
     cells = expand(suite, device=device)
     if options.select:
         cells = choose(options.select, cells)
+    if options.quick:
+        cells = _first_trainings(cells)
     for inputs in dict.fromkeys(cell.inputs for cell in cells):
         look_at(inputs)
     settings = Settings(
@@ -95,3 +97,18 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         quick=options.quick,
     )
     return Plan(suite, cells, settings, rules, options)
+
+
+def _first_trainings(cells: list[Cell]) -> list[Cell]:
+    """Of the trainings of one thing the first: one seed, one learning rate, which then is fixed."""
+    kept, seen = [], set[Cell]()
+    for cell in cells:
+        if cell.training is None:
+            kept.append(cell)
+            continue
+        only = replace(cell.training, protocol="fixed")
+        group = replace(cell, seed=0, training=replace(only, learning_rate=0.0))
+        if group not in seen:
+            seen.add(group)
+            kept.append(replace(cell, training=only))
+    return kept

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.order import family, in_order
 from attnbench.run.plan import Plan
 from attnbench.run.resume import find_folder, new_folder, stored_rows
+from attnbench.run.trainings import Begun, Ended, Step, ask, at_chosen_rates, of_any, phases, run_all, threads_of
 from attnbench.status import STOPPING, Status
-from attnbench.store import RunFolder
+from attnbench.store import CHECKPOINTS, RunFolder
 from attnbench.verify import are_samples, checked, foreign_to_samples
 
 
@@ -41,6 +43,9 @@ class Watcher:
 
     def visiting(self, cell: Cell) -> None:
         """This cell runs now."""
+
+    def trained(self, cell: Cell, step: int, steps: int) -> None:
+        """So many of a training's steps are done."""
 
     def visited(self, record: Record) -> None:
         """Its row is stored."""
@@ -87,6 +92,8 @@ class _Outcome:
     stderr: Sequence[str] = ()
     killed: bool = False
     """From outside, as far as can be told."""
+    points: Sequence[dict[str, Any]] = ()
+    """The learning curve of a training."""
 
 
 class _Run:
@@ -114,9 +121,11 @@ class _Run:
     def go(self) -> list[Record]:
         visits = [self._due(round_) for round_ in range(self.rules.rounds)]
         # Later rounds visit the cells that turn out ok; all that are not known to fail are expected to.
-        expected = sum(len(due) for due in visits)
+        trainings, ahead = self._count_trainings()
+        expected = sum(len(due) for due in visits) + ahead
+        cells = sum(cell.training is None for cell in self.plan.cells) + trainings
         finished = sum(1 for cell in self.plan.cells if cell.cell_id in self.records)
-        self.watcher.begun(self.folder.path, cells=len(self.plan.cells), visits=expected, resumed=finished)
+        self.watcher.begun(self.folder.path, cells=cells, visits=expected, resumed=finished)
         about_cores = (load_warning(), *thread_warnings(self.plan.settings.threads))
         for note in (*self.folder.repairs, *self.notes, *about_cores, *self.state["process_notes"]):
             if note:
@@ -127,6 +136,8 @@ class _Run:
                     self._visit(cell, round_)
             self._store()
             self._hold_to_limits()
+            self._train(phases(self._trainings())[0])
+            self._train(at_chosen_rates(self._trainings(), self.records))
             self.folder.refuse_changes()
         except BaseException:
             with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
@@ -181,6 +192,8 @@ class _Run:
         due = []
         for cell in self.plan.cells:
             record = self.records.get(cell.cell_id)
+            if cell.training is not None:
+                continue
             if round_ == 0:
                 if record is None:
                     due.append(cell)
@@ -190,6 +203,73 @@ class _Run:
             ):
                 due.append(cell)
         return due
+
+    def _trainings(self) -> list[Cell]:
+        """Cells that are trained, the first seed of everything first."""
+        cells = [cell for cell in self.plan.cells if cell.training is not None]
+        return sorted(cells, key=lambda cell: (cell.seed, cell.shape.N))
+
+    def _count_trainings(self) -> tuple[int, int]:
+        """How many there are in all, and how many of them are ahead: later seeds are trained at one rate only."""
+        first, late = phases(self._trainings())
+        begun = {of_any(cell) for cell in late if cell.cell_id in self.records}
+        waiting = {of_any(cell) for cell in late} - begun
+        due = [cell for cell in first if cell.cell_id not in self.records]
+        return len(first) + len(begun) + len(waiting), len(due) + len(waiting)
+
+    def _train(self, cells: Sequence[Cell]) -> None:
+        """Train the cells that have no row yet, several at once."""
+        due = [cell for cell in cells if cell.cell_id not in self.records]
+        if not due:
+            return
+        self.worker.stop()  # its memory and its core are theirs now
+        at_work: dict[str, tuple[Cell, str]] = {}
+        try:
+            for event in run_all(due, self.plan.settings, self.state, self._try_training, self.watcher.warned):
+                match event:
+                    case Begun(cell):
+                        at_work[cell.cell_id] = cell, _now()
+                        self.watcher.visiting(cell)
+                    case Step(cell, done, of):
+                        self.watcher.trained(cell, done, of)
+                    case Ended(cell, outcome):
+                        self._remember(cell, outcome, at_work.pop(cell.cell_id)[1])
+                        self._store()
+        except KeyboardInterrupt:
+            for cell, started in at_work.values():
+                self._remember(cell, _Outcome(Record.of(cell, Status.INTERRUPTED, "stopped by the user")), started)
+                self._store()
+            raise
+        with suppress(OSError):  # others may be in it
+            (self.folder.path / CHECKPOINTS).rmdir()
+
+    def _try_training(self, cell: Cell, worker: Worker, tell: Callable[[int, int], None]) -> _Outcome:
+        """One training, and one more attempt where it may not be the cell that failed; it resumes where it was."""
+        known = self._known(cell)
+        if known is not None:
+            return _Outcome(known)
+        points: list[dict[str, Any]] = []
+
+        def measure() -> tuple[Record, None]:
+            nonlocal points
+            record, points = ask(
+                worker,
+                cell,
+                folder=self.folder.path / CHECKPOINTS,
+                timeout=self.plan.options.cell_timeout,
+                quick=self.rules.quick,
+                tell=tell,
+            )
+            record.process, record.threads = worker.state["process"], worker.settings.threads
+            return with_traces(record, worker.traces), None
+
+        outcome = self._ask(cell, worker, measure)
+        if outcome.killed or outcome.record.status is Status.OOM:
+            worker.stop()
+            outcome = self._ask(cell, worker, measure)
+            if outcome.killed or outcome.record.status is Status.OOM:
+                outcome.record.reason = one_line(f"{outcome.record.reason} (twice, the second time in a fresh process)")
+        return replace(outcome, points=points if outcome.record.status is Status.OK else ())
 
     def _visit(self, cell: Cell, round_: int) -> None:
         previous = self.records.get(cell.cell_id)
@@ -216,25 +296,26 @@ class _Run:
 
         Memory may be short because of what other cells left behind, and a process may be killed by anybody.
         """
-        outcome = self._ask(cell, round_, previous)
+        measure = partial(self._measure, cell, round_, previous)
+        outcome = self._ask(cell, self.worker, measure)
         if outcome.killed or (outcome.record.status is Status.OOM and not self._has_its_own_process(cell)):
             self.worker.stop()
-            outcome = self._ask(cell, round_, previous)
+            outcome = self._ask(cell, self.worker, measure)
             if outcome.killed or outcome.record.status is Status.OOM:
                 outcome.record.reason = one_line(f"{outcome.record.reason} (twice, the second time in a fresh process)")
         return outcome
 
-    def _ask(self, cell: Cell, round_: int, previous: Record | None) -> _Outcome:
+    def _ask(self, cell: Cell, worker: Worker, measure: Callable[[], tuple[Record, dict[str, Any] | None]]) -> _Outcome:
         oom_kills_before = oom_kills()
         try:
-            record, samples = self._measure(cell, round_, previous)
+            record, samples = measure()
         except CellFailed as failed:
             remedy = "; raise --cell-timeout" if failed.status is Status.TIMEOUT else ""
             status = Status.OOM if failed.killed and oom_kills() > oom_kills_before else failed.status
             record = Record.of(cell, status, failed.reason + remedy, quick=self.rules.quick)
             return _Outcome(record, None, record, failed.stderr, failed.killed)
         failed_inside = record.status not in (Status.OK, Status.UNSUPPORTED)
-        return _Outcome(record, samples, record, self.worker.said() if failed_inside else ())
+        return _Outcome(record, samples, record, worker.said() if failed_inside else ())
 
     def _has_its_own_process(self, cell: Cell) -> bool:
         """As shipped, the heap that other cells leave behind would spare this one its page faults.
@@ -290,7 +371,7 @@ class _Run:
         record.machine_id = self.state["machine_id"]
         record.torch_version = self.state["environment"]["torch"]
         record.process = record.process or self.state["process"]
-        record.threads = self.plan.settings.threads
+        record.threads = record.threads or threads_of(cell, self.plan.settings)
         record.started_at = started_at
         self._store()
         # Without this row, which is not stored yet, and not later: a long table would take a core from the next cell.
@@ -303,7 +384,7 @@ class _Run:
         """Store the row of the last visit, if that is not done yet."""
         if self.unwritten is not None:
             outcome, self.unwritten = self.unwritten, None
-            self.folder.add(outcome.record, outcome.samples, outcome.failure, outcome.stderr)
+            self.folder.add(outcome.record, outcome.samples, outcome.failure, outcome.stderr, outcome.points)
             if outcome.record.status is not Status.INTERRUPTED:
                 self.watcher.visited(outcome.record)
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from json import dumps, loads
 from os import write
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from attnbench.errors import AttnbenchError, said
@@ -47,7 +48,10 @@ def main() -> None:
     first = before = Snapshot.take(settings["device"])
     _answer(answers, state)
     for line in requests:
-        answer = _handle(settings, state, **loads(line))
+        request = loads(line)
+        if request.pop("tells", False):
+            request["tell"] = lambda done, of: _answer(answers, {"progress": {"done": done, "of": of}})
+        answer = _handle(settings, state, **request)
         gc.collect()
         return_freed_memory()
         now = Snapshot.take(settings["device"])
@@ -214,6 +218,24 @@ def _cell(
     return {"record": record.to_json(), "samples": samples}
 
 
+def _score(
+    settings: dict[str, Any],
+    state: dict[str, Any],
+    *,
+    cell: dict[str, Any],
+    folder: str,
+    quick: bool,
+    tell: Callable[[int, int], None],
+) -> dict[str, Any]:
+    from attnbench.cell import Cell
+    from attnbench.run.scoring import score_cell
+
+    limit = state["memory_limit_bytes"]
+    what = Cell.from_json(cell)
+    record, points = score_cell(what, folder=Path(folder), tell=tell, memory_limit=limit, quick=quick)
+    return {"record": record.to_json(), "points": points}
+
+
 def _pairs(
     settings: dict[str, Any], state: dict[str, Any], *, cells: list[dict[str, Any]], rules: dict[str, Any], fewest: int
 ) -> dict[str, Any]:
@@ -259,6 +281,7 @@ def _limits_of(state: dict[str, Any], cell: Cell) -> Limits:
 
 _HANDLERS: dict[str, Callable[..., dict[str, Any]]] = {
     "cell": _cell,
+    "score": _score,
     "pairs": _pairs,
     "laws": _laws,
     "limits": _limits_again,

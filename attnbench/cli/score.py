@@ -1,0 +1,160 @@
+"""``attnbench score A B --task recall``: train variants on one task, and say which of them learn it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attnbench.cli import completion, console
+from attnbench.errors import NothingMeasured, UsageError
+
+if TYPE_CHECKING:
+    from attnbench.run.plan import Plan
+
+NEEDS_ONE = "score needs a variant; for example: attnbench score performer linear softmax --task recall"
+
+
+def score(
+    variants: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="VARIANT...",
+            show_default=False,
+            help="One or more, options in the text: performer:features=32.",
+            autocompletion=completion.variants,
+        ),
+    ] = None,
+    task: Annotated[
+        str,
+        typer.Option(
+            metavar="TASK", help="What they are trained on (attnbench list tasks).", autocompletion=completion.tasks
+        ),
+    ] = "recall",
+    n: Annotated[int, typer.Option("--n", min=1, metavar="LENGTH", help="Tokens of a sequence.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps of each training.")] = 400,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a step.")] = 32,
+    seeds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Trainings of each variant.")] = 3,
+    rates: Annotated[
+        str, typer.Option(metavar="RATES", help="Learning rates; of several the best on validation data counts.")
+    ] = "0.002,0.008",
+    layers: Annotated[int, typer.Option(min=1, metavar="N", help="Layers of the encoder.")] = 2,
+    heads: Annotated[int, typer.Option(min=1, metavar="N", help="Heads H.")] = 2,
+    head_dim: Annotated[int, typer.Option(min=1, metavar="N", help="Head width D.")] = 32,
+    ffn: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the feed-forward layer.")] = 128,
+    causal: Annotated[bool, typer.Option("--causal", help="Query i sees keys up to i.")] = False,
+    pretrain: Annotated[bool, typer.Option("--pretrain", help="First fill in masked tokens of the task.")] = False,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for results.")] = Path("results"),
+    plugin: Annotated[
+        list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants or tasks.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Trainings at once, each on one core; default all cores.")
+    ] = None,
+    cell_timeout: Annotated[
+        float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Seconds that a training may stay silent.")
+    ] = 60.0,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, one learning rate.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run instead of resuming one.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON on stdout.")] = False,
+) -> None:
+    """Train variants on a task, each inside the same small encoder, and compare what they score.
+
+    identity, which mixes no tokens, is trained beside them: who is not above it has not learnt to look at other tokens.
+    The same command resumes a run that was stopped. The exit code is 1 where nothing could be trained.
+    """
+    if not variants:
+        raise UsageError(NEEDS_ONE)
+    from attnbench.plugins import load
+    from attnbench.run.plan import Options, make_plan
+    from attnbench.suite.messages import Origin
+    from attnbench.suite.schema import Suite
+
+    for source in plugin or []:
+        load(source)
+    specs = _specs(variants)
+    data: dict[str, Any] = {
+        "name": "score-" + task.partition(":")[0],
+        "sweeps": [
+            {
+                "name": "score",
+                "level": "model",
+                "pass": "training",
+                "measure": "score",
+                "model": {"layers": layers, "ffn": ffn, "positions": "sinusoid"},
+                "training": {"steps": steps, "pretrain": "masked" if pretrain else "none"},
+                "matrix": {
+                    "variant": specs,
+                    "task": task,
+                    "seq_len": n,
+                    "heads": heads,
+                    "head_dim": head_dim,
+                    "batch": batch,
+                    "causal": causal,
+                    "learning_rate": _rates(rates),
+                    "seed": list(range(seeds)),
+                },
+            }
+        ],
+    }
+    suite = Suite.of(data, Origin("score"))
+    options = Options(
+        device=device,
+        out=out,
+        plugins=tuple(plugin or ()),
+        threads=threads,
+        cell_timeout=cell_timeout,
+        quick=quick,
+        fresh=fresh,
+    )
+    _train(make_plan(suite, options), as_json=as_json)
+
+
+def _specs(variants: list[str]) -> list[str]:
+    """What the user named, and identity."""
+    from attnbench.spec import parse_specs
+    from attnbench.variant import VARIANTS
+
+    specs = [VARIANTS.get(spec.name).normalise(spec).label for text in variants for spec in parse_specs(text)]
+    return list(dict.fromkeys([*specs, "identity"]))
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--rates {text!r}: not learning rates; write for instance --rates 0.002,0.008") from None
+
+
+def _train(plan: Plan, *, as_json: bool) -> None:
+    from attnbench.cli.score_tables import print_scores
+    from attnbench.cli.screen import Screen
+    from attnbench.run.runner import execute
+
+    console.only_repeats()
+    with console.progress(total=len(plan.cells)) as bar:
+        screen = Screen(plan, bar)
+        try:
+            folder, records = execute(plan, screen)
+        except KeyboardInterrupt:
+            bar.stop()
+            if screen.folder is not None:
+                console.note(f"stopped; finished trainings are in {screen.folder}; the same command resumes the run")
+            raise
+    if as_json:
+        console.data([record.to_json() for record in records])
+    else:
+        size, shape = plan.cells[0].model, plan.cells[0].shape
+        if size is not None:
+            what = f"{size.layers} layers, {shape.H} × {shape.D}, feed-forward {size.ffn}, batches of {shape.B}"
+            console.line(f"encoder: {what}, on {plan.settings.device}")
+        print_scores(records, {record.label: console.name_text(record) for record in records})
+        console.own_form_note(record.own_form for record in records)
+        console.line(f"results: {folder.path / 'results.csv'}")
+    if not any(record.status == "ok" for record in records):
+        raise NothingMeasured(f"nothing could be trained; reasons: {folder.path / 'results.csv'}")
+    if not as_json:
+        console.line(f"figures: {shlex.join(['attnbench', 'plot', str(folder.path)])}")

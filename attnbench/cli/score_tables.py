@@ -1,0 +1,118 @@
+"""Scores on a terminal: one table for each task, over seeds, beside softmax and beside no mixing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attnbench.cli import console
+from attnbench.units import format_seconds
+
+if TYPE_CHECKING:
+    from attnbench.record import Record
+    from attnbench.scores import Difference, Summary
+    from attnbench.trained import Choice
+
+NO_BETTER = "°"
+"""After the score of a variant that did not learn to look at other tokens."""
+
+
+def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None) -> None:
+    """What the trainings among these rows gave.
+
+    Args:
+        shown: what to call a label, where it is called otherwise.
+    """
+    from attnbench.trained import choose, trained
+
+    of_rows = [record for record in records if record.steps is not None]
+    choices = choose(trained(of_rows))
+    for problem in dict.fromkeys(choice.problem for choice in choices):
+        _print_problem([choice for choice in choices if choice.problem == problem], of_rows, shown or {})
+    if of_rows:
+        console.note(
+            "intervals: 95 % over seeds, each for itself; with one seed over test examples\n"
+            "unsure: the interval of the difference holds 0; withheld: fewer than two seeds"
+        )
+
+
+def short_task(label: str) -> str:
+    """A task without the options that have their default."""
+    from attnbench.spec import parse_spec
+    from attnbench.task import TASKS
+
+    spec = parse_spec(label)
+    return TASKS.get(spec.name).normalise(spec).label if spec.name in TASKS else label
+
+
+def _print_problem(choices: Sequence[Choice], records: Sequence[Record], shown: dict[str, str]) -> None:
+    from attnbench.scores import REFERENCE, difference, floor_of, learnt, summary
+
+    task, setting = choices[0].problem
+    found = {choice.label: summary(choice) for choice in choices}
+    there = sorted((one for one in found.values() if one is not None), key=lambda one: -one.over_seeds.mean)
+    reference = next((one for one in there if one.variant == REFERENCE), None)
+    floor, rates = floor_of(there), {one.rate for one in there}
+    rows, lines = [], []
+    for one in there:
+        other = None if reference in (None, one) else difference(one, reference)
+        score = f"{one.over_seeds.mean:.3f}" + ("" if learnt(one, floor) else NO_BETTER)
+        ends = "-" if one.ends is None else f"{one.ends[0]:.2f} to {one.ends[1]:.2f}"
+        rate = "-" if one.rate is None else f"{one.rate:g}"
+        verdict = _verdict(other) if other else "-"
+        rows.append(
+            [shown.get(one.label, one.label), score, ends, *_between(other), verdict, rate, _seconds(one, records)]
+        )
+        if one.failed:
+            lines.append(f"{one.label}: {one.failed} of {one.failed + len(one.by_seed)} trainings failed")
+        if one.params_ratio is not None and abs(one.params_ratio - 1) > 0.1:
+            lines.append(f"{one.label}: {one.params_ratio:.2f} times the parameters of softmax")
+    facts = dict(setting)
+    seeds = max((len(one.by_seed) for one in there), default=0)
+    title = f"{short_task(task)}, n = {facts['seq_len']}, {facts['steps']} steps, {seeds} seed{'s' * (seeds != 1)}"
+    if len(rates) == 1:
+        title += f", learning rate {next(iter(rates)):g}"
+    columns = ["variant", "score", "95 %", "less softmax", "it is", "rate", "training"]
+    wanted = {"rate": len(rates) > 1, "less softmax": reference is not None, "it is": reference is not None}
+    used = [wanted.get(column, True) for column in columns]
+    console.table(
+        [name for name, use in zip(columns, used, strict=True) if use],
+        [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows],
+        right=["score", "95 %", "less softmax", "rate", "training"],
+        title=f"\n{title}",
+    )
+    for choice in choices:
+        lines += [f"{choice.label} {note}" for note in choice.notes if found[choice.label] is not None]
+        if found[choice.label] is None:
+            why = next((f"{row.status}: {row.reason}" for row in choice.rows), "; ".join(choice.notes))
+            lines.append(f"{choice.label}: {why}")
+    for line in lines:
+        console.line(line)
+    chance = next((one.chance for one in there if one.chance is not None), None)
+    if chance is not None:
+        mark = f"; {NO_BETTER} no better than without mixing tokens" if any(NO_BETTER in row[1] for row in rows) else ""
+        console.line(f"always the same answer: {chance:.3f}{mark}")
+
+
+def _between(other: Difference | None) -> list[str]:
+    if other is None or other.of is None:
+        return ["-"]
+    if other.of.low is None or other.of.high is None:
+        return [f"{other.of.mean:+.3f}"]
+    return [f"{other.of.mean:+.3f} ±{(other.of.high - other.of.low) / 2:.2f}"]
+
+
+def _verdict(other: Difference) -> str:
+    return {"no difference found": "unsure"}.get(other.verdict, other.verdict)
+
+
+def _seconds(one: Summary, records: Sequence[Record]) -> str:
+    """Processor time of one training, in the median over seeds."""
+    from statistics import median
+
+    taken = [
+        record.train_s
+        for record in records
+        if record.label == one.label and record.task == one.task and record.train_s and record.learning_rate == one.rate
+    ]
+    return format_seconds(median(taken)) if taken else "-"

@@ -1,0 +1,47 @@
+"""One cell that is scored to one record, inside the process that trains."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from attnbench.cell import Cell
+from attnbench.record import Record, one_line
+from attnbench.run.outcome import status_of
+from attnbench.run.process import keep_freed_memory
+from attnbench.run.unseen import hold_to_formula
+from attnbench.status import Status
+
+
+def score_cell(
+    cell: Cell, *, folder: Path | None, tell: Callable[[int, int], None], memory_limit: int | None = None, quick: bool
+) -> tuple[Record, list[dict[str, Any]]]:
+    """Train and test.
+
+    Args:
+        folder: for its checkpoint.
+        tell: called about once a second with the steps done and all steps.
+
+    Returns:
+        The record, and the points of its learning curve.
+    """
+    from attnbench.training.score import score  # scipy, which whoever only measures times need not load
+
+    if cell.device == "cpu":
+        keep_freed_memory()  # page faults cost time, and no digit depends on them
+    try:
+        hold_to_formula(replace(cell, level="operator"))
+        scored = score(cell, folder=folder, tell=tell)
+    except Exception as error:
+        status, reason = status_of(error, memory_limit)
+        if status is not Status.UNSUPPORTED:
+            traceback.print_exc()
+        return Record.of(cell, status, reason, quick=quick), []
+    finally:
+        gc.collect()
+    warnings = "; ".join(one_line(one.replace(";", ",")) for one in scored.warnings)
+    return Record.of(cell, Status.OK, quick=quick, warnings=warnings, **scored.columns), scored.points

@@ -1,0 +1,200 @@
+"""Trainings in processes of one thread each, as many at once as the run has threads.
+
+One thread each, because its sums do not depend on how many cores there are: the same machine and torch give the same
+weights, bit for bit. The libraries are those that torch ships with, since which one is faster is found out anew by each
+run. On a GPU there is one training at a time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from attnbench.cell import Cell
+from attnbench.record import Record
+from attnbench.run.isolation import Settings, Worker
+from attnbench.trained import choose, trained
+from attnbench.verify import are_points, checked
+
+THREADS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A training that runs now."""
+
+    cell: Cell
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far it is."""
+
+    cell: Cell
+    done: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What came of it."""
+
+    cell: Cell
+    outcome: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """A process that cannot be started ends the run."""
+
+    error: BaseException
+
+
+Event = Begun | Step | Ended
+Try = Callable[[Cell, Worker, Callable[[int, int], None]], Any]
+"""Trains a cell in a worker, and says how far it is meanwhile."""
+
+
+def at_once(settings: Settings) -> int:
+    """Trainings that may run at the same time."""
+    return settings.threads if settings.device == "cpu" else 1
+
+
+def threads_of(cell: Cell, settings: Settings) -> int:
+    """With which a cell is measured, or trained."""
+    return THREADS if cell.training is not None and settings.device == "cpu" else settings.threads
+
+
+def settings_of_one(settings: Settings) -> Settings:
+    """Of a process that trains."""
+    limit = settings.memory_limit
+    return replace(
+        settings,
+        threads=THREADS if settings.device == "cpu" else settings.threads,
+        process="as-shipped",
+        memory_limit=limit // at_once(settings) if limit else None,
+        rates=False,
+    )
+
+
+def run_all(
+    cells: Sequence[Cell],
+    settings: Settings,
+    known: dict[str, Any],
+    attempt: Try,
+    warn: Callable[[str], None],
+) -> Iterator[Event]:
+    """Train all cells, in their order, and tell what happens as it does.
+
+    Where whoever listens stops doing so, all processes end at once.
+
+    Args:
+        known: what the process that measures says about itself, so that the others need not find it out.
+
+    Raises:
+        WorkerFailed: a process could not be started.
+    """
+    waiting, events = deque(cells), queue.Queue[Event | _Broken | None]()
+    workers = [Worker(settings_of_one(settings)) for _ in range(min(at_once(settings), len(cells)))]
+    for worker in workers:
+        worker.state, worker.warn = dict(known), warn
+
+    def tell(cell: Cell, done: int, of: int) -> None:
+        events.put(Step(cell, done, of))
+
+    def work(worker: Worker) -> None:
+        try:
+            while True:
+                try:
+                    cell = waiting.popleft()
+                except IndexError:
+                    break
+                events.put(Begun(cell))
+                events.put(Ended(cell, attempt(cell, worker, partial(tell, cell))))
+        except BaseException as error:  # told where somebody waits for it
+            events.put(_Broken(error))
+        finally:
+            events.put(None)
+
+    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    at_work = len(threads)
+    try:
+        while at_work:
+            try:
+                event = events.get(timeout=0.2)  # in slices, so that Ctrl-C comes through
+            except queue.Empty:
+                continue
+            if event is None:
+                at_work -= 1
+            elif isinstance(event, _Broken):
+                raise event.error
+            else:
+                yield event
+    finally:
+        waiting.clear()
+        for worker in workers:
+            worker.stop()
+
+
+def ask(
+    worker: Worker, cell: Cell, *, folder: Path, timeout: float, quick: bool, tell: Callable[[int, int], None]
+) -> tuple[Record, list[dict[str, Any]]]:
+    """Have one cell trained; ``timeout`` seconds without a word from it are too many.
+
+    Raises:
+        CellFailed: no answer, or one that makes no sense.
+    """
+    answer = worker.ask(
+        {"do": "score", "cell": cell.to_json(), "folder": str(folder), "quick": quick, "tells": True},
+        timeout,
+        told=lambda progress: tell(int(progress["done"]), int(progress["of"])),
+    )
+    try:
+        record, points = checked(Record.from_json(answer["record"])), answer["points"]
+    except (KeyError, TypeError, ValueError):
+        raise worker.garbage() from None
+    if record.cell_id != cell.cell_id or not are_points(points):
+        raise worker.garbage()
+    return record, points
+
+
+def phases(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
+    """Those that are trained whatever the others give, and those of which only one learning rate is.
+
+    The latter have seeds after those with which each rate is tried.
+    """
+    seeds: dict[str, set[int]] = {}
+    for cell in cells:
+        seeds.setdefault(cell.sweep, set()).add(cell.seed)
+    ranks = {sweep: {seed: rank for rank, seed in enumerate(sorted(used))} for sweep, used in seeds.items()}
+    first, late = list[Cell](), list[Cell]()
+    for cell in cells:
+        assert cell.training is not None
+        waits = cell.training.protocol == "sweep" and ranks[cell.sweep][cell.seed] >= cell.training.sweep_seeds
+        (late if waits else first).append(cell)
+    return first, late
+
+
+def at_chosen_rates(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Cell]:
+    """Of the second phase those at the rate that the first one chose."""
+    first, late = phases(cells)
+    groups: dict[Cell, list[Record]] = {}
+    for cell in first:
+        if cell.cell_id in records:
+            groups.setdefault(of_any(cell, seed=0), []).append(records[cell.cell_id])
+    chosen = {group: choose(trained(rows))[0].rate for group, rows in groups.items()}
+    return [cell for cell in late if cell.training and cell.training.learning_rate == chosen.get(of_any(cell, seed=0))]
+
+
+def of_any(cell: Cell, **same: Any) -> Cell:
+    """What is the same for all learning rates of one training."""
+    assert cell.training is not None
+    return replace(cell, training=replace(cell.training, learning_rate=0.0), **same)
