@@ -30,7 +30,8 @@ def plot(
         list[str] | None,
         typer.Option(
             metavar="FIGURE",
-            help="tradeoff, peers, catalogue, scaling, error, map or speedup; default all that apply.",
+            help="tradeoff, scores, curves, recall, peers, catalogue, scaling, error, map or speedup; default all that "
+            "apply.",
             autocompletion=completion.figures,
         ),
     ] = None,
@@ -41,8 +42,11 @@ def plot(
         Literal["examples_per_s", "tokens_per_s", "time_median_s"], typer.Option(help="Speed axis of tradeoff.")
     ] = "examples_per_s",
     y: Annotated[
-        Literal["rel_error", "max_abs_error", "cosine"], typer.Option(help="Accuracy axis of tradeoff.")
-    ] = "rel_error",
+        Literal["rel_error", "max_abs_error", "cosine", "score"] | None,
+        typer.Option(
+            help="Accuracy axis of tradeoff; default score where tasks were timed and trained on, else rel_error."
+        ),
+    ] = None,
     sweep: Annotated[str | None, typer.Option(metavar="SWEEP", help="Only rows of this sweep of the suite.")] = None,
     level: Annotated[
         Literal["operator", "layer", "model"] | None, typer.Option(help="Only rows of this level.")
@@ -57,7 +61,8 @@ def plot(
         str | None, typer.Option(metavar="INPUT", help="Which inputs' error to show; default listops.")
     ] = None,
     overlay: Annotated[
-        Literal["published"] | None, typer.Option(help="Add the paper's own eleven points beside ours.")
+        Literal["published"] | None,
+        typer.Option(help="Add published numbers in panels of their own, to tradeoff and scores."),
     ] = None,
     title: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Title of the figures, instead of their own.")

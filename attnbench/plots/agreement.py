@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pandas as pd
 
 from attnbench.plots.captions import in_words
+from attnbench.plots.matched import match, notes
 from attnbench.plots.options import pick_inputs
 from attnbench.plots.setting import RUN, Setting, compared, settings
 from attnbench.status import Status
@@ -29,13 +31,22 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Agreement:
-    """One row for each label (columns label, family, y, y_std, error_kind), and where they come from."""
+    """One row for each label (columns label, family, y, y_std, error_kind), and where they come from.
+
+    Scores have y_low, y_high (an interval) and learnt (it lies above that of a model that mixes no tokens) as well.
+    """
 
     rows: pd.DataFrame
     column: str
     said: str
     trivial: float
     """Error of answering mean(V) on the same inputs; NaN where it was not measured."""
+    lines: Mapping[str, float] = field(default_factory=dict)
+    """Name -> score of chance, and of a model that mixes no tokens."""
+    band: tuple[float, float] | None = None
+    """Interval of softmax's score."""
+    left_out: tuple[str, ...] = ()
+    """Which labels have no score, and why."""
 
 
 def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setting, n: int) -> Agreement:
@@ -48,21 +59,14 @@ def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setti
     Raises:
         UsageError: inputs that no row has.
     """
+    if column == "score":
+        return _scores(same_run(frame, speed), speed, n)
     rows = compared(same_run(frame, speed), column)
     if rows.empty:
-        what = "score" if column == "score" else "error"
-        return Agreement(
-            pd.DataFrame(columns=["label", "family", "y", "y_std", "error_kind"]),
-            column,
-            f"no {what} measured",
-            math.nan,
-        )
-    if column != "score":
-        rows = rows[rows["inputs"] == _inputs(list(dict.fromkeys(rows["inputs"])), inputs)]
+        return _nothing(column)
+    rows = rows[rows["inputs"] == _inputs(list(dict.fromkeys(rows["inputs"])), inputs)]
     rows = alike(rows, speed).rows
     rows = rows[rows["status"] == Status.OK]
-    if column == "score":
-        return _scores(rows)
     lengths = rows.loc[rows[column].notna(), "seq_len"]
     at = n if lengths.empty or (lengths == n).any() else int(lengths.max())
     rows = rows[rows["seq_len"] == at]
@@ -92,17 +96,20 @@ def _inputs(known: list[str], wanted: str | None) -> str:
     return next((label for label in known if label.partition(":")[0] == "listops"), known[0])
 
 
-def _scores(rows: pd.DataFrame) -> Agreement:
-    """The mean over the tasks, of the labels that have all of them."""
-    tasks = list(dict.fromkeys(rows["task"]))
-    whole = rows.groupby("label", sort=False).filter(lambda part: set(part["task"]) == set(tasks))
-    mean = whole.groupby("label", as_index=False, sort=False).agg(y=("score", "mean"), y_std=("score_std", "mean"))
-    if len(tasks) > 1:
-        mean["y_std"] = math.nan  # spreads of several tasks do not average
-    said = f"score: mean of {', '.join(tasks) or 'one task'}"
-    left_out = rows["label"].nunique() - len(mean)
-    said += f"; {left_out} left out, without a score on each" if left_out else ""
-    return Agreement(mean.assign(error_kind="", family=""), "score", said, math.nan)
+def _scores(frame: pd.DataFrame, speed: Setting, n: int) -> Agreement:
+    """The scores of the model that was timed, or of the one most like it."""
+    found = match(frame, speed, n)
+    if found is None:
+        return _nothing("score")
+    timed = list(speed.rows.loc[speed.rows["seq_len"] == n, "label"])
+    rows = found.rows.assign(error_kind="", y_std=math.nan)
+    return Agreement(rows, "score", found.said, math.nan, found.lines, found.band, tuple(notes(frame, found, timed)))
+
+
+def _nothing(column: str) -> Agreement:
+    what = "score" if column == "score" else "error"
+    empty = pd.DataFrame(columns=["label", "family", "y", "y_std", "error_kind"])
+    return Agreement(empty, column, f"no {what} measured", math.nan)
 
 
 def _said(rows: pd.DataFrame, at: int, n: int) -> str:

@@ -42,7 +42,13 @@ class Layout:
 
 
 def arrange(
-    points: pd.DataFrame, place: Callable[[float], float], height: float, *, log: bool, also: Sequence[float] = ()
+    points: pd.DataFrame,
+    place: Callable[[float], float],
+    height: float,
+    *,
+    log: bool,
+    also: Sequence[float] = (),
+    within: tuple[float, float] = (-math.inf, math.inf),
 ) -> Layout:
     """Give each point a height.
 
@@ -52,6 +58,7 @@ def arrange(
         height: of the axes, in inches.
         log: y is an error, zero best, on an inverted log scale; otherwise larger is better on a linear one.
         also: more values that the scale must reach.
+        within: where a linear scale may have ticks: between what its values can be.
     """
     kinds = {kind: points[points["kind"] == kind].sort_values(["x", "label"]) for kind in dict.fromkeys(points["kind"])}
     scaled = kinds.pop("measured", points.iloc[:0])
@@ -74,7 +81,7 @@ def arrange(
         ticks.append((start + tall[kind] / 2, _NAMES[kind]))
         strips.append((start, start + tall[kind]))
         low, high = (low, start) if kind == "exact" else (start + tall[kind], high)
-    height_of, marks = _scale([*scaled["y"], *also], low, high, log=log)
+    height_of, marks = _scale([*scaled["y"], *also], low, high, log=log, within=within)
     if len(scaled):
         beyond = [log and not _FLOOR <= value <= _CEILING for value in scaled["y"]]
         names = [f"{n} ({v:.2g})" if far else n for n, v, far in zip(scaled["name"], scaled["y"], beyond, strict=True)]
@@ -96,7 +103,7 @@ def _rows(points: pd.DataFrame, place: Callable[[float], float]) -> list[int]:
 
 
 def _scale(
-    values: Sequence[float], low: float, high: float, *, log: bool
+    values: Sequence[float], low: float, high: float, *, log: bool, within: tuple[float, float]
 ) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
     """Value -> inches between ``low`` and ``high``, and the ticks."""
     reached = np.asarray(values, dtype=float)
@@ -116,7 +123,8 @@ def _scale(
     def linear(value: float) -> float:
         return low + (value - bottom) / (top - bottom) * (high - low)
 
-    marks = [float(tick) for tick in MaxNLocator(6).tick_values(bottom, top) if bottom <= tick <= top]
+    marks = [float(tick) for tick in MaxNLocator(6).tick_values(bottom, top)]
+    marks = [tick for tick in marks if max(bottom, within[0]) <= tick <= min(top, within[1])]
     return linear, [(linear(tick), plain(tick)) for tick in marks]
 
 

@@ -24,7 +24,7 @@ class Contenders:
     setting: Setting
     n: int
     points: pd.DataFrame
-    """Columns label, variant, family, x, x_low, x_high, memory, y, y_std, kind."""
+    """Columns label, variant, family, x, x_low, x_high, memory, y, y_std, y_low, y_high, learnt, kind."""
     agreed: Agreement
     fast_low: bool
     """Whether less is faster on the horizontal axis."""
@@ -41,11 +41,14 @@ class Contenders:
 
     @property
     def competing(self) -> pd.DataFrame:
-        """Points with both a speed and an error; not reference lines, nor what is no better than mean(V)."""
+        """Points with both a speed and an error; not reference lines, nor what is no better than mean(V).
+
+        With a score in place of an error those whose interval lies above that of a model that mixes no tokens.
+        """
         fair = self.points[self.points["kind"].isin(["exact", "measured"]) & (self.points["family"] != "reference")]
         if math.isfinite(self.agreed.trivial):
             fair = fair[(fair["kind"] == "exact") | (fair["y"] < self.agreed.trivial)]
-        return fair
+        return fair[fair["learnt"] == True] if self.agreed.column == "score" else fair  # noqa: E712  # NaN without a score
 
     @property
     def front(self) -> pd.DataFrame:
@@ -57,7 +60,9 @@ class Contenders:
 
     @property
     def lines(self) -> dict[str, float]:
-        """Name -> error of what has no speed: answering mean(V), and the oracles."""
+        """Name -> error of what has no speed: answering mean(V), and the oracles; or score of chance and no mixing."""
+        if self.agreed.column == "score":
+            return dict(self.agreed.lines)
         lines = {TRIVIAL: self.agreed.trivial} if math.isfinite(self.agreed.trivial) else {}
         rows = self.agreed.rows
         rows = rows[(rows["family"] == "reference") & (rows["error_kind"] == "approximation")]
@@ -74,7 +79,7 @@ class Contenders:
         absent = [one for one in dict.fromkeys(self.setting.rows["label"]) if one not in set(here["label"])]
         failed += [f"not in the table at this n: {', '.join(absent)}"] if absent else []
         of = f" ({self.setting.name})" if self.setting.name else ""
-        return [f"Left out at n = {self.n}{of} — {line}" for line in failed]
+        return [*(f"Left out at n = {self.n}{of} — {line}" for line in failed), *self.agreed.left_out]
 
 
 def contenders(
@@ -98,6 +103,8 @@ def contenders(
     for end, other in (("low", "high"), ("high", "low")):
         ratio = here[f"time_ci_{end if x == 'time_median_s' else other}_s"] / here["time_median_s"]
         points[f"x_{end}"] = here[x] * ratio if x == "time_median_s" else here[x] / ratio
+    for name in {"y_low", "y_high", "learnt"} - {*agreed.rows}:
+        points[name] = math.nan
     points = points.merge(agreed.rows.drop(columns="family").drop_duplicates("label"), on="label", how="left")
     known = zip(points["error_kind"], points["target"], points["y"].astype(float), strict=True)
     points["kind"] = [kind_of(kind, target, value, agreed.column) for kind, target, value in known]

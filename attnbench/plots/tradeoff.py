@@ -1,7 +1,7 @@
 """The Long Range Arena figure: speed to the right, agreement with exact attention upwards, memory as area.
 
 After figure 3 of Tay et al. 2020, "Long Range Arena", arXiv:2011.04006. There y is the average score on the tasks; here
-every number comes from one's own run.
+every number comes from one's own run: an error, or where the timed models were trained as well, their score.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from attnbench.plots.catalogue import ENOUGH
 from attnbench.plots.catalogue import applies as too_many_to_name
 from attnbench.plots.contenders import TRIVIAL, Contenders, contenders, spread
 from attnbench.plots.labels import place_labels, write_along
+from attnbench.plots.matched import CHANCE, NO_MIXING, tasks_of_both
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, only_on_a_page, shorten, stacked
 from attnbench.plots.palette import palette
 from attnbench.plots.published import draw_published
@@ -42,13 +43,18 @@ _FRONT = (
     "Dashed steps: the Pareto front. For a method on it, no other method is both faster and more accurate. Only exact "
     "methods and approximations of softmax attention that beat answering mean(V) compete:"
 )
+_SCORE_FRONT = (
+    "Dashed steps: the Pareto front. For a method on it, no other method is both faster and better at the task. Only "
+    "methods whose interval lies above that of identity trained on the task (else above chance) compete:"
+)
 _BOTTOM = 0.42
 """Inches below the axes for their scale."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """Something was timed, or failed to be, errors were measured, and no more than a scatter plot can name."""
-    some = not timed(restrict(frame, only or {})).empty and not compared(frame).empty
+    """Something was timed, or failed to be, there are errors or scores, and no more than a scatter plot can name."""
+    rows = timed(restrict(frame, only or {}))
+    some = not rows.empty and (not compared(frame).empty or bool(tasks_of_both(frame, rows)))
     return some and not too_many_to_name(frame, only)
 
 
@@ -58,7 +64,7 @@ def draw_tradeoff(
     *,
     n: int | None = None,
     x: str = "examples_per_s",
-    y: str = "rel_error",
+    y: str | None = None,
     only: Mapping[str, object] | None = None,
     inputs: str | None = None,
     overlay: str | None = None,
@@ -71,7 +77,8 @@ def draw_tradeoff(
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: the length; by default the longest at which every variant that ever ran was measured (or most of them).
         x: ``examples_per_s``, ``tokens_per_s`` or ``time_median_s``; right is faster.
-        y: ``rel_error``, ``max_abs_error``, ``cosine`` or ``score``; up is better.
+        y: ``rel_error``, ``max_abs_error``, ``cosine`` or ``score``; up is better. By default ``score`` where tasks
+            were both timed and trained on, of the rows of these tasks, else ``rel_error``.
         only: column -> value of the speed rows.
         inputs: which error rows, by label or name; by default ``listops``, else the first.
         overlay: ``published`` adds a panel with the paper's own measurements.
@@ -81,7 +88,11 @@ def draw_tradeoff(
         NothingToDraw: no row holds a speed.
         ResultsError: not a results table.
     """
-    for name, value, known in (("x", x, list(_X)), ("y", y, list(Y_AXES)), ("overlay", overlay, [None, "published"])):
+    for name, value, known in (
+        ("x", x, list(_X)),
+        ("y", y, [None, *Y_AXES]),
+        ("overlay", overlay, [None, "published"]),
+    ):
         if value not in known:
             raise UsageError(f"{name} must be {' or '.join(one for one in known if one)}, not {value!r}")
     if overlay:
@@ -90,13 +101,21 @@ def draw_tradeoff(
     lengths = sorted(set(rows["seq_len"]))
     if n is not None and n not in lengths:
         raise UsageError(f"no rows at n = {n}; there are: {', '.join(map(str, lengths)) or 'none'}")
+    both = tasks_of_both(frame, rows) if y is None else set()
+    y = y or ("score" if both else "rel_error")
+    rest = ""
+    if both:
+        others = rows[~rows["task"].isin(both)]
+        rows = rows[rows["task"].isin(both)]
+        rest = f"Timed, not scored: {len(others)} rows of other inputs; --y rel_error draws them." * bool(len(others))
     prefer = {"level": ("model", "layer", "operator"), "pass": ("training", "forward")}
-    every = settings(rows, prefer, also_same=("inputs",))
+    every = settings(rows, prefer, also_same=("inputs", "layers", "ffn"))
     found = [one for setting in every if (one := contenders(frame, setting, n, x, y, inputs))]
     if not found:
         raise NothingToDraw("; ".join(failures(rows)) or "no row holds a time")
     title = f"Speed, memory and {'score' if y == 'score' else 'agreement with exact attention'}"
-    return _draw(found[:PANELS], title, x, overlay, without_room([one.setting for one in found]))
+    rest = " ".join(part for part in (rest, without_room([one.setting for one in found])) if part)
+    return _draw(found[:PANELS], title, x, overlay, rest)
 
 
 def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, rest: str) -> Figure:
@@ -151,7 +170,11 @@ def _panel(
         return math.log(value / limits[0]) / math.log(limits[1] / limits[0]) * width
 
     lines, front = one.lines, one.front
-    layout = arrange(points, place, height, log=one.log, also=list(lines.values()))
+    also, within = list(lines.values()), (-math.inf, math.inf)
+    if one.agreed.column == "score":
+        also += [*points["y_low"], *points["y_high"], *(one.agreed.band or ())]
+        within = (0.0, 1.0)
+    layout = arrange(points, place, height, log=one.log, also=also, within=within)
     ax = page.axes(page.left + 0.96, page.bottom + _BOTTOM, width, height)
     log_axis(ax, "x", limits, text=halves, most=5 if narrow() else 8)
     ax.set_xlabel(_X[x])
@@ -159,6 +182,9 @@ def _panel(
     if len(front) > 1:
         at = layout.points.set_index("label").loc[front["label"], "at"]
         draw_front(ax, front["x"].to_numpy(), at.to_numpy(), layout.scale[0])
+    if one.agreed.band:
+        low, high = (layout.height_of(end) for end in one.agreed.band)
+        ax.axhspan(low, high, color=palette().family("exact"), alpha=0.09, lw=0, zorder=0)
     _mark_spread(ax, layout)
     drawn = layout.points
     radii = draw_circles(ax, drawn, largest)
@@ -173,29 +199,35 @@ def _keys(page: Page, points: pd.DataFrame, largest: float) -> None:
 
 
 def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> None:
-    """Errors without a speed: answering mean(V), below which a method knows nothing of the logits, and the oracles."""
+    """Errors without a speed: answering mean(V), below which a method knows nothing of the logits, and the oracles.
+
+    Of scores: chance, and a model that mixes no tokens.
+    """
     if not (layout.points["kind"] == "measured").any():
         return
     for name, value in lines.items():
         trivial = name == TRIVIAL
         if trivial:
             ax.axhspan(layout.scale[0], layout.height_of(value), facecolor=palette().worse, lw=0, zorder=0)
-        colour = palette().ink if trivial else palette().family("reference")
+        colour = palette().ink if trivial or name == CHANCE else palette().family("reference")
         ax.axhline(layout.height_of(value), color=colour, lw=1.2, ls=":", zorder=1.6)
     for name, value in lines.items():
+        if narrow():
+            name = name.removesuffix(" trained on the same task")
         words = f"{name}: {plain(float(f'{value:.3g}'))}" + "; no better below" * (name == TRIVIAL and not narrow())
         write_along(ax, words, layout.height_of(value))
 
 
 def _mark_spread(ax: Axes, layout: Layout) -> None:
-    """Thin crosses: the interval of the median time, one standard deviation of the error over draws."""
-    columns = layout.points[["family", "kind", "x", "at", "x_low", "x_high", "y", "y_std"]]
-    for family, kind, x, at, low, high, y, std in columns.itertuples(index=False):
+    """Thin crosses: intervals of the median time and of a score, one standard deviation of an error over draws."""
+    columns = layout.points[["family", "kind", "x", "at", "x_low", "x_high", "y", "y_std", "y_low", "y_high"]]
+    for family, kind, x, at, low, high, y, std, least, most in columns.itertuples(index=False):
         how: dict[str, Any] = {"color": palette().family(family), "lw": 0.9, "zorder": 2.5}
         if math.isfinite(low) and math.isfinite(high):
             ax.plot([low, high], [at, at], **how)
-        if kind == "measured" and math.isfinite(std):
-            ax.plot([x, x], [layout.height_of(y - std), layout.height_of(y + std)], **how)
+        ends = (least, most) if math.isfinite(least) else (y - std, y + std)
+        if kind == "measured" and math.isfinite(ends[0]):
+            ax.plot([x, x], [layout.height_of(end) for end in ends], **how)
 
 
 def _notes(found: Sequence[Contenders], points: pd.DataFrame) -> list[str]:
@@ -204,7 +236,14 @@ def _notes(found: Sequence[Contenders], points: pd.DataFrame) -> list[str]:
         every = [one.setting.rows for one in found]
         of = sum(rows.loc[rows["family"] != "reference", "label"].nunique() for rows in every)
         fair = sum(len(one.competing) for one in found)
-        notes.append(f"{_FRONT} {fair} of {of} methods.")
+        scores = any(one.agreed.column == "score" for one in found)
+        notes.append(f"{_SCORE_FRONT if scores else _FRONT} {fair} of {of} methods.")
+    if any(one.agreed.band for one in found):
+        notes.append(
+            "Grey band: softmax's interval. Upright bars: 95 % t-intervals over seeds, of one seed over test examples."
+        )
+    if narrow() and any(NO_MIXING in one.lines for one in found):
+        notes.append(f"Dotted: {CHANCE} and {NO_MIXING}.")
     if narrow() and any(TRIVIAL in one.lines for one in found):
         notes.append(f"Shaded: no better than {TRIVIAL}.")
     if points["memory"].isna().any():

@@ -176,20 +176,6 @@ def test_inputs_choose_the_error_row(lra: pd.DataFrame) -> None:
         assert rows.loc["performer", "y"] == wanted
 
 
-def test_a_score_is_the_mean_over_the_tasks_of_those_that_have_all(run: Any) -> None:
-    rows = run.lra_rows([64])
-    for label, scores in (("softmax", (0.4, 0.6)), ("linear", (0.2, 0.5)), ("local", (0.9, None))):
-        for task, score in zip(("listops", "text"), scores, strict=True):
-            if score is not None:
-                rows.append(run.row(label, sweep="train", task=task, score=score, level="model"))
-    frame = run.table(rows)
-    agreed = agreement(frame, "score", None, settings(timed(frame))[0], 64)
-    assert dict(zip(agreed.rows["label"], agreed.rows["y"], strict=True)) == pytest.approx(
-        {"softmax": 0.5, "linear": 0.35}
-    )
-    assert agreed.said == "score: mean of listops, text; 1 left out, without a score on each"
-
-
 @pytest.mark.parametrize("error", [0.0, math.inf, math.nan, 1e-9, 1e12])
 def test_errors_off_the_scale_still_give_a_figure(run: Any, error: float) -> None:
     rows = [

@@ -1,0 +1,128 @@
+"""Which scores belong to timed rows: those of the same model at equal length and options, or what differs is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from attnbench.plots.captions import in_words
+from attnbench.plots.scored import Problem, left_out, means, problems
+from attnbench.plots.setting import RUN, Setting, scored
+from attnbench.scores import MEAN, learnt
+
+SAME = ("task", "level", "seq_len", "heads", "head_dim", "layers", "ffn", "causal")
+"""Columns in which a scored model is the one that was timed; its label, with every option given, is another."""
+CHANCE, NO_MIXING = "chance", "identity trained on the same task"
+
+
+@dataclass(frozen=True)
+class Match:
+    """The scores beside timed rows."""
+
+    problem: Problem
+    differs: tuple[str, ...]
+    """Columns of :data:`SAME` in which the two models differ; empty for one model."""
+    said: str
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """Columns label, family, y, y_low, y_high, learnt."""
+        floor = self.problem.floor
+        return pd.DataFrame(
+            [
+                (one.label, one.family, one.over_seeds.mean, *(one.ends or (None, None)), learnt(one, floor))
+                for one in self.problem.parts
+            ],
+            columns=["label", "family", "y", "y_low", "y_high", "learnt"],
+        ).astype({"y": float, "y_low": float, "y_high": float})
+
+    @property
+    def lines(self) -> dict[str, float]:
+        """Name -> score of the best constant answer, and of a model that mixes no tokens."""
+        lines = {} if self.problem.chance is None else {CHANCE: self.problem.chance}
+        still = self.problem.no_mixing
+        return lines | ({NO_MIXING: still.over_seeds.mean} if still else {})
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """Softmax's interval."""
+        return self.problem.reference.ends if self.problem.reference else None
+
+
+def tasks_of_both(frame: pd.DataFrame, rows: pd.DataFrame) -> set[str]:
+    """Tasks on which some rows were timed and others of the table trained for a score.
+
+    Args:
+        rows: timed ones.
+    """
+    trainings = scored(frame)
+    return (set(rows["task"].dropna()) & set(trainings.loc[trainings["score"].notna(), "task"])) - {""}
+
+
+def match(frame: pd.DataFrame, speed: Setting, n: int) -> Match | None:
+    """Of all scores those of the model most like the timed one; None where there are none.
+
+    Args:
+        frame: the rows of the run that ``speed`` is of.
+        n: the length at which was timed.
+    """
+    every = problems(frame)
+    found = [one for one in every if one.parts]
+    if not found:
+        return None
+    first = speed.rows.iloc[0]
+    timed = _model({**{name: first[name] for name in SAME}, "seq_len": n})
+    if not timed["task"]:
+        found = [*means(found), *found]
+    best = min(found, key=lambda one: (len(_differing(timed, _scored(one))), -len(one.parts)))
+    model = _scored(best)
+    differs = _differing(timed, model)
+    said = f"{_how(best)} · the model that was timed"
+    if differs:
+        said = f"NOT ONE MODEL — timed: {_words(timed, differs)}; scored: {_words(model, differs)} · {_how(best)}"
+    return Match(best, tuple(differs), said)
+
+
+def notes(frame: pd.DataFrame, found: Match, labels: Sequence[str]) -> list[str]:
+    """Which labels were scored and not timed, and why others have no score.
+
+    Args:
+        labels: those that were timed.
+    """
+    unseen = [one.label for one in found.problem.parts if one.label not in labels]
+    lines = [f"Scored, not timed alike: {', '.join(unseen)}."] if unseen else []
+    if found.problem.task == MEAN:
+        return [*lines, *left_out(frame, [one for one in problems(frame) if one.parts])]
+    return [*lines, *left_out(frame, [found.problem])]
+
+
+def _scored(one: Problem) -> dict[str, object]:
+    return _model({**one.setting, "task": one.task, "level": "model"})
+
+
+def _model(columns: Mapping[str, object]) -> dict[str, object]:
+    """The columns of :data:`SAME`, one kind of nothing for all."""
+    values = {name: columns.get(name) for name in SAME}
+    return {name: None if value is None or value != value or value == "" else value for name, value in values.items()}
+
+
+def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    return [name for name in SAME if one[name] != other[name]]
+
+
+def _words(model: Mapping[str, object], names: Sequence[str]) -> str:
+    said = [in_words(name, model[name]) if model[name] is not None else f"no {name}" for name in names]
+    return ", ".join(said)
+
+
+def _how(one: Problem) -> str:
+    setting = one.setting
+    parts = [f"score: {one.task}", *(in_words(name, setting[name]) for name in ("layers", "ffn") if setting.get(name))]
+    if one.task != MEAN and setting.get("steps"):
+        parts.append(in_words("steps", setting["steps"]))
+    rates = "best rate by validation" if setting.get("protocol") == "sweep" else "one fixed rate"
+    most = max(len(part.by_seed) for part in one.parts)
+    parts += [rates, f"{most} seed{'s' * (most != 1)}", f"run {setting[RUN]}" if RUN in setting else ""]
+    return " · ".join(part for part in parts if part)
