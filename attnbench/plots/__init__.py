@@ -25,7 +25,7 @@ class FigureKind(NamedTuple):
     needs: str
 
 
-_NAMES = ("tradeoff", "scores", "peers", "catalogue", "scaling", "error", "map", "speedup")
+_NAMES = ("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "map", "speedup")
 """Module and figure name: ``draw_NAME``, ``applies`` and ``NEEDS`` live there; the first matters most."""
 
 FIGURES: Mapping[str, FigureKind]

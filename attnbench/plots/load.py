@@ -16,9 +16,12 @@ from attnbench.errors import ResultsError
 from attnbench.record import ADDED, COLUMNS, READABLE, Record
 from attnbench.runs import by_age
 from attnbench.status import Status
-from attnbench.store import ENVIRONMENT, RECORDS, RunFolder
+from attnbench.store import CURVES, ENVIRONMENT, RECORDS, RunFolder
 from attnbench.store import TABLE as FILE
 from attnbench.table import FORMULA, csv_text
+
+FOLDERS = "folders"
+"""Attribute of a table: name and folder of each run in it, where its learning curves lie."""
 
 
 def _warn(message: str) -> None:
@@ -48,9 +51,30 @@ def read_results(path: str | Path | Sequence[str | Path], *, warn: Callable[[str
     if not any(len(frame) for frame in frames):
         names = ", ".join(str(file) for file in files) or "no path given"
         raise ResultsError(f"{names}: no row yet; measure first with: attnbench run SUITE")
+    runs = run_names(files) if len(paths) > 1 else [""] * len(files)
     if len(paths) > 1:
-        frames = [frame.assign(run=name) for frame, name in zip(frames, run_names(files), strict=True)]
-    return pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
+        frames = [frame.assign(run=name) for frame, name in zip(frames, runs, strict=True)]
+    table = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
+    table.attrs[FOLDERS] = [(name, str(file.parent)) for name, file in zip(runs, files, strict=True)]
+    return table
+
+
+def read_curves(frame: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, typing.Any]]]:
+    """Name of the run (empty for the only one) and cell -> the points of its learning curve, by step.
+
+    Args:
+        frame: as :func:`read_results` gives it, or some of its rows.
+
+    Raises:
+        CorruptResults: lines that are not as they were written.
+    """
+    folders = [(name, Path(folder)) for name, folder in frame.attrs.get(FOLDERS, ())]
+    return {
+        (name, cell_id): points
+        for name, folder in folders
+        if (folder / CURVES).is_file()
+        for cell_id, points in RunFolder(folder).curves().items()
+    }
 
 
 def run_names(files: Sequence[Path]) -> list[str]:

@@ -1,0 +1,106 @@
+"""Score over the bytes that a variant keeps of the tokens before: what a state of a given size remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.plots.captions import OWN_FORM, own_form_note
+from attnbench.plots.page import NothingToDraw
+from attnbench.plots.score_lines import Line, Panel, draw_lines
+from attnbench.plots.scored import Problem, about, hidden_options, left_out, problems
+from attnbench.plots.setting import PANELS, restrict
+from attnbench.plots.style import Look, in_style
+from attnbench.plots.ticks import log_axis, padded, trimmed
+from attnbench.scores import Summary
+from attnbench.units import format_bytes
+
+TITLE = "Score over the size of the state"
+FEWEST = 3
+"""Labels with measured bytes, below which there is no relation to see."""
+NEEDS = f"scores of {FEWEST} labels whose state_bytes were measured"
+
+
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+    """On one task three labels have a score and measured bytes of state."""
+    rows = restrict(frame, only or {})
+    return bool((rows["state_bytes"].notna() & rows["score"].notna()).any()) and any(map(_enough, problems(rows)))
+
+
+def _kept(one: Summary) -> float:
+    """Bytes for one sequence; 0 where they were not measured."""
+    batch = dict(one.setting).get("batch")
+    return (one.state_bytes or 0.0) / (batch if isinstance(batch, int | float) and batch > 0 else 1)
+
+
+def _enough(one: Problem) -> bool:
+    return sum(_kept(part) > 0 for part in one.parts) >= FEWEST
+
+
+@in_style
+def draw_recall(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+    """A panel for each task: a line for each variant over its options, a point for one with a single setting.
+
+    After figure 2 of Arora et al. 2024, "Simple linear attention language models balance the recall-throughput
+    tradeoff", arXiv:2402.18668. Here the bytes are those that were measured.
+
+    Args:
+        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
+        only: column -> value of the rows to draw.
+
+    Raises:
+        UsageError: a value that no row has.
+        NothingToDraw: fewer than three labels with a score and bytes.
+        ResultsError: not a results table.
+    """
+    rows = restrict(frame, only or {})
+    every = problems(rows)
+    found = [one for one in every if _enough(one)]
+    if not found:
+        raise NothingToDraw(f"needs {NEEDS}")
+    drawn = found[:PANELS]
+    labels = [part.label for one in drawn for part in one.parts if _kept(part) > 0]
+    without = dict.fromkeys(part.label for one in drawn for part in one.parts if not _kept(part) > 0)
+    notes = [
+        "Bytes of state for one sequence, as measured; bars: 95 % t-intervals over seeds (with one seed over test "
+        "examples). A line joins the options of one variant.",
+        f"Without measured bytes: {', '.join(without)}." if without else "",
+        hidden_options(drawn),
+        own_form_note(labels),
+        *left_out(rows, drawn),
+        f"Not drawn, for want of room: {', '.join(one.heading for one in found[PANELS:])}." if found[PANELS:] else "",
+    ]
+    return draw_lines(TITLE, about(rows, drawn), notes, [_panel(one) for one in drawn], "score", _scale, _draw)
+
+
+def _panel(one: Problem) -> Panel:
+    variants: dict[str, list[Summary]] = {}
+    for part in one.parts:
+        if _kept(part) > 0:
+            variants.setdefault(part.variant + OWN_FORM * part.label.endswith(OWN_FORM), []).append(part)
+    lines = sorted((_line(name, parts) for name, parts in variants.items()), key=lambda line: (-max(line.y), line.name))
+    levels = [("chance", one.chance)] if one.chance is not None else []
+    levels += [("identity", one.no_mixing.over_seeds.mean)] if one.no_mixing else []
+    return Panel(one.heading, tuple(lines), tuple(levels))
+
+
+def _line(name: str, parts: list[Summary]) -> Line:
+    parts = sorted(parts, key=lambda part: (_kept(part), part.label))
+    mean = tuple(part.over_seeds.mean for part in parts)
+    ends = [part.ends or (middle, middle) for part, middle in zip(parts, mean, strict=True)]
+    low, high = zip(*ends, strict=True)
+    return Line(name, parts[0].family, tuple(map(_kept, parts)), mean, low, high)
+
+
+def _scale(ax: Axes, panel: Panel) -> None:
+    bytes_ = [value for line in panel.lines for value in line.x]
+    log_axis(ax, "x", padded(bytes_, share=0.07), text=lambda value: trimmed(format_bytes(value)), most=7)
+    ax.set_xlabel("state for one sequence (log2 scale)")
+
+
+def _draw(ax: Axes, line: Line, look: Look) -> None:
+    ax.vlines(line.x, line.low, line.high, color=look.colour, lw=0.9, zorder=1.8)
+    ax.plot(line.x, line.y, lw=1.4, markersize=5, alpha=0.95, **look.line)

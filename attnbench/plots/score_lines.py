@@ -1,0 +1,112 @@
+"""Lines of scores, over steps or over bytes: panels stacked, with their names beside them or below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from attnbench.plots.page import Page, narrow, new_page, shorten, stacked, text_width
+from attnbench.plots.palette import palette
+from attnbench.plots.style import SMALL_SIZE, Look, looks
+from attnbench.plots.ticks import linear_ticks
+
+_AXIS = 0.46
+_STEP = 0.17
+"""Inches from name to name."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: its name in the key, and the mean at each place."""
+
+    name: str
+    family: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    """Ends of what is drawn around the mean."""
+    single: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
+    """Thin lines behind it, of single seeds: x and y of each."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The lines of one problem."""
+
+    heading: str
+    lines: tuple[Line, ...]
+    """From the best at the end of it down, as the key names them."""
+    levels: tuple[tuple[str, float], ...]
+    """Name and height of level lines: dotted chance, dashed identity."""
+
+
+def draw_lines(
+    title: str,
+    about: Sequence[str],
+    notes: Sequence[str],
+    panels: Sequence[Panel],
+    y_label: str,
+    scale: Callable[[Axes, Panel], None],
+    draw: Callable[[Axes, Line, Look], None],
+) -> Figure:
+    """A panel for each problem, all with one vertical scale.
+
+    Args:
+        scale: gives an axes its horizontal scale.
+        draw: draws one line.
+    """
+    look = looks((line.name, line.family) for panel in panels for line in panel.lines)
+    keys = min(2.6, max(text_width(name, SMALL_SIZE) for name in look) + 0.56)
+    below = [_STEP * (len(panel.lines) + len(panel.levels)) + 0.2 if narrow() else 0.0 for panel in panels]
+    rooms = [
+        _AXIS + (2.0 + key if narrow() else max(2.0, _STEP * (len(panel.lines) + len(panel.levels)) - 0.2))
+        for panel, key in zip(panels, below, strict=True)
+    ]
+    headings = [panel.heading for panel in panels]
+    page = new_page(title, about, notes, height=2.0, room=stacked(rooms, headings), most=14)
+    every = [value for panel in panels for line in panel.lines for value in (*line.low, *line.high, *line.y)]
+    every += [value for panel in panels for line in panel.lines for _, y in line.single for value in y]
+    every += [value for panel in panels for _, value in panel.levels]
+    extra = 0.05 * (max(every) - min(every)) or 0.05
+    limits = (min(every) - extra, max(every) + extra)
+    for part, panel, key in zip(page.parts(headings, rooms), panels, below, strict=True):
+        chart, under = part.split(key) if key else (part, part)
+        left, bottom = chart.left + 0.56, chart.bottom + _AXIS
+        right = chart.right - (0.1 if narrow() else keys + 0.1)
+        ax = chart.axes(left, bottom, right - left, chart.top - bottom)
+        ax.set_ylim(*limits)
+        ax.set_yticks([tick for tick in linear_ticks(*limits) if 0 <= tick <= 1])
+        ax.set_ylabel(y_label)
+        ax.grid(axis="both")
+        scale(ax, panel)
+        for turn, (_, value) in enumerate(panel.levels):
+            ax.axhline(value, **_level(turn))
+        for line in panel.lines:
+            draw(ax, line, look[line.name])
+        _write_key(under if narrow() else replace(part, left=right + 0.12, bottom=bottom - 0.3), panel, look)
+    return page.figure
+
+
+def _level(turn: int) -> dict[str, Any]:
+    colour = palette().family("reference") if turn else palette().ink
+    return {"color": colour, "lw": 1.1, "ls": "--" if turn else ":", "zorder": 1.4}
+
+
+def _write_key(page: Page, panel: Panel, look: dict[str, Look]) -> None:
+    width, height = page.right - page.left, page.top - page.bottom
+    ax = page.blank(page.left, page.bottom, width, height)
+    y = height - 0.06
+    for line in panel.lines:
+        ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], markersize=4.2, lw=1.3, **look[line.name].line))
+        ax.text(0.46, y, shorten(line.name, width - 0.46, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")
+        y -= _STEP
+    for turn, (name, _) in enumerate(panel.levels):
+        ax.add_line(Line2D([0, 0.4], [y, y], **_level(turn)))
+        ax.text(0.46, y, shorten(name, width - 0.46, SMALL_SIZE), fontsize=SMALL_SIZE, va="center", style="italic")
+        y -= _STEP
