@@ -15,7 +15,7 @@ from attnbench.plots.captions import own_form_note, short_names
 from attnbench.plots.load import read_curves
 from attnbench.plots.page import NothingToDraw
 from attnbench.plots.score_lines import Line, Panel, draw_lines
-from attnbench.plots.scored import Problem, about, hidden_options, problems
+from attnbench.plots.scored import Problem, about, hidden_options, left_out, problems
 from attnbench.plots.setting import PANELS, RUN, restrict, scored
 from attnbench.plots.style import Look, in_style
 from attnbench.plots.ticks import linear_ticks, plain
@@ -60,8 +60,9 @@ def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     rest = [panel.heading for _, panel in every[PANELS:]]
     drawn = [one for one, _ in every[:PANELS]]
     notes = [
-        "Validation score, which chose the rate; the figure of scores shows test scores. Thick: mean over seeds at the "
-        "steps that all reached; thin: single seeds. Names from the best last mean down.",
+        "Scores of validation, at the rate that counts; the figure of scores shows those of the test. Thick: mean over "
+        "seeds at the steps that all reached; thin: single seeds. Names from the best last mean down.",
+        *left_out(rows, drawn),
         " ".join(part for part in (hidden_options(drawn), hidden) if part),
         own_form_note(names),
         f"Not drawn, for want of room: {', '.join(rest)}." if rest else "",

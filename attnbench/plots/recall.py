@@ -31,9 +31,8 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 
 def _kept(one: Summary) -> float:
-    """Bytes for one sequence; 0 where they were not measured."""
-    batch = dict(one.setting).get("batch")
-    return (one.state_bytes or 0.0) / (batch if isinstance(batch, int | float) and batch > 0 else 1)
+    """Bytes of all layers for one sequence; 0 where they were not measured."""
+    return one.state_bytes or 0.0
 
 
 def _enough(one: Problem) -> bool:
@@ -65,8 +64,9 @@ def draw_recall(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     labels = [part.label for one in drawn for part in one.parts if _kept(part) > 0]
     without = dict.fromkeys(part.label for one in drawn for part in one.parts if not _kept(part) > 0)
     notes = [
-        "Bytes of state for one sequence, as measured; bars: 95 % t-intervals over seeds (with one seed over test "
-        "examples). A line joins the options of one variant.",
+        "Bytes that all layers keep of one sequence of this length to decode its next token, as measured; of the "
+        "causal form, where the trained model sees all. Bars: 95 % t-intervals over seeds, of one seed over test "
+        "examples. A line joins the options of one variant.",
         f"Without measured bytes: {', '.join(without)}." if without else "",
         hidden_options(drawn),
         own_form_note(labels),

@@ -15,6 +15,7 @@ from attnbench.record import Record
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.status import Status
+from attnbench.store import CURVES, RunFolder
 from attnbench.table import csv_text
 
 TRUTH: dict[str, dict[str, float]] = {
@@ -99,3 +100,28 @@ def frame_of(rows: Iterable[Record], folder: Path) -> pd.DataFrame:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.csv").write_text(csv_text(list(rows)), encoding="utf-8")
     return read_results(folder / "results.csv")
+
+
+def curve(record: Record, evaluations: int = 6) -> dict[str, Any]:
+    """A line of ``curves.jsonl``: the score rises towards that of the row."""
+    steps, last = record.steps or 400, record.val_score or 0.0
+    shares = [(turn + 1) / evaluations for turn in range(evaluations)]
+    points = [
+        {
+            "step": round(steps * share), "train_loss": 2 - share, "val_score": 0.1 + (last - 0.1) * share**0.5,
+            "val_loss": 2.1 - share, "learning_rate": 0.002 * (1 - share), "cpu_s": 10 * share,
+        }
+        for share in shares
+    ]  # fmt: skip
+    return {"cell_id": record.cell_id, "points": points}
+
+
+def run_of(rows: Iterable[Record], path: Path) -> pd.DataFrame:
+    """The table of a run's folder, with a learning curve for each row with a score."""
+    folder = RunFolder.create(path, environment={"run_key": "k"}, suite_text="name: s\n")
+    rows = list(rows)
+    for one in rows:
+        folder.add(one)
+    folder.append(CURVES, [curve(one) for one in rows if one.score is not None])
+    (path / "results.csv").write_text(csv_text(list(folder.records().values())), encoding="utf-8")
+    return read_results(path)
