@@ -32,7 +32,7 @@ def compare(
         ),
     ] = None,
     n: Annotated[
-        str, typer.Option("--n", metavar="LENGTHS", help="Lengths: 1024..16384 doubles, 1024..4096+1024 steps.")
+        str, typer.Option("--n", metavar="LENGTHS", help="Lengths: 1k..16k doubles, 1024..4096+1024 steps.")
     ] = "1024..4096",
     heads: Annotated[int, typer.Option(min=1, metavar="N", help="Heads H.")] = 8,
     head_dim: Annotated[int, typer.Option(min=1, metavar="N", help="Head width D.")] = 64,

@@ -20,7 +20,7 @@ from attnbench.registry import Entry, Registry
 from attnbench.shape import BIASES, Bias
 from attnbench.spec import Spec, parse_scalar, parse_specs
 from attnbench.suite.messages import pick, shown, wrong
-from attnbench.suite.ranges import FORMS, MAX_VALUES, parse_range
+from attnbench.suite.ranges import FORMS, MAX_VALUES, is_number, parse_range
 from attnbench.task import TASKS
 from attnbench.variant import VARIANTS
 
@@ -33,7 +33,7 @@ Test = Callable[[Any], bool]
 
 MAX_IN_ALL = 100_000
 """Values in one suite, ranges and lists of options multiplied out."""
-_COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,18})\s*")
+_COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,18}k?)\s*")
 _OPERATORS: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -98,8 +98,8 @@ def _whole(low: int, high: int, *, null: bool = False) -> Callable[[object, Vali
 def _numbers(item: object, axis: str | None, index: int) -> list[int]:
     if isinstance(item, bool) or not isinstance(item, int | str):
         wrong(f"{axis!r} must be whole numbers, got {shown(item)}; {FORMS}", index)
-    if isinstance(item, str) and ".." not in item and "," not in item:
-        # A quoted number is text: the types of a suite are strict.
+    if isinstance(item, str) and ".." not in item and "," not in item and (item.isdecimal() or not is_number(item)):
+        # A quoted number is text: the types of a suite are strict. YAML has no number such as 16k.
         remedy = "remove the quotes" if item.isdecimal() else FORMS
         wrong(f"{axis!r} must be whole numbers, got the text {shown(item)}; {remedy}", index)
     try:
@@ -193,7 +193,7 @@ def _number_tests(value: object, info: ValidationInfo) -> list[Test]:
     for index, item in enumerate(_listed(value, info.field_name)):
         comparison = _COMPARISON.fullmatch(item) if isinstance(item, str) else None
         if comparison:
-            tests.append(_comparison(_OPERATORS[comparison[1]], int(comparison[2])))
+            tests.append(_comparison(_OPERATORS[comparison[1]], *parse_range(comparison[2])))
         elif isinstance(item, str) and item.lstrip()[:1] in tuple("<>=!"):
             wrong(f"{info.field_name!r}: {shown(item)} is not a comparison; write for instance '>=65536'", index)
         else:

@@ -1,4 +1,4 @@
-"""Whole numbers as people write them for an axis: ``512,1024``, ``1024..16384``, ``1024..4096+1024``."""
+"""Whole numbers as people write them for an axis: ``512,1024``, ``16k``, ``1024..16384``, ``1024..4096+1024``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from attnbench.errors import UsageError
 MAX_VALUES = 10_000
 """More than this on one axis is a slip of the keyboard."""
 
-FORMS = "write 1024 or 512,1024 or 1024..16384 (doubling) or 1024..4096+1024 (steps)"
+FORMS = "write 1024 or 1k or 512,1024 or 1024..16384 (doubling) or 1024..4096+1024 (steps)"
 
-_PART = re.compile(r"([0-9]{1,18})(?:\.\.([0-9]{1,18})(?:\+([0-9]{1,18}))?)?")
+_NUMBER = r"([0-9]{1,18}k?)"
+_PART = re.compile(rf"{_NUMBER}(?:\.\.{_NUMBER}(?:\+{_NUMBER})?)?")
 
 
 def parse_range(value: str | int | Sequence[str | int]) -> list[int]:
     """The numbers that ``value`` stands for, in the order written.
 
+    ``16k`` is 16,384, as figures write it.
     ``a..b`` doubles from a and holds b where doubling meets it: ``1000..5000`` is 1000, 2000, 4000.
     ``a..b+s`` goes up by s and holds b where the steps meet it. Text may join several with commas; a list may mix text
     and numbers.
@@ -48,15 +50,15 @@ def _parse_part(part: str, whole: str) -> Sequence[int]:
     match = _PART.fullmatch(part)
     if not match:
         raise UsageError(f"{_short(part or whole)} is not a number or a range; {FORMS}")
-    start = int(match[1])
+    start = _number(match[1])
     if match[2] is None:
         return [start]
-    end = int(match[2])
+    end = _number(match[2])
     if end < start:
-        backwards = f"{end}..{start}" + (f"+{match[3]}" if match[3] else "")
+        backwards = f"{match[2]}..{match[1]}" + (f"+{match[3]}" if match[3] else "")
         raise UsageError(f"{part!r} runs downwards; write {backwards}")
     if match[3] is not None:
-        step = int(match[3])
+        step = _number(match[3])
         if step == 0:
             raise UsageError(f"{part!r} has a step of 0; write a step of at least 1")
         _check_count((end - start) // step + 1)
@@ -64,6 +66,15 @@ def _parse_part(part: str, whole: str) -> Sequence[int]:
     if start == 0:
         raise UsageError(f"{part!r} doubles from 0; write 1..{max(end, 1)} or steps such as 0..{end}+1")
     return [start << power for power in range((end // start).bit_length())]
+
+
+def is_number(text: str) -> bool:
+    """Whether it is one number as it stands in a range: ``1024`` or ``1k``."""
+    return re.fullmatch(_NUMBER, text) is not None
+
+
+def _number(text: str) -> int:
+    return int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
 
 
 def _check_count(count: int) -> None:

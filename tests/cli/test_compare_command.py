@@ -63,7 +63,7 @@ def test_without_two_variants_it_says_what_is_missing_and_gives_an_example(argum
 
 @pytest.mark.parametrize(
     ("lengths", "remedy"),
-    [("0", "write --n 1024..4096"), ("many", "write 1024 or 512,1024"), ("4096..1024", "write 1024..4096")],
+    [("0", "write --n 1024..4096"), ("many", "write 1024 or 1k or 512,1024"), ("4096..1024", "write 1024..4096")],
 )
 def test_lengths_that_are_wrong_say_what_to_write(lengths: str, remedy: str) -> None:
     done = compare("softmax", "linear", "--n", lengths)

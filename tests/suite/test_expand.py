@@ -317,6 +317,14 @@ def test_axes_of_the_operator_level_leave_other_sweeps_alone() -> None:
     )
 
 
+def test_lengths_may_be_written_as_figures_write_them() -> None:
+    suite = suite_of(matrix(seq_len=["1k", "2k..8k"]), exclude=[{"seq_len": ">=8k"}, {"seq_len": "2k"}])
+    assert [cell.shape.N for cell in expand(suite)] == [1024, 4096]
+    for value, lengths in (("16k", [16384]), ("512,1k", [512, 1024]), ("1k..4k", [1024, 2048, 4096])):
+        suite = apply_overrides(suite_of(matrix()), {"seq_len": value})
+        assert [cell.shape.N for cell in expand(suite)] == lengths
+
+
 def test_the_seed_can_be_set() -> None:
     assert [cell.seed for cell in expand(suite_of(matrix(seed=[1, 2])), seed=5)] == [5]
 
@@ -335,6 +343,8 @@ def test_the_seed_can_be_set() -> None:
         ("variant", "", "--set variant: '' is not a name; write at most 64 letters, digits, '.', '_' and '-'"),
         ("heads", "0", "--set heads: 'heads' must lie between 1 and 1048576, got 0; write a number in between"),
         ("seq_len", [], "--set seq_len: 'seq_len' is an empty list; give at least one value"),
+        ("seq_len", "16K", "--set seq_len: 'seq_len' must be whole numbers, got the text '16K'; write 1024 or 1k or "
+         "512,1024 or 1024..16384 (doubling) or 1024..4096+1024 (steps)"),
         ("dtype", "float23", "--set dtype: 'dtype' cannot be 'float23'; "
          "did you mean 'float32'?"),
         ("bias", "yes", "--set bias: 'bias' cannot be 'yes'; write none, alibi or relative"),

@@ -34,7 +34,7 @@ exclude:
   - {variant: softmax, seq_len: ">=2048"}
 """
 
-FORMS = "write 1024 or 512,1024 or 1024..16384 (doubling) or 1024..4096+1024 (steps)"
+FORMS = "write 1024 or 1k or 512,1024 or 1024..16384 (doubling) or 1024..4096+1024 (steps)"
 
 
 @pytest.fixture

@@ -22,6 +22,11 @@ from attnbench.suite.ranges import parse_range
         ("1024..4096+1024", [1024, 2048, 3072, 4096]),
         ("10..25+10", [10, 20]),
         ("0..3+1", [0, 1, 2, 3]),
+        ("1k", [1024]),
+        ("512, 2k,64k", [512, 2048, 65536]),
+        ("2k..16k", [2048, 4096, 8192, 16384]),
+        ("512..2k", [512, 1024, 2048]),
+        ("1k..3k+1k", [1024, 2048, 3072]),
         ("5,8..16,1..3+1", [5, 8, 16, 1, 2, 3]),
         ([512, "1024..2048", "4096,8192"], [512, 1024, 2048, 4096, 8192]),
     ],
@@ -30,7 +35,7 @@ def test_a_range_stands_for_these_numbers(text: str | int | list[str | int], num
     assert parse_range(text) == numbers
 
 
-FORMS = "write 1024 or 512,1024 or 1024..16384 (doubling) or 1024..4096+1024 (steps)"
+FORMS = "write 1024 or 1k or 512,1024 or 1024..16384 (doubling) or 1024..4096+1024 (steps)"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,12 @@ FORMS = "write 1024 or 512,1024 or 1024..16384 (doubling) or 1024..4096+1024 (st
         ("lots", f"'lots' is not a number or a range; {FORMS}"),
         ("1,,2", f"'1,,2' is not a number or a range; {FORMS}"),
         ("", f"'' is not a number or a range; {FORMS}"),
-        ("1k", f"'1k' is not a number or a range; {FORMS}"),
+        ("16k..1k", "'16k..1k' runs downwards; write 1k..16k"),
+        ("k", f"'k' is not a number or a range; {FORMS}"),
+        ("1 k", f"'1 k' is not a number or a range; {FORMS}"),
+        ("1kk", f"'1kk' is not a number or a range; {FORMS}"),
+        ("1.5k", f"'1.5k' is not a number or a range; {FORMS}"),
+        ("1M", f"'1M' is not a number or a range; {FORMS}"),
         ("2**14", f"'2**14' is not a number or a range; {FORMS}"),
         ("-5", f"'-5' is not a number or a range; {FORMS}"),
         ("1...4", f"'1...4' is not a number or a range; {FORMS}"),
