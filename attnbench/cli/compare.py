@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from attnbench.measure.crossover import Crossover
     from attnbench.run.compare import Comparison, Row, Side
 
-NEEDS_TWO = "compare needs two or more different variants: attnbench compare softmax linear --n 1024..4096"
-
 
 def compare(
     variants: Annotated[
@@ -93,11 +91,12 @@ def compare(
 
     The exit code is 1 where nothing could be measured.
     """
+    from attnbench.run.different import refuse_equal
     from attnbench.suite.ranges import parse_range
 
     variants = variants or []
     if not variants:
-        raise UsageError(NEEDS_TWO)
+        refuse_equal([], [])
     lengths = sorted(set(parse_range(n)))
     if not lengths[0]:
         raise UsageError("--n 0: a length is at least 1; write --n 1024..4096")
@@ -125,9 +124,9 @@ def compare(
     for source in plugin or []:
         load(source)
     device = resolve_device(device)
-    specs = [VARIANTS.get(s.name).normalise(s) for text in variants for s in parse_specs(text)]
-    if len(set(specs)) < 2:
-        raise UsageError(NEEDS_TWO)
+    written = [spec for text in variants for spec in parse_specs(text)]
+    specs = [VARIANTS.get(spec.name).normalise(spec) for spec in written]
+    refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
     source_of_inputs = parse_spec(inputs)
     source_of_inputs = INPUTS.get(source_of_inputs.name).normalise(source_of_inputs)
     look_at(source_of_inputs)

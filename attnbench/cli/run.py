@@ -91,7 +91,9 @@ def run(
     from attnbench.suite.load import refuse_early
 
     of_all = {"dtype": dtype, "seed": None if seed is None else str(seed)}
-    refuse_early(suite, device=device, overrides=overrides | {axis: one for axis, one in of_all.items() if one})
+    given_to_all = {axis: one for axis, one in of_all.items() if one is not None}
+    named = {axis: f"--{axis}" for axis in given_to_all}
+    refuse_early(suite, device=device, overrides=overrides | given_to_all, options=named)
 
     from attnbench.machine import default_threads
     from attnbench.run.invocation import once

@@ -9,12 +9,12 @@ from typing import Any
 
 from attnbench.cell import Cell
 from attnbench.cgroup import throttled_periods
-from attnbench.errors import UsageError
 from attnbench.machine import thread_warnings, throttling_warning
 from attnbench.measure.crossover import Crossover, crossover
 from attnbench.measure.statistics import Ratio, fewest, median, median_interval, paired_ratio
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record, inferred
+from attnbench.run.different import refuse_equal
 from attnbench.run.doubt import Doubts
 from attnbench.run.isolation import Settings, Worker
 from attnbench.run.length import Length, measure_length, without_error
@@ -152,12 +152,12 @@ def compare(
         against_itself: ``cells`` holds the same variant twice, to see what the machine makes of it.
 
     Raises:
-        UsageError: fewer than two different variants.
+        UsageError: one variant alone, or one twice.
         WorkerFailed: the measuring process could not be started.
     """
     labels = [cell.variant.label for cell in cells]
-    if len(set(labels)) < 2 and not against_itself:
-        raise UsageError("compare needs two or more different variants")
+    if not against_itself:
+        refuse_equal(labels, labels)
     result = Comparison(labels)
     pairs = list(combinations(range(len(cells)), 2))
     family = len(pairs) * len(lengths)

@@ -63,15 +63,14 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         SuiteError: the suite file; UsageError: options, devices, an empty selection, an input file that cannot be read.
     """
     device = resolve_device(options.device)
-    overrides: dict[str, Override] = dict(options.overrides)
-    if options.dtype is not None:
-        overrides["dtype"] = options.dtype
+    own = {"dtype": options.dtype, "seed": None if options.seed is None else str(options.seed)}
+    """Axes with an option of their own."""
+    of_their_own = {axis: value for axis, value in own.items() if value is not None}
+    overrides: dict[str, Override] = {**options.overrides, **of_their_own}
     if isinstance(suite, str | Path):
         suite = load_suite(suite)
-    if options.seed is not None:
-        overrides["seed"] = str(options.seed)
     if overrides:
-        suite = apply_overrides(suite, overrides)
+        suite = apply_overrides(suite, overrides, options={axis: f"--{axis}" for axis in of_their_own})
     cells = expand(suite, device=device)
     if options.select:
         cells = choose(options.select, cells)

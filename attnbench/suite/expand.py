@@ -100,7 +100,9 @@ def check_size(suite: Suite, kind: str) -> None:
             raise suite.origin.error(place, f"{count} cells, at most {MAX_CELLS}; use fewer values here")
 
 
-def apply_overrides(suite: Suite, overrides: Mapping[str, Override]) -> Suite:
+def apply_overrides(
+    suite: Suite, overrides: Mapping[str, Override], *, options: Mapping[str, str] | None = None
+) -> Suite:
     """The suite with axes replaced in every sweep, whatever its matrices and profiles say.
 
     Axes that only the operator level has (``inputs``, ``kv_len``), only a model (``task``) or only a training
@@ -109,6 +111,7 @@ def apply_overrides(suite: Suite, overrides: Mapping[str, Override]) -> Suite:
 
     Args:
         overrides: axis -> value, list, or text: ``{"seq_len": "1024..4096", "variant": "sdpa,performer:features=64"}``.
+        options: axis -> the option that a user wrote, ``--dtype``, for messages; of others ``--set axis``.
 
     Raises:
         UsageError: an unknown axis, or values that it does not take.
@@ -117,15 +120,16 @@ def apply_overrides(suite: Suite, overrides: Mapping[str, Override]) -> Suite:
     for axis, value in overrides.items():
         if axis not in AXES:
             raise UsageError(f"unknown axis {shown(axis)}{pick(axis, AXES)}")
+        option = (options or {}).get(axis, f"--set {axis}")
         values = _split(axis, value)
         try:
             wanted = _axes({axis: values}, suite)
         except ValidationError as error:
-            raise UsageError(f"--set {axis}: {first_problem(error)}") from None
+            raise UsageError(f"{option}: {first_problem(error)}") from None
         sweeps = [sweep for sweep in data["sweeps"] if _has_axis(sweep, axis)]
         if not sweeps:
             raise UsageError(
-                f"--set {axis}: only sweeps {_OWNERS[axis]} have this axis, and {suite.name!r} has none; remove it"
+                f"{option}: only sweeps {_OWNERS[axis]} have this axis, and {suite.name!r} has none; remove it"
             )
         for sweep in sweeps:
             sweep["matrix"][axis] = values

@@ -32,16 +32,25 @@ def load_suite(path_or_name: str | Path, *, overrides: Mapping[str, str] | None 
     return _load(path_or_name, overrides or {}, registered=True)
 
 
-def refuse_early(path_or_name: str | Path, *, device: str = "auto", overrides: Mapping[str, str] | None = None) -> None:
+def refuse_early(
+    path_or_name: str | Path,
+    *,
+    device: str = "auto",
+    overrides: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> None:
     """Find what is wrong with a suite before its variants are known: all but their names and options.
 
     Registering variants imports torch, which takes more time and memory than reading any suite may take.
+
+    Args:
+        overrides, options: as :func:`attnbench.suite.expand.apply_overrides` takes them.
 
     Raises:
         SuiteError: as :func:`load_suite`, or more cells than a run may have on any type of device that ``device`` is.
         UsageError: the overrides.
     """
-    suite = _load(path_or_name, overrides or {}, registered=False)
+    suite = _load(path_or_name, overrides or {}, registered=False, options=options)
     kind = device.partition(":")[0]
     kinds = [kind] if kind in DEVICES else DEVICES
     problems = []
@@ -54,7 +63,13 @@ def refuse_early(path_or_name: str | Path, *, device: str = "auto", overrides: M
         raise problems[0]
 
 
-def _load(path_or_name: str | Path, overrides: Mapping[str, str], *, registered: bool) -> Suite:
+def _load(
+    path_or_name: str | Path,
+    overrides: Mapping[str, str],
+    *,
+    registered: bool,
+    options: Mapping[str, str] | None = None,
+) -> Suite:
     path = suite_path(path_or_name)
     text = _read_text(path)
     try:
@@ -62,7 +77,7 @@ def _load(path_or_name: str | Path, overrides: Mapping[str, str], *, registered:
     except NotASuite as error:
         raise Origin(str(path)).error_on(error.line, str(error)) from None
     suite = Suite.of(data, Origin(str(path), lines), registered=registered)
-    return apply_overrides(suite, overrides) if overrides else suite
+    return apply_overrides(suite, overrides, options=options) if overrides else suite
 
 
 def shipped_descriptions() -> dict[str, str]:

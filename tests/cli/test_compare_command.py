@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.cli.app import main
 from attnbench.errors import Exit
 
 QUICK = ["--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1"]
@@ -53,12 +54,32 @@ def broken(tmp_path: Path) -> list[str]:
     return options
 
 
-@pytest.mark.parametrize("arguments", [[], ["--n", "4"], ["softmax"], ["softmax", "softmax", "--n", "4"]])
+@pytest.mark.parametrize("arguments", [[], ["--n", "4"], ["softmax"]])
 def test_without_two_variants_it_says_what_is_missing_and_gives_an_example(arguments: list[str]) -> None:
     done = compare(*arguments)
     assert (done.returncode, done.stdout) == (Exit.USAGE, "")
     assert "compare needs two or more different variants: attnbench compare softmax linear --n" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("variants", "same"),
+    [
+        (["softmax", "softmax"], "softmax and softmax are the same variant; "),
+        (["performer", "performer:features=256"], "performer and performer:features=256 are the same variant; "),
+        (["linear", "softmax", "linear"], "linear and linear are the same variant; "),
+        (
+            ["performer:features=256", "performer:kernel=positive"],
+            "performer:features=256 and performer:kernel=positive are the same variant, performer; ",
+        ),
+    ],
+)
+def test_one_variant_written_twice_is_refused_by_its_name(
+    variants: list[str], same: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *variants, "--n", "4"]) == Exit.USAGE
+    needs = "compare needs two or more different variants: attnbench compare softmax linear --n 1024..4096\n"
+    assert capsys.readouterr().err == f"error: {same}{needs}"
 
 
 @pytest.mark.parametrize(

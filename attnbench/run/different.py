@@ -1,0 +1,28 @@
+"""That there is something to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from attnbench.errors import UsageError
+
+NEEDS_TWO = "compare needs two or more different variants: attnbench compare softmax linear --n 1024..4096"
+
+
+def refuse_equal(labels: Sequence[str], written: Sequence[str]) -> None:
+    """See that each variant is there once, beside another.
+
+    Args:
+        labels: without options at their defaults, so that equal variants have equal ones.
+        written: the same as the user wrote them, for the message.
+
+    Raises:
+        UsageError: one variant alone, or one twice, which could only be compared with itself.
+    """
+    for (label, one), (other_label, other) in combinations(zip(labels, written, strict=True), 2):
+        if label == other_label:
+            also = "" if label in (one, other) else f", {label}"
+            raise UsageError(f"{one} and {other} are the same variant{also}; {NEEDS_TWO}")
+    if len(labels) < 2:
+        raise UsageError(NEEDS_TWO)
