@@ -74,7 +74,9 @@ class Axes(_Strict):
     """Values by axis; an empty list means that the axis is not mentioned."""
 
     variant: axes.Variants = Field(default=[], description="performer:features=64 or {name: performer, features: 64}")
-    seq_len: axes.Lengths = Field(default=[], description="N: 1024, 16k, 1024..16384 (doubling), 1024..4096+1024 (steps)")
+    seq_len: axes.Lengths = Field(
+        default=[], description="N: 1024, 16k, 1024..16384 (doubling), 1024..4096+1024 (steps)"
+    )
     kv_len: axes.KeyLengths = Field(default=[], description="M; null means N (operator level only)")
     heads: axes.Sizes = Field(default=[], description="H")
     head_dim: axes.Sizes = Field(default=[], description="D")
