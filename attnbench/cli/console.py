@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnbench.cli.streams import Lasting
 from attnbench.printable import printable
@@ -101,18 +101,27 @@ def data(value: Any) -> None:
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), title: str | None = None
 ) -> None:
-    """A table on stdout under its title; columns named in ``right`` hold numbers."""
+    """A table on stdout under its title; columns named in ``right`` hold numbers.
+
+    Where it is too wide, columns of text take several lines, and no word of at most 10 characters is broken as long as
+    that is possible.
+    """
     from rich.table import Table
     from rich.text import Text
 
+    from attnbench.cli.columns import GAPS, fit
+
     if title is not None:
         heading(title)
-    drawn = Table(box=None, pad_edge=False, header_style="dim")
-    for name in columns:
-        number = name in right
-        drawn.add_column(Text(_shown(name)), justify="right" if number else "left", no_wrap=number, overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(_shown(cell)) for cell in row))
+    lines = [[_shown(cell) for cell in line] for line in (columns, *rows)]
+    numbers = [name in right for name in columns]
+    widths, gap = fit(list(zip(*lines, strict=True)), numbers, width()) or ([None] * len(columns), GAPS[0])
+    drawn = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap - 1, 0, 1))
+    for name, number, wide in zip(lines[0], numbers, widths, strict=True):
+        side: Literal["left", "right"] = "right" if number else "left"
+        drawn.add_column(Text(name), justify=side, no_wrap=number, overflow="fold", width=wide)
+    for row in lines[1:]:
+        drawn.add_row(*map(Text, row))
     _out().print(drawn)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from attnbench.cell import Cell
 from attnbench.cli import console
+from attnbench.cli.columns import fit
 from attnbench.record import Record
 from attnbench.shape import Shape
 from attnbench.spec import Spec
@@ -27,6 +28,29 @@ WORDS = st.sampled_from(
     ["[red]", "[/]", "[link=x]", "\\", "\\[", ":smile:", "$x^2$", "<b>", "\x1b[2J", "\x9b2J", "\x07", *HOSTILE]
 )
 few = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=10_000)
+
+
+CELLS = st.lists(st.sampled_from(["bfloat16", "linformer", "a", "gaussian:logit_std=1.0", "true"]), max_size=4)
+COLUMN = st.lists(CELLS.map(" ".join), min_size=2, max_size=2)
+
+
+@given(st.lists(COLUMN, min_size=1, max_size=8), st.integers(10, 100))
+def test_columns_fit_where_their_short_words_do(columns: list[list[str]], space: int) -> None:
+    numbers = [i % 3 == 2 for i in range(len(columns))]
+    found = fit(columns, numbers, space)
+    whole = [max(1, *map(len, cells)) for cells in columns]
+    gaps = len(columns) - 1
+    if found is None:
+        assert sum(width if number else 1 for number, width in zip(numbers, whole, strict=True)) + gaps > space
+        return
+    widths, gap = found
+    assert sum(widths) + gap * gaps <= space
+    if sum(whole) + 2 * gaps <= space:
+        assert (widths, gap) == (whole, 2)
+    least = [max([1, *(len(w) for cell in cells for w in cell.split() if len(w) <= 10)]) for cells in columns]
+    least = [width if number else word for number, width, word in zip(numbers, whole, least, strict=True)]
+    if sum(least) + gaps <= space:
+        assert all(small <= width for small, width in zip(least, widths, strict=True))
 
 
 def shown(text: str) -> str:
@@ -60,6 +84,23 @@ def test_cells_of_a_table_are_printed_as_they_are(capsys: pytest.CaptureFixture[
     assert title == shown(text)
     assert head.split(None, 1)[1].rstrip() == f"/{shown(text)}/"
     assert row.split(None, 1)[1].rstrip() == f"|{shown(text)}|"
+
+
+def test_a_short_word_is_broken_in_no_column_and_no_line_is_longer_than_the_screen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ["variant", "causal", "dtype", "time", "±", "examples/s", "peak", "error", "note"]
+    note = "unsupported: rank 256 is above the 64 keys: the projection would lengthen the sequence"
+    numbers = ["1.23 ms", "12%", "1.23e+03", "36.0 KiB", "0.0041"]
+    rows = [
+        ["performer:features=64,kernel=positive", "False", "bfloat16", *numbers, ""],
+        ["linformer", "True", "float32", *["-"] * 5, note],
+    ]
+    console.table(names, rows, right=names[3:8])
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    for word in ("bfloat16", "linformer", "lengthen", "causal", *numbers):
+        assert word in said
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028", "\v"])

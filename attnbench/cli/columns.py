@@ -1,0 +1,42 @@
+"""How wide the columns of a table are where not all of it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+LONGEST_WORD = 10
+"""Characters of a word that is never broken: ``bfloat16`` is one, a label with its options may be."""
+GAPS = (2, 1)
+"""Between two columns: the second where the first leaves too little room."""
+
+
+def fit(columns: Sequence[Sequence[str]], numbers: Sequence[bool], space: int) -> tuple[list[int], int] | None:
+    """Widths of the columns, and the gap between them, so that no word of :data:`LONGEST_WORD` characters is broken.
+
+    The widest column of text becomes narrower, again and again. Columns of numbers keep their width. Where there is too
+    little room for all such words, the longest of them are broken.
+
+    Args:
+        columns: the cells of each, its head included.
+        numbers: which of them hold numbers.
+        space: characters of a line.
+
+    Returns:
+        None where there is no room for the numbers.
+    """
+    from rich.cells import cell_len
+
+    widths = [max(1, *(cell_len(line) for cell in cells for line in cell.split("\n"))) for cells in columns]
+    words = [[cell_len(word) for cell in cells for word in cell.split()] for cells in columns]
+    for longest, gap in [(LONGEST_WORD, gap) for gap in GAPS] + [(n, GAPS[-1]) for n in range(LONGEST_WORD - 1, 0, -1)]:
+        least = [
+            width if fixed else max((n for n in of if n <= longest), default=1)
+            for of, width, fixed in zip(words, widths, numbers, strict=True)
+        ]
+        room = space - gap * (len(widths) - 1)
+        if sum(least) <= room:
+            while sum(widths) > room:
+                widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=lambda i: widths[i])
+                widths[widest] -= 1
+            return widths, gap
+    return None
