@@ -115,9 +115,11 @@ def table(
         heading(title)
     lines = [[_shown(cell) for cell in line] for line in (columns, *rows)]
     numbers = [name in right for name in columns]
-    widths, gap = fit(list(zip(*lines, strict=True)), numbers, width()) or ([None] * len(columns), GAPS[0])
+    fitting = fit(list(zip(*lines, strict=True)), numbers, width())
+    gap = fitting[1] if fitting else GAPS[0]
     drawn = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap - 1, 0, 1))
-    for name, number, wide in zip(lines[0], numbers, widths, strict=True):
+    for place, (name, number) in enumerate(zip(lines[0], numbers, strict=True)):
+        wide = fitting[0][place] if fitting else None
         side: Literal["left", "right"] = "right" if number else "left"
         drawn.add_column(Text(name), justify=side, no_wrap=number, overflow="fold", width=wide)
     for row in lines[1:]:

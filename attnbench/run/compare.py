@@ -207,7 +207,7 @@ def _visit_all(
                 here = [without_error(cell) for cell in here]
             known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
             visit = measure_length(worker, here, rules, timeout=timeout, fewest=turns, known=known)
-            if "error" in cells[0].measure and not visit.with_error:
+            if any("error" in cell.measure for cell in cells) and not visit.with_error:
                 result.without_error.append(n)
             for i, record in visit.records.items():
                 if record.status in STOPPING and i not in visit.unsure:

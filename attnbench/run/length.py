@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from attnbench.cell import Cell
+from attnbench.measure.error import error_kind
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.pairs import Pairs
 from attnbench.status import Status
+from attnbench.variant import VARIANTS
 from attnbench.verify import checked
 
 WARM_UP_CALLS = 3
@@ -81,7 +83,7 @@ class _Visit:
         clock: Callable[[], float],
     ) -> None:
         self.worker, self.cells, self.rules, self.timeout, self.fewest = worker, list(cells), rules, timeout, fewest
-        self.found = Length(with_error="error" in cells[0].measure)
+        self.found = Length(with_error=any("error" in cell.measure for cell in cells))
         self.seconds: dict[int, float] = {}
         """Of one call, by the first look."""
         self.left = timeout
@@ -95,9 +97,14 @@ class _Visit:
             self.found.records[i] = self._outcome(i, shares=len(ahead) - place + 1)
 
     def _outcome(self, i: int, shares: int) -> Record:
-        """With its error in half of its share, and if that is too little, without in the other half."""
+        """With its error in half of its share, and if that is too little, without in the other half.
+
+        Of one whose error means nothing before it is fitted, that alone is told.
+        """
         with_error, bare = self.cells[i], without_error(self.cells[i])
-        if self.found.with_error:
+        asked = self.found.with_error and "error" in with_error.measure
+        learned = asked and _means_nothing(with_error)
+        if asked and not learned:
             try:
                 return self._look(i, with_error, self.left / shares / 2)
             except CellFailed as failed:
@@ -108,8 +115,10 @@ class _Visit:
         except CellFailed as failed:
             reason = f"its share of {self.timeout:g} s is too little for a few calls; raise --timeout"
             return Record.of(bare, failed.status, reason if failed.status is Status.TIMEOUT else failed.reason)
+        if learned:
+            return replace(record, error_kind="learned") if record.status is Status.OK else record
         # It was the exact answer that took too long, as it would for the others.
-        self.found.with_error = False
+        self.found.with_error &= not asked
         return record
 
     def _look(self, i: int, cell: Cell, limit: float) -> Record:
@@ -210,6 +219,11 @@ class _Visit:
 def without_error(cell: Cell) -> Cell:
     """The same, but its error is not measured."""
     return replace(cell, measure=tuple(what for what in cell.measure if what != "error"))
+
+
+def _means_nothing(cell: Cell) -> bool:
+    """Its error, before anything is fitted."""
+    return error_kind(VARIANTS.get(cell.variant.name), cell.variant) == "learned"
 
 
 def checked_pairs(pairs: Pairs, cells: int) -> Pairs:

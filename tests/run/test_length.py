@@ -28,12 +28,15 @@ class Slow:
     def __init__(self, *, hangs: tuple[str, ...] = (), dies: tuple[str, ...] = (), error: float = 0, **calls: float):
         self.now = 0.0
         self.asked: list[tuple[str, tuple[str, ...], float]] = []
+        self.errors: list[str] = []
+        """Variants whose error was asked for."""
         self._calls, self._hangs, self._dies, self._error = calls, hangs, dies, error
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         cells = [Cell.from_json(cell) for cell in request.get("cells", [request.get("cell")])]
         names = tuple(cell.variant.name for cell in cells)
         self.asked.append((request["do"], names, timeout))
+        self.errors += [cell.variant.name for cell in cells if request["do"] == "cell" and "error" in cell.measure]
         needs = sum(self._calls.get(name, 0.001) for name in names)
         if set(names) & set(self._hangs):
             needs = 1e9
@@ -54,9 +57,9 @@ class Slow:
         return {"ran": list(range(len(names))), "blocks": [block] * 10, "left_out": [], **counts}
 
 
-def visit(worker: Slow, *, timeout: float = 120.0, error: bool = False) -> Length:
+def visit(worker: Slow, *, timeout: float = 120.0, error: bool = False, names: tuple[str, ...] = NAMES) -> Length:
     measure = ("time", "memory", "error") if error else ("time", "memory")
-    cells = [Cell("s", "w", Spec(name), Shape(seq_len=64), measure=measure) for name in NAMES]
+    cells = [Cell("s", "w", Spec(name), Shape(seq_len=64), measure=measure) for name in names]
     return measure_length(
         worker,  # type: ignore[arg-type]  # has all of a worker that is used
         cells,
@@ -106,6 +109,20 @@ def test_errors_that_take_too_long_are_given_up_and_the_times_are_not() -> None:
     assert not found.with_error
     assert set(outcome(found).values()) == {"ok"}
     assert sorted(found.times) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [0.0, 1000.0])
+def test_an_error_that_means_nothing_before_fitting_takes_no_time_and_is_still_said_to_be_one(error: float) -> None:
+    worker = Slow(error=error)
+    found = visit(worker, error=True, names=("linformer", "linear", "memory-compressed"))
+    assert worker.errors == ["linear"]
+    assert found.with_error is not bool(error)
+    assert found.records[0].error_kind == "learned"
+    assert found.records[2].error_kind == (None if error else "learned")
+    alone = Slow(error=1000)
+    assert visit(alone, error=True, names=("linformer", "memory-compressed")).with_error
+    assert alone.now < 1
+    assert visit(alone, names=("linformer", "memory-compressed")).records[0].error_kind is None
 
 
 def test_one_that_hangs_leaves_the_others_their_errors() -> None:
