@@ -34,6 +34,7 @@ SETTINGS = {
     "image": [(1024, False, "image:folder=cifar-10-batches-bin")],
     "retrieval": [(50, False, "retrieval:folder=tsv_data")],
     "pathfinder": [(1024, False, "pathfinder:folder=pathfinder32")],
+    "contours": [(576, False, "contours:test=20,distractors=1")],
 }
 """Length, causal and options of each shipped task."""
 

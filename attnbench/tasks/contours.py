@@ -1,0 +1,242 @@
+"""Images like those of Pathfinder, drawn here: two dots and dashed curves.
+
+What it shares with Pathfinder (Linsley et al. 2018, arXiv:1805.08315) is the question. Curves, sizes and grey levels
+are our own, so that no score on it may be called one of the Long Range Arena.
+
+Everything is in whole numbers, 64 to a pixel: a seed gives the same images on every machine.
+"""
+
+from __future__ import annotations
+
+from math import cos, isqrt, pi, sin
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+
+from attnbench.errors import Unsupported
+from attnbench.shape import Shape
+from attnbench.task import Examples, Form, register_task
+from attnbench.tasks.streams import Stream
+
+_VERSION = 1
+_PIXEL = 64
+_STEP = 3
+"""Pixels from the start of a dash to the start of the next."""
+_PAINTED = range(3, 10)
+"""Quarters of a pixel from the start of a dash at which paint falls."""
+_CLEAR = (7 * _PIXEL // 2) ** 2
+"""Least squared distance of one curve from another, and from itself further on."""
+_MARGIN = 2 * _PIXEL
+_DOT = (13 * _PIXEL // 8) ** 2
+"""Squared radius of a dot."""
+_LEVELS = 16
+_FULL = 3 * _PIXEL * _PIXEL
+"""Paint that makes a pixel white."""
+_BEND = 6
+"""Most that a dash turns from the last, in 64ths of a circle."""
+_CIRCLE = 64
+_TRIES = 6
+"""Directions, or beginnings, among which the first that is clear is taken."""
+_AGAIN = 8
+"""How often a curve without room is begun anew before the whole image is."""
+_AT_ONCE = 128
+_LEAST = 32
+_IN_VAIN = 5
+"""Rounds of at least so many images without a whole one, after which the task is given up."""
+_ALIKE = _PIXEL
+"""Most that the distance of two dots that are not joined differs from that of two which are."""
+_TOWARDS = torch.tensor(
+    [[round(_PIXEL * part(2 * pi * turn / _CIRCLE)) for part in (cos, sin)] for turn in range(_CIRCLE)]
+)
+
+
+@register_task("contours", source="own; after Pathfinder, Linsley et al. 2018, arXiv:1805.08315")
+class Contours(Stream):
+    """Does a dashed curve join the two dots? Drawn here; not Pathfinder.
+
+    Each image has two long curves and some short ones, 3.5 pixels apart and more. The dots stand at both ends of
+    one long curve, or, in half of the images, at an end of each. An image has both such pairs at the same distance, up
+    to a pixel, before it is decided which get the dots, so that their distance tells little. One token a pixel, row by
+    row, 16 grey levels. Guessing gives 0.5.
+
+    Raises:
+        Unsupported: a length that is not the square of at least 24, curves that find no room, or cross-attention.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        dashes: Annotated[
+            int | None, Field(ge=2, le=1000, description="of a long curve; none: a quarter of the side")
+        ] = None,
+        distractors: Annotated[
+            int | None, Field(ge=0, le=1000, description="short curves, a third as long; none: an eighth of the side")
+        ] = None,
+        test: Annotated[int, Field(ge=1, le=100_000, description="images to test on")] = 512,
+    ) -> None:
+        self._side = isqrt(shape.seq_len)
+        if self._side**2 != shape.seq_len or self._side < 24:
+            raise Unsupported(f"contours: {shape.seq_len} is not the square of 24 or more; set seq_len to 1024")
+        dashes = self._side // 4 if dashes is None else dashes
+        distractors = self._side // 8 if distractors is None else distractors
+        super().__init__(
+            "contours",
+            shape,
+            Form(vocab=(_LEVELS,), classes=2),
+            settings={"dashes": dashes, "distractors": distractors},
+            version=_VERSION,
+            test=test,
+            masked_share=0.5,
+        )
+        self._room = (2 * dashes + distractors * max(2, dashes // 3)) * _STEP < self._side**2 // 6
+        self._curves = [dashes, dashes, *[max(2, dashes // 3)] * distractors]
+
+    def draw(self, count: int, generator: Generator) -> Examples:
+        """Half of the labels are 1, joined, on average."""
+        curves = self._drawn_curves(count, generator)
+        joined = torch.randint(2, (count,), generator=generator)
+        pictures = _painted(curves, self._side)
+        _add_dots(pictures, _dots(curves, self._curves[0], joined), self._side)
+        return Examples(pictures, joined)
+
+    def _drawn_curves(self, count: int, generator: Generator) -> _Curves:
+        """Images whose curves all found room, drawn until they are enough."""
+        found: list[_Curves] = []
+        missing, in_vain = count, 0
+        while in_vain < _IN_VAIN and self._room:
+            drawn, whole = self._try_curves(max(missing, _LEAST), generator)
+            found.append(_Curves(*(part[whole] for part in drawn)))
+            missing -= int(whole.sum())
+            in_vain = 0 if whole.any() else in_vain + 1
+            if missing <= 0:
+                return _Curves(*(torch.cat(parts)[:count] for parts in zip(*found, strict=True)))
+        raise Unsupported(f"{self._label}: the curves find no room; lower dashes or distractors")
+
+    def _try_curves(self, count: int, generator: Generator) -> tuple[_Curves, Tensor]:
+        """All curves of ``count`` images, and bool ``(count,)``: whether each found room."""
+        whole = torch.ones(count, dtype=torch.bool)
+        taken = torch.empty(count, 0, 2, dtype=torch.int64)
+        every: list[_Curves] = []
+        for place, length in enumerate(self._curves):
+            points = torch.zeros(count, 1 + _STEP * length, 2, dtype=torch.int64)
+            turns = torch.zeros(count, length, dtype=torch.int64)
+            missing = torch.arange(count)
+            for _ in range(_AGAIN):
+                # The fewer are missing, the more are tried of each, since small steps cost as much as large ones.
+                copies = max(1, _AT_ONCE // len(missing))
+                before = taken[missing].repeat_interleave(copies, dim=0)
+                grown, turned, clear = _grown(before, length, self._side, generator)
+                if place == 1:
+                    clear &= _distances(before[:, [0, -1]], grown[:, [0, -1]])[0].amin(1) <= _ALIKE
+                chosen, found = _first(clear.view(-1, copies))
+                chosen += torch.arange(len(missing)) * copies
+                points[missing], turns[missing] = grown[chosen], turned[chosen]
+                missing = missing[~found]
+                if not len(missing):
+                    break
+            whole[missing] = False
+            if not whole.any():
+                break
+            every.append(_Curves(points[:, :-1:_STEP], turns, points[:, _STEP::_STEP]))
+            taken = torch.cat([taken, points], dim=1)
+        return _Curves(*(torch.cat(parts, dim=1) for parts in zip(*every, strict=True))), whole
+
+
+class _Curves(NamedTuple):
+    """The dashes of all curves of some images, one curve after the other."""
+
+    starts: Tensor
+    """int64 ``(B, dashes, 2)``."""
+    turns: Tensor
+    """int64 ``(B, dashes)``, in 64ths of a circle."""
+    ends: Tensor
+    """int64 ``(B, dashes, 2)``."""
+
+
+def _grown(taken: Tensor, length: int, side: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """One more curve of each image: a point each pixel, the direction of each dash, and whether it found room."""
+    count = len(taken)
+    images = torch.arange(count)
+    at = _MARGIN + torch.randint(side * _PIXEL - 2 * _MARGIN, (count, _TRIES, 2), generator=generator)
+    chosen, clear = _first_clear(at[:, :, None], taken, side)
+    points = at[images, chosen][:, None]
+    turn = torch.randint(_CIRCLE, (count,), generator=generator)
+    turns = []
+    for dash in range(length):
+        most = 2 * _BEND + 1 if dash else _CIRCLE
+        tried = (turn[:, None] + torch.randint(most, (count, _TRIES), generator=generator) - most // 2) % _CIRCLE
+        steps = torch.arange(1, _STEP + 1)[:, None] * _TOWARDS[tried][:, :, None]
+        at = points[:, -1, None, None] + steps
+        others = torch.cat([taken, points[:, : -2 * _STEP]], dim=1)
+        chosen, going_on = _first_clear(at, others, side)
+        clear &= going_on
+        turn = tried[images, chosen]
+        turns.append(turn)
+        points = torch.cat([points, at[images, chosen]], dim=1)
+    return points, torch.stack(turns, dim=1), clear
+
+
+def _first_clear(at: Tensor, taken: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """Of candidates ``at`` ``(B, tries, points, 2)`` the first clear of ``taken`` ``(B, P, 2)``, and whether one is."""
+    inside = ((at >= _MARGIN) & (at < side * _PIXEL - _MARGIN)).all(3).all(2)
+    across, down = (at[..., None, axis] - taken[:, None, None, :, axis] for axis in (0, 1))
+    clear = inside & (across.square_().add_(down.square_()) >= _CLEAR).all(3).all(2)
+    return _first(clear)
+
+
+def _first(true: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the first True of each row of ``(rows, columns)`` is, and whether there is one."""
+    columns = torch.arange(true.shape[1])
+    first = torch.where(true, columns, len(columns)).amin(1)
+    return first.clamp(max=len(columns) - 1), first < len(columns)
+
+
+def _dots(curves: _Curves, dashes: int, joined: Tensor) -> Tensor:
+    """Where the two dots stand, ``(B, 2, 2)``."""
+    a, b = (torch.stack([curves.starts[:, first], curves.ends[:, first + dashes - 1]], dim=1) for first in (0, dashes))
+    differences, ends = _distances(a, b)
+    nearest = (differences + torch.arange(8) * 1e-6).argmin(1)  # of equal ones the first
+    images = torch.arange(len(nearest))
+    same = torch.stack([a, b], dim=1)[images, nearest // 4]
+    return torch.where(joined[:, None, None] == 1, same, ends[images, nearest % 4])
+
+
+def _distances(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """How much the distance of each pair of ends of two curves differs from that between the ends of one of them.
+
+    Args:
+        a: ends of one curve, ``(B, 2, 2)``.
+        b: of the other.
+
+    Returns:
+        Differences float64 ``(B, 8)``, from the first curve's, then from the second's; and the four pairs
+        ``(B, 4, 2, 2)``.
+    """
+    pairs = torch.stack([torch.stack([a[:, i], b[:, j]], dim=1) for i in (0, 1) for j in (0, 1)], dim=1)
+    apart, of_a, of_b = ((ends[..., 0, :] - ends[..., 1, :]).square().sum(-1).double().sqrt() for ends in (pairs, a, b))
+    return torch.cat([(apart - of_a[:, None]).abs(), (apart - of_b[:, None]).abs()], dim=1), pairs
+
+
+def _painted(curves: _Curves, side: int) -> Tensor:
+    """Grey levels ``(B, side²)``: each point of paint falls on the four pixels around it, by its distance."""
+    quarters = torch.tensor(_PAINTED)
+    at = (curves.starts[:, :, None] + _TOWARDS[curves.turns][:, :, None] * quarters[:, None] // 4).flatten(1, 2)
+    corner = at - _PIXEL // 2  # a pixel's middle is half a pixel from its edge
+    pixel, part = corner // _PIXEL, corner % _PIXEL
+    paint = torch.zeros(len(at), side * side, dtype=torch.int64)
+    for right in (0, 1):
+        for down in (0, 1):
+            weight = (part if right else _PIXEL - part)[..., 0] * (part if down else _PIXEL - part)[..., 1]
+            paint.scatter_add_(1, (pixel[..., 1] + down) * side + pixel[..., 0] + right, weight)
+    return (paint * (_LEVELS - 1) // _FULL).clamp(max=_LEVELS - 1)
+
+
+def _add_dots(pictures: Tensor, dots: Tensor, side: int) -> None:
+    """White discs, in place."""
+    middles = torch.arange(side) * _PIXEL + _PIXEL // 2
+    for dot in dots.unbind(1):
+        far = (middles - dot[:, :1]).square()[:, None, :] + (middles - dot[:, 1:]).square()[:, :, None]
+        pictures[far.flatten(1) <= _DOT] = _LEVELS - 1
