@@ -66,7 +66,7 @@ def trained(rows: Iterable[Record | Mapping[str, Any]], *, also_alike: Sequence[
     newest: dict[tuple[object, ...], Trained] = {}
     for row in rows:
         given = row.to_json() if isinstance(row, Record) else row
-        columns = {name: None if value == "" or value != value else value for name, value in given.items()}
+        columns = {name: None if _is_nothing(value) else value for name, value in given.items()}
         if columns.get("protocol") is None and columns.get("score") is None:
             continue
         one = _training(columns, (*ALIKE, *also_alike))
@@ -74,6 +74,10 @@ def trained(rows: Iterable[Record | Mapping[str, Any]], *, also_alike: Sequence[
         if key not in newest or (newest[key].ok, newest[key].started_at) <= (one.ok, one.started_at):
             newest[key] = one
     return _rates_apart(list(newest.values()))
+
+
+def _is_nothing(value: object) -> bool:
+    return value == "" or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _training(columns: Mapping[str, Any], alike: Sequence[str]) -> Trained:

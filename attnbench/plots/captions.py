@@ -41,7 +41,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "positions": lambda value: f"{value or 'unknown'} positions",
     "steps": lambda value: _several(value, "step") if pd.notna(value) else "steps not known",
     "pretrain_steps": lambda value: f"pretrained {value:.0f} steps" if value else "not pretrained",
-    "learning_rate": lambda value: f"rate {value:g}",
+    "learning_rate": lambda value: f"rate {value:g}" if pd.notna(value) else "one rate a variant",
     "protocol": lambda value: {"sweep": "rate by validation", "fixed": "fixed rate"}.get(value, "rate not known"),
     "compile": lambda value: "compiled" if value else "not compiled",
     "process": lambda value: f"process {value}",
