@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from attnbench.measure.glances import Glances
 from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.statistics import FEWEST, interquartile_range, interval_over_rounds, median, median_interval
 from attnbench.measure.stopwatch import ClockError, Stopwatch, WallClock
@@ -69,6 +70,8 @@ class Timing:
     samples: tuple[Sample, ...] = field(default=())
     stopped: str = "width"
     """``width`` (narrow enough), ``budget`` (max_time or max_samples), ``quick``."""
+    made: int = 0
+    """Calls, with those that warmed up."""
 
 
 class Kept:
@@ -85,20 +88,37 @@ class Kept:
 class Sampler:
     """Takes samples of one call, and tells those during which the process stood still."""
 
-    def __init__(self, watch: Stopwatch, call: Callable[[], object]) -> None:
+    def __init__(self, watch: Stopwatch, call: Callable[[], object], glances: Glances[Any] | None = None) -> None:
         self._watch, self._call, self._standstill = watch, call, Standstill()
+        self.glances = glances
+        self.made = 0
+        """Calls until now."""
         self._stopped = 0
         """Samples in a row."""
 
     def take(self, calls: int, call: Callable[[], object] | None = None) -> Sample:
         """One sample of so many calls, or of ``call``, which is one of them.
 
+        Where its last call is looked at, it may be of a few calls more.
+
         Raises:
             ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
         """
+        glances = self.glances if self.glances and not call and self.glances.wanted() else None
+        if glances:
+            calls += glances.shift(calls)
+        kept: list[Any] = []
         start = Moment.now()
-        seconds, switches = self._watch.time(call or self._call, calls)
+        if glances:
+            seconds, switches = self._watch.time(self._call, calls, kept)
+        else:
+            seconds, switches = self._watch.time(call or self._call, calls)
         stopped = self._standstill.between(start, Moment.now(), calls)
+        self.made += calls
+        if self.glances:
+            self.glances.sampled(seconds)
+        if glances:
+            glances.look(self.made - 1, kept.pop())
         if not (math.isfinite(seconds) and seconds > 0):
             raise ClockError(f"the clock gave {seconds} s for {calls} call(s)")
         self._stopped = self._stopped + 1 if stopped else 0
@@ -114,11 +134,12 @@ def measure_time(
     stopwatch: Stopwatch | None = None,
     earlier: Sequence[Sample] = (),
     on_first: Callable[[Any], None] = lambda output: None,
+    glances: Glances[Any] | None = None,
 ) -> Timing:
     """Time ``call`` for one round of ``rules.rounds``; ``earlier`` holds the samples of the rounds before.
 
-    ``on_first`` is given what the first call returned. Samples during which the process stood still are kept, but count
-    for nothing: others are taken instead.
+    ``on_first`` is given what the first call returned, and ``glances`` looks at some of those after the warm-up.
+    Samples during which the process stood still are kept, but count for nothing: others are taken instead.
 
     Raises:
         ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
@@ -132,12 +153,13 @@ def measure_time(
         del kept
         first_call_s = None if first.stopped else first.seconds
         calls = 1 if rules.quick else _warm_up(watch, sampler, rules, first)
+        sampler.glances = glances
         samples: list[Sample] = []
         while True:
             samples.append(sampler.take(calls))
             stopped = _stop([sample for sample in samples if not sample.stopped], earlier, rules)
             if stopped:
-                return Timing(first_call_s, tuple(samples), stopped)
+                return Timing(first_call_s, tuple(samples), stopped, sampler.made)
 
 
 def _warm_up(watch: Stopwatch, sampler: Sampler, rules: TimingRules, first: Sample) -> int:

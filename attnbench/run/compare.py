@@ -169,6 +169,7 @@ def compare(
     notes = result.environment.get("process_notes", ())
     result.warnings = [*about_cores, *notes, *_about_noise(noise), *result.warnings, *doubts.warnings(labels)]
     for n, visit in zip(lengths, visits, strict=True):
+        result.warnings += [f"n = {n}: {labels[i]}: {warning}" for i, warning in visit.unchecked]
         if visit.traces:
             result.warnings.append(f"n = {n}: a variant {visit.traces} while they took turns; do not trust the times")
     for i, j in pairs:

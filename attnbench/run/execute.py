@@ -19,6 +19,7 @@ from attnbench.machine import throttling_warning
 from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.error import measure_error
 from attnbench.measure.flops import count
+from attnbench.measure.glances import Glances
 from attnbench.measure.limits import Limits
 from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes
 from attnbench.measure.standstill import Moment, Standstill
@@ -30,7 +31,16 @@ from attnbench.reference import relative_error
 from attnbench.run.call import Call, always_compiled, prepare
 from attnbench.run.outcome import Nonfinite, status_of
 from attnbench.run.process import freed_memory_returned, return_freed_memory
-from attnbench.run.unseen import Look, hold_to, hold_to_first, hold_to_formula, hold_to_unseen, look, tensors
+from attnbench.run.unseen import (
+    Look,
+    hold_to,
+    hold_to_first,
+    hold_to_formula,
+    hold_to_glances,
+    hold_to_unseen,
+    look,
+    tensors,
+)
 from attnbench.status import Status
 
 NOT_MEASURED = Limits()
@@ -94,6 +104,7 @@ def run_cell(
                 if large:
                     record.process = "as-shipped"
                 watch, first = stopwatch(cell.device), list[Look]()
+                glances = Glances(look) if round_ == 0 else None
                 throttled = throttled_periods()
                 with freed_memory_returned(large):
                     timing = measure_time(
@@ -102,6 +113,7 @@ def run_cell(
                         stopwatch=watch,
                         earlier=[sample for samples in earlier for sample in samples],
                         on_first=lambda output: first.append(look(output)),
+                        glances=glances,
                     )
                 if round_ == 0 and not compiles:
                     record.first_call_s = timing.first_call_s
@@ -116,9 +128,11 @@ def run_cell(
                 _add_time(record, cell, summary, limits)
                 record.time_rounds = round_ + 1
                 add_warning(record, throttling_warning(throttled_periods() - throttled))
-                if round_ == 0:
+                if glances:
                     add_warning(record, hold_to_first(call, first[0], looks[0], cell))
-                    number, unseen = hold_to_unseen(cell, call, watch, summary.median, looks)
+                    add_warning(record, hold_to_glances(call, glances.seen, looks, cell))
+                    number, unseen, undecided = hold_to_unseen(cell, call, watch, summary.median, looks)
+                    add_warning(record, undecided)
                     if not always_compiled(cell):
                         del call  # first, since there may be memory for one only
                         call = prepare(replace(cell, compile=False))

@@ -38,6 +38,8 @@ class Length:
     times: dict[int, list[float]] = field(default_factory=dict)
     """Seconds of each variant that took turns; the i-th of all belong to the same turn."""
     pairs: Pairs | None = None
+    unchecked: list[tuple[int, str]] = field(default_factory=list)
+    """What could not be checked about the calls of a variant."""
     with_error: bool = True
     unsure: set[int] = field(default_factory=set)
     """Those that ran out of time perhaps by another's fault: at longer lengths they are tried all the same."""
@@ -154,6 +156,7 @@ class _Visit:
                 self.found.pairs = pairs
                 for place, status, reason in pairs.left_out:
                     self.found.records[alive[place]] = Record.of(self.cells[alive[place]], Status(status), reason)
+                self.found.unchecked = [(alive[place], warning) for place, warning in pairs.warnings]
                 columns = zip(*pairs.blocks, strict=True)
                 self.found.times = {alive[place]: list(one) for place, one in zip(pairs.ran, columns, strict=True)}
                 return
@@ -247,6 +250,9 @@ def checked_pairs(pairs: Pairs, cells: int) -> Pairs:
     counts = (pairs.disturbed, pairs.taken, pairs.stopped)
     if any(type(one) is not int for one in counts) or not 0 <= pairs.disturbed <= pairs.taken or pairs.stopped < 0:
         raise ValueError("impossible counts of blocks")
+    for position, warning in pairs.warnings:
+        if position not in range(cells) or not isinstance(warning, str):
+            raise ValueError("a warning about no cell")
     if pairs.others is not None and not (type(pairs.others) in (int, float) and 0 <= pairs.others < math.inf):
         raise ValueError("an impossible load")
     return pairs

@@ -6,22 +6,23 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from attnbench.cell import Cell
 from attnbench.machine import NOISY, OtherLoad
+from attnbench.measure.glances import Glances
 from attnbench.measure.statistics import FEWEST, expected_half_width, median, noise_floor
 from attnbench.measure.stopwatch import Stopwatch
-from attnbench.measure.time import Sampler, TimingRules, garbage_collection_off, measure_time
+from attnbench.measure.time import Sampler, Timing, TimingRules, garbage_collection_off, measure_time
 from attnbench.run.call import Call, always_compiled, prepare
 from attnbench.run.execute import stopwatch
 from attnbench.run.outcome import status_of
 from attnbench.run.turns import SEEN
-from attnbench.run.unseen import Look, hold_to, hold_to_formula, hold_to_unseen, look
+from attnbench.run.unseen import Look, hold_to, hold_to_formula, hold_to_glances, hold_to_unseen, look
 
 NOISE_TIME = 0.3
 """Seconds for the noise floor at the start of a run."""
@@ -56,6 +57,8 @@ class Pairs:
     stopped: int
     others: float | None
     """Cores that other programs kept busy meanwhile; None where the kernel does not tell."""
+    warnings: list[tuple[int, str]] = field(default_factory=list)
+    """Position of a cell, and what could not be checked about its calls."""
 
 
 def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int) -> Pairs:
@@ -64,43 +67,60 @@ def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int) -> Pai
     calls: dict[int, Call] = {}
     looks: dict[int, list[Look]] = {}
     """At what each gives before anybody looks at the clock."""
-    batches: dict[int, int] = {}
-    left_out = []
+    warm: dict[int, Timing] = {}
+    left_out, warnings = [], list[tuple[int, str]]()
     for position, cell in enumerate(cells):
         try:
             call = prepare(cell)
             looks[position] = [look(call.on(number)()) for number in range(SEEN)]
-            batches[position] = _calls_per_sample(watch, call.run, rules)
+            warm[position] = _warm(watch, call.run, rules)
             calls[position] = call
         except Exception as error:
             status, reason = status_of(error)
             left_out.append((position, str(status), reason))
     others = OtherLoad()
     turns = Turns([], 0, 0, 0)
+    glances = {position: Glances(look) for position in calls}
     if calls:
         with garbage_collection_off():
             runs = {position: call.run for position, call in calls.items()}
-            turns = take_turns(watch, runs, batches, rules, seed=cells[0].seed, fewest=fewest)
+            batches = {position: warm[position].samples[0].calls for position in calls}
+            turns = take_turns(watch, runs, batches, rules, seed=cells[0].seed, fewest=fewest, glances=glances)
     busy, ran = others.cores(), []
     for column, position in enumerate(sorted(calls)):
         try:
             seconds = median([block[column] for block in turns.blocks] or [1.0])
-            _hold(cells[position], calls[position], watch, seconds, looks[position])
+            seen = [(warm[position].made + place, one) for place, one in glances[position].seen]
+            said = _hold(cells[position], calls[position], watch, seconds, looks[position], seen)
+            warnings += [(position, one) for one in said]
             ran.append(column)
         except Exception as error:
             status, reason = status_of(error)
             left_out.append((position, str(status), reason))
     blocks = [[block[column] for column in ran] for block in turns.blocks]
     kept = [position for column, position in enumerate(sorted(calls)) if column in ran]
-    return Pairs(kept, blocks, left_out, turns.disturbed, turns.taken, turns.stopped, busy)
+    return Pairs(kept, blocks, left_out, turns.disturbed, turns.taken, turns.stopped, busy, warnings)
 
 
-def _hold(cell: Cell, call: Call, watch: Stopwatch, seconds: float, looks: Sequence[Look]) -> None:
-    """Raises BrokenContract where it did not compute in each of its calls, or not what its formula says."""
-    number, unseen = hold_to_unseen(cell, call, watch, seconds, looks)
+def _hold(
+    cell: Cell,
+    call: Call,
+    watch: Stopwatch,
+    seconds: float,
+    looks: Sequence[Look],
+    seen: Sequence[tuple[int, Look]],
+) -> list[str]:
+    """What could not be checked.
+
+    Raises:
+        BrokenContract: it did not compute in each of its calls, or not what its formula says.
+    """
+    unchecked = hold_to_glances(call, seen, looks, cell)
+    number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, looks)
     again = call if always_compiled(cell) else prepare(replace(cell, compile=False))
-    hold_to(unseen, again.on(number), cell)
+    said = (unchecked, undecided, hold_to(unseen, again.on(number), cell))
     hold_to_formula(cell)
+    return list(dict.fromkeys(filter(None, said)))
 
 
 def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
@@ -116,7 +136,7 @@ def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
     rules = TimingRules(min_time=NOISE_TIME, max_time=NOISE_TIME, warmup_time=0.05)
     least: float | None = None
     with torch.inference_mode():
-        batch = _calls_per_sample(watch, call, rules)
+        batch = _warm(watch, call, rules).samples[0].calls
         for _ in range(NOISE_TRIES):
             with garbage_collection_off():
                 turns = take_turns(watch, {0: call, 1: call}, {0: batch, 1: batch}, rules, seed=0)
@@ -129,7 +149,7 @@ def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
     return least
 
 
-def _calls_per_sample(watch: Stopwatch, call: Callable[[], object], rules: TimingRules) -> int:
+def _warm(watch: Stopwatch, call: Callable[[], object], rules: TimingRules) -> Timing:
     """Warm up and size the batch as for a single measurement."""
     one_of = 6  # as many rounds as samples are needed, so that one is enough here
     warm = TimingRules(
@@ -140,7 +160,7 @@ def _calls_per_sample(watch: Stopwatch, call: Callable[[], object], rules: Timin
         warmup_calls=rules.warmup_calls,
         rounds=one_of,
     )
-    return measure_time(call, warm, stopwatch=watch).samples[0].calls
+    return measure_time(call, warm, stopwatch=watch)
 
 
 def take_turns(
@@ -152,6 +172,7 @@ def take_turns(
     seed: int,
     fewest: int = FEWEST,
     clock: Callable[[], float] = time.monotonic,
+    glances: Mapping[int, Glances[Any]] | None = None,
 ) -> Turns:
     """Blocks of one sample of each call. A random order is followed by its reverse, so that no position is favoured.
 
@@ -160,13 +181,15 @@ def take_turns(
         batches: calls in one sample.
         fewest: blocks to be taken though the budget is spent.
         clock: seconds, for the budget.
+        glances: by position, what looks at some of the timed calls.
 
     Raises:
         ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
     """
     shuffler = random.Random(seed)
     positions = sorted(calls)
-    samplers = {position: Sampler(watch, call) for position, call in calls.items()}
+    looking = glances or {}
+    samplers = {position: Sampler(watch, call, glances=looking.get(position)) for position, call in calls.items()}
     stopped = 0
     clean: list[list[float]] = []
     disturbed: list[list[float]] = []

@@ -42,6 +42,9 @@ _FEWEST, _CLEARLY, _LONG = 3, 10.0, 1.0
 _OFF = 1e-3
 """Of the larger of 1 and the largest output: in float64 no rounding is so large."""
 
+_NOT_EACH = "it gives other numbers while it is timed: it does not compute in each call"
+_UNDECIDED = "too busy to tell whether it keeps results; measure it again on a quiet machine"
+
 Look = Tensor
 """Some numbers of what a call returned, in float64 on the CPU."""
 
@@ -63,15 +66,43 @@ def look(output: Any) -> Look:
     """At numbers in the same places of each tensor."""
     numbers = []
     for one in tensors(output):
-        flat = one.detach().reshape(-1)
-        places = torch.randint(max(1, len(flat)), (_LOOKED_AT,), generator=torch.Generator().manual_seed(0))
-        numbers.append(flat[places.to(flat.device)].double().cpu() if len(flat) else flat.double().cpu())
+        places = _places(one.shape, one.device, flat=one.is_contiguous())
+        numbers.append((one.detach().view(-1) if one.is_contiguous() else one.detach())[places].double().cpu())
     return torch.cat(numbers)
+
+
+@lru_cache(maxsize=64)
+def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Tensor, ...]:
+    """Of some numbers in a tensor of this shape, or in the same tensor as a vector."""
+    count = shape.numel()
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(max(1, count), (_LOOKED_AT if count else 0,), generator=generator).to(device)
+    return (places,) if flat else torch.unravel_index(places, shape)
 
 
 def hold_to_first(call: Call, timed: Look, first: Look, cell: Cell) -> str | None:
     """What a timed call gave for the first inputs to what it gave for them before; otherwise like :func:`hold_to`."""
     return None if _agree(timed, first, cell) else hold_to(timed, call.on(0), cell)
+
+
+def hold_to_glances(call: Call, seen: Sequence[tuple[int, Look]], before: Sequence[Look], cell: Cell) -> str | None:
+    """What some timed calls gave to what calls gave before on the same inputs; otherwise like :func:`hold_to`.
+
+    Args:
+        seen: which call it was since the call was made, and what it gave.
+        before: what calls gave for the inputs that take turns.
+
+    Raises:
+        BrokenContract: they differ, and it does not draw in each call.
+    """
+    for place, timed in seen:
+        number = place % SEEN
+        if not _agree(timed, before[number], cell):
+            if torch.equal(*(look(call.on(one)()) for one in range(SEEN))) and not torch.equal(*before):
+                raise BrokenContract(_NOT_EACH)  # by now it does not compute at all
+            if warning := hold_to(timed, call.on(number), cell):
+                return warning
+    return None
 
 
 def hold_to(timed: Look, otherwise: Callable[[], Any], cell: Cell) -> str | None:
@@ -88,7 +119,7 @@ def hold_to(timed: Look, otherwise: Callable[[], Any], cell: Cell) -> str | None
         return None
     if not _agree(wanted, look(otherwise()), cell):
         return "its numbers change from call to call, so that those of timed calls could not be checked"
-    raise BrokenContract("it gives other numbers while it is timed: it does not compute in each call")
+    raise BrokenContract(_NOT_EACH)
 
 
 def _agree(one: Look, other: Look, cell: Cell) -> bool:
@@ -98,7 +129,7 @@ def _agree(one: Look, other: Look, cell: Cell) -> bool:
 
 def hold_to_unseen(
     cell: Cell, call: Call, watch: Stopwatch, seconds: float, earlier: Sequence[Look]
-) -> tuple[int, Look]:
+) -> tuple[int, Look, str | None]:
     """Time a call on inputs that it has not seen, and look at it and at the next one.
 
     Most calls are as quick at once. For the others, calls on inputs that were timed before and on unseen ones are taken
@@ -110,7 +141,8 @@ def hold_to_unseen(
         earlier: what it gave for those that take turns.
 
     Returns:
-        The number of the inputs, and what it gave for them.
+        The number of the inputs, what it gave for them, and a warning where unseen inputs took longer in every attempt,
+        but not by so much that a busy machine could not have done it.
 
     Raises:
         BrokenContract: it takes longer than on the others each time, gives what it gave for others, or computes in some
@@ -132,7 +164,8 @@ def hold_to_unseen(
                     del kept  # there may be no memory for one more
             if any(torch.equal(found, one) for one in earlier) and not torch.equal(*earlier):
                 raise BrokenContract("it returns an earlier result for inputs that it has not seen before")
-            if min(unseen) <= _SLOWER * min(seen):
+            computes = min(unseen) <= _SLOWER * min(seen)
+            if computes:
                 break
             if attempt == 0:  # it counts no more: had it been quicker, nobody would look on
                 seen, unseen = [], []
@@ -143,7 +176,7 @@ def hold_to_unseen(
     if len(seen) > 1 and min(unseen) > _SLOWER * sorted(seen)[-2]:
         slower = min(unseen) / min(seen)
         raise BrokenContract(f"it keeps results: inputs that it has not seen take {slower:.1f} times as long as others")
-    return numbers[-1], found
+    return numbers[-1], found, None if computes else _UNDECIDED
 
 
 def hold_to_formula(cell: Cell) -> None:

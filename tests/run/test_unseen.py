@@ -19,6 +19,7 @@ from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import TimingRules
 from attnbench.plugins import load
 from attnbench.record import Record
+from attnbench.run import execute, pairs
 from attnbench.run.call import Call, prepare
 from attnbench.run.execute import run_cell
 from attnbench.run.pairs import measure_pairs
@@ -31,6 +32,8 @@ from attnbench.variant import VARIANTS
 
 QUICK = TimingRules(quick=True)
 SHORT = TimingRules(min_time=0.02, max_time=0.1, warmup_time=0.02)
+OFTEN = TimingRules(min_time=0.3, max_time=0.6, warmup_time=0.05)
+"""Some dozens of looks."""
 
 
 PLUGIN = str(Path(__file__).with_name("cheats.py"))
@@ -84,6 +87,24 @@ def test_a_cheat_is_an_error_with_the_way_in_which_it_cheats(name: str, reason: 
     assert record.reason.startswith(reason)
 
 
+@pytest.mark.parametrize("name", ["late", "fourth"])
+def test_a_cheat_that_computes_when_it_expects_a_look_is_found_at_a_call_that_it_cannot_foresee(name: str) -> None:
+    record = measure(f"cheat-{name}", OFTEN)
+    assert (record.status, record.time_median_s) == (Status.ERROR, None)
+    assert record.reason == "it gives other numbers while it is timed: it does not compute in each call"
+
+
+@pytest.mark.parametrize("name", ["late", "fourth"])
+def test_a_cheat_that_computes_when_it_expects_a_look_is_found_in_its_turns(name: str) -> None:
+    shape = Shape(heads=2, seq_len=384, head_dim=32)
+    cells = [Cell("s", "w", parse_spec(f"cheat-{one}"), shape) for one in ("honest", name)]
+    found = measure_pairs(cells, OFTEN, fewest=6)
+    ((place, status, reason),) = found.left_out
+    assert (place, status) == (1, "error")
+    assert reason == "it gives other numbers while it is timed: it does not compute in each call"
+    assert (found.ran, found.warnings) == ([0], [])
+
+
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_cheat_that_computes_in_every_second_call_is_found_whichever_call_one_looks_at(before: int) -> None:
     cell = Cell("s", "w", parse_spec("cheat-buffer"), Shape(heads=2, seq_len=64, head_dim=8))
@@ -92,12 +113,12 @@ def test_a_cheat_that_computes_in_every_second_call_is_found_whichever_call_one_
     for _ in range(before):
         call.run()
 
-    def held() -> None:
-        number, unseen = hold_to_unseen(cell, call, WallClock(), 1e-4, looks)
+    def look_on() -> None:
+        number, unseen, _ = hold_to_unseen(cell, call, WallClock(), 1e-4, looks)
         hold_to(unseen, prepare(cell).on(number), cell)
 
     with pytest.raises(BrokenContract, match="while it is timed: it does not compute in each call"):
-        held()
+        look_on()
 
 
 @pytest.mark.parametrize(
@@ -131,6 +152,9 @@ class BusyMachine:
     def cost(self) -> float:
         return 1e-7
 
+    def meets(self, number: int) -> None:
+        """A call on the inputs of this number."""
+
     def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
         self.working = False
         for _ in range(calls):
@@ -139,24 +163,62 @@ class BusyMachine:
         return calls * quick * (30 if self._draw.random() < 0.7 else 1), 0
 
 
-def accused(seed: int, *, keeps: bool) -> bool:
-    """Whether a program is, which takes its time on each input, or only on those that it has not seen."""
-    watch = BusyMachine(seed)
+def held(watch: BusyMachine, seed: int, *, keeps: bool) -> str | None:
+    """What is said of a program which takes its time on each input, or only on those that it has not seen."""
 
     def on(number: int) -> Callable[[], torch.Tensor]:
         def call() -> torch.Tensor:
             watch.working |= number >= SEEN or not keeps
+            watch.meets(number)
             return torch.full((4,), float(number))
 
         return call
 
     call = Call(run=on(0), on=on, input_bytes=0, param_bytes=0)
     cell = Cell("s", "w", parse_spec("softmax"), Shape(seq_len=8), seed=seed)
+    seen = [look(on(i)()) for i in range(SEEN)]
+    return hold_to_unseen(cell, call, watch, 1e-3 if not keeps else 1e-6, seen)[2]
+
+
+def accused(seed: int, *, keeps: bool) -> bool:
+    """Whether it is on a busy machine."""
     try:
-        hold_to_unseen(cell, call, watch, 1e-3 if not keeps else 1e-6, [look(on(i)()) for i in range(SEEN)])
+        held(BusyMachine(seed), seed, keeps=keeps)
     except BrokenContract:
         return True
     return False
+
+
+class Unlucky(BusyMachine):
+    """The other programs have the cores whenever inputs are new, and every second time otherwise."""
+
+    new, known = False, 0
+
+    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
+        self.new = False
+        for _ in range(calls):
+            call()
+        self.known += not self.new
+        return calls * 1e-3 * (30 if self.new or self.known % 2 == 0 else 1), 0
+
+    def meets(self, number: int) -> None:
+        self.new |= number >= SEEN
+
+
+def test_who_could_not_be_cleared_on_a_busy_machine_is_said_to_be_unchecked() -> None:
+    told = "too busy to tell whether it keeps results; measure it again on a quiet machine"
+    assert {held(Unlucky(seed), seed, keeps=False) for seed in range(20)} == {told}
+    assert held(BusyMachine(0), 0, keeps=False) is None
+
+
+def test_a_row_that_could_not_be_cleared_carries_the_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "too busy to tell whether it keeps results; measure it again on a quiet machine"
+    asked = lambda cell, call, *_: (SEEN, look(call.on(SEEN)()), told)  # noqa: E731  # as hold_to_unseen answers
+    monkeypatch.setattr(execute, "hold_to_unseen", asked)
+    monkeypatch.setattr(pairs, "hold_to_unseen", asked)
+    assert told in measure("cheat-honest", QUICK).warnings
+    cells = [Cell("s", "w", parse_spec("cheat-honest"), Shape(seq_len=8)) for _ in range(2)]
+    assert measure_pairs(cells, QUICK, fewest=2).warnings == [(0, told), (1, told)]
 
 
 def test_on_a_busy_machine_nobody_is_accused_of_keeping_results_but_who_does() -> None:
