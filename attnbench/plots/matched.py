@@ -91,7 +91,7 @@ def notes(frame: pd.DataFrame, found: Match, labels: Sequence[str]) -> list[str]
     Args:
         labels: those that were timed.
     """
-    unseen = [one.label for one in found.problem.parts if one.label not in labels]
+    unseen = sorted(one.label for one in found.problem.parts if one.label not in labels)
     lines = [f"Scored, not timed alike: {', '.join(unseen)}."] if unseen else []
     if found.problem.task == MEAN:
         return [*lines, *left_out(frame, [one for one in problems(frame) if one.parts])]

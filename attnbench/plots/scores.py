@@ -123,7 +123,7 @@ def _panel(page: Page, one: Problem, names: Mapping[str, str], limits: tuple[flo
     beside = page.blank(page.left, bottom, wide, tall)
     reference, floor = one.reference, one.floor
     for place, part in enumerate(one.parts):
-        _row(ax, place, part, is_learnt=learnt(part, floor))
+        _row(ax, place, part, is_hollow=_is_hollow(part, floor))
         y = tall - _ROW * (place + 0.5)
         for (text, size), up in zip(named[place], (_LINE, -_LINE) if len(named[place]) > 1 else (0,), strict=True):
             colour = palette().faint if up < 0 else palette().ink
@@ -152,14 +152,19 @@ def _lines(ax: Axes, one: Problem) -> None:
         ax.axvline(one.no_mixing.over_seeds.mean, color=palette().family("reference"), lw=1.1, ls="--", zorder=1.4)
 
 
-def _row(ax: Axes, place: int, part: Summary, *, is_learnt: bool) -> None:
+def _is_hollow(part: Summary, floor: float | None) -> bool:
+    """It has an interval, and that does not show that tokens were mixed."""
+    return part.ends is not None and not learnt(part, floor)
+
+
+def _row(ax: Axes, place: int, part: Summary, *, is_hollow: bool) -> None:
     colour = palette().family(part.family)
     if part.ends is not None:
         ax.plot(part.ends, [place, place], color=colour, lw=1.4, solid_capstyle="butt", zorder=2)
     seeds = list(part.by_seed.values())
     if len(seeds) > 1:
         ax.plot(seeds, [place] * len(seeds), "|", color=colour, ms=8, mew=1.0, alpha=0.55, zorder=2.5)
-    face: Any = colour if is_learnt else palette().page
+    face: Any = palette().page if is_hollow else colour
     ax.plot([part.over_seeds.mean], [place], "o", ms=5.2, mec=colour, mfc=face, mew=1.2, zorder=3)
 
 
@@ -186,12 +191,15 @@ def _notes(drawn: Sequence[Problem]) -> list[str]:
     single = any(len(part.by_seed) == 1 for one in drawn for part in one.parts)
     notes = ["Dots: means over seeds; ticks: single seeds; bars: 95 % t-intervals over seeds."] if several else []
     if single:
-        notes.append("With one seed the bar is the interval over test examples, which knows nothing of other seeds.")
+        notes.append(
+            "With one seed the bar is the interval over test examples, which knows nothing of other seeds; a mean over "
+            "tasks has none."
+        )
     lines = ["dotted: chance (the best constant answer)"] if any(one.chance is not None for one in drawn) else []
     lines += ["dashed: identity, which mixes no tokens"] if any(one.no_mixing for one in drawn) else []
     lines += ["band: softmax's interval"] if any(one.reference and one.reference.ends for one in drawn) else []
     notes += [f"Upright: {'; '.join(lines)}."] if lines else []
-    if any(not learnt(part, one.floor) for one in drawn for part in one.parts):
+    if any(_is_hollow(part, one.floor) for one in drawn for part in one.parts):
         notes.append(
             "Hollow: its interval is not above identity's on the same task (without identity, not above chance)."
         )

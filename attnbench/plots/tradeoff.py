@@ -135,6 +135,7 @@ def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, 
         [*_notes(found, points), hidden, own_form_note(names), rest],
         width=13.6 if overlay else 8.0,
         room=stacked(rooms, headings) + keys,
+        most=14 if any(one.agreed.column == "score" for one in found) else 9,
     )
     page, under = page.split(keys)
     largest, limits = float(points["memory"].max()), spread(list(found))
@@ -155,7 +156,9 @@ def _width(page: Page) -> float:
 
 
 def _heading(one: Contenders, *, with_n: bool, with_error: bool) -> str:
-    parts = [one.setting.about, f"n = {one.n}" if with_n else "", one.agreed.said if with_error else ""]
+    said = one.agreed.said if with_error else ""
+    about = "" if f" {one.setting.about} " in f"{said} " else one.setting.about  # the task says both
+    parts = [about, f"n = {one.n}" if with_n else "", said]
     return " · ".join(part for part in parts if part)
 
 
@@ -248,4 +251,4 @@ def _notes(found: Sequence[Contenders], points: pd.DataFrame) -> list[str]:
         notes.append(f"Shaded: no better than {TRIVIAL}.")
     if points["memory"].isna().any():
         notes.append("Dashed circle: memory was not measured.")
-    return [*notes, *(line for one in found for line in one.left_out)]
+    return [*notes, *dict.fromkeys(line for one in found for line in one.left_out)]

@@ -165,3 +165,16 @@ def test_published_points_keep_their_own_panel_beside_scores(frame: pd.DataFrame
         "score",
         "average score on the five tasks (%)",
     ]
+
+
+def test_each_task_that_was_timed_has_a_panel_that_names_it_once(make: Any, words: Any, faults: Any) -> None:
+    labels, tasks = ["softmax", "linear", "identity"], [RECALL, "digits"]
+    steps = [step(label, SECONDS[label], 1e6, task=task) for task in tasks for label in labels]
+    others = [step(label, SECONDS[label], 1e6, task=None, n=128) for label in labels]
+    figure = draw_tradeoff(make([*suite_rows([*labels, "local:block=16"], tasks), *steps, *others]))
+    assert len([ax for ax in figure.axes if ax.get_ylabel() == "score"]) == 2
+    said = words(figure)
+    assert said.replace("\n", " ").count("digits") == 1
+    assert said.count("Scored, not timed alike: local:block=16.") == 1
+    assert "Timed, not scored: 3 rows of other inputs; --y rel_error draws them." in said
+    assert faults(figure) == []
