@@ -167,7 +167,7 @@ def compare(
     doubts = Doubts(lengths, visits, settings.threads, on_cpu=on_cpu, decoding=decoding)
     about_cores = thread_warnings(settings.threads) if on_cpu else []
     notes = result.environment.get("process_notes", ())
-    result.warnings = [*about_cores, *notes, *_about_noise(noise), *result.warnings, *doubts.warnings(labels)]
+    result.warnings = [*about_cores, *notes, *result.warnings, *doubts.warnings(labels)]
     for n, visit in zip(lengths, visits, strict=True):
         result.warnings += [f"n = {n}: {labels[i]}: {warning}" for i, warning in visit.unchecked]
         if visit.traces:
@@ -217,12 +217,6 @@ def _visit_all(
     held_back = throttling_warning(throttled_periods() - throttled)
     result.warnings += [held_back] if held_back else []
     return visits
-
-
-def _about_noise(noise: float | None) -> list[str]:
-    if noise is not None:
-        return []
-    return ["the noise of this machine is unknown, so that small differences may be chance; run it again"]
 
 
 def _side(visit: Length, i: int) -> Side:

@@ -285,12 +285,13 @@ def test_a_time_that_falls_as_n_doubles_is_not_believed_at_either_length(monkeyp
 
 
 def test_an_unknown_noise_floor_and_turns_of_a_stopped_process_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = machine.noise_warning(None, None)
+    assert told
     monkeypatch.setattr(MadeUp, "noise_floor", None)
     monkeypatch.setattr(MadeUp, "load", {**MadeUp.load, "stopped": 2})
+    monkeypatch.setattr(MadeUp, "start", lambda worker: {**worker.state, "process_notes": [told]})  # as a worker does
     found = of("softmax", "linear")
-    assert [warning.partition(" ")[0] for warning in found.warnings] == ["the", "8"]
-    assert "noise of this machine is unknown" in found.warnings[0]
-    assert found.warnings[1] == "8 turns left out: the measuring process was stopped meanwhile"
+    assert found.warnings == [told, "8 turns left out: the measuring process was stopped meanwhile"]
 
 
 @pytest.mark.parametrize(
