@@ -10,8 +10,7 @@ from pathlib import Path
 from attnbench.suite.shipped import shipped_suites
 
 _PACKAGE = Path(__file__).parent.parent
-_REGISTERED = re.compile(r"\n@register(?:_input)?\(\s*\"([^\"]+)\"")  # ten times as fast as ^ on every line
-_TASK = re.compile(r"\n@register_task\(\s*\"([^\"]+)\"")
+_REGISTERED = re.compile(r"\n@register(?:_input|_task)?\(\s*\"([^\"]+)\"")  # ten times as fast as ^ on every line
 _LAW = re.compile(r"\n@law\(\s*\"([^\"]+)\"")
 _AXIS = re.compile(r"\n    (\w+): axes\.")
 _BREAKS = (":", "=")
@@ -30,9 +29,14 @@ def inputs(incomplete: str) -> list[str]:
     return _rest(incomplete, lambda typed: _with_options("inputs", typed))
 
 
+def tasks(incomplete: str) -> list[str]:
+    """Shipped tasks that begin so, and their options."""
+    return _rest(incomplete, lambda typed: _with_options("tasks", typed))
+
+
 def axes(incomplete: str) -> list[str]:
-    """``AXIS=`` of a suite, and after it variants or inputs."""
-    of_specs = {"variant": "attention", "inputs": "inputs"}
+    """``AXIS=`` of a suite, and after it variants, inputs or tasks."""
+    of_specs = {"variant": "attention", "inputs": "inputs", "task": "tasks"}
 
     def whole(typed: str) -> Iterable[str]:
         axis, equals, value = typed.partition("=")
@@ -43,11 +47,6 @@ def axes(incomplete: str) -> list[str]:
     return _rest(incomplete, whole)
 
 
-def tasks(incomplete: str) -> list[str]:
-    """Shipped tasks that begin so."""
-    return [name for name in _found(_TASK, "tasks/*.py") if name.startswith(incomplete)]
-
-
 def suites(incomplete: str) -> list[str]:
     """Shipped suites that begin so; anything else is left to the shell's own files."""
     return [name for name in shipped_suites() if name.startswith(incomplete)]
@@ -55,8 +54,8 @@ def suites(incomplete: str) -> list[str]:
 
 def names(incomplete: str) -> list[str]:
     """Whatever ``show`` can show."""
-    every = (*_found(_REGISTERED, "attention/*.py"), *_found(_REGISTERED, "inputs/*.py"))
-    return [name for name in every if name.startswith(incomplete)]
+    every = (name for folder in ("attention", "inputs", "tasks") for name in _found(_REGISTERED, f"{folder}/*.py"))
+    return [name for name in dict.fromkeys(every) if name.startswith(incomplete)]
 
 
 def laws(incomplete: str) -> list[str]:

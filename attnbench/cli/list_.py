@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from attnbench.cli import console
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from attnbench.registry import Entry
+
 
 def list_(
-    what: Annotated[Literal["variants", "suites", "inputs"], typer.Argument(help="What to list.")] = "variants",
+    what: Annotated[
+        Literal["variants", "suites", "inputs", "tasks"], typer.Argument(help="What to list.")
+    ] = "variants",
     plugin: Annotated[
         list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
-    """List variants by family, suites, or inputs."""
+    """List variants by family, suites, inputs, or tasks to train on."""
     if what == "suites":
         _suites(as_json)
         return
@@ -29,6 +36,8 @@ def list_(
         load(source)
     if what == "inputs":
         _inputs(as_json)
+    elif what == "tasks":
+        _tasks(as_json)
     else:
         _variants(as_json)
 
@@ -44,18 +53,29 @@ def _suites(as_json: bool) -> None:
 
 
 def _inputs(as_json: bool) -> None:
-    from attnbench.cli.show import options_of
     from attnbench.qkv import INPUTS
+
+    _with_options("input", INPUTS, as_json)
+
+
+def _tasks(as_json: bool) -> None:
+    from attnbench.task import TASKS
+
+    _with_options("task", TASKS, as_json)
+
+
+def _with_options(what: str, entries: Iterable[Entry], as_json: bool) -> None:
+    from attnbench.cli.show import options_of
 
     rows: list[dict[str, Any]] = [
         {"name": entry.name, "summary": entry.summary, "options": [o["name"] for o in options_of(entry)]}
-        for entry in INPUTS
+        for entry in entries
     ]
     if as_json:
         console.data(rows)
     else:
         table = [[row["name"], ", ".join(row["options"]), row["summary"]] for row in rows]
-        console.table(["input", "options", "what it is"], table)
+        console.table([what, "options", "what it is"], table)
 
 
 def _variants(as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``attnbench show NAME``: paper, formula, cost, traits and every option of a variant or an input."""
+"""``attnbench show NAME``: paper, formula, cost, traits and every option of a variant, an input or a task."""
 
 from __future__ import annotations
 
@@ -14,34 +14,56 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from attnbench.registry import Entry
+    from attnbench.task import TaskEntry
     from attnbench.variant import Variant
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A variant or an input.", autocompletion=completion.names)],
+    name: Annotated[str, typer.Argument(help="A variant, an input or a task.", autocompletion=completion.names)],
     plugin: Annotated[
         list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
-    """Show what a variant is: paper, formula, cost, what it can do, and its options."""
+    """Show what a variant is: paper, formula, cost, what it can do, and its options; or an input, or a task."""
     import attnbench.attention
     import attnbench.inputs  # noqa: F401  # fills the table of inputs
     from attnbench.plugins import load
     from attnbench.qkv import INPUTS
+    from attnbench.task import TASKS
     from attnbench.variant import VARIANTS
 
     for source in plugin or []:
         load(source)
-    if name in INPUTS and name not in VARIANTS:
-        entry = INPUTS.get(name)
-        data: dict[str, Any] = {"name": entry.name, "summary": entry.summary, "options": options_of(entry)}
-    else:
+    if name in VARIANTS or not (name in INPUTS or name in TASKS):
         data = as_data(VARIANTS.get(name))
+    elif name in INPUTS:
+        entry = INPUTS.get(name)
+        data = {"name": entry.name, "summary": entry.summary, "options": options_of(entry)}
+        if name in TASKS:  # listops is both
+            data["task"] = task_data(TASKS.get(name))
+    else:
+        data = task_data(TASKS.get(name))
     if as_json:
         console.data(data)
     else:
         _print(data, console.width())
+        if "task" in data:
+            console.line()
+            _print(data["task"], console.width())
+
+
+def task_data(entry: TaskEntry) -> dict[str, Any]:
+    """Everything that is known of a task, as plain data."""
+    return {
+        "name": entry.name,
+        "kind": "task",
+        "summary": entry.summary,
+        "source": entry.source,
+        "licence": entry.licence,
+        "options": options_of(entry),
+        "description": _description(entry),
+    }
 
 
 def options_of(entry: Entry) -> list[dict[str, Any]]:
@@ -117,7 +139,7 @@ def as_data(entry: Variant) -> dict[str, Any]:
     }
 
 
-def _description(entry: Variant) -> str:
+def _description(entry: Entry) -> str:
     import inspect
 
     # Not getdoc, which finds that of nn.Module where a plug-in has none.
@@ -140,6 +162,9 @@ def _print(data: dict[str, Any], width: int) -> None:
     console.heading(fill(f"{data['name']}: {data['summary']}", width))
     if "family" in data:
         console.table(["", ""], _facts(data))
+    elif "licence" in data:
+        facts = [("task", "to train on: task: " + data["name"]), ("source", data["source"])]
+        console.table(["", ""], facts + [("licence", data["licence"])] * bool(data["licence"]))
     if data["options"]:
         rows = [
             [o["name"], "required" if o["required"] else _text(o["default"]), o["type"], o["meaning"]]

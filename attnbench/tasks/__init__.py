@@ -15,5 +15,6 @@ for _name in (
     "image",
     "retrieval",
     "pathfinder",
+    "contours",
 ):
     import_module(f"{__name__}.{_name}")

@@ -18,9 +18,9 @@ _VERSION = 1
 
 @register_task("copy", source="own; its like is common, e.g. Graves et al. 2014, arXiv:1410.5401, section 4.1")
 class Copy(Stream):
-    """Random symbols, then as many blanks: blank i is to name symbol i.
+    """What was symbol i? Random symbols, then as many blanks.
 
-    A lookup by position, where ``recall`` is one by content. Places after the last blank, if any, are blank too and
+    Blank i is to name symbol i. A lookup by position, where ``recall`` is one by content. Places after the last blank, if any, are blank too and
     nothing is asked there. Guessing gives 1/symbols.
 
     Raises:

@@ -21,7 +21,7 @@ _VERSION = 1
 
 @register_task("mqar", source="Arora et al. 2023, arXiv:2312.04927, figure 2")
 class MQAR(Stream):
-    """Multi-query associative recall: key value key value ..., then keys.
+    """What value followed this key? Key value key value ..., then keys.
 
     Half of the vocabulary are keys, half values; in a sequence no key and no value occurs twice. After the pairs each
     key is asked once: the places after them are taken two by two, and the pairs are asked in the first places of

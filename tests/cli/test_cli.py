@@ -88,13 +88,15 @@ def test_completion_knows_every_shipped_name_without_torch() -> None:
     from attnbench.qkv import INPUTS
     from attnbench.suite.load import shipped_suites
     from attnbench.suite.schema import AXES
+    from attnbench.task import TASKS
     from attnbench.testing import LAWS
     from attnbench.variant import VARIANTS
 
     shipped = {entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench")}  # not of other tests
     assert set(variants) == shipped
     assert suites == shipped_suites()
-    assert set(names) == shipped | set(INPUTS.names())
+    tasks = {entry.name for entry in TASKS if entry.make.__module__.startswith("attnbench")}
+    assert sorted(names) == sorted(shipped | set(INPUTS.names()) | tasks)
     assert set(laws) == set(LAWS)
     assert set(figures) == set(FIGURES)
     assert axes == [f"{axis}=" for axis in AXES]
@@ -103,9 +105,11 @@ def test_completion_knows_every_shipped_name_without_torch() -> None:
 
 def test_completion_knows_every_option_of_what_is_shipped() -> None:
     from attnbench.qkv import INPUTS
+    from attnbench.task import TASKS
     from attnbench.variant import VARIANTS
 
-    for complete, entries in ((completion.variants, VARIANTS), (completion.inputs, INPUTS)):
+    every = ((completion.variants, VARIANTS), (completion.inputs, INPUTS), (completion.tasks, TASKS))
+    for complete, entries in every:
         for entry in entries:
             if not entry.name.startswith("bad-"):
                 assert complete(f"{entry.name}:") == [f"{entry.name}:{option}=" for option in entry.options]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -13,10 +14,14 @@ import attnbench.attention  # noqa: F401  # fills the table of variants
 from attnbench.cli import console
 from attnbench.cli.app import main
 from attnbench.cli.show import _facts, as_data
+from attnbench.qkv import INPUTS
 from attnbench.shape import Shape
+from attnbench.task import TASKS
 from attnbench.variant import FAMILIES, VARIANTS, Variant
 
 NAMES = [entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.attention.")]
+
+TASK_NAMES = [entry.name for entry in TASKS if entry.make.__module__.startswith("attnbench.tasks.")]
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +91,39 @@ def test_the_description_is_filled_to_the_width_of_the_terminal(
     assert text.rpartition("claimed")[2].split() == narrow
 
 
-@pytest.mark.parametrize("what", ["variants", "suites", "inputs"])
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_a_task_fits_the_terminal_and_shows_source_licence_and_options(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = TASKS.get(name)
+    text = shown(capsys, "show", name)
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert f"{name}: {entry.summary}" in text
+    assert "`" not in text
+    words = " ".join(text.split())
+    for claim in (entry.source, entry.licence, *entry.options):
+        assert all(word in words for word in claim.split())
+    assert "Raises:" in text
+    data = json.loads(shown(capsys, "show", name, "--json"))
+    data = data.get("task", data)
+    assert (data["source"], data["licence"]) == (entry.source, entry.licence)
+    assert [option["name"] for option in data["options"]] == list(entry.options)
+
+
+def test_what_is_an_input_and_a_task_is_shown_as_both(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "show", "listops")
+    for entry in (INPUTS.get("listops"), TASKS.get("listops")):
+        assert f"listops: {entry.summary}" in text
+
+
+def test_every_task_is_listed_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["name"]: row for row in json.loads(shown(capsys, "list", "tasks", "--json"))}
+    for name in TASK_NAMES:
+        assert rows[name]["options"] == list(TASKS.get(name).options)
+        assert re.search(rf"^{name}\b", shown(capsys, "list", "tasks"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("what", ["variants", "suites", "inputs", "tasks"])
 def test_a_list_fits_the_terminal(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(cell_len, shown(capsys, "list", what).splitlines())) <= 80
 
