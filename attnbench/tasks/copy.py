@@ -20,8 +20,8 @@ _VERSION = 1
 class Copy(Stream):
     """What was symbol i? Random symbols, then as many blanks.
 
-    Blank i is to name symbol i. A lookup by position, where ``recall`` is one by content. Places after the last blank, if any, are blank too and
-    nothing is asked there. Guessing gives 1/symbols.
+    Blank i is to name symbol i: a lookup by position, where ``recall`` is one by content. Places after the last blank,
+    if any, are blank too and nothing is asked there. Guessing gives 1/symbols.
 
     Raises:
         Unsupported: a sequence too short for the symbols and the blanks, or cross-attention.
