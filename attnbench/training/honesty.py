@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,14 +30,14 @@ _LEAKED = 0.01
 
 
 def hold_to_question(
-    model: Callable[..., Tensor], test: Sequence[Examples], earned: Answers, chance: float, device: str
+    model: Callable[..., Tensor], task: Task, size: int, earned: Answers, chance: float, device: str
 ) -> None:
     """Ask the same questions while the labels at hand are those of other questions.
 
     Raises:
-        BrokenContract: it is right about them.
+        BrokenContract: its answers agree with these.
     """
-    dealt = answer(model, _dealt_anew(test), device)
+    dealt = answer(model, _dealt_anew(task, size), device)
     gained, low = earned.accuracy - chance, earned.interval()[0]
     if low > chance and dealt.accuracy - chance > max(0.5 * gained, _STANDARD_ERRORS * dealt.spread()):
         raise BrokenContract(
@@ -45,16 +46,19 @@ def hold_to_question(
         )
 
 
-def _dealt_anew(test: Sequence[Examples]) -> Iterator[Examples]:
-    """The first examples with the labels of all the test in another order."""
-    labels = torch.cat([some.labels for some in test])
-    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
-    begin = 0
-    for some in test:
-        if begin >= _SEQUENCES:
-            return
-        yield replace(some, labels=labels[begin : begin + len(some.labels)])
-        begin += len(some.labels)
+def _dealt_anew(task: Task, size: int) -> list[Examples]:
+    """The first questions of the test with the labels of all of it in another order; the right ones are gone."""
+    questions, labels = list[Examples](), list[Tensor]()
+    for some in task.held_out("test", size):
+        labels.append(some.labels)
+        if len(questions) * size < _SEQUENCES:
+            questions.append(replace(some, tokens=some.tokens.clone(), labels=torch.empty(0)))
+    every = torch.cat(labels)
+    every = every[torch.randperm(len(every), generator=torch.Generator().manual_seed(0))]
+    ends = torch.tensor([0, *(len(some.tokens) for some in questions)]).cumsum(0).tolist()
+    return [
+        replace(some, labels=every[begin:end]) for some, (begin, end) in zip(questions, pairwise(ends), strict=True)
+    ]
 
 
 def hold_to_unseen(model: Callable[..., Tensor], task: Task, size: int, earned: Answers, device: str) -> None:

@@ -94,10 +94,9 @@ def score(
         restore=restore,
         tell=lambda step: tell(rules.pretrain_steps + step, whole),
     )
-    test = list(task.held_out("test", batch))
-    earned = answer(model, test, device)
-    guessing = chance(test)
-    hold_to_question(model, test, earned, guessing, device)
+    earned = answer(model, task.held_out("test", batch), device)
+    guessing = chance(task.held_out("test", batch))
+    hold_to_question(model, task, batch, earned, guessing, device)
     hold_to_unseen(model, task, batch, earned, device)
     low, high = earned.interval()
     params, wanted = _trainable(model), _trainable(Encoder("softmax", cell.shape, size, form=task.form))
