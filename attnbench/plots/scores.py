@@ -189,7 +189,11 @@ def _signed(value: float) -> str:
 def _notes(drawn: Sequence[Problem]) -> list[str]:
     several = any(len(part.by_seed) > 1 for one in drawn for part in one.parts)
     single = any(len(part.by_seed) == 1 for one in drawn for part in one.parts)
-    notes = ["Dots: means over seeds; ticks: single seeds; bars: 95 % t-intervals over seeds, on one test set."] if several else []
+    notes = (
+        ["Dots: means over seeds; ticks: single seeds; bars: 95 % t-intervals over seeds, on one test set."]
+        if several
+        else []
+    )
     if single:
         notes.append(
             "With one seed the bar is the interval over test examples, which knows nothing of other seeds; a mean over "
