@@ -177,15 +177,22 @@ class AwakeTime:
 class OtherLoad:
     """How many cores other programs, or other guests of the same host, have kept busy since this object was made."""
 
-    def __init__(self) -> None:
-        self._wall, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+    def __init__(self, also_own: Callable[[], float] = lambda: 0.0) -> None:
+        """Begin.
+
+        Args:
+            also_own: processor time of processes that are no others, beside this one and its children that ended.
+        """
+        self._also_own = also_own
+        self._wall, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds() + also_own()
 
     def cores(self) -> float | None:
         """None where the kernel does not tell, or too little time has passed for its counter."""
         wall, busy = time.monotonic() - self._wall, _busy_seconds()
         if busy is None or self._busy is None or wall < 0.1:
             return None
-        return max(0.0, (busy - self._busy - (_own_seconds() - self._own)) / wall)
+        own = _own_seconds() + self._also_own() - self._own
+        return max(0.0, (busy - self._busy - own) / wall)
 
 
 def noise_warning(noise: float | None, others: float | None) -> str | None:
@@ -212,7 +219,7 @@ def _busy_seconds() -> float | None:
 
 def _own_seconds() -> float:
     used = os.times()
-    return used.user + used.system
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def processor() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnbench.cell import Cell
 from attnbench.cgroup import throttled_periods
-from attnbench.machine import thread_warnings, throttling_warning
+from attnbench.machine import OtherLoad, thread_warnings, throttling_warning
 from attnbench.measure.crossover import Crossover, crossover
 from attnbench.measure.statistics import Ratio, fewest, median, median_interval, paired_ratio
 from attnbench.measure.time import TimingRules
@@ -207,7 +207,10 @@ def _visit_all(
             if result.without_error or cells[0].shape.B * cells[0].shape.H * n * n > LONGEST_ERROR:
                 here = [without_error(cell) for cell in here]
             known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
+            load = OtherLoad(worker.seconds_used)
             visit = measure_length(worker, here, rules, timeout=timeout, fewest=turns, known=known)
+            if visit.pairs is None:  # who looks at it during the turns had none
+                visit.others = load.cores()
             if any("error" in cell.measure for cell in cells) and not visit.with_error:
                 result.without_error.append(n)
             for i, record in visit.records.items():

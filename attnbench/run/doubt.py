@@ -23,12 +23,22 @@ def busy(pairs: Pairs, threads: int, cores: int) -> str:
         threads: of the measuring process.
         cores: of the whole machine, to which the load of other programs is counted.
     """
-    needed = min(threads, cores)
-    if pairs.others is not None and needed + pairs.others - cores > BUSY * needed:
-        return f"{pairs.others:.1f} of {cores} cores"
+    if crowded := too_few_left(pairs.others, threads, cores):
+        return crowded
     if 2 * pairs.disturbed > pairs.taken:
         return f"{pairs.disturbed} of {pairs.taken} turns disturbed"
     return ""
+
+
+def too_few_left(others: float | None, threads: int, cores: int) -> str:
+    """How many cores other programs had, where the threads lacked them; empty where they did not."""
+    needed = min(threads, cores)
+    lacked = others is not None and needed + others - cores > BUSY * needed
+    return f"{others:.1f} of {cores} cores" if lacked else ""
+
+
+def _busy_at(visit: Length, threads: int, cores: int) -> str:
+    return busy(visit.pairs, threads, cores) if visit.pairs else too_few_left(visit.others, threads, cores)
 
 
 class Doubts:
@@ -39,7 +49,7 @@ class Doubts:
     ) -> None:
         self._visits, self._threads = visits, threads
         cores = os.cpu_count() or 1
-        self._busy = [busy(v.pairs, threads, cores) if on_cpu and v.pairs else "" for v in visits]
+        self._busy = [_busy_at(visit, threads, cores) if on_cpu else "" for visit in visits]
         # A decoding step may take the same time at every length, so that a quicker core alone can make it fall.
         self._falls = {} if decoding else _falls(lengths, visits)
 

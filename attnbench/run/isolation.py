@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from attnbench.errors import AttnbenchError, Exit
 from attnbench.record import one_line
-from attnbench.run.descendants import end_all, end_left_behind
+from attnbench.run.descendants import end_all, end_left_behind, seconds_used
 from attnbench.run.process import END_OF_REQUEST, Process, environment_for
 from attnbench.status import Status
 
@@ -177,6 +177,10 @@ class Worker:
         if self.traces:
             self.stop()
         return answer
+
+    def seconds_used(self) -> float:
+        """Processor time of the process that runs now."""
+        return seconds_used(self._process.pid) if self._process is not None else 0.0
 
     def said(self) -> list[str]:
         """The last lines that the last request wrote to stderr."""

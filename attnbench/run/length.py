@@ -38,6 +38,8 @@ class Length:
     times: dict[int, list[float]] = field(default_factory=dict)
     """Seconds of each variant that took turns; the i-th of all belong to the same turn."""
     pairs: Pairs | None = None
+    others: float | None = None
+    """Where nothing took turns: the cores that other programs used all the while, if anybody tells."""
     unchecked: list[tuple[int, str]] = field(default_factory=list)
     """What could not be checked about the calls of a variant."""
     with_error: bool = True

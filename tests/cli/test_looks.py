@@ -56,6 +56,9 @@ class Instant:
     def begin(self) -> None:
         pass
 
+    def seconds_used(self) -> float:
+        return 0.0
+
     def start(self) -> dict[str, Any]:
         return self.state
 

@@ -19,7 +19,7 @@ from attnbench.suite.schema import Suite
 from attnbench.variant import VARIANTS, build
 
 ROOT = Path(__file__).parents[2]
-SUITES = ("catalogue", "linformer", "lra", "performer", "quick", "scaling")
+SUITES = ("catalogue", "linformer", "lra", "performer", "quick", "scaling", "score")
 WITH_A_PLUGIN = ("peers",)
 ORACLES = {"oracle-lowrank", "oracle-topk"}
 
