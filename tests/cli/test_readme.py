@@ -26,6 +26,7 @@ SMALLER = {
     "run": ["-k", "identity", "--set", "seq_len=64", "--quick", "--device", "cpu"],
     "compare": ["--n", "64..128", "--min-time", "0.01", "--device", "cpu"],
     "check": ["--law", "causality"],
+    "score": ["--steps", "2", "--seeds", "1", "--device", "cpu"],
     "plot": ["--figure", "scaling", "--format", "svg"],
 }
 """What a command is given besides its own arguments; the last of two options wins."""
