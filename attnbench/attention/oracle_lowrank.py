@@ -22,8 +22,8 @@ _FIRST = 3
 """Times the rank, the size of the space at which it is first asked what it holds."""
 
 _REST = 1e-6
-"""Of what is left of the matrix: the last growth, by a quarter, has taken less from it; all later ones together take far
-less yet (at 2000 tokens 1e-11 of it, on random q and k and on those of ListOps)."""
+"""Of what is left of the matrix: the last growth, by a quarter, has taken less from it; all later ones together take
+far less yet (at 2000 tokens 1e-11 of it, on random q and k and on those of ListOps)."""
 
 
 @register(
