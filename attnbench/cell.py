@@ -51,6 +51,8 @@ class Training:
     """Steps of filling in masked tokens of the task's own examples before."""
     evaluations: int = 6
     """Points of the learning curve."""
+    solved: float | None = None
+    """What softmax must score, and identity must not be above chance, or all rows of the task carry a warning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from attnbench.record import (
     with_traces,
     without_lost_rounds,
 )
+from attnbench.run.calibration import doubts
 from attnbench.run.identity import identity
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.order import family, in_order
@@ -138,6 +139,7 @@ class _Run:
             self._hold_to_limits()
             self._train(phases(self._trainings())[0])
             self._train(at_chosen_rates(self._trainings(), self.records))
+            self._doubt_tasks()
             self.folder.refuse_changes()
         except BaseException:
             with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
@@ -242,6 +244,19 @@ class _Run:
             raise
         with suppress(OSError):  # others may be in it
             (self.folder.path / CHECKPOINTS).rmdir()
+
+    def _doubt_tasks(self) -> None:
+        """Say in each row of a task that it does not tell variants apart here, where it does not."""
+        said = doubts(self._trainings(), self.records)
+        for warning in dict.fromkeys(said.values()):
+            tasks = dict.fromkeys(str(self.records[cell_id].task) for cell_id, one in said.items() if one == warning)
+            self.watcher.warned(f"{', '.join(tasks)}: {warning}; train longer, or choose other learning rates")
+        for cell_id, warning in said.items():
+            record = self.records[cell_id]
+            if warning not in record.warnings:
+                record = replace(record, warnings="; ".join(filter(None, [record.warnings, warning])))
+                self.records[cell_id] = record
+                self.folder.add(record)
 
     def _try_training(self, cell: Cell, worker: Worker, tell: Callable[[int, int], None]) -> _Outcome:
         """One training, and one more attempt where it may not be the cell that failed; it resumes where it was."""

@@ -134,6 +134,7 @@ class Rules(_Strict):
     pretrain: Literal["none", "masked"] = Field(default="none", description="first fill in masked tokens of the task")
     pretrain_steps: int | None = Field(default=None, ge=1, le=10**7, description="default: as many as steps")
     evaluations: int = Field(default=6, ge=1, le=1000, description="points of the learning curve")
+    solved: float | None = Field(default=None, gt=0, le=1, description="score that softmax must reach, or rows warn")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

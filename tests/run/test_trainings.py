@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -202,3 +203,22 @@ def test_a_row_that_was_trained_with_other_threads_is_foreign(tmp_path: Path) ->
 
     assert foreign_to_run(records[0], folder.environment) == ""
     assert foreign_to_run(row, folder.environment) == "threads is 2, but 1 for this run"
+
+
+def test_a_task_that_softmax_does_not_solve_is_doubted_in_each_of_its_rows_once(tmp_path: Path) -> None:
+    class Heard(Watcher):
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def warned(self, message: str) -> None:
+            self.said.append(message)
+
+    heard = Heard()
+    for _ in range(2):  # the second time nothing is left to train
+        folder, records = run(tmp_path, suite({"solved": 0.99}), heard)
+    doubt = re.compile(r"softmax scores 0\.\d\d of the 0\.99 that this task needs to tell apart")
+    assert [len(doubt.findall(record.warnings)) for record in records] == [1, 1]
+    assert any(doubt.search(one) and "recall" in one for one in heard.said)
+    assert [len(doubt.findall(row.warnings)) for row in folder.records().values()] == [1, 1]
+    _, plain = run(tmp_path / "plain", suite({"solved": 0.01}))
+    assert [record.warnings for record in plain] == ["", ""]
