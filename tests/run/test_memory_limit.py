@@ -94,7 +94,8 @@ def test_the_least_memory_is_enough_for_what_torch_takes_in_its_first_calls(tmp_
     ended = attnbench(*common, "--threads", "2", "--memory-limit", "256MiB")
     (records,) = (tmp_path / "out").glob("s/*/records.jsonl")
     rows = [json.loads(line) for line in records.read_text().splitlines()]
-    assert [row["reason"] for row in rows] == [""] * 6, ended.stderr
+    last = {row["cell_id"]: row for row in rows}  # a row is written again where the machine is measured again
+    assert [row["reason"] for row in last.values()] == [""] * 6, ended.stderr
 
 
 def test_a_limit_on_another_device_is_left_to_its_allocator() -> None:
