@@ -41,6 +41,10 @@ _OWN_VARIABLES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "KINETO_", "TRITON_", "PY
 """How the names of variables begin that torch sets for itself when a part of it is first used."""
 
 
+_OF_THE_COMPILER = "_TORCHINDUCTOR_"
+"""Variables in which torch tells each kernel that it loads where a function of its own lies."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The state of the process between two cells. Bytes; taken in some milliseconds."""
@@ -63,7 +67,7 @@ class Snapshot:
         """Of now, for cells on ``device``."""
         return cls(
             settings=read_settings(),
-            variables=dict(os.environ),
+            variables={name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_COMPILER)},
             homes=fixed_values(),
             threads=_threads(),
             busy=not device.startswith("cuda") and _is_busy(),
