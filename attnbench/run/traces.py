@@ -37,7 +37,7 @@ GRACE = 0.05
 
 _POOLED = concurrent.futures.thread._worker.__code__
 _TORCH = str(Path(torch.__file__).parent)
-_OWN_VARIABLES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "KINETO_", "TRITON_", "PYTORCH_", "CUDA_MODULE_LOADING")
+_OWN_VARIABLES = ("TORCHINDUCTOR_", "KINETO_", "TRITON_", "PYTORCH_", "CUDA_MODULE_LOADING")
 """How the names of variables begin that torch sets for itself when a part of it is first used."""
 
 
