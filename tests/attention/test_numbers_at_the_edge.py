@@ -151,11 +151,7 @@ def test_the_leading_singular_vectors_need_no_decomposition_of_the_whole(
     exact = oracle_lowrank._of_all(P, 16)
     monkeypatch.delattr(oracle_lowrank, "_of_all")
     U = leading(P, 16)
-    left, best = ((P - one @ (one.mT @ P)).square().sum() for one in (U, exact))
-    assert abs(float(left / best) - 1) < 1e-11
-    v = torch.randn(800, 64, dtype=torch.float64)
-    out, wanted = (one @ (one.mT @ (P @ v)) for one in (U, exact))
-    assert torch.linalg.matrix_norm(out - wanted) < 1e-6 * torch.linalg.matrix_norm(wanted)
+    assert torch.linalg.matrix_norm(U @ (U.mT @ P) - exact @ (exact.mT @ P)) < 1e-7 * torch.linalg.matrix_norm(P)
 
 
 def test_the_largest_singular_values_may_be_equal() -> None:
