@@ -183,7 +183,9 @@ class Record:
     target_s: float | None = None
     """Of it, until the validation score was nine tenths of the way from chance to 1; None where it never was."""
     energy_j: float | None = None
-    """From a counter of the machine; None where it has none that can be read."""
+    """What the processor's packages, or the GPU's board, took from the first step to the last without evaluations, by a
+    counter of the machine. It counts all that runs there: None where several trainings ran at once, as they do on a
+    CPU of several cores, and where there is no counter that can be read. What was lost before a resume is not in it."""
     data_digest: str | None = None
 
     kernel: str | None = None

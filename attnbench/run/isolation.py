@@ -48,6 +48,8 @@ class Settings:
     plugins: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ("float32",)
     rates: bool = True
+    alone: bool = True
+    """No other process of the run computes at the same time."""
 
 
 class CellFailed(Exception):  # an outcome of the cell, not an error of ours

@@ -18,13 +18,20 @@ from attnbench.status import Status
 
 
 def score_cell(
-    cell: Cell, *, folder: Path | None, tell: Callable[[int, int], None], memory_limit: int | None = None, quick: bool
+    cell: Cell,
+    *,
+    folder: Path | None,
+    tell: Callable[[int, int], None],
+    memory_limit: int | None = None,
+    quick: bool,
+    alone: bool = False,
 ) -> tuple[Record, list[dict[str, Any]]]:
     """Train and test.
 
     Args:
         folder: for its checkpoint.
         tell: called about once a second with the steps done and all steps.
+        alone: no other cell of the run computes meanwhile.
 
     Returns:
         The record, and the points of its learning curve.
@@ -35,7 +42,7 @@ def score_cell(
         keep_freed_memory()  # page faults cost time, and no digit depends on them
     try:
         hold_to_formula(replace(cell, level="operator"))
-        scored = score(cell, folder=folder, tell=tell)
+        scored = score(cell, folder=folder, tell=tell, alone=alone)
     except Exception as error:
         status, reason = status_of(error, memory_limit)
         if status is not Status.UNSUPPORTED:

@@ -101,7 +101,8 @@ def run_all(
         WorkerFailed: a process could not be started.
     """
     waiting, events = deque(cells), queue.Queue[Event | _Broken | None]()
-    workers = [Worker(settings_of_one(settings)) for _ in range(min(at_once(settings), len(cells)))]
+    count = min(at_once(settings), len(cells))
+    workers = [Worker(replace(settings_of_one(settings), alone=count == 1)) for _ in range(count)]
     for worker in workers:
         worker.state, worker.warn = dict(known), warn
 

@@ -232,7 +232,9 @@ def _score(
 
     limit = state["memory_limit_bytes"]
     what = Cell.from_json(cell)
-    record, points = score_cell(what, folder=Path(folder), tell=tell, memory_limit=limit, quick=quick)
+    record, points = score_cell(
+        what, folder=Path(folder), tell=tell, memory_limit=limit, quick=quick, alone=settings["alone"]
+    )
     return {"record": record.to_json(), "points": points}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from attnbench.cell import Training
+from attnbench.measure.energy import Counter, Meter
 from attnbench.task import Examples, Task, stream_seed
 from attnbench.training.accuracy import answer, cross_entropy
 from attnbench.training.checkpoint import Checkpoint, State
@@ -58,6 +59,8 @@ class Course:
     """Since the last evaluation."""
     last_losses: list[float] = field(default_factory=list)
     """Of the last tenth of the steps."""
+    energy_j: float | None = None
+    """From the first step to the last, without evaluations; None where no counter tells."""
 
 
 Loss = Callable[[nn.Module, Examples, int], Tensor]
@@ -92,6 +95,8 @@ def train(
     restore: Callable[[dict[str, Any]], None] = lambda extra: None,
     tell: Callable[[int], None] = lambda step: None,
     evaluate: bool = True,
+    counters: Sequence[Counter] = (),
+    energy_j: float | None = 0.0,
 ) -> Course:
     """Train for a fixed number of steps; the weights after the last one count.
 
@@ -104,6 +109,8 @@ def train(
         on_batch: is shown what each step sees.
         extra: what a checkpoint keeps for the caller; ``restore`` gets it back.
         tell: called about once a second with the steps done.
+        counters: of the energy that is taken meanwhile.
+        energy_j: what was taken before, on top of which this one's is counted.
 
     Raises:
         Diverged: the loss is not finite.
@@ -111,13 +118,14 @@ def train(
     steps = rules.steps if steps is None else steps
     loss = loss or answers_loss(device)
     optimizer = AdamW(model.parameters(), lr=rules.learning_rate, betas=BETAS, weight_decay=rules.weight_decay)
-    course = Course()
+    course = Course(energy_j=energy_j)
     with _random_numbers(stream_seed("dropout", stream, seed), device):
         if checkpoint is not None and (state := checkpoint.load()) is not None:
             course = _restored(state, model, optimizer, device)
             restore(state.about["extra"])
         due = {round(steps * (k + 1) / rules.evaluations) for k in range(rules.evaluations)} if evaluate else set()
         model.train()
+        meter = Meter(counters, course.energy_j)
         told = put_aside = time.monotonic()
         while course.step < steps:
             examples = task.batch(seed, course.step, batch)
@@ -140,16 +148,21 @@ def train(
             if course.step > (1 - _LAST) * steps:
                 course.last_losses.append(number)
             if course.step in due:
+                meter.joules()
                 course.points.append(_evaluated(model, task, batch, course, rate, device))
                 course.losses = []
                 model.train()
+                meter.skip()
             now = time.monotonic()
             if now - told >= _TELL:
                 told = now
+                meter.joules()
                 tell(course.step)
             if checkpoint is not None and now - put_aside >= _PUT_ASIDE and course.step < steps:
                 put_aside = now
+                course.energy_j = meter.joules()
                 checkpoint.save(_state(course, model, optimizer, device, extra()))
+        course.energy_j = meter.joules()
     model.eval()
     return course
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import nn
 
 from attnbench.cell import Cell, ModelSize
 from attnbench.errors import Unsupported
+from attnbench.measure.energy import Counter, energy_counters
 from attnbench.measure.error import measure_error
 from attnbench.measure.memory import state_bytes
 from attnbench.model import Encoder
@@ -45,13 +46,18 @@ class Scored:
 
 
 def score(
-    cell: Cell, *, folder: Path | None = None, tell: Callable[[int, int], None] = lambda step, steps: None
+    cell: Cell,
+    *,
+    folder: Path | None = None,
+    tell: Callable[[int, int], None] = lambda step, steps: None,
+    alone: bool = False,
 ) -> Scored:
     """Train the encoder around a variant from its seed for a fixed number of steps, and test it once.
 
     Args:
         folder: for a checkpoint while it goes on; None for none.
         tell: called about once a second with the steps done and all steps.
+        alone: no other training computes meanwhile, so that the machine's counters tell the energy of this one.
 
     Raises:
         Unsupported: the task or the variant does not allow this cell, or the variant would be softmax attention here.
@@ -72,9 +78,11 @@ def score(
     after = Checkpoint(folder / f"{cell.cell_id}.pt", owner) if folder else None
     before = Checkpoint(folder / f"{cell.cell_id}.before.pt", owner) if folder else None
     whole = rules.pretrain_steps + rules.steps
-    spent = 0.0
+    counters = energy_counters(device) if alone else ()
+    spent, energy_j = 0.0, 0.0 if counters else None
     if rules.pretrain_steps and (after is None or after.load() is None):
-        spent = _pretrain(cell, model, task, before, leaks, lambda step: tell(step, whole)).train_s
+        filled = _pretrain(cell, model, task, before, leaks, lambda step: tell(step, whole), counters)
+        spent, energy_j = filled.train_s, filled.energy_j
 
     def restore(extra: dict[str, Any]) -> None:
         nonlocal spent
@@ -93,6 +101,8 @@ def score(
         extra=lambda: {"leaks": leaks.seen, "spent": spent},
         restore=restore,
         tell=lambda step: tell(rules.pretrain_steps + step, whole),
+        counters=counters,
+        energy_j=energy_j,
     )
     earned = answer(model, task.held_out("test", batch), device)
     guessing = chance(task.held_out("test", batch))
@@ -126,6 +136,7 @@ def score(
         "state_bytes": _state_bytes(cell, size),
         "train_s": spent + course.train_s,
         "target_s": _time_to_target(course, guessing, spent),
+        "energy_j": course.energy_j,
         "data_digest": task.digest,
     }
     return Scored(columns, [asdict(point) for point in course.points], [one for one in warnings if one])
@@ -149,7 +160,13 @@ def _allow(cell: Cell, examples: Examples) -> None:
 
 
 def _pretrain(
-    cell: Cell, model: Encoder, task: Task, checkpoint: Checkpoint | None, leaks: Leaks, tell: Callable[[int], None]
+    cell: Cell,
+    model: Encoder,
+    task: Task,
+    checkpoint: Checkpoint | None,
+    leaks: Leaks,
+    tell: Callable[[int], None],
+    counters: Sequence[Counter],
 ) -> Course:
     assert cell.training is not None
     return train(
@@ -168,6 +185,7 @@ def _pretrain(
         restore=lambda extra: leaks.add(extra["leaks"]),
         tell=tell,
         evaluate=False,
+        counters=counters,
     )
 
 

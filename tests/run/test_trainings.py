@@ -18,9 +18,10 @@ import pytest
 import attnbench.attention
 import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.record import Record
+from attnbench.run.isolation import Settings
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.runner import Watcher, execute
-from attnbench.run.trainings import at_chosen_rates, phases
+from attnbench.run.trainings import at_chosen_rates, phases, run_all
 from attnbench.status import Status
 from attnbench.store import RunFolder
 from attnbench.suite.messages import Origin
@@ -54,7 +55,7 @@ def run(out: Path, what: Suite, watcher: Watcher | None = None, **options: Any) 
 
 
 def digits(records: list[Record]) -> list[dict[str, Any]]:
-    clock = ("train_s", "target_s", "started_at", "seal")
+    clock = ("train_s", "target_s", "energy_j", "started_at", "seal")
     return [{name: value for name, value in record.to_json().items() if name not in clock} for record in records]
 
 
@@ -222,3 +223,30 @@ def test_a_task_that_softmax_does_not_solve_is_doubted_in_each_of_its_rows_once(
     assert [len(doubt.findall(row.warnings)) for row in folder.records().values()] == [1, 1]
     _, plain = run(tmp_path / "plain", suite({"solved": 0.01}))
     assert [record.warnings for record in plain] == ["", ""]
+
+
+@pytest.mark.parametrize(("threads", "count", "alone"), [(2, 2, False), (2, 1, True), (1, 2, True)])
+def test_a_training_is_alone_where_no_other_runs_beside_it(threads: int, count: int, alone: bool) -> None:
+    seen: list[bool] = []
+    cells = make_plan(suite(), Options(device="cpu")).cells[:count]
+    list(
+        run_all(
+            cells, Settings(threads=threads), {}, lambda cell, worker, tell: seen.append(worker.settings.alone), print
+        )
+    )
+    assert seen == [alone] * count
+
+
+def test_energy_stands_in_the_row_of_a_training_that_was_alone_and_in_no_other(tmp_path: Path) -> None:
+    zone = tmp_path / "powercap" / "intel-rapl:0"
+    zone.mkdir(parents=True)
+    for name, content in (("name", "package-0"), ("energy_uj", "5"), ("max_energy_range_uj", "9000000000")):
+        (zone / name).write_text(content)
+    plugin = tmp_path / "counters.py"
+    plugin.write_text(
+        "from pathlib import Path\nfrom attnbench.measure import energy\n"
+        f"energy.POWERCAP = Path({str(zone.parent)!r})\n"
+    )
+    for variants, told in ((["softmax"], [0.0]), (["softmax", "identity"], [None, None])):
+        _, records = run(tmp_path / "out", suite(variant=variants), plugins=(str(plugin),))
+        assert [(record.status, record.energy_j) for record in records] == [(Status.OK, one) for one in told]

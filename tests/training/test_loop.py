@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from attnbench.cell import ModelSize, Training
+from attnbench.measure.energy import Counter
 from attnbench.model import Encoder
 from attnbench.shape import Shape
-from attnbench.task import Examples
+from attnbench.task import Examples, Split
 from attnbench.training import loop
 from attnbench.training.checkpoint import Checkpoint
 from attnbench.training.loop import Course, Diverged, share_of_rate, train
@@ -147,3 +148,54 @@ def test_what_is_masked_is_filled_in_and_the_rest_is_not_asked() -> None:
     assert loss(filling, examples, 1) != before
     other = Examples(examples.tokens.masked_fill(hidden, 0), examples.labels)
     assert torch.equal(filling(other.tokens, hidden)[0], logits)  # what is hidden cannot be seen
+
+
+class Metered(First):
+    """Two joules for each batch to train on, and a hundred for each look at what is held out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = 1000.0
+
+    def batch(self, seed: int, step: int, size: int) -> Examples:
+        self.taken += 2
+        return super().batch(seed, step, size)
+
+    def held_out(self, split: Split, size: int) -> Iterator[Examples]:
+        self.taken += 100
+        return super().held_out(split, size)
+
+
+def energy(*, counted: bool = True, **options: object) -> float | None:
+    task = Metered()
+    counters = [Counter(lambda: task.taken)] if counted else []
+    course = train(
+        encoder(),
+        task,
+        RULES,
+        batch=8,
+        seed=0,
+        device="cpu",
+        counters=counters,
+        **options,  # type: ignore[arg-type]
+    )
+    return course.energy_j
+
+
+def test_energy_is_that_of_the_steps_without_evaluations_on_top_of_what_was_before() -> None:
+    assert energy() == 2 * RULES.steps
+    assert energy(energy_j=7.0) == 2 * RULES.steps + 7
+    assert energy(energy_j=None) is None
+    assert energy(counted=False) is None
+
+
+def test_energy_goes_on_from_a_checkpoint_unless_a_part_of_it_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_PUT_ASIDE", 0.0)
+    for before, after, told in ((True, True, 2 * RULES.steps), (False, True, None), (True, False, None)):
+        aside = Checkpoint(tmp_path / "c.safetensors", OWNER)
+        with pytest.raises(Stopped):
+            energy(counted=before, checkpoint=aside, on_batch=stop_at(13))
+        assert energy(counted=after, checkpoint=aside) == told
+        aside.remove()

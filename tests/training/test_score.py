@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from attnbench.errors import BrokenContract, Unsupported
+from attnbench.measure.energy import Counter
+from attnbench.training import loop
 from attnbench.training import score as module
 from attnbench.training.score import score
 from tests.training.models import First, cell
@@ -84,6 +87,23 @@ def test_pretraining_comes_first_and_counts_as_time() -> None:
     assert filled["test_loss"] != plain["test_loss"]
     assert filled["train_s"] > plain["train_s"]
     assert all(of == 42 for _, of in told)
+
+
+@pytest.mark.usefixtures("_first")
+def test_energy_is_told_of_a_training_that_is_alone_with_its_pretraining(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = [0.0]
+
+    def read() -> float:
+        reads[0] += 1
+        return reads[0]
+
+    monkeypatch.setattr(module, "energy_counters", lambda device: (Counter(read),))
+    monkeypatch.setattr(loop, "_TELL", math.inf)  # or a slow machine reads it more often
+    assert score(cell(n=12)).columns["energy_j"] is None
+    assert reads == [0]
+    plain = score(cell(n=12), alone=True).columns["energy_j"]
+    assert plain == 3 + 1  # it is read before each of three evaluations, which do not count, and at the end
+    assert score(cell(n=12, pretrain_steps=30), alone=True).columns["energy_j"] == plain + 1
 
 
 SCRIPT = """

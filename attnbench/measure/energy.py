@@ -1,0 +1,130 @@
+"""Energy that a device took, by counters of the machine: nothing is estimated, and who has none learns nothing.
+
+On a CPU the counters of its packages, which Linux shows as ``intel-rapl:N`` (of AMD too): cores, caches and memory
+controllers, whatever they work for. Memory itself and the rest of the machine are not in it. Many systems let only root
+read them. On an NVIDIA GPU the total of NVML (Volta and later): the whole board, brought up to date some ten times a
+second; it needs the module ``pynvml`` (package nvidia-ml-py).
+
+Sources: Linux kernel documentation, "Power Capping Framework"; NVIDIA, "NVML API Reference Guide",
+nvmlDeviceGetTotalEnergyConsumption.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+POWERCAP = Path("/sys/class/powercap")
+_TOP_ZONE = re.compile(r"intel-rapl:\d+")
+"""Below one lie parts of it, ``intel-rapl:0:0``, and ``intel-rapl-mmio:0`` counts the same once more."""
+_MOST_WATTS = 1000.0
+"""Of one package: a counter that this could have filled between two looks may have begun anew more than once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Goes up from any number, and begins again at 0 when it is full."""
+
+    read: Callable[[], float]
+    """Joules; OSError or ValueError where it cannot be read any more."""
+    full: float = math.inf
+    """Joules."""
+
+
+def energy_counters(device: str) -> tuple[Counter, ...]:
+    """All that count what the device takes; none where there are none, or one of them cannot be read."""
+    if device == "cpu":
+        return _packages()
+    return _board(device) if device.startswith("cuda") else ()
+
+
+class Meter:
+    """Joules since it was made, on top of those from before; None once that cannot be told."""
+
+    def __init__(self, counters: Sequence[Counter], before: float | None = 0.0) -> None:
+        self._counters = counters
+        self._joules = before if counters else None
+        self._at, self._values = 0.0, [0.0]
+        self.skip()
+
+    def skip(self) -> None:
+        """What was taken since the last look does not count."""
+        if self._joules is not None:
+            self._at, self._values = time.monotonic(), [_read(counter) for counter in self._counters]
+
+    def joules(self) -> float | None:
+        """So far. To be asked every few seconds, since the counter of a busy package is full within minutes."""
+        if self._joules is None:
+            return None
+        at, values = self._at, self._values
+        self.skip()
+        for counter, before, now in zip(self._counters, values, self._values, strict=True):
+            self._joules += _taken(counter, before, now, self._at - at)
+        if not math.isfinite(self._joules):
+            self._joules = None
+        return self._joules
+
+
+def _read(counter: Counter) -> float:
+    """Joules; not a number where it cannot be read any more."""
+    try:
+        return counter.read()
+    except (OSError, ValueError):
+        return math.nan
+
+
+def _taken(counter: Counter, before: float, now: float, seconds: float) -> float:
+    """Joules between two looks; no finite number where that cannot be told."""
+    if counter.full < _MOST_WATTS * seconds:
+        return math.nan
+    return now - before + (counter.full if now < before else 0.0)
+
+
+def _packages() -> tuple[Counter, ...]:
+    """Of the whole processor: a training may move from one package to another."""
+    try:
+        zones = sorted(zone for zone in POWERCAP.iterdir() if _TOP_ZONE.fullmatch(zone.name))
+        packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
+        counters = tuple(
+            Counter(partial(_joules_in, zone / "energy_uj"), _joules_in(zone / "max_energy_range_uj"))
+            for zone in packages
+        )
+        for counter in counters:
+            counter.read()
+    except (OSError, ValueError):
+        return ()
+    return counters
+
+
+def _joules_in(file: Path) -> float:
+    return int(file.read_text()) / 1e6
+
+
+def _board(device: str) -> tuple[Counter, ...]:
+    try:
+        nvml = import_module("pynvml")
+    except ImportError:
+        return ()
+    try:
+        nvml.nvmlInit()
+        # Not by its number: CUDA counts only the boards that it may see, and in an order of its own.
+        board = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(torch.device(device)).uuid}")
+    except nvml.NVMLError:
+        return ()
+
+    def read() -> float:
+        try:
+            return float(nvml.nvmlDeviceGetTotalEnergyConsumption(board)) / 1e3
+        except nvml.NVMLError as error:
+            raise OSError(str(error)) from None
+
+    counter = Counter(read)
+    return () if math.isnan(_read(counter)) else (counter,)
