@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 from attnbench.registry import Entry, Registry
 from attnbench.shape import Shape
@@ -81,6 +82,15 @@ class Task(Protocol):
 
     def fresh(self, seed: int, size: int) -> Iterator[Examples] | None:
         """As many as the test has, like those, drawn from ``seed``; None where there are no more than are stored."""
+        ...
+
+
+@runtime_checkable
+class HasFiles(Protocol):
+    """A task that reads files of the user's: whether a run goes on with earlier rows depends on them."""
+
+    def files(self) -> Iterable[Path]:
+        """All that it reads, in an order that depends on nothing but their names."""
         ...
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from attnbench.cell import METHOD_VERSION, Cell
@@ -16,6 +17,7 @@ from attnbench.plugins import provenance
 from attnbench.record import SCHEMA_VERSION
 from attnbench.run.plan import Plan
 from attnbench.run.process import environment_for
+from attnbench.task import TASKS, HasFiles, make_task
 
 _ARITHMETIC = re.compile(
     r"(ATEN|CUBLAS|CUDNN|DNNL|GOMP|KMP|MALLOC|MKL|NVIDIA_TF32|OMP|ONEDNN|OPENBLAS|PYTORCH|TORCH|TORCHINDUCTOR|VECLIB)_.*"
@@ -23,6 +25,10 @@ _ARITHMETIC = re.compile(
 )
 _NO_ARITHMETIC = re.compile(r".*(VERBOSE|LOGS?|DISPLAY|SETTINGS|HOME|DIR|PATH)(_.*)?")
 """Among those: what is printed, and where files lie."""
+
+_MOST_FILES = 1000
+_MOST_BYTES = 2**28
+"""Of one task, so that its files are read in less than a second before anything begins."""
 
 
 def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
@@ -36,7 +42,7 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
         "rules": asdict(plan.rules),
         "cells": _digest("".join(sorted(cell.cell_id for cell in plan.cells)).encode()),
         "variables": variables(environment_for(plan.settings.threads)),
-        "input_files": input_files(plan.cells),
+        "input_files": input_files(plan.cells) | task_files(plan.cells),
         "plugins": provenance(plan.options.plugins),
     }
 
@@ -67,6 +73,39 @@ def input_files(cells: Iterable[Cell]) -> dict[str, str]:
                 with path.open("rb") as file:
                     digests[name] = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     return digests
+
+
+def task_files(cells: Iterable[Cell]) -> dict[str, str]:
+    """A digest of the files of each task that reads some, by the task with every option that has a value.
+
+    It covers their names and contents. Of more than a thousand files, or of more than 256 MiB in all, it covers names,
+    sizes and times of last change instead: what keeps all three is not seen there, and who copies the files begins a
+    new run. The column ``data_digest`` covers the contents always. Files that are not there, or that the task refuses,
+    have no digest; the rows of the task say so.
+    """
+    digests = dict[str, str]()
+    for spec, shape in dict.fromkeys((cell.task, cell.shape) for cell in cells if cell.task is not None):
+        with suppress(Exception):  # a task of somebody else's may raise anything, and its row will tell
+            if (label := TASKS.get(spec.name).complete(spec).label) not in digests:
+                task = make_task(spec, shape)
+                files = list(task.files()) if isinstance(task, HasFiles) else []
+                if files:
+                    digests[label] = _digest_of(files)
+    return digests
+
+
+def _digest_of(files: Sequence[Path]) -> str:
+    facts = [file.stat() for file in files]
+    few = len(files) <= _MOST_FILES and sum(fact.st_size for fact in facts) <= _MOST_BYTES
+    few = few and all(S_ISREG(fact.st_mode) for fact in facts)  # to read a pipe may take for ever
+    whole = hashlib.sha256()
+    for path, fact in zip(files, facts, strict=True):
+        said = f"{fact.st_size}" if few else f"{fact.st_size} {fact.st_mtime_ns}"
+        whole.update(f"{path}\0{said}\0".encode(errors="surrogateescape"))
+        if few:
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()[:16]
 
 
 def _digest(content: bytes) -> str:

@@ -67,9 +67,13 @@ class Image(Stored):
         test = Images(*_grey(self._folder / _TEST))
         return {"train": given.at(np.flatnonzero(~last)), "validation": given.at(np.flatnonzero(last)), "test": test}
 
+    def files(self) -> list[Path]:
+        """Five to train on, one to test on."""
+        return [self._folder / name for name in (*_TRAIN, _TEST)]
+
     def digest_read(self) -> str:
         """Of the six files."""
-        return digest_of(chain.from_iterable(blocks(self._folder / name) for name in (*_TRAIN, _TEST)))
+        return digest_of(chain.from_iterable(map(blocks, self.files())))
 
 
 def _grey(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -108,8 +108,11 @@ class _Released(Stored):
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
         return {split: self._part(self._folder / name) for split, name in _FILES.items()}
 
+    def files(self) -> list[Path]:
+        return [self._folder / name for name in _FILES.values()]
+
     def digest_read(self) -> str:
-        return digest_of(chain.from_iterable(blocks(self._folder / name) for name in _FILES.values()))
+        return digest_of(chain.from_iterable(map(blocks, self.files())))
 
     def _part(self, file: Path) -> Part:
         sequences, labels = zip(*_lines(file, self._n), strict=True)

@@ -71,6 +71,10 @@ class Pathfinder(Stored):
         train, validation, test = np.split(order, [len(kept) * 8 // 10, len(kept) * 9 // 10])
         return {"train": every.at(train), "validation": every.at(validation), "test": every.at(test)}
 
+    def files(self) -> list[Path]:
+        """All images, and the lists of them."""
+        return [*sorted((self._folder / "metadata").glob("*.npy")), *(image.file for image in _listed(self._folder))]
+
     def digest_read(self) -> str:
         """Of the labels and the images' files."""
         return digest_of(

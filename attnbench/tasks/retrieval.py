@@ -72,9 +72,13 @@ class Retrieval(Stored):
         """Where each text stands."""
         return {split: _Pairs(self._folder / name, self._n) for split, name in _FILES.items()}
 
+    def files(self) -> list[Path]:
+        """One a split."""
+        return [self._folder / name for name in _FILES.values()]
+
     def digest_read(self) -> str:
         """Of the three files."""
-        return digest_of(chain.from_iterable(blocks(self._folder / name) for name in _FILES.values()))
+        return digest_of(chain.from_iterable(map(blocks, self.files())))
 
 
 class _Pairs:

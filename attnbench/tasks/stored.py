@@ -66,6 +66,10 @@ class Stored:
         """
         raise NotImplementedError
 
+    def files(self) -> Iterable[Path]:
+        """All that :meth:`read` reads; none where the data is shipped. A run that has others is another run."""
+        return ()
+
     def digest_read(self) -> str:
         """Sixteen hex digits of the bytes that :meth:`read` reads."""
         raise NotImplementedError

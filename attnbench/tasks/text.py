@@ -66,6 +66,10 @@ class Text(Stored):
             "test": self._part(test),
         }
 
+    def files(self) -> Iterator[Path]:
+        """All reviews."""
+        return (self._folder / file for file, _ in self._files())
+
     def digest_read(self) -> str:
         """Of all names and texts."""
         return digest_of(piece for file, _ in self._files() for piece in (str(file).encode(), self._bytes(file)))

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from attnbench.record import Record
-from attnbench.run.identity import variables
+from attnbench.run import identity as module
+from attnbench.run.identity import identity, task_files, variables
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.runner import Watcher, execute
 from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
@@ -55,6 +56,87 @@ def test_an_input_file_that_changed_begins_a_new_run(tmp_path: Path, begin: Any)
     assert first.path == same.path != other.path
     digests = [folder.environment["input_files"][str(file)] for folder in (first, other)]
     assert digests[0] != digests[1]
+
+
+TREES = ["[MAX 1 2 ]\t2", "[MIN 3 4 ]\t3", "[MAX 5 [MIN 7 8 ] ]\t7", "[MED 1 5 9 ]\t5"]
+
+
+def write_trees(folder: Path, *, first: int = 0) -> None:
+    folder.mkdir(exist_ok=True)
+    for at, split in enumerate(("train", "val", "test")):
+        lines = ["Source\tTarget", TREES[(first + at) % 4]]
+        (folder / f"basic_{split}.tsv").write_text("".join(f"{line}\n" for line in lines))
+
+
+def tree_suite(path: Path, folder: Path) -> Path:
+    matrix = f"{{variant: [softmax], seq_len: [8, 16], task: 'listops:folder={folder}'}}"
+    path.write_text(f"name: t\nsweeps: [{{name: w, level: model, measure: time, matrix: {matrix}}}]\n")
+    return path
+
+
+def test_a_file_of_a_task_that_changed_begins_a_new_run(tmp_path: Path, begin: Any) -> None:
+    folder = tmp_path / "listops"
+    suite = tree_suite(tmp_path / "t.yaml", folder)
+    runs = []
+    for first in (0, 0, 1):
+        write_trees(folder, first=first)
+        runs.append(begin(suite)[0])
+    (folder / "readme.txt").write_text("which the task does not read")
+    runs.append(begin(suite)[0])
+    first, same, other, last = runs
+    assert first.path == same.path != other.path == last.path
+    digests = [list(one.environment["input_files"].items()) for one in (first, other)]
+    assert [len(one) for one in digests] == [1, 1]
+    assert digests[0] != digests[1]
+    name, _ = digests[0][0]
+    assert name.startswith("listops:")
+    assert f"folder={folder}" in name
+
+
+def test_files_of_a_task_that_are_missing_or_refused_are_no_error_of_the_plan(tmp_path: Path) -> None:
+    folder = tmp_path / "listops"
+    plan = make_plan(tree_suite(tmp_path / "t.yaml", folder), Options("cpu"))
+    assert identity(plan, "m")["input_files"] == {}
+    write_trees(folder)
+    assert len(identity(plan, "m")["input_files"]) == 1
+    (folder / "basic_val.tsv").unlink()
+    assert identity(plan, "m")["input_files"] == {}
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_contents_of_a_few_files_count_and_of_many_their_sizes_and_times(
+    many: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "listops"
+    cells = make_plan(tree_suite(tmp_path / "t.yaml", folder), Options("cpu")).cells
+    write_trees(folder)
+    if many:
+        monkeypatch.setattr(module, "_MOST_FILES", 2)
+    file = folder / "basic_val.tsv"
+    os.utime(file, ns=(10**18, 10**18))
+
+    def differs(text: str, seconds: int) -> bool:
+        before, content, changed = task_files(cells), file.read_text(), file.stat().st_mtime_ns
+        file.write_text(text)
+        os.utime(file, ns=(10**18, 10**18 + seconds * 10**9))
+        after = task_files(cells)
+        file.write_text(content)
+        os.utime(file, ns=(changed, changed))
+        assert task_files(cells) == before
+        return after != before
+
+    content = file.read_text()
+    assert not differs(content, 0)
+    assert differs(content + "\n", 0)
+    assert differs(content.replace("3 4", "3 5"), 0) is not many
+    assert differs(content, 1) is many
+
+
+def test_a_task_reads_files_or_none(tmp_path: Path) -> None:
+    matrix = "{variant: [softmax], seq_len: 64, task: [digits, recall]}"
+    suite = tmp_path / "d.yaml"
+    suite.write_text(f"name: d\nsweeps: [{{name: w, level: model, measure: time, matrix: {matrix}}}]\n")
+    assert task_files(make_plan(suite, Options("cpu")).cells) == {}
 
 
 def test_a_variable_that_changes_arithmetic_begins_a_new_run_and_one_that_only_prints_does_not(

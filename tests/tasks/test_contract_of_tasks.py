@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from attnbench.errors import Unsupported
 from attnbench.qkv import INPUTS
 from attnbench.shape import Shape
 from attnbench.spec import parse_specs
-from attnbench.task import NO_LABEL, TASKS, Examples, Task, make_task
+from attnbench.task import NO_LABEL, TASKS, Examples, HasFiles, Task, make_task
 from attnbench.variant import VARIANTS
 
 SETTINGS = {
@@ -103,6 +104,23 @@ def test_the_same_question_has_the_same_answer(name: str, n: int, causal: bool, 
     assert asked(first) == asked(second)
     assert first.digest == second.digest
     assert len(bytes.fromhex(first.digest)) == 8
+
+
+@pytest.mark.parametrize(("name", "n", "causal", "text"), [case for case in CASES if "folder=" in case[3]])
+def test_the_files_that_a_task_names_are_all_that_it_reads(
+    name: str, n: int, causal: bool, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = made(n, causal, text)
+    assert isinstance(task, HasFiles)
+    for file in task.files():
+        copy = tmp_path / "alone" / file
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copyfile(file, copy)
+    whole = [examples.tokens.tolist() for _, examples in every(task)]
+    monkeypatch.chdir(tmp_path / "alone")
+    other = made(n, causal, text)
+    assert other.digest == task.digest
+    assert [examples.tokens.tolist() for _, examples in every(other)] == whole
 
 
 @pytest.mark.parametrize(("name", "n", "causal", "text"), CASES)
