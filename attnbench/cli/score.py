@@ -16,6 +16,21 @@ if TYPE_CHECKING:
 
 NEEDS_ONE = "score needs a variant; for example: attnbench score performer linear softmax --task recall"
 
+_OPTIONS = {
+    "name": "--task",
+    "task": "--task",
+    "seq_len": "--n",
+    "steps": "--steps",
+    "batch": "--batch",
+    "seed": "--seeds",
+    "learning_rate": "--rates",
+    "layers": "--layers",
+    "heads": "--heads",
+    "head_dim": "--head-dim",
+    "ffn": "--ffn",
+}
+"""By the keys of the suite that is made of them."""
+
 
 def score(
     variants: Annotated[
@@ -70,12 +85,13 @@ def score(
         raise UsageError(NEEDS_ONE)
     from attnbench.plugins import load
     from attnbench.run.plan import Options, make_plan
-    from attnbench.suite.messages import Origin
+    from attnbench.suite.messages import CommandLine
     from attnbench.suite.schema import Suite
 
     for source in plugin or []:
         load(source)
     specs = _specs(variants)
+    _check_task(task)
     data: dict[str, Any] = {
         "name": "score-" + task.partition(":")[0],
         "sweeps": [
@@ -100,7 +116,7 @@ def score(
             }
         ],
     }
-    suite = Suite.of(data, Origin("score"))
+    suite = Suite.of(data, CommandLine(options=_OPTIONS))
     options = Options(
         device=device,
         out=out,
@@ -120,6 +136,17 @@ def _specs(variants: list[str]) -> list[str]:
 
     specs = [VARIANTS.get(spec.name).normalise(spec).label for text in variants for spec in parse_specs(text)]
     return list(dict.fromkeys([*specs, "identity"]))
+
+
+def _check_task(text: str) -> None:
+    from attnbench.spec import parse_specs
+    from attnbench.task import TASKS
+
+    try:
+        for spec in parse_specs(text):
+            TASKS.get(spec.name).check(dict(spec.options))
+    except UsageError as error:
+        raise UsageError(f"--task: {error}") from None
 
 
 def _rates(text: str) -> list[float]:

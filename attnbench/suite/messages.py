@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from attnbench.errors import SuiteError, any_of, did_you_mean, plain_words
+from attnbench.errors import SuiteError, UsageError, any_of, did_you_mean, plain_words
 from attnbench.record import one_line
 
 Place = tuple[str | int, ...]
@@ -29,13 +29,29 @@ class Origin:
             place = place[:-1]
         return self.lines.get(place, 1)
 
-    def error(self, place: Place, message: str) -> SuiteError:
+    def error(self, place: Place, message: str) -> SuiteError | UsageError:
         """``path:line: message`` on one printable line."""
         return self.error_on(self.line(place), message)
 
     def error_on(self, line: int, message: str) -> SuiteError:
         """The same where the line is known."""
         return SuiteError(f"{one_line(self.path, 4096)}:{line}: {one_line(message, 400)}")
+
+
+@dataclass(frozen=True)
+class CommandLine(Origin):
+    """The options of a command that has made a suite of them, of which nobody knows a line."""
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Key of the suite -> what was typed for it: ``seq_len`` -> ``--n``."""
+
+    def error(self, place: Place, message: str) -> UsageError:
+        """The message with the option in the place of the key, or before it."""
+        said = one_line(message, 400)
+        for key in reversed(place):
+            if isinstance(key, str) and (option := self.options.get(key)):
+                return UsageError(said.replace(repr(key), option, 1) if repr(key) in said else f"{option}: {said}")
+        return UsageError(said)
 
 
 def wrong(message: str, *place: str | int) -> NoReturn:

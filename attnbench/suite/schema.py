@@ -267,7 +267,8 @@ class Suite(_Strict):
         """Validate plain data; all but names and options of variants and inputs where those are not registered yet.
 
         Raises:
-            SuiteError: the mistake that stands first in the file, on one line with its place.
+            SuiteError: the mistake that stands first in the file, on one line with its place; UsageError where a
+                command made the suite of its options.
         """
         try:
             suite = cls.model_validate(data, context=axes.Reading(registered))
