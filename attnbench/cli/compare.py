@@ -10,6 +10,7 @@ import typer
 
 from attnbench.cell import Pass
 from attnbench.cli import completion, console
+from attnbench.cli.options import Causal, Device, HeadDim, Heads, MemoryLimit, Plugins, ProcessState, Threads
 from attnbench.errors import CannotCreate, Exit, UsageError
 from attnbench.shape import Bias
 from attnbench.units import format_bytes, format_seconds
@@ -32,20 +33,20 @@ def compare(
     n: Annotated[
         str, typer.Option("--n", metavar="LENGTHS", help="Lengths: 1k..16k doubles, 1024..4096+1024 steps.")
     ] = "1024..4096",
-    heads: Annotated[int, typer.Option(min=1, metavar="N", help="Heads H.")] = 8,
-    head_dim: Annotated[int, typer.Option(min=1, metavar="N", help="Head width D.")] = 64,
+    heads: Heads = 8,
+    head_dim: HeadDim = 64,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Batch B.")] = 1,
     dtype: Annotated[
         Literal["float64", "float32", "bfloat16", "float16"], typer.Option(help="Data type of q, k, v.")
     ] = "float32",
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    device: Device = "auto",
     pass_: Annotated[
         Pass, typer.Option("--pass", help="training: forward and backward; decode: one token.")
     ] = "forward",
     level: Annotated[
         Literal["operator", "layer", "model"], typer.Option(help="Attention alone, with its projections, or a model.")
     ] = "operator",
-    causal: Annotated[bool, typer.Option("--causal", help="Query i sees keys up to i.")] = False,
+    causal: Causal = False,
     bias: Annotated[Bias, typer.Option(help="Added to the logits; exact attention only.")] = "none",
     padding: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of the batch's tokens that are padding: 0.5.")
@@ -60,7 +61,7 @@ def compare(
         ),
     ] = "gaussian",
     error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error.")] = True,
-    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default all cores.")] = None,
+    threads: Threads = None,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of inputs and projections.")] = 0,
     timeout: Annotated[
         float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Seconds for one length, all in all.")
@@ -68,16 +69,9 @@ def compare(
     min_time: Annotated[
         float, typer.Option(min=0.001, max=3600, metavar="SECONDS", help="Least seconds of samples at each length.")
     ] = 1.0,
-    memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="8GiB, say; default 85 % of what is free.")
-    ] = None,
-    process: Annotated[
-        Literal["tuned", "as-shipped"],
-        typer.Option(help="Allocator and matmul library: tuned, or as torch ships."),
-    ] = "tuned",
-    plugin: Annotated[
-        list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants.")
-    ] = None,
+    memory_limit: MemoryLimit = None,
+    process: ProcessState = "tuned",
+    plugin: Plugins = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
     plot: Annotated[

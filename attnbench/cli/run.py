@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnbench.cli import completion, console
+from attnbench.cli.options import Device, Fresh, MemoryLimit, Out, Plugins, ProcessState, Threads
 from attnbench.cli.plan import predict, print_heading
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.units import format_bytes, format_seconds, parse_bytes
@@ -26,7 +27,7 @@ def run(
     suite: Annotated[
         str, typer.Argument(help="A YAML file, or the name of a shipped suite.", autocompletion=completion.suites)
     ],
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    device: Device = "auto",
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="Override the suite: float32, bfloat16 ...")
     ] = None,
@@ -45,33 +46,26 @@ def run(
             "-k", metavar="EXPRESSION", help="Only these cells: 'performer and n4096', 'causal', 'not bfloat16'."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for results.")] = Path("results"),
-    plugin: Annotated[
-        list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default all cores.")] = None,
+    out: Out = Path("results"),
+    plugin: Plugins = None,
+    threads: Threads = None,
     seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Override the suite's seed.")] = None,
     cell_timeout: Annotated[
         float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Seconds that one visit of a cell may take.")
     ] = 60.0,
-    memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="8GiB, say; default 85 % of what is free.")
-    ] = None,
+    memory_limit: MemoryLimit = None,
     min_time: Annotated[
         float | None,
         typer.Option(
             min=0.001, max=3600, metavar="SECONDS", help="Least seconds of samples for each cell; default the suite's."
         ),
     ] = None,
-    process: Annotated[
-        Literal["tuned", "as-shipped"],
-        typer.Option(help="Allocator and matmul library: tuned, or as torch ships."),
-    ] = "tuned",
+    process: ProcessState = "tuned",
     rounds: Annotated[
         int | None, typer.Option(min=1, max=20, metavar="N", help="Shuffled visits of each cell; default the suite's.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One sample per cell, no interval.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run instead of resuming one.")] = False,
+    fresh: Fresh = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure again the cells that failed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs and memory; run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows, or the prediction, as JSON on stdout.")] = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.cli import completion, console
+from attnbench.cli.options import Causal, Device, Fresh, HeadDim, Heads, Out
 from attnbench.errors import NothingMeasured, UsageError
 
 if TYPE_CHECKING:
@@ -56,13 +57,13 @@ def score(
         str, typer.Option(metavar="RATES", help="Learning rates; of several the best on validation data counts.")
     ] = "0.002,0.008",
     layers: Annotated[int, typer.Option(min=1, metavar="N", help="Layers of the encoder.")] = 2,
-    heads: Annotated[int, typer.Option(min=1, metavar="N", help="Heads H.")] = 2,
-    head_dim: Annotated[int, typer.Option(min=1, metavar="N", help="Head width D.")] = 32,
+    heads: Heads = 2,
+    head_dim: HeadDim = 32,
     ffn: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the feed-forward layer.")] = 128,
-    causal: Annotated[bool, typer.Option("--causal", help="Query i sees keys up to i.")] = False,
+    causal: Causal = False,
     pretrain: Annotated[bool, typer.Option("--pretrain", help="First fill in masked tokens of the task.")] = False,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for results.")] = Path("results"),
+    device: Device = "auto",
+    out: Out = Path("results"),
     plugin: Annotated[
         list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants or tasks.")
     ] = None,
@@ -73,7 +74,7 @@ def score(
         float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Seconds that a training may stay silent.")
     ] = 60.0,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, one learning rate.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run instead of resuming one.")] = False,
+    fresh: Fresh = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON on stdout.")] = False,
 ) -> None:
     """Train variants on a task, each inside the same small encoder, and compare what they score.
