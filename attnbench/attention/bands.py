@@ -18,6 +18,7 @@ from attnbench.attention.blocks import (
     large_steps,
     learned,
     minus_infinity,
+    short_examples,
     tile_scores,
 )
 from attnbench.attention.default_library import copied_by_products
@@ -47,7 +48,7 @@ def _only_scores(q: Tensor) -> bool:
 def blocks_per_tile(q: Tensor, blocks: int, scores: int, *, least: int = 1) -> int:
     """How many of ``blocks`` equal query blocks of q ``(B, H, N, D)``, ``scores`` scores each, go into one tile."""
     most = max(1, tile_scores(q) // scores)
-    heads = q.shape[0] * q.shape[1] if q.is_contiguous() else q.shape[1]
+    heads = q.shape[0] * q.shape[1] if q.is_contiguous() or short_examples(q) else q.shape[1]
     if least == 1 and not large_steps(q) and blocks * -(-heads // most) < heads * -(-blocks // most):
         return 1  # one block of many heads at a time makes fewer steps than many blocks of one head
     if most >= blocks:

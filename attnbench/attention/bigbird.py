@@ -216,6 +216,10 @@ class _Gathered:
         size, d = self.size, into.shape[3]
         whole = into.shape[2] // size
         parts = sums_by_key(p, x)
+        if some.stop > some.start + 1 and into.shape[2] % size == 0 and into.is_contiguous():
+            blocks = into[heads].view(-1, size * d)  # of all heads, end to end
+            blocks.index_add_(0, self._picked(heads, whole), parts.view(-1, size * d))
+            return
         if large_steps(into):  # all heads in one step, token by token, since their blocks do not lie end to end
             each = torch.arange(some.start, some.stop, device=into.device)
             first = self.table[each % len(self.table)] * size + (each - each[0])[:, None, None] * into.shape[2]

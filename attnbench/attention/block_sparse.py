@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.block_keys import Window
-from attnbench.attention.blocks import Heads, Tile, batches, large_steps, minus_infinity, tile_scores
+from attnbench.attention.blocks import (
+    Heads,
+    Tile,
+    batches,
+    heads_copied,
+    large_steps,
+    minus_infinity,
+    short_examples,
+    tile_scores,
+)
 from attnbench.attention.key_masks import emptied
 from attnbench.attention.precision import accumulator
 from attnbench.position_bias import PositionBias
@@ -44,7 +53,8 @@ def attend(
     k, v = emptied(key_mask, k, v)
     bias = None if key_mask is None else minus_infinity(~key_mask, q)[:, None, :, None].expand(-1, q.shape[1], -1, -1)
     flat = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)]
-    if large_steps(q) or all(x.is_contiguous() for x in flat):  # then one step may hold heads of several examples
+    # Then one step may hold heads of several examples.
+    if large_steps(q) or short_examples(q) or all(x.is_contiguous() for x in flat):
         flat = [x.contiguous().view(1, -1, *x.shape[2:]) for x in flat]
         bias = None if bias is None else bias.reshape(1, -1, *bias.shape[2:])
         labelled = None if labelled is None else labelled.reshape(1, -1, *labelled.shape[2:])
@@ -65,11 +75,12 @@ def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _head_batches(q: Tensor, tile: Tile) -> Iterator[Heads]:
-    # On the CPU several blocks of several heads would not merge into one batch without copying their keys.
-    alone = not large_steps(q) and (tile.by_head or tile.rows.count > 1)
     # Few rows with many keys have small scores, but gradients of all of those keys.
     held = tile.scores // tile.rows.size * max(tile.rows.size, q.shape[-1])
-    count = 1 if alone else max(1, tile_scores(q) // held)
+    count = max(1, tile_scores(q) // held)
+    if not large_steps(q) and (tile.by_head or tile.rows.count > 1):
+        # Several blocks of several heads do not merge into one batch without a copy of their keys.
+        count = min(count, heads_copied(tile.scores // tile.rows.size * q.shape[-1]))
     for b in range(q.shape[0]):
         for first, heads in batches(0, q.shape[1], count):
             yield b, slice(first, first + heads)

@@ -19,6 +19,12 @@ from attnbench.attention.precision import accumulator
 _TILE_SCORES = 5 * 2**16
 """Scores per tile on the CPU: 1.25 MiB of float32, which stays in the caches between the passes over it."""
 
+_COPIED = 2**18
+"""Numbers of keys that a step on the CPU may copy to hold several heads: 1 MiB of float32, which stays in the caches."""
+
+_SHORT = 2**16
+"""Numbers of q in an example up to which a copy takes less time than steps of its own."""
+
 Heads = tuple[int, slice]
 """Index of consecutive heads of one example in a tensor ``(B, H, n, d)``."""
 
@@ -142,6 +148,16 @@ def batches(first: int, stop: int, count: int) -> Iterator[tuple[int, int]]:
 def large_steps(q: Tensor) -> bool:
     """Whether few large steps beat many that fit a cache, even where keys have to be copied for it."""
     return q.device.type != "cpu"
+
+
+def short_examples(q: Tensor) -> bool:
+    """Whether copying examples end to end, for steps that hold heads of several, beats steps for each of them."""
+    return q.shape[0] > 1 and q[0].numel() <= _SHORT
+
+
+def heads_copied(numbers: int) -> int:
+    """How many heads one step on the CPU may hold where it copies so many numbers of the keys of each."""
+    return max(1, _COPIED // numbers)
 
 
 def learned(q: Tensor) -> bool:
