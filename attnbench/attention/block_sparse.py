@@ -80,7 +80,8 @@ def _head_batches(q: Tensor, tile: Tile) -> Iterator[Heads]:
     count = max(1, tile_scores(q) // held)
     if not large_steps(q) and (tile.by_head or tile.rows.count > 1):
         # Several blocks of several heads do not merge into one batch without a copy of their keys.
-        count = min(count, heads_copied(tile.scores // tile.rows.size * q.shape[-1]))
+        copied = tile.scores // tile.rows.size * q.shape[-1]
+        count = min(count, heads_copied(copied)) if q.is_contiguous() else 1
     for b in range(q.shape[0]):
         for first, heads in batches(0, q.shape[1], count):
             yield b, slice(first, first + heads)
