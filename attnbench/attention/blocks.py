@@ -20,7 +20,7 @@ _TILE_SCORES = 5 * 2**16
 """Scores per tile on the CPU: 1.25 MiB of float32, which stays in the caches between the passes over it."""
 
 _COPIED = 2**18
-"""Numbers of keys that a step on the CPU may copy to hold several heads: 1 MiB of float32, which stays in the caches."""
+"""Numbers of keys that a step on the CPU may copy to hold several heads: 1 MiB of float32, which caches hold."""
 
 _SHORT = 2**16
 """Numbers of q in an example up to which a copy takes less time than steps of its own."""
