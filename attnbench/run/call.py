@@ -24,7 +24,7 @@ from attnbench.run.process import choose_products
 from attnbench.run.turns import SEEN, Windows
 from attnbench.shape import Shape
 from attnbench.spec import Spec
-from attnbench.task import NO_LABEL, Form, make_task
+from attnbench.task import NO_LABEL, Examples, Form, make_task
 from attnbench.variant import VARIANTS, build
 
 _KEPT_ELEMENTS = 2**22
@@ -68,16 +68,25 @@ def kept_draw(inputs: Spec, shape: Shape, seed: int) -> Sequence[Tensor]:
 _last_draw = Recent(draw_qkv, 1)
 
 
+def first_examples(cell: Cell) -> tuple[Form, Examples]:
+    """The form of the cell's task, and what the first step of a training on it sees."""
+    assert cell.task is not None
+    task = make_task(cell.task, cell.shape)
+    return task.form, task.batch(cell.seed, 0, cell.shape.B)
+
+
 def prepare(
     cell: Cell,
     move: Callable[[nn.Module, torch.device, torch.dtype], nn.Module] = nn.Module.to,
     draw: Draw = kept_draw,
+    examples: Callable[[Cell], tuple[Form, Examples]] = first_examples,
 ) -> Call:
     """Build the variant and its inputs; nothing of this is ever timed.
 
     Args:
         move: brings a module to a device and type.
         draw: gives q, k and v of an input, a shape and a seed.
+        examples: gives those of a cell with a task, and its form.
 
     Raises:
         Unsupported: the mathematics or the input does not allow this cell.
@@ -90,6 +99,7 @@ def prepare(
         _allow_padding(cell)
         mask = mask.to(device)
     module: nn.Module
+    labels: Tensor | None = None
     if cell.pass_ == "decode":
         if cell.level == "model":
             raise Unsupported("the encoder reads whole sequences; decode at level operator or layer")
@@ -116,19 +126,19 @@ def prepare(
             form = Form((size.vocab,), 2)
             words = torch.randint(size.vocab, (cell.shape.B, cell.shape.N), generator=generator)
         else:
-            task = make_task(cell.task, cell.shape)
-            form, words = task.form, task.batch(cell.seed, 0, cell.shape.B).tokens
+            form, shown = examples(cell)
+            words, labels = shown.tokens, shown.labels
         module = Encoder(cell.variant, cell.shape, size, form=form, seed=cell.seed)
         more = lambda count: torch.randint(min(form.vocab), (count,), generator=generator)  # noqa: E731  # as above
         inputs = [Windows.into(words.to(device), more, tokens=-1 if len(form.vocab) == 1 else -2)]
     module = move(module, device, dtype)
     own = cell.compile and not always_compiled(cell)
-    made = _made(cell, module, inputs, mask, compiled=own)
+    made = _made(cell, module, inputs, mask, labels, compiled=own)
     first = [windows.at(0) for windows in inputs]
     return Call(
         run=made.call(cycle([made.turn(number) for number in range(SEEN)])),
         on=made.on,
-        uncompiled=(lambda: _made(cell, module, inputs, mask, compiled=False).on(0)) if own else None,
+        uncompiled=(lambda: _made(cell, module, inputs, mask, labels, compiled=False).on(0)) if own else None,
         like=first[0] if cell.pass_ == "forward" and cell.level != "model" else None,
         state_bytes=None if made.state is None else state_bytes(made.state),
         input_bytes=sum(t.nbytes for t in (*first, *(() if mask is None else (mask,)))),
@@ -167,7 +177,15 @@ class _Made:
         return self.call(repeat(self.turn(number)))
 
 
-def _made(cell: Cell, module: nn.Module, inputs: Sequence[Windows], mask: Tensor | None, *, compiled: bool) -> _Made:
+def _made(
+    cell: Cell,
+    module: nn.Module,
+    inputs: Sequence[Windows],
+    mask: Tensor | None,
+    labels: Tensor | None,
+    *,
+    compiled: bool,
+) -> _Made:
     if cell.pass_ == "decode":
         return _decode(module, inputs, compiled=compiled)
     run: Callable[..., Any] = whole(module) if compiled else module
@@ -179,7 +197,7 @@ def _made(cell: Cell, module: nn.Module, inputs: Sequence[Windows], mask: Tensor
     module.train()
     floating = [windows.memory.is_floating_point() for windows in inputs]
     parameters = [t.requires_grad_() for t in module.parameters() if t.is_floating_point()]
-    loss = _loss(cell, run, inputs[0].at(0), mask)
+    loss = _loss(cell, run, inputs[0].at(0), mask, labels)
 
     def turn(number: int) -> tuple[list[Tensor], list[Tensor]]:
         given = [windows.at(number).requires_grad_(real) for windows, real in zip(inputs, floating, strict=True)]
@@ -244,7 +262,7 @@ def _decode(module: Any, inputs: Sequence[Windows], *, compiled: bool) -> _Made:
 
 
 def _loss(
-    cell: Cell, run: Callable[..., Tensor], like: Tensor, mask: Tensor | None
+    cell: Cell, run: Callable[..., Tensor], like: Tensor, mask: Tensor | None, labels: Tensor | None
 ) -> Callable[[Sequence[Tensor]], Tensor]:
     """A scalar to differentiate: cross-entropy for the model, a fixed random projection of the output otherwise.
 
@@ -253,11 +271,9 @@ def _loss(
     generator = torch.Generator().manual_seed(cell.seed + 1)
     device = torch.device(cell.device)
     if cell.level == "model":
-        labels = torch.randint(2, (cell.shape.B,), generator=generator)
-        if cell.task is not None:
-            labels = make_task(cell.task, cell.shape).batch(cell.seed, 0, cell.shape.B).labels
-        labels = labels.to(device)
-        return lambda inputs: _cross_entropy(run(*inputs).float(), labels)
+        answers = torch.randint(2, (cell.shape.B,), generator=generator) if labels is None else labels
+        answers = answers.to(device)
+        return lambda inputs: _cross_entropy(run(*inputs).float(), answers)
     direction = torch.randn(like.shape, generator=generator).to(device, like.dtype)
     if mask is not None and not cell.shape.cross:
         direction = direction * (mask[:, None, :, None] if like.ndim == 4 else mask[:, :, None])

@@ -12,8 +12,9 @@ from attnbench.cell import Cell
 from attnbench.measure.flops import Prediction, move_fake, predict
 from attnbench.qkv import draw_qkv
 from attnbench.record import one_line
-from attnbench.run.call import prepare
+from attnbench.run.call import first_examples, prepare
 from attnbench.run.outcome import status_of
+from attnbench.task import Examples
 
 
 def estimate(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Prediction]]:
@@ -36,14 +37,26 @@ def estimate(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Predic
 
 
 def _follow(cell: Cell) -> Prediction:
-    if "time" not in cell.measure and "memory" not in cell.measure:
+    steps = cell.training.pretrain_steps + cell.training.steps if cell.training else 1
+    if not {"time", "memory", "score"} & {*cell.measure}:
         return Prediction(None, None, "error only")
     try:
         # Fake tensors carry any device; the CPU is the one that every machine has.
         cell = replace(cell, device="cpu", compile=False)
-        return predict(lambda: prepare(cell, move=move_fake, draw=draw_qkv).run)
+        seen = first_examples(cell) if cell.task else None  # drawn outside, where numbers are real
+        fake = (lambda _: (seen[0], _fake(seen[1]))) if seen else first_examples
+        one = predict(lambda: prepare(cell, move=move_fake, draw=draw_qkv, examples=fake).run)
+        if "score" not in cell.measure:
+            return one
+        flops = None if one.matmul_flops is None else steps * one.matmul_flops
+        return replace(one, matmul_flops=flops, reason=one.reason or f"of {steps} steps")
     except Exception as error:
         return Prediction(None, None, one_line("{}: {}".format(*status_of(error)), 60))
+
+
+def _fake(real: Examples) -> Examples:
+    """Of the same sizes, made where only fake tensors are."""
+    return Examples(*(torch.zeros(one.shape, dtype=one.dtype) for one in (real.tokens, real.labels)))
 
 
 def _extrapolate(n: int, known: dict[int, Prediction]) -> Prediction:
