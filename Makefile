@@ -1,4 +1,4 @@
-# Two commands: `make bench` measures this machine and draws the figure, `make test` runs everything that must hold.
+# Two commands: `make bench` measures this machine and draws the figures, `make test` runs everything that must hold.
 # `make test-all` runs the tests once more with the oldest version of every dependency that pyproject.toml allows.
 # `make selfcheck` measures the measuring, for five minutes, on a machine with nothing else to do; then it tries to break
 # what reads files, and kills runs, for twenty minutes.
@@ -16,11 +16,18 @@ TESTS ?=
 OLDEST := .venv-oldest
 PIP := -m pip install -q --disable-pip-version-check
 
-.PHONY: bench peers test test-all selfcheck lint lock release-check clean
+.PHONY: bench bench-long peers test test-all selfcheck lint lock release-check clean
 
 bench: $(VENV)/installed
 	$(BIN)/attnbench run lra
 	$(BIN)/attnbench plot results/lra
+	$(BIN)/attnbench run headline
+	$(BIN)/attnbench plot results/headline
+
+# The last figure of bench at twice the length, with three seeds and two learning rates: an hour.
+bench-long: $(VENV)/installed
+	$(BIN)/attnbench run headline-long
+	$(BIN)/attnbench plot results/headline-long
 
 # The public packages, as variants peer.NAME, beside ours. RUN_OPTIONS goes to attnbench run: --process as-shipped, say.
 peers: $(VENV)/installed-peers

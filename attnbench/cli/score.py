@@ -55,7 +55,7 @@ def score(
     seeds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Trainings of each variant.")] = 3,
     rates: Annotated[
         str, typer.Option(metavar="RATES", help="Learning rates; of several the best on validation data counts.")
-    ] = "0.002,0.008",
+    ] = "0.004,0.008",
     layers: Annotated[int, typer.Option(min=1, metavar="N", help="Layers of the encoder.")] = 2,
     heads: Heads = 2,
     head_dim: HeadDim = 32,
@@ -154,7 +154,7 @@ def _rates(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"--rates {text!r}: not learning rates; write for instance --rates 0.002,0.008") from None
+        raise UsageError(f"--rates {text!r}: not learning rates; write for instance --rates 0.004,0.008") from None
 
 
 def _train(plan: Plan, *, as_json: bool) -> None:

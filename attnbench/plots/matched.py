@@ -123,6 +123,7 @@ def _how(one: Problem) -> str:
     if one.task != MEAN and setting.get("steps"):
         parts.append(in_words("steps", setting["steps"]))
     rates = "best rate by validation" if setting.get("protocol") == "sweep" else "one fixed rate"
+    rates = "" if one.task == MEAN else rates  # which may differ from task to task
     most = max(len(part.by_seed) for part in one.parts)
     parts += [rates, f"{most} seed{'s' * (most != 1)}", f"run {setting[RUN]}" if RUN in setting else ""]
     return " · ".join(part for part in parts if part)

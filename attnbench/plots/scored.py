@@ -108,22 +108,35 @@ def hidden_options(found: Sequence[Problem]) -> str:
 
 
 def means(found: Sequence[Problem]) -> list[Problem]:
-    """For each model with several tasks, each trained in one way only, the mean over them of the labels with all."""
+    """For each model with several tasks, each trained in one way only, the mean over them of the labels with all.
+
+    Where options go with the length, few labels are on tasks of every length: each length then has a mean of its own.
+    """
     models: dict[tuple[object, ...], list[Problem]] = {}
     for one in found:
         if one.parts:
-            same = (*SAME_MODEL, "protocol", "pretrain_steps", RUN)
+            same = (*SAME_MODEL, "pretrain_steps", RUN)
             models.setdefault(tuple(one.setting.get(name) for name in same), []).append(one)
     made = []
     for of_model in models.values():
-        if len(of_model) < 2 or len({one.task for one in of_model}) < len(of_model):
-            continue
-        tables = [{part.label: part for part in one.parts} for one in of_model]
-        labels = [label for label in tables[0] if all(label in table for table in tables)]
-        parts = [mean for label in labels if (mean := over_tasks([table[label] for table in tables]))]
-        if parts:
-            made.append(Problem(MEAN, of_model[0].setting, _best_first(parts)))
+        groups = [of_model]
+        if len(_common(of_model)) <= max(len(one.parts) for one in of_model) / 2:
+            lengths = dict.fromkeys(one.setting.get("seq_len") for one in of_model)
+            groups = [[one for one in of_model if one.setting.get("seq_len") == n] for n in lengths]
+        for group in groups:
+            if len(group) < 2 or len({one.task for one in group}) < len(group):
+                continue
+            of_label = [[part for one in group for part in one.parts if part.label == name] for name in _common(group)]
+            parts = [mean for summaries in of_label if (mean := over_tasks(summaries))]
+            if parts:
+                made.append(Problem(MEAN, group[0].setting, _best_first(parts)))
     return _named(made)
+
+
+def _common(found: Sequence[Problem]) -> list[str]:
+    """Labels with a score on each of these."""
+    every = [{part.label for part in one.parts} for one in found]
+    return [part.label for part in found[0].parts if all(part.label in labels for labels in every)]
 
 
 def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
@@ -145,12 +158,15 @@ def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
     suites = list(dict.fromkeys(rows["suite"]))
     first = [suites[0] if len(suites) == 1 else "", "encoder", *model, *said("positions"), *said("causal")]
     rates = sorted({float(rate) for rate in rows["learning_rate"].dropna()})
-    sweep = {one.setting.get("protocol") for one in found} == {"sweep"}
+    protocols = {str(one.setting.get("protocol")) for one in found}
     rate = ", ".join(f"{one:g}" for one in rates)
-    how = f"of the rates {rate} the best by mean validation score" if sweep and len(rates) > 1 else f"rate {rate}"
+    how = f"rate {rate}"
+    if "sweep" in protocols and len(rates) > 1:
+        of_several = "" if protocols == {"sweep"} else "where a task has several "
+        how = f"of the rates {rate} {of_several}the best by mean validation score"
     most = max((len(part.by_seed) for one in found for part in one.parts), default=0)
     seeds = f"{most} seed{'s' * (most != 1)}" if most else ""
-    second = [*said("steps"), how * bool(rates), "protocol sweep" if sweep else "protocol fixed", seeds]
+    second = [*said("steps"), how * bool(rates), f"protocol {' and '.join(sorted(protocols))}", seeds]
     if same.get("pretrain_steps"):
         second.append(in_words("pretrain_steps", same["pretrain_steps"]))
     where_ = where(rows, None)

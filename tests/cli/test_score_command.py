@@ -32,7 +32,7 @@ def said(variants: list[str], **options: Any) -> str:
         ({"layers": 5000}, "--layers must be at most 1000, got 5000; change the number"),
         ({"ffn": 2**21}, "--ffn must be at most 1048576, got 2097152; change the number"),
         ({"rates": "0.001,5"}, "--rates must be above 0 and at most 1, got 5.0; write 0.002, say"),
-        ({"rates": "fast"}, "--rates 'fast': not learning rates; write for instance --rates 0.002,0.008"),
+        ({"rates": "fast"}, "--rates 'fast': not learning rates; write for instance --rates 0.004,0.008"),
     ],
 )
 def test_an_option_that_cannot_be_is_named_as_it_was_typed(options: dict[str, Any], message: str) -> None:

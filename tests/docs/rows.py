@@ -1,4 +1,4 @@
-"""The figures in README.md and docs/, made from the committed runs: ``python tests/docs/rows.py`` writes them.
+"""The figures in README.md and docs/, made from the committed runs: ``python -m tests.docs.rows`` writes them.
 
 A page marks what is made here:
 
@@ -12,68 +12,18 @@ is the text that the function NAME of ``ROWS`` gives. A code block after ``<!-- 
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import textwrap
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-import attnbench
 from attnbench.plots.peers import Pair, pairs
 from attnbench.units import format_bytes, format_seconds
-
-HERE = Path(__file__).resolve().parents[2]
-RUNS = HERE / "results/reference"
-PAGES = [HERE / "README.md", *sorted((HERE / "docs").glob("*.md"))]
-MARK = re.compile(r"<!-- rows: ([\w-]+) -->\n(.*?)<!-- end of rows -->", re.DOTALL)
-PRINTED = re.compile(r"<!-- printed: (\S+) -->\n+```\n(.*?)```", re.DOTALL)
-ROWS: dict[str, Callable[[], str]] = {}
+from tests.docs import headline_rows, score_rows  # noqa: F401  # they add theirs to ROWS
+from tests.docs.making import HERE, MARK, PAGES, PRINTED, ROWS, RUNS, digits, points, rows, run, table
 
 ARENA = ("softmax", "sdpa", "identity", "local", "linformer", "linear", "performer", "reformer", "sinkhorn", "bigbird")
 """The variants of the headline table; where one has several settings, the first of them in the run."""
-
-Maker = Callable[[], str]
-
-
-def rows(maker: Maker) -> Maker:
-    """A function whose result stands in the pages under its name."""
-    ROWS[maker.__name__.replace("_", "-")] = maker
-    return maker
-
-
-def run(name: str) -> pd.DataFrame:
-    """The rows of a committed run that have numbers."""
-    frame = attnbench.read_results(RUNS / name)
-    return frame[frame["status"] == "ok"]
-
-
-def made(name: str) -> str:
-    """``2026-11-21, torch 2.13.0``: when and with what a run was made."""
-    environment = json.loads((RUNS / name / "environment.json").read_text(encoding="utf-8"))
-    torch = run(name)["torch_version"].iloc[0].partition("+")[0]
-    return f"{environment['started_at'][:10]}, torch {torch}"
-
-
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)) + "\n"
-
-
-def points(*texts: str) -> str:
-    """A Markdown list in lines of 120 characters."""
-    return "".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") + "\n" for text in texts)
-
-
-def digits(value: float, count: int = 2) -> str:
-    """``value`` to ``count`` digits, without an exponent and without zeros that say nothing."""
-    if not math.isfinite(value):
-        return "–"
-    return f"{value:.{max(0, count - 1 - math.floor(math.log10(abs(value))))}f}" if value else "0"
-
 
 def training(name: str) -> pd.DataFrame:
     """Of the Long Range Arena's encoder at 4096 tokens, a row for each variant; index: its name."""

@@ -18,7 +18,7 @@ MEASURED = re.compile(r"\d[\d.,]*( to \d[\d.,]*)? ?(µs|ms|s|MiB|GiB|MB|GB|GFLOP
 @pytest.mark.parametrize("page", rows.PAGES, ids=lambda page: page.name)
 def test_pages_show_what_the_rows_of_today_say(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert text == rows.renew(text), "python tests/docs/rows.py writes it anew"
+    assert text == rows.renew(text), "python -m tests.docs.rows writes it anew"
 
 
 def test_everything_that_is_made_is_shown() -> None:

@@ -19,7 +19,19 @@ from attnbench.suite.schema import Suite
 from attnbench.variant import VARIANTS, build
 
 ROOT = Path(__file__).parents[2]
-SUITES = ("catalogue", "linformer", "lra", "performer", "quick", "scaling", "score")
+SUITES = (
+    "catalogue",
+    "headline",
+    "headline-long",
+    "linformer",
+    "lra",
+    "lra-score",
+    "performer",
+    "quick",
+    "scaling",
+    "score",
+    "score-long",
+)
 WITH_A_PLUGIN = ("peers",)
 ORACLES = {"oracle-lowrank", "oracle-topk"}
 

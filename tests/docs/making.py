@@ -1,0 +1,59 @@
+"""How a figure in README.md and docs/ is made from a committed run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+import attnbench
+
+HERE = Path(__file__).resolve().parents[2]
+RUNS = HERE / "results/reference"
+PAGES = [HERE / "README.md", *sorted((HERE / "docs").glob("*.md"))]
+MARK = re.compile(r"<!-- rows: ([\w-]+) -->\n(.*?)<!-- end of rows -->", re.DOTALL)
+PRINTED = re.compile(r"<!-- printed: (\S+) -->\n+```\n(.*?)```", re.DOTALL)
+ROWS: dict[str, Callable[[], str]] = {}
+
+Maker = Callable[[], str]
+
+
+def rows(maker: Maker) -> Maker:
+    """A function whose result stands in the pages under its name."""
+    ROWS[maker.__name__.replace("_", "-")] = maker
+    return maker
+
+
+def run(name: str) -> pd.DataFrame:
+    """The rows of a committed run that have numbers."""
+    frame = attnbench.read_results(RUNS / name)
+    return frame[frame["status"] == "ok"]
+
+
+def made(name: str) -> str:
+    """``2026-11-21, torch 2.13.0``: when and with what a run was made."""
+    environment = json.loads((RUNS / name / "environment.json").read_text(encoding="utf-8"))
+    torch = run(name)["torch_version"].iloc[0].partition("+")[0]
+    return f"{environment['started_at'][:10]}, torch {torch}"
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)) + "\n"
+
+
+def points(*texts: str) -> str:
+    """A Markdown list in lines of 120 characters."""
+    return "".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") + "\n" for text in texts)
+
+
+def digits(value: float, count: int = 2) -> str:
+    """``value`` to ``count`` digits, without an exponent and without zeros that say nothing."""
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:.{max(0, count - 1 - math.floor(math.log10(abs(value))))}f}" if value else "0"

@@ -1,0 +1,172 @@
+"""What docs/scores.md says of the committed runs of trainings."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pandas as pd
+from scipy.stats import spearmanr
+
+from attnbench.plots.scored import Problem, problems
+from attnbench.scores import Summary, difference, learnt
+from tests.docs.making import digits, points, rows, run, table
+
+TASKS = ("recall", "copy", "digits", "longer")
+"""The sweeps of the suite ``score`` that train."""
+HALVES = ({0, 1}, {2, 3, 4})
+
+
+@cache
+def found(sweep: str) -> tuple[Problem, dict[str, Summary]]:
+    """A sweep of the run, and its summaries by short names."""
+    frame = run("score-cpu")
+    (problem,) = [one for one in problems(frame[frame["sweep"] == sweep]) if one.parts]
+    return problem, {name_of(one.label): one for one in problem.parts}
+
+
+def name_of(label: str) -> str:
+    """``synthesizer:mode=random`` as it is, others without their budget."""
+    name, _, options = label.partition(":")
+    return f"{name}:{options}" if "mode=" in options else name
+
+
+def names() -> list[str]:
+    """Best mean over the tasks first."""
+    every = [found(sweep)[1] for sweep in TASKS]
+    return sorted(every[0], key=lambda name: -sum(one[name].over_seeds.mean for one in every))
+
+
+def shown(sweep: str, name: str) -> str:
+    """``0.99 ± 0.01``, with ° where nothing was learnt from other tokens."""
+    problem, parts = found(sweep)
+    one = parts[name]
+    assert one.ends is not None
+    half = (one.ends[1] - one.ends[0]) / 2
+    return f"{one.over_seeds.mean:.2f} ± {half:.2f}" + ("" if learnt(one, problem.floor) else "°")
+
+
+@rows
+def score_cpu() -> str:
+    """Scores of the suite ``score``: mean over five seeds, with half of its 95 % interval."""
+    lines = [[f"`{name}`", *(shown(sweep, name) for sweep in TASKS)] for name in names()]
+    return table(["", "recall", "copy", "digits", "longer recall"], lines)
+
+
+def said(name: str, sweep: str) -> str:
+    """``worse on recall (0.13, softmax 0.99)``."""
+    parts = found(sweep)[1]
+    verdict = difference(parts[name], parts["softmax"]).verdict
+    words = {"no difference found": "no different on", "better": "better on", "worse": "worse on"}[verdict]
+    here, exact = (parts[one].over_seeds.mean for one in (name, "softmax"))
+    task = {"longer": "the longer recall"}.get(sweep, sweep)
+    return f"{words} {task} ({here:.2f} against {exact:.2f})"
+
+
+def against(name: str) -> str:
+    """A variant beside softmax on all tasks."""
+    return "; ".join(said(name, sweep) for sweep in TASKS)
+
+
+def pair(one: str, other: str, sweep: str) -> str:
+    """Two variants on a task, paired by seed."""
+    parts = found(sweep)[1]
+    gap = difference(parts[one], parts[other]).of
+    assert gap is not None
+    assert gap.low is not None
+    assert gap.high is not None
+    task = {"longer": "the longer recall"}.get(sweep, sweep)
+    return f"{gap.mean:+.2f} on {task} ({gap.low:+.2f} to {gap.high:+.2f})"
+
+
+def unlearnt(sweep: str) -> str:
+    """Who is no better than without mixing."""
+    problem, parts = found(sweep)
+    return ", ".join(f"`{name}`" for name in names() if not learnt(parts[name], problem.floor) and name != "identity")
+
+
+def speed(name: str, sweep: str = "speed") -> float:
+    """Of a training step, over that of softmax in the same model."""
+    frame = run("score-cpu")
+    frame = frame[frame["sweep"] == sweep].set_index("label")["time_median_s"]
+    labels = {name_of(label): label for label in frame.index}
+    return float(frame[labels["softmax"]] / frame[labels[name]])
+
+
+@rows
+def score_cpu_says() -> str:
+    """The questions that scores answer, with what was measured."""
+    return points(
+        "**Is Linformer's quality that of the Transformer?** " + _sentence(against("linformer")) + " "
+        "`attnbench score linformer:rank=16 softmax --task recall`",
+        "**Is Performer's?** " + _sentence(against("performer")) + " "
+        "`attnbench score performer:features=32 softmax --task copy`",
+        "**Why train a Performer rather than a linear Transformer?** Performer less linear: "
+        + "; ".join(pair("performer", "linear", sweep) for sweep in TASKS)
+        + f". At 256 tokens a training step of Performer has {digits(speed('performer', 'speed-longer'))} times the "
+        f"speed of softmax, one of linear {digits(speed('linear', 'speed-longer'))} times. "
+        "`attnbench score performer:features=32 linear --task recall`",
+        "**Does local attention fall behind on lookups?** " + _sentence(against("local")) + " A key that lies outside "
+        "of its block cannot be seen, and two layers of blocks reach no further. "
+        "`attnbench score local:block=16 softmax --task recall`",
+        "**Which method loses what?** No better than without mixing tokens are: on recall, which asks for contents, "
+        f"{unlearnt('recall')}; on copy, which asks for places, {unlearnt('copy')}. A learned table of weights "
+        "(`synthesizer`) copies and cannot look anything up. "
+        "`attnbench plot RUN --figure scores`",
+        "**Does quality hold on short sequences?** The table is that question at 64 tokens, the last column at 256, "
+        "against the same model with softmax. `attnbench score performer:features=32 softmax --n 128`",
+    )
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+def halves() -> pd.DataFrame:
+    """For each task: the order of the variants in one half of the seeds beside the other, and how far means lie apart.
+
+    Columns rank (Spearman's), apart (mean over variants of the difference between the two means) and reach (of all
+    means, the largest less the least).
+    """
+    lines = {}
+    for sweep in TASKS:
+        parts = found(sweep)[1]
+        means = pd.DataFrame(
+            {
+                side: {
+                    name: sum(one.by_seed[seed] for seed in half) / len(half) for name, one in sorted(parts.items())
+                }
+                for side, half in enumerate(HALVES)
+            }
+        )
+        lines[sweep] = {
+            "rank": float(spearmanr(means[0], means[1]).statistic),
+            "apart": float((means[0] - means[1]).abs().mean()),
+            "reach": float(means.to_numpy().max() - means.to_numpy().min()),
+        }
+    return pd.DataFrame.from_dict(lines, orient="index")
+
+
+@rows
+def score_cpu_halves() -> str:
+    """Whether one half of the seeds says what the other says."""
+    lines = [
+        [{"longer": "longer recall"}.get(str(sweep), str(sweep)), f"{one['rank']:.2f}", f"{one['apart']:.3f}", f"{one['reach']:.2f}"]
+        for sweep, one in halves().iterrows()
+    ]
+    head = ["seeds 0 and 1 beside 2, 3 and 4", "rank correlation", "mean distance of the means", "best less worst"]
+    return table(head, lines)
+
+
+@rows
+def score_rates() -> str:
+    """Validation scores by learning rate, mean of two seeds, of the sweep that chose them."""
+    frame = run("score-rates")
+    frame = frame.assign(bare=frame["task"].str.partition(":")[0])
+    lines = []
+    for (task, label), part in frame.groupby(["bare", "label"], sort=False):
+        by_rate = part.groupby("learning_rate")["val_score"].mean()
+        best = by_rate.max()
+        lines.append([f"{task}, `{label}`", *(f"**{one:.2f}**" if one == best else f"{one:.2f}" for one in by_rate)])
+    lines.sort(key=lambda line: line[0].startswith("copy"))
+    rates = sorted(frame["learning_rate"].unique())
+    return table(["", *(f"{rate:g}" for rate in rates)], lines)
