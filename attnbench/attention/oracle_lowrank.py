@@ -15,8 +15,11 @@ from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
-_BLOCK = 16
-"""Columns that a Krylov space grows by: fewer waste the products, more need a larger space."""
+_BLOCK = 24
+"""Columns that a Krylov space grows by: fewer waste the products, more need a larger space.
+
+A product with 24 columns takes no longer than one with 16: float64 kernels with AVX2 work on 24 at a time.
+"""
 
 _FIRST = 3
 """Times the rank, the size of the space at which it is first asked what it holds."""
