@@ -72,13 +72,13 @@ def _print_problem(choices: Sequence[Choice], records: Sequence[Record], shown: 
     title = f"{short_task(task)}, n = {facts['seq_len']}, {facts['steps']} steps, {seeds} seed{'s' * (seeds != 1)}"
     if len(rates) == 1:
         title += f", learning rate {next(iter(rates)):g}"
-    columns = ["variant", "score", "95 %", "vs softmax", "it is", "rate", "training"]
-    wanted = {"rate": len(rates) > 1, "vs softmax": reference is not None, "it is": reference is not None}
+    columns = ["variant", "score", "95 %", "minus softmax", "it is", "rate", "training"]
+    wanted = {"rate": len(rates) > 1, "minus softmax": reference is not None, "it is": reference is not None}
     used = [wanted.get(column, True) for column in columns]
     console.table(
         [name for name, use in zip(columns, used, strict=True) if use],
         [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows],
-        right=["score", "95 %", "vs softmax", "rate", "training"],
+        right=["score", "95 %", "minus softmax", "rate", "training"],
         title=f"\n{title}",
     )
     for choice in choices:

@@ -209,7 +209,7 @@ def _notes(drawn: Sequence[Problem]) -> list[str]:
         )
     if any(one.reference for one in drawn):
         notes.append(
-            "Right: score less softmax's, seed by seed, with its 95 % interval; better or worse only where that "
+            "Right: score minus softmax's, seed by seed, with its 95 % interval; better or worse only where that "
             f"excludes 0{', never with one seed' * single}. Of twenty equals about one is called so by chance."
         )
     return [" ".join(notes)]
