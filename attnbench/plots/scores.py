@@ -131,7 +131,7 @@ def _panel(page: Page, one: Problem, names: Mapping[str, str], limits: tuple[flo
         if reference is not None and part is not reference:
             _say(beside, wide, y, difference(part, reference))
     if reference is not None:
-        less = shorten(f"less {reference.label}", 0.5 * wide, SMALL_SIZE)
+        less = shorten(f"minus {reference.label}", 0.5 * wide, SMALL_SIZE)
         page.write(page.right, page.top - 0.17, less, va="top", ha="right", color=palette().faint)
 
 
