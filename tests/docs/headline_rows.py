@@ -14,14 +14,14 @@ def headline_cpu() -> str:
     frame = run("headline-cpu")
     timed = frame[frame["sweep"] == "speed"].set_index("label").sort_values("time_median_s")
     (problem,) = [one for one in problems(frame) if one.parts]
-    scores = {one.label: one for one in problem.parts}
+    scores = {one.label.removesuffix("†"): one for one in problem.parts}
     exact = timed["time_median_s"]["softmax"]
     lines = []
     for label, row in timed.iterrows():
         one = scores[str(label)]
         lines.append(
             [
-                f"`{label}`",
+                f"`{one.label}`",
                 format_seconds(row["time_median_s"]),
                 digits(exact / row["time_median_s"]),
                 format_bytes(int(row["peak_bytes"])),
@@ -37,14 +37,22 @@ def headline_cpu_says() -> str:
     frame = run("headline-cpu")
     timed = frame[frame["sweep"] == "speed"].set_index("label")["time_median_s"]
     (problem,) = [one for one in problems(frame) if one.parts]
-    scores = {one.label: one.over_seeds.mean for one in problem.parts}
-    learned = {one.label for one in problem.parts if learnt(one, problem.floor)}
-    near = [label for label in learned if label not in ("softmax", "sdpa") and scores[label] >= 0.95]
-    near.sort(key=lambda label: timed[label])
-    lost = sorted((label for label in scores if label not in learned and label != "identity"), key=lambda one: timed[one])
+    scores = {one.label.removesuffix("†"): one.over_seeds.mean for one in problem.parts}
+    learned = {one.label.removesuffix("†") for one in problem.parts if learnt(one, problem.floor)}
+    speed, peak = timed["softmax"] / timed, frame[frame["sweep"] == "speed"].set_index("label")["peak_bytes"]
+    others = sorted(scores.keys() - {"softmax", "sdpa", "identity"}, key=lambda one: -speed[one])
+    solved = [
+        f"`{one}` ({scores[one]:.3f}, {digits(speed[one])} times the speed)" for one in others if scores[one] > 0.95
+    ]
+    between = [
+        f"`{one}` ({scores[one]:.2f}, {digits(speed[one])})" for one in others if one in learned and scores[one] <= 0.95
+    ]
     return points(
-        f"**As good as softmax, and faster:** "
-        + ", ".join(f"`{one}` ({scores[one]:.2f}, {digits(timed['softmax'] / timed[one])} times the speed)" for one in near)
-        + f". Exact attention in a fused kernel (`sdpa`) has {digits(timed['softmax'] / timed['sdpa'])} times the speed.",
-        "**Fast, and no better than no attention at all:** " + ", ".join(f"`{one}`" for one in lost) + ".",
+        f"**Within five points of softmax ({scores['softmax']:.3f}):** {', '.join(solved)}. Exact attention in a fused "
+        f"kernel (`sdpa`) has {digits(speed['sdpa'])} times the speed of softmax and "
+        f"{digits(peak['sdpa'] / peak['softmax'])} times its memory.",
+        f"**In between, with their speed:** {', '.join(between)}.",
+        "**No better than no attention at all:** "
+        + ", ".join(f"`{one}`" for one in others if one not in learned)
+        + ".",
     )

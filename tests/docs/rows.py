@@ -20,10 +20,11 @@ import pandas as pd
 from attnbench.plots.peers import Pair, pairs
 from attnbench.units import format_bytes, format_seconds
 from tests.docs import headline_rows, score_rows  # noqa: F401  # they add theirs to ROWS
-from tests.docs.making import HERE, MARK, PAGES, PRINTED, ROWS, RUNS, digits, points, rows, run, table
+from tests.docs.making import HERE, MARK, PAGES, ROWS, digits, points, rows, run, table
 
 ARENA = ("softmax", "sdpa", "identity", "local", "linformer", "linear", "performer", "reformer", "sinkhorn", "bigbird")
 """The variants of the headline table; where one has several settings, the first of them in the run."""
+
 
 def training(name: str) -> pd.DataFrame:
     """Of the Long Range Arena's encoder at 4096 tokens, a row for each variant; index: its name."""

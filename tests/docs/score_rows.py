@@ -26,7 +26,7 @@ def found(sweep: str) -> tuple[Problem, dict[str, Summary]]:
 
 def name_of(label: str) -> str:
     """``synthesizer:mode=random`` as it is, others without their budget."""
-    name, _, options = label.partition(":")
+    name, _, options = label.removesuffix("†").partition(":")
     return f"{name}:{options}" if "mode=" in options else name
 
 
@@ -132,9 +132,7 @@ def halves() -> pd.DataFrame:
         parts = found(sweep)[1]
         means = pd.DataFrame(
             {
-                side: {
-                    name: sum(one.by_seed[seed] for seed in half) / len(half) for name, one in sorted(parts.items())
-                }
+                side: {name: sum(one.by_seed[seed] for seed in half) / len(half) for name, one in sorted(parts.items())}
                 for side, half in enumerate(HALVES)
             }
         )
@@ -150,7 +148,12 @@ def halves() -> pd.DataFrame:
 def score_cpu_halves() -> str:
     """Whether one half of the seeds says what the other says."""
     lines = [
-        [{"longer": "longer recall"}.get(str(sweep), str(sweep)), f"{one['rank']:.2f}", f"{one['apart']:.3f}", f"{one['reach']:.2f}"]
+        [
+            {"longer": "longer recall"}.get(str(sweep), str(sweep)),
+            f"{one['rank']:.2f}",
+            f"{one['apart']:.3f}",
+            f"{one['reach']:.2f}",
+        ]
         for sweep, one in halves().iterrows()
     ]
     head = ["seeds 0 and 1 beside 2, 3 and 4", "rank correlation", "mean distance of the means", "best less worst"]

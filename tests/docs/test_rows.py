@@ -9,41 +9,41 @@ import pandas as pd
 import pytest
 
 from attnbench.units import format_seconds
-from tests.docs import rows
+from tests.docs import making, rows
 
 MEASURED = re.compile(r"\d[\d.,]*( to \d[\d.,]*)? ?(µs|ms|s|MiB|GiB|MB|GB|GFLOP/s|times as|times the)(?![\w`])")
 """What looks like something that was measured."""
 
 
-@pytest.mark.parametrize("page", rows.PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", making.PAGES, ids=lambda page: page.name)
 def test_pages_show_what_the_rows_of_today_say(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == rows.renew(text), "python -m tests.docs.rows writes it anew"
 
 
 def test_everything_that_is_made_is_shown() -> None:
-    shown = [name for page in rows.PAGES for name, _ in rows.MARK.findall(page.read_text(encoding="utf-8"))]
-    assert sorted(shown) == sorted(rows.ROWS)
+    shown = [name for page in making.PAGES for name, _ in making.MARK.findall(page.read_text(encoding="utf-8"))]
+    assert sorted(shown) == sorted(making.ROWS)
 
 
-@pytest.mark.parametrize("page", rows.PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", making.PAGES, ids=lambda page: page.name)
 def test_excerpts_of_what_a_command_printed_are_in_what_it_printed(page: Path) -> None:
-    for path, excerpt in rows.PRINTED.findall(page.read_text(encoding="utf-8")):
-        printed = iter((rows.HERE / path).read_text(encoding="utf-8").splitlines())
+    for path, excerpt in making.PRINTED.findall(page.read_text(encoding="utf-8")):
+        printed = iter((making.HERE / path).read_text(encoding="utf-8").splitlines())
         for line in excerpt.splitlines():
             assert line == "..." or line in printed, f"{path} has no line {line!r}, or not in this place"
 
 
-@pytest.mark.parametrize("page", rows.PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", making.PAGES, ids=lambda page: page.name)
 def test_nothing_measured_stands_in_a_sentence_by_hand(page: Path) -> None:
-    text = rows.MARK.sub("", page.read_text(encoding="utf-8"))
+    text = making.MARK.sub("", page.read_text(encoding="utf-8"))
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     assert [match[0] for match in MEASURED.finditer(text)] == []
 
 
 def test_the_printed_comparison_is_that_of_its_rows() -> None:
-    printed = (rows.HERE / "docs/printed/compare.txt").read_text(encoding="utf-8")
-    for row in pd.read_csv(rows.RUNS / "compare-cpu/compare.csv").to_dict("records"):
+    printed = (making.HERE / "docs/printed/compare.txt").read_text(encoding="utf-8")
+    for row in pd.read_csv(making.RUNS / "compare-cpu/compare.csv").to_dict("records"):
         (line,) = re.findall(rf"^ *{row['seq_len']} .* {row['verdict']}$", printed, re.MULTILINE)
         assert format_seconds(row["a_time_median_s"]) in line
         assert format_seconds(row["b_time_median_s"]) in line
@@ -51,8 +51,8 @@ def test_the_printed_comparison_is_that_of_its_rows() -> None:
 
 
 def test_every_committed_run_is_named_in_a_page() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in rows.PAGES)
-    assert [run.name for run in rows.RUNS.iterdir() if f"results/reference/{run.name}" not in text] == []
+    text = "".join(page.read_text(encoding="utf-8") for page in making.PAGES)
+    assert [run.name for run in making.RUNS.iterdir() if f"results/reference/{run.name}" not in text] == []
 
 
 @pytest.mark.parametrize("line", ["it takes 1.2 times as long", "in 12 ms", "10 GiB", "3 s", "0.5 to 0.7 GFLOP/s"])
