@@ -56,7 +56,7 @@ def said(name: str, sweep: str) -> str:
     """``worse on recall (0.13, softmax 0.99)``."""
     parts = found(sweep)[1]
     verdict = difference(parts[name], parts["softmax"]).verdict
-    words = {"no difference found": "no different on", "better": "better on", "worse": "worse on"}[verdict]
+    words = {"no difference found": "no difference found on", "better": "better on", "worse": "worse on"}[verdict]
     here, exact = (parts[one].over_seeds.mean for one in (name, "softmax"))
     task = {"longer": "the longer recall"}.get(sweep, sweep)
     return f"{words} {task} ({here:.2f} against {exact:.2f})"
