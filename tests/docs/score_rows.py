@@ -109,8 +109,8 @@ def score_cpu_says() -> str:
         "of its block cannot be seen, and two layers of blocks reach no further. "
         "`attnbench score local:block=16 softmax --task recall`",
         "**Which method loses what?** No better than without mixing tokens are: on recall, which asks for contents, "
-        f"{unlearnt('recall')}; on copy, which asks for places, {unlearnt('copy')}. A learned table of weights "
-        "(`synthesizer`) copies and cannot look anything up. "
+        f"{unlearnt('recall')}; on copy, which asks for places, {unlearnt('copy')}. The dense "
+        "`synthesizer` copies and cannot look anything up. "
         "`attnbench plot RUN --figure scores`",
         "**Does quality hold on short sequences?** The table is that question at 64 tokens, the last column at 256, "
         "against the same model with softmax. `attnbench score performer:features=32 softmax --n 128`",
