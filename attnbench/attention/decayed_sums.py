@@ -29,20 +29,26 @@ Compute = Callable[..., Tensor]
 """Tensors ``(G, ...)`` of G pairs of batch entry and head, in float32 or float64, to an output ``(G, N, E)``."""
 
 
-def by_heads(compute: Compute, *inputs: Tensor, again: bool = True) -> Tensor:
+SHORT = 2**18
+"""Numbers of an input up to which intermediate results are kept for gradients: some ten times as many are a few MiB."""
+
+
+def by_heads(compute: Compute, *inputs: Tensor, again: bool | None = None) -> Tensor:
     """Run ``compute`` on as many heads at a time as stay in the cache.
 
-    The backward pass runs it again for each group, so that only the inputs are kept and the intermediate results of
-    one group exist at a time.
+    Of long inputs the backward pass runs it again for each group, so that only the inputs are kept and the intermediate
+    results of one group exist at a time. Of short ones, up to :data:`SHORT` numbers, those are no more than a group's.
 
     Args:
-        again: False keeps what ``compute`` keeps instead, where computing it again takes longer than reading it; then
-            ``compute`` is one that takes STRETCH tokens at a time.
+        again: False keeps what ``compute`` keeps of long inputs too, where computing it again takes longer than reading
+            it; then ``compute`` is one that takes STRETCH tokens at a time.
         inputs: ``(B, H, ...)``, the first of them ``(B, H, N, D)`` and the third ``(B, H, N, E)``.
 
     Returns:
         ``(B, H, N, E)`` in the dtype of the first input.
     """
+    if again is None:
+        again = inputs[0].numel() > SHORT
     groups = _groups(inputs[0].shape[2] if again else STRETCH, *inputs)
     if not again and torch.is_grad_enabled():
         batch, heads = groups[0]

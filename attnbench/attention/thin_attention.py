@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnbench.attention.blocks import short_examples
 from attnbench.attention.matrix_tiles import fitting, within
 
 FEW = 256
@@ -39,7 +40,9 @@ def attend_to_few_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = No
     """
     if mask is not None or not _tiled(q, k.shape[2]):
         return scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return _FewKeys.apply(q, k, v, keep)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
+    joined = _joined(q, k, v) if short_examples(q) else (q, k, v)
+    out: Tensor = _FewKeys.apply(*joined, keep)  # type: ignore[no-untyped-call]  # untyped in torch
+    return out.view(*q.shape[:3], -1)
 
 
 def attend_from_few_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -56,7 +59,9 @@ def attend_from_few_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
     """
     if mask is not None or not _tiled(k, q.shape[2]):
         return scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return _FewQueries.apply(q, k, v)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
+    joined = _joined(q, k, v) if short_examples(k) else (q, k, v)
+    out: Tensor = _FewQueries.apply(*joined)  # type: ignore[no-untyped-call]  # untyped in torch
+    return out.view(*q.shape[:3], -1)
 
 
 class _FewKeys(torch.autograd.Function):
@@ -129,6 +134,11 @@ class _FewQueries(torch.autograd.Function):
             _multiply(dlogits, keys, dq[head], beta=1)
             _multiply(dlogits.mT, queries[head], dk[piece])
         return _scaled(dq), dk, dv
+
+
+def _joined(*inputs: Tensor) -> list[Tensor]:
+    """``(1, B · H, ...)`` of each ``(B, H, ...)``: of all examples, so that a piece may hold several heads."""
+    return [x.flatten(0, 1)[None] for x in inputs]
 
 
 def _tiled(x: Tensor, few: int) -> bool:

@@ -117,7 +117,9 @@ def train(
     """
     steps = rules.steps if steps is None else steps
     loss = loss or answers_loss(device)
-    optimizer = AdamW(model.parameters(), lr=rules.learning_rate, betas=BETAS, weight_decay=rules.weight_decay)
+    optimizer = AdamW(
+        model.parameters(), lr=rules.learning_rate, betas=BETAS, weight_decay=rules.weight_decay, fused=True
+    )
     course = Course(energy_j=energy_j)
     with _random_numbers(stream_seed("dropout", stream, seed), device):
         if checkpoint is not None and (state := checkpoint.load()) is not None:

@@ -139,8 +139,8 @@ def test_the_last_state_of_a_long_prompt_keeps_its_digits() -> None:
 
 
 def test_training_holds_the_intermediate_results_of_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = [torch.randn(1, 8, 1024, 16, requires_grad=True) for _ in range(3)]
-    log_decay = -torch.rand(1, 8, 1024)
+    inputs = [torch.randn(1, 8, 4096, 16, requires_grad=True) for _ in range(3)]
+    log_decay = -torch.rand(1, 8, 4096)
 
     def peak(limit: int) -> int:
         monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
