@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from attnbench.capabilities import Decoding
 from attnbench.cell import ModelSize
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
@@ -39,11 +40,11 @@ class MultiHead(nn.Module):
 
     def begin(self, x: Tensor) -> Any:
         """State after the tokens x ``(B, n, C)``, of an operator that decodes."""
-        return self.operator.begin(*self._projected(x))  # type: ignore[operator]  # a module may hold anything
+        return cast(Decoding, self.operator).begin(*self._projected(x))
 
     def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
         """The next token x ``(B, 1, C)``: its output and the state after it."""
-        y, state = self.operator.step(state, *self._projected(x))  # type: ignore[operator]
+        y, state = cast(Decoding, self.operator).step(state, *self._projected(x))
         return self._joined(y), state
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,7 @@ is real. The constructor is never timed; ``forward`` is.
 
 What stands in a padded token, NaN and infinity included, reaches no output of a real one; if it stands in k, v or x, no
 gradient either. A weight of 0 does not see to that, since 0·NaN is NaN: put zeros there first, as
-:func:`attnbench.attention.key_masks.emptied` does. The output of a padded token may be anything.
+:func:`attnbench.engines.masks.emptied` does. The output of a padded token may be anything.
 
 A module may have more methods, which other passes and ``attnbench check`` use where they are there:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -80,9 +81,10 @@ def _possible(case: Case) -> bool:
 
 
 def test_every_file_with_a_variant_is_imported_by_the_package() -> None:
-    files = Path(attnbench.attention.__path__[0]).glob("*.py")
-    written = {path.stem for path in files if "\n@register(" in path.read_text(encoding="utf-8")}
-    assert written == {entry.make.__module__.rpartition(".")[2] for entry in PACKAGE}
+    home = Path(attnbench.attention.__path__[0])
+    files = [path for path in home.rglob("*.py") if "\n@register(" in path.read_text(encoding="utf-8")]
+    written = {".".join(path.relative_to(home.parent.parent).with_suffix("").parts) for path in files}
+    assert written == {entry.make.__module__ for entry in PACKAGE}
 
 
 @each(PACKAGE)
@@ -192,6 +194,14 @@ def test_what_it_cannot_do_is_refused_with_the_reason(entry: Variant) -> None:
             assert isinstance(trait, No)
             assert 10 < len(trait) <= 120
             assert trait in str(entry.unsupported_reason(SHAPE, **asked))
+
+
+@each(PACKAGE)
+def test_its_class_opens_with_its_formula(entry: Variant) -> None:
+    methods = [name for name, what in vars(entry.make).items() if inspect.isfunction(what)]
+    first = next(name for name in methods if name != "__init__")
+    formula = {"dense", "pair_weights"} | ({"forward"} if entry.traits.exact else set())  # whose forward is the formula
+    assert first in formula
 
 
 # Inside a model

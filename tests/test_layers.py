@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ LAYERS = {
     0: "units printable",
     1: "cgroup shape reference position_bias compiled status padding errors spec registry cost foreign",
     2: "traits contract variant plugins qkv task cell record files journal verify table lock store runs machine "
-    "trained scores",
+    "trained scores engines capabilities",
     3: "attention inputs tasks model",
     4: "measure suite testing training",
     5: "plots run",
@@ -22,7 +23,12 @@ LAYERS = {
     7: "__main__",
 }
 LAYER = {home: layer for layer, homes in LAYERS.items() for home in homes.split()}
-HIGHEST = dict.fromkeys(f"{LAYERS[3]} {LAYERS[4]} plots".split(), 2) | {"run": 4, "testing": 4, "training": 4}
+HIGHEST = dict.fromkeys(f"{LAYERS[3]} {LAYERS[4]} plots".split(), 2) | {
+    "engines": 1,
+    "run": 4,
+    "testing": 4,
+    "training": 4,
+}
 """The highest layer that a home may import; those not named here may import their own layer as well."""
 
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
@@ -68,6 +74,10 @@ def test_imports_point_down_only(path: Path) -> None:
         ("shape", "cell", False),
         ("attention", "variant", True),
         ("attention", "inputs", False),
+        ("attention", "engines", True),
+        ("engines", "attention", False),
+        ("engines", "variant", False),
+        ("engines", "shape", True),
         ("measure", "attention", False),
         ("run", "measure", True),
         ("plots", "run", False),
@@ -88,6 +98,23 @@ def test_the_rule_itself_tells_up_from_down(home: str, other: str, verdict: bool
 def test_imports_of_every_form_are_seen() -> None:
     source = "import attnbench.cli.app\nfrom attnbench import units\ndef f():\n    from attnbench.run.pairs import g\n"
     assert imported_homes(source) == {"cli", "units", "run"}
+
+
+def test_an_algorithm_uses_engines_and_no_other_algorithm() -> None:
+    arrows = set()
+    for path in (ROOT / "attention").rglob("*.py"):
+        own = path.relative_to(ROOT / "attention").parts[0].removesuffix(".py")
+        for other in re.findall(r"attnbench\.attention\.(\w+)", "\n".join(import_lines(path))):
+            arrows |= {(own, other)} - {(own, own)}
+    assert {arrow for arrow in arrows if arrow[0] != "__init__"} == {
+        ("sparse", "local")
+    }  # its pattern of the same name
+
+
+def import_lines(path: Path) -> list[str]:
+    return [
+        line for line in path.read_text(encoding="utf-8").splitlines() if line.lstrip().startswith(("from", "import"))
+    ]
 
 
 def test_homes_within_a_layer_do_not_import_in_circles() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import attnbench.attention.linformer
-import attnbench.attention.synthesizer  # noqa: F401
+import attnbench.attention.synthesizer.algorithm  # noqa: F401
 from attnbench.cell import ModelSize
 from attnbench.errors import Unsupported, UsageError
 from attnbench.model import Encoder, MultiHead, as_layer

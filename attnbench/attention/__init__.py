@@ -2,60 +2,54 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
+from attnbench.attention.softmax import Softmax as Softmax
+from attnbench.attention.chunked import Chunked as Chunked
+from attnbench.attention.sdpa import Sdpa as Sdpa
+from attnbench.attention.flex import Flex as Flex
+from attnbench.attention.identity import Identity as Identity
+from attnbench.attention.mean_value import MeanValue as MeanValue
+from attnbench.attention.oracle_lowrank import OracleLowRank as OracleLowRank
+from attnbench.attention.oracle_topk import OracleTopK as OracleTopK
+from attnbench.attention.local import Local as Local
+from attnbench.attention.sparse import Sparse as Sparse
+from attnbench.attention.longformer import Longformer as Longformer
+from attnbench.attention.etc import Etc as Etc
+from attnbench.attention.bigbird import BigBird as BigBird
+from attnbench.attention.per_head import PerHead as PerHead
+from attnbench.attention.reformer import Reformer as Reformer
+from attnbench.attention.routing import Routing as Routing
+from attnbench.attention.clustered import Clustered as Clustered
+from attnbench.attention.sinkhorn import Sinkhorn as Sinkhorn
+from attnbench.attention.topk import TopK as TopK
+from attnbench.attention.hyperattention import HyperAttention as HyperAttention
+from attnbench.attention.linformer import Linformer as Linformer
+from attnbench.attention.nystrom import Nystrom as Nystrom
+from attnbench.attention.skyformer import Skyformer as Skyformer
+from attnbench.attention.thinformer import Thinformer as Thinformer
+from attnbench.attention.monarch import Monarch as Monarch
+from attnbench.attention.linear import Linear as Linear
+from attnbench.attention.efficient import Efficient as Efficient
+from attnbench.attention.performer import Performer as Performer
+from attnbench.attention.favor_plus_plus import FavorPlusPlus as FavorPlusPlus
+from attnbench.attention.rfa import RandomFeatureAttention as RandomFeatureAttention
+from attnbench.attention.cosformer import CosFormer as CosFormer
+from attnbench.attention.taylor import Taylor as Taylor
+from attnbench.attention.hedgehog import Hedgehog as Hedgehog
+from attnbench.attention.lara import LARA as LARA
+from attnbench.attention.retnet import RetNet as RetNet
+from attnbench.attention.gla import GLA as GLA
+from attnbench.attention.ssd import SSD as SSD
+from attnbench.attention.delta import Delta as Delta
+from attnbench.attention.rfa_gated import GatedRandomFeatureAttention as GatedRandomFeatureAttention
+from attnbench.attention.memory_compressed import MemoryCompressed as MemoryCompressed
+from attnbench.attention.perceiver import Perceiver as Perceiver
+from attnbench.attention.synthesizer import Synthesizer as Synthesizer
+from attnbench.attention.aft import AFT as AFT
+from attnbench.attention.fnet import FNet as FNet
+from attnbench.attention.gmlp import GMLP as GMLP
+from attnbench.attention.mlp_mixer import MLPMixer as MLPMixer
+from attnbench.attention.xca import XCA as XCA
+from attnbench.attention.pooling import Pooling as Pooling
 from attnbench.plugins import load_installed
-
-for _name in (
-    "softmax",
-    "chunked",
-    "sdpa",
-    "flex",
-    "identity",
-    "mean_value",
-    "oracle_lowrank",
-    "oracle_topk",
-    "local",
-    "sparse",
-    "longformer",
-    "etc",
-    "bigbird",
-    "per_head",
-    "reformer",
-    "routing",
-    "clustered",
-    "sinkhorn",
-    "topk",
-    "hyperattention",
-    "linformer",
-    "nystrom",
-    "skyformer",
-    "thinformer",
-    "monarch",
-    "linear",
-    "efficient",
-    "performer",
-    "favor_plus_plus",
-    "rfa",
-    "cosformer",
-    "taylor",
-    "hedgehog",
-    "lara",
-    "retnet",
-    "gla",
-    "ssd",
-    "delta",
-    "rfa_gated",
-    "memory_compressed",
-    "perceiver",
-    "synthesizer",
-    "aft",
-    "fnet",
-    "gmlp",
-    "mlp_mixer",
-    "xca",
-    "pooling",
-):
-    import_module(f"{__name__}.{_name}")
 
 load_installed()

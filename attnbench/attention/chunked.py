@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from attnbench.attention.key_masks import added_to_logits, emptied, seeing
-from attnbench.attention.kv_cache import Cache, CachedDecoding
-from attnbench.attention.precision import accumulator, hidden
+from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
+from attnbench.engines.masks import added_to_logits, emptied, seeing
+from attnbench.engines.precision import accumulator, hidden
 from attnbench.position_bias import PositionBias, position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register

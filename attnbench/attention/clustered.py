@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.attention.key_masks import added_to_logits, emptied, seeing
-from attnbench.attention.largest_entries import largest
-from attnbench.attention.matrix_tiles import fitting, tiles
-from attnbench.attention.precision import accumulator
+from attnbench.engines.gathered.largest import largest
+from attnbench.engines.masks import added_to_logits, emptied, seeing
+from attnbench.engines.precision import accumulator
+from attnbench.engines.tiling import fitting, tiles
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -76,6 +76,32 @@ class Clustered(nn.Module):
         super().__init__()
         self.clusters, self.improved, self.iterations, self.cross = clusters, improved, iterations, shape.cross
         self.register_buffer("directions", torch.randn(shape.D, bits))
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Head by head over (real) tokens, with a row of weights over all keys for every query."""
+        out = torch.zeros_like(q)
+        for b, h in product(range(q.shape[0]), range(q.shape[1])):
+            keys = torch.arange(k.shape[2], device=q.device) if key_mask is None else key_mask[b].nonzero()[:, 0]
+            queries = torch.arange(q.shape[2], device=q.device) if self.cross else keys
+            if len(keys) == 0:
+                continue
+            x, y, n = q[b, h, queries], k[b, h, keys], len(queries)
+            C, codes = min(self.clusters, n), x @ self.directions.to(x.dtype) > 0
+            centroids = codes[[j * n // C for j in range(C)]]
+            for _ in range(self.iterations):
+                cluster = (codes[:, None] != centroids).sum(-1).argmin(1)
+                members = [codes[cluster == c] for c in range(C)]
+                centroids = torch.stack(
+                    [2 * m.sum(0) >= len(m) if len(m) else old for m, old in zip(members, centroids, strict=True)]
+                )
+            mean = torch.stack([x[cluster == c].mean(0) for c in cluster.tolist()])
+            weights = (mean @ y.mT * x.shape[1] ** -0.5).softmax(1)
+            if self.improved is not None:
+                best = weights.argsort(dim=1, descending=True).argsort(dim=1) < self.improved
+                own = (x @ y.mT * x.shape[1] ** -0.5).masked_fill(~best, -torch.inf).softmax(1)
+                weights = torch.where(best, own * (weights * best).sum(1, keepdim=True), weights)
+            out[b, h, queries] = weights @ v[b, h, keys]
+        return out
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
@@ -180,29 +206,3 @@ class Clustered(nn.Module):
                 moved = torch.where(sums.view(G, C, bits) >= 0, 1.0, -1.0).to(codes.dtype)
                 centroids = torch.where(members > 0, moved, centroids)
         return nearest if real is None else nearest.masked_fill_(~real, C)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Head by head over (real) tokens, with a row of weights over all keys for every query."""
-        out = torch.zeros_like(q)
-        for b, h in product(range(q.shape[0]), range(q.shape[1])):
-            keys = torch.arange(k.shape[2], device=q.device) if key_mask is None else key_mask[b].nonzero()[:, 0]
-            queries = torch.arange(q.shape[2], device=q.device) if self.cross else keys
-            if len(keys) == 0:
-                continue
-            x, y, n = q[b, h, queries], k[b, h, keys], len(queries)
-            C, codes = min(self.clusters, n), x @ self.directions.to(x.dtype) > 0
-            centroids = codes[[j * n // C for j in range(C)]]
-            for _ in range(self.iterations):
-                cluster = (codes[:, None] != centroids).sum(-1).argmin(1)
-                members = [codes[cluster == c] for c in range(C)]
-                centroids = torch.stack(
-                    [2 * m.sum(0) >= len(m) if len(m) else old for m, old in zip(members, centroids, strict=True)]
-                )
-            mean = torch.stack([x[cluster == c].mean(0) for c in cluster.tolist()])
-            weights = (mean @ y.mT * x.shape[1] ** -0.5).softmax(1)
-            if self.improved is not None:
-                best = weights.argsort(dim=1, descending=True).argsort(dim=1) < self.improved
-                own = (x @ y.mT * x.shape[1] ** -0.5).masked_fill(~best, -torch.inf).softmax(1)
-                weights = torch.where(best, own * (weights * best).sum(1, keepdim=True), weights)
-            out[b, h, queries] = weights @ v[b, h, keys]
-        return out

@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.decayed_sums import STRETCH, by_heads, in_turn, rows_in_turn, stretches
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.precision import accumulator
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import accumulator
+from attnbench.engines.recurrent.stretches import STRETCH, by_heads, in_turn, rows_in_turn, stretches
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -73,11 +73,6 @@ class CosFormer(nn.Module):
             raise UsageError(f"cosformer: option horizon={horizon} must be at least the {longest} tokens")
         self.causal, self.chunk, self.horizon = shape.causal, chunk, horizon or longest
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        k, v = emptied(key_mask, k, v)
-        turns = tuple(self._turns(0, x.shape[2], x) for x in (q, k))
-        return by_heads(partial(_attend, turns=turns, chunk=self.chunk if self.causal else None), q, k, v)
-
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The N × M matrix of products times cosines, divided by its row sums."""
         i, j = (torch.arange(x.shape[2], dtype=q.dtype, device=q.device) for x in (q, k))
@@ -88,6 +83,11 @@ class CosFormer(nn.Module):
             weights = weights * key_mask[:, None, None]
         total = weights.sum(-1, keepdim=True)
         return weights @ v / torch.where(total > 0, total, 1.0)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
+        turns = tuple(self._turns(0, x.shape[2], x) for x in (q, k))
+        return by_heads(partial(_attend, turns=turns, chunk=self.chunk if self.causal else None), q, k, v)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> CosineSums:
         """q, k, v ``(B, H, n, D)``, n >= 0."""

@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize, silu
 
-from attnbench.attention.decayed_sums import by_heads, rows_in_turn, stretches
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.precision import accumulator
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import accumulator
+from attnbench.engines.recurrent.stretches import by_heads, rows_in_turn, stretches
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -69,26 +69,6 @@ class Delta(nn.Module):
         self.norm = nn.RMSNorm(shape.D, eps=1e-6)
         self.out = nn.Linear(C, C, bias=False)
 
-    def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v ``(B, H, N, D)`` and β ``(B, H, N)``."""
-        B, N, C = x.shape
-        q, k, v = self.qkv(x).view(B, N, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
-        beta = torch.sigmoid(self.beta(x)).mT
-        if key_mask is not None:
-            beta = beta.masked_fill(~key_mask[:, None], 0.0)
-        return q, k, v, beta
-
-    def _finish(self, y: Tensor) -> Tensor:
-        """Norm and output projection of the heads' outputs ``(B, H, N, D)``."""
-        out: Tensor = self.out(self.norm(y.transpose(1, 2)).flatten(2))
-        return out
-
-    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
-        (x,) = emptied(key_mask, x)
-        compute = partial(_both_ways, causal=self.causal, chunk=self.chunk)
-        return self._finish(by_heads(compute, *self._parts(x, key_mask)))
-
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The recurrence, token by token."""
         (x,) = emptied(key_mask, x)
@@ -113,6 +93,26 @@ class Delta(nn.Module):
         y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * self.norm.weight
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
+
+    def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v ``(B, H, N, D)`` and β ``(B, H, N)``."""
+        B, N, C = x.shape
+        q, k, v = self.qkv(x).view(B, N, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        beta = torch.sigmoid(self.beta(x)).mT
+        if key_mask is not None:
+            beta = beta.masked_fill(~key_mask[:, None], 0.0)
+        return q, k, v, beta
+
+    def _finish(self, y: Tensor) -> Tensor:
+        """Norm and output projection of the heads' outputs ``(B, H, N, D)``."""
+        out: Tensor = self.out(self.norm(y.transpose(1, 2)).flatten(2))
+        return out
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (x,) = emptied(key_mask, x)
+        compute = partial(_both_ways, causal=self.causal, chunk=self.chunk)
+        return self._finish(by_heads(compute, *self._parts(x, key_mask)))
 
     def begin(self, x: Tensor) -> Tensor:
         """The state ``(B, H, D, D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""

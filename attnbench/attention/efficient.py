@@ -9,10 +9,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnbench.attention.default_library import small_bmm
-from attnbench.attention.feature_tiles import LOG2E, cut, head_groups, put_product, row_blocks
-from attnbench.attention.key_masks import emptied, seeing, visible_pairs
-from attnbench.attention.precision import accumulator, hidden
+from attnbench.engines.masks import emptied, seeing, visible_pairs
+from attnbench.engines.precision import LOG2E, accumulator, hidden
+from attnbench.engines.products import small_bmm
+from attnbench.engines.tiling import cut, head_groups, put_product, row_blocks
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -78,6 +78,13 @@ class Efficient(nn.Module):
         self.causal = shape.causal
         self.chunk = 1 << (min(chunk, shape.N) - 1).bit_length()
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """A softmax over keys for every query and channel, ``(B, H, N, M, D)``, then the mixture over channels."""
+        unseen = ~visible_pairs(q, k, self.causal, key_mask)
+        logits = k[:, :, None].masked_fill(unseen[..., None], float("-inf"))
+        shares = logits.softmax(3).nan_to_num(0.0)
+        return torch.einsum("bhnc,bhnmc,bhme->bhne", q.softmax(-1), shares, v)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         B, H, N, _ = q.shape
         dtype = accumulator(q.dtype)
@@ -109,13 +116,6 @@ class Efficient(nn.Module):
             parts.append(past + _triangle(log_q, keys, values, high))
             state = state.then(keys, values, log_total[:, -1:])
         return torch.cat(parts, 1)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """A softmax over keys for every query and channel, ``(B, H, N, M, D)``, then the mixture over channels."""
-        unseen = ~visible_pairs(q, k, self.causal, key_mask)
-        logits = k[:, :, None].masked_fill(unseen[..., None], float("-inf"))
-        shares = logits.softmax(3).nan_to_num(0.0)
-        return torch.einsum("bhnc,bhnmc,bhme->bhne", q.softmax(-1), shares, v)
 
     @torch.no_grad()
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Averages:

@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.bands import around_global
-from attnbench.attention.block_keys import Beside, Window
-from attnbench.attention.block_sparse import attend
-from attnbench.attention.blocks import Label, Tile
-from attnbench.attention.precision import accumulator
+from attnbench.engines.patterns.attend import attend
+from attnbench.engines.patterns.bands import around_global
+from attnbench.engines.patterns.keys import Beside, Window
+from attnbench.engines.patterns.tiles import Label, Tile
+from attnbench.engines.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -77,6 +77,21 @@ class Etc(nn.Module):
             # Long rows, then global ones; distances -max_distance .. max_distance, then the other input.
             self.tables = nn.Parameter(torch.randn(2, shape.H, 2 * max_distance + 2, shape.D) * 0.02)
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """:meth:`forward` by N × N logits, labels and mask."""
+        i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
+        g, most = self.global_tokens, self.max_distance
+        allowed = ((i - j).abs() <= self.window) | (i < g) | (j < g)
+        allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
+        logits = q @ k.mT
+        if self.tables is not None:
+            label = torch.where((i < g) == (j < g), (j - i).clamp(-most, most) + most, 2 * most + 1)
+            for rows, table in zip((i >= g, i < g), self.tables.to(q.dtype), strict=True):
+                entry = table[:, label]  # (H, N, N, D)
+                logits = logits + rows * (q[:, :, :, None] * entry).sum(-1)
+        weights = (logits * q.shape[-1] ** -0.5).masked_fill(~allowed, float("-inf")).softmax(-1)
+        return torch.matmul(weights.masked_fill(~allowed, 0), v)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         g = min(self.global_tokens, q.shape[2])
         if self.tables is None:
@@ -114,18 +129,3 @@ class Etc(nn.Module):
             yield slice(first, last), (torch.arange(first, last, device=q.device) - i).clamp(-most, most) + most
         if last < columns:
             yield slice(last, columns), 2 * most
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` by N × N logits, labels and mask."""
-        i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
-        g, most = self.global_tokens, self.max_distance
-        allowed = ((i - j).abs() <= self.window) | (i < g) | (j < g)
-        allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
-        logits = q @ k.mT
-        if self.tables is not None:
-            label = torch.where((i < g) == (j < g), (j - i).clamp(-most, most) + most, 2 * most + 1)
-            for rows, table in zip((i >= g, i < g), self.tables.to(q.dtype), strict=True):
-                entry = table[:, label]  # (H, N, N, D)
-                logits = logits + rows * (q[:, :, :, None] * entry).sum(-1)
-        weights = (logits * q.shape[-1] ** -0.5).masked_fill(~allowed, float("-inf")).softmax(-1)
-        return torch.matmul(weights.masked_fill(~allowed, 0), v)

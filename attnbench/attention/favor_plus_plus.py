@@ -8,13 +8,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.attention import random_kernels
-from attnbench.attention.feature_attention import Chunk, FeatureAttention
-from attnbench.attention.feature_tiles import FeatureMap
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.performer_features import PositiveFeatures
-from attnbench.attention.precision import accumulator
-from attnbench.attention.random_features import Projection, draw_projection
+from attnbench.engines.linear import expectations
+from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.module import Chunk, FeatureAttention
+from attnbench.engines.linear.projections import Projection, draw_projection
+from attnbench.engines.linear.random_maps import PositiveFeatures
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -103,6 +103,9 @@ class FavorPlusPlus(FeatureAttention):
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, projection))
 
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        return self._kernel(q, k, allowed)
+
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         omega = self.projection.to(accumulator(dtype)).t()
         rows = (omega, omega.square().sum(0, keepdim=True), torch.ones_like(omega[:1]))
@@ -112,7 +115,7 @@ class FavorPlusPlus(FeatureAttention):
         """√(1 - 4A)·x, A and -‖x‖²/2 side by side, ``(B, H, N, D + 2)``: the exponent is linear in them."""
         x = x.to(accumulator(x.dtype))
         factor, constant = parameters or _parameters(x.new_full((), self.spread or 0.0), x.shape[-1])
-        half_square = random_kernels.squares(x) * (-0.5 * x.shape[-1] ** -0.5)
+        half_square = expectations.squares(x) * (-0.5 * x.shape[-1] ** -0.5)
         return torch.cat([factor * x, constant.expand_as(half_square), half_square], -1)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -132,14 +135,11 @@ class FavorPlusPlus(FeatureAttention):
             return None
         D, scale = q.shape[-1], float(q.shape[-1] ** -0.25)
         x, y = q * scale, k * scale
-        square, lengths = random_kernels.squared_sums(x, y), random_kernels.squares(x) + random_kernels.squares(y).mT
+        square, lengths = expectations.squared_sums(x, y), expectations.squares(x) + expectations.squares(y).mT
         spread = square.mean((2, 3), keepdim=True) if self.spread is None else torch.full_like(square, self.spread)
         t = inverse_rho(spread, D)  # 1 - 8A, and 1 - 4A = (1 + t) / 2
         second = (D * ((1 + t) / 2).log() - D / 2 * t.log() + (1 + t) / t * square - lengths).exp()
         return (second - (2 * x @ y.mT).exp()) / self.projection.shape[-2]
-
-    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
-        return self._kernel(q, k, allowed)
 
     def _kernel(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         D, scale, omega = q.shape[-1], float(q.shape[-1] ** -0.25), self.projection.to(q.dtype)

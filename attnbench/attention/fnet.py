@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.precision import accumulator
+from attnbench.engines.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -47,16 +47,6 @@ class FNet(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
 
-    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
-        if key_mask is None:
-            return _mix(x)
-        out = torch.zeros_like(x)
-        for b, real in enumerate(key_mask):
-            if real.any():
-                out[b, real] = _mix(x[b : b + 1, real])[0]
-        return out
-
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The product with the cosines and sines of both transforms, C_n X C_c - S_n X S_c, of the real tokens."""
         cos_c, sin_c = _waves(x.shape[2], x)
@@ -65,6 +55,16 @@ class FNet(nn.Module):
             real = torch.ones(len(tokens), dtype=torch.bool, device=x.device) if key_mask is None else key_mask[b]
             cos_n, sin_n = _waves(int(real.sum()), x)
             out[b, real] = cos_n @ tokens[real] @ cos_c - sin_n @ tokens[real] @ sin_c
+        return out
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
+        if key_mask is None:
+            return _mix(x)
+        out = torch.zeros_like(x)
+        for b, real in enumerate(key_mask):
+            if real.any():
+                out[b, real] = _mix(x[b : b + 1, real])[0]
         return out
 
 

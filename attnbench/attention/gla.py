@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
-from attnbench.attention.decayed_sums import by_heads, in_turn, last_state, rows_in_turn, states_before, stretches
-from attnbench.attention.feature_tiles import LOG2E
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.precision import LayerNorm, accumulator
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import LOG2E, LayerNorm, accumulator
+from attnbench.engines.recurrent.decayed_sums import last_state, states_before
+from attnbench.engines.recurrent.stretches import by_heads, in_turn, rows_in_turn, stretches
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -83,6 +83,24 @@ class GLA(nn.Module):
         self.norm = LayerNorm(shape.D)
         self.out = nn.Linear(C, C, bias=False)
 
+    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Weights Σ_c q_ic k_jc exp(-|L_ic - L_jc|), N × N × D numbers, with L the running sum of log(α)."""
+        (x,) = emptied(key_mask, x)
+        B, N, C = x.shape
+        q, k, v = (each.view(B, N, self.heads, C // self.heads) for each in self.qkv(x).chunk(3, -1))
+        log_alpha = logsigmoid(self.decay(x)).view_as(q) / self.temperature
+        if key_mask is not None:
+            real = key_mask[:, :, None, None]
+            k, log_alpha = k * real, log_alpha * real
+        total = log_alpha.cumsum(1)
+        fading = torch.exp(-(total[:, :, None] - total[:, None]).abs())
+        weights = torch.einsum("bihd,bjhd,bijhd->bhij", q, k, fading) * q.shape[-1] ** -0.5
+        y = (weights.tril() if self.causal else weights) @ v.transpose(1, 2)
+        y = nn.functional.layer_norm(y, y.shape[-1:], self.norm.weight, self.norm.bias).transpose(1, 2)
+        gate = self.gate(x)
+        out: Tensor = self.out(y.reshape(B, N, C) * gate * torch.sigmoid(gate))
+        return out
+
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v and log2(α), each ``(B, H, N, D)``."""
         B, N, C = x.shape
@@ -106,24 +124,6 @@ class GLA(nn.Module):
         (x,) = emptied(key_mask, x)
         compute = partial(gated_attention, causal=self.causal, chunk=self.chunk)
         return self._finish(x, by_heads(compute, *self._parts(x, key_mask)))
-
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Weights Σ_c q_ic k_jc exp(-|L_ic - L_jc|), N × N × D numbers, with L the running sum of log(α)."""
-        (x,) = emptied(key_mask, x)
-        B, N, C = x.shape
-        q, k, v = (each.view(B, N, self.heads, C // self.heads) for each in self.qkv(x).chunk(3, -1))
-        log_alpha = logsigmoid(self.decay(x)).view_as(q) / self.temperature
-        if key_mask is not None:
-            real = key_mask[:, :, None, None]
-            k, log_alpha = k * real, log_alpha * real
-        total = log_alpha.cumsum(1)
-        fading = torch.exp(-(total[:, :, None] - total[:, None]).abs())
-        weights = torch.einsum("bihd,bjhd,bijhd->bhij", q, k, fading) * q.shape[-1] ** -0.5
-        y = (weights.tril() if self.causal else weights) @ v.transpose(1, 2)
-        y = nn.functional.layer_norm(y, y.shape[-1:], self.norm.weight, self.norm.bias).transpose(1, 2)
-        gate = self.gate(x)
-        out: Tensor = self.out(y.reshape(B, N, C) * gate * torch.sigmoid(gate))
-        return out
 
     def begin(self, x: Tensor) -> Tensor:
         """The state ``(B, H, D, D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""

@@ -9,9 +9,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from attnbench.attention.key_masks import emptied, visible_pairs
-from attnbench.attention.kv_cache import Cache, attend
-from attnbench.attention.precision import LayerNorm
+from attnbench.engines.decoding.kv_cache import Cache, attend
+from attnbench.engines.masks import emptied, visible_pairs
+from attnbench.engines.precision import LayerNorm
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -83,6 +83,24 @@ class GMLP(nn.Module):
         self.qkv = nn.Linear(C, 3 * attention) if attention else None
         self.from_head = nn.Linear(attention, ffn // 2) if attention else None
 
+    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """With a matrix of its own for each example, in which what is hidden is 0."""
+        (x,) = emptied(key_mask, x)
+        N = x.shape[1]
+        visible = visible_pairs(x, x, self.causal, key_mask)[:, 0]
+        units = self.U(x)
+        units = units * (1 + torch.erf(units * 0.5**0.5)) / 2
+        half = units.shape[-1] // 2
+        centred = units[..., half:] - units[..., half:].mean(-1, keepdim=True)
+        normed = centred / (centred.square().mean(-1, keepdim=True) + self.norm.eps).sqrt()
+        gate = (self.W[:N, :N] * visible) @ (normed * self.norm.weight + self.norm.bias) + self.b[:N, None]
+        if self.qkv is not None and self.from_head is not None:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            logits = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, float("-inf"))
+            gate = gate + self.from_head(logits.softmax(-1).masked_fill(~visible, 0.0) @ v)
+        out: Tensor = self.V(units[..., :half] * gate)
+        return out
+
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
@@ -149,21 +167,3 @@ class GMLP(nn.Module):
             return x.new_empty(x.shape[0], 1, x.shape[1], 0)
         kept: Tensor = self.qkv(x)[:, None]
         return kept[..., kept.shape[-1] // 3 :]
-
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """With a matrix of its own for each example, in which what is hidden is 0."""
-        (x,) = emptied(key_mask, x)
-        N = x.shape[1]
-        visible = visible_pairs(x, x, self.causal, key_mask)[:, 0]
-        units = self.U(x)
-        units = units * (1 + torch.erf(units * 0.5**0.5)) / 2
-        half = units.shape[-1] // 2
-        centred = units[..., half:] - units[..., half:].mean(-1, keepdim=True)
-        normed = centred / (centred.square().mean(-1, keepdim=True) + self.norm.eps).sqrt()
-        gate = (self.W[:N, :N] * visible) @ (normed * self.norm.weight + self.norm.bias) + self.b[:N, None]
-        if self.qkv is not None and self.from_head is not None:
-            q, k, v = self.qkv(x).chunk(3, -1)
-            logits = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, float("-inf"))
-            gate = gate + self.from_head(logits.softmax(-1).masked_fill(~visible, 0.0) @ v)
-        out: Tensor = self.V(units[..., :half] * gate)
-        return out

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.feature_attention import Chunk, FeatureAttention
-from attnbench.attention.feature_tiles import LOG2E, FeatureMap, fill
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.running_sums import KeySums
+from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.key_sums import KeySums
+from attnbench.engines.linear.module import Chunk, FeatureAttention
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import LOG2E
+from attnbench.engines.tiling import fill
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -69,17 +71,17 @@ class Hedgehog(FeatureAttention):
         self.W_q = nn.Parameter(torch.eye(shape.D).repeat(shape.H, 1, 1))
         self.W_k = nn.Parameter(torch.eye(shape.D).repeat(shape.H, 1, 1))
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The output again from the N × M matrix φ_q(Q) φ_k(K)ᵀ."""
+        u_q, u_k = (torch.einsum("hed,bhnd->bhne", W, x) for W, x in ((self.W_q, q), (self.W_k, k)))
+        return super().dense(u_q, u_k, v, key_mask=key_mask)
+
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         return SpikyFeatures(self.head_dim)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (k,) = emptied(key_mask, k)
         return self.attend(q @ self.W_q.mT, k @ self.W_k.mT, v, key_mask)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The output again from the N × M matrix φ_q(Q) φ_k(K)ᵀ."""
-        u_q, u_k = (torch.einsum("hed,bhnd->bhne", W, x) for W, x in ((self.W_q, q), (self.W_k, k)))
-        return super().dense(u_q, u_k, v, key_mask=key_mask)
 
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         phi_q, phi_k = (torch.cat([u, -u], -1).softmax(-1) for u in (q, k))

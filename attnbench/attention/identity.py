@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import emptied
+from attnbench.engines.masks import emptied
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -35,15 +35,15 @@ class Identity(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        return emptied(key_mask, v)[0]
-
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The identity matrix, without the rows of hidden tokens, times V."""
         matrix = torch.eye(v.shape[2], dtype=v.dtype, device=v.device).expand(v.shape[0], 1, -1, -1)
         if key_mask is not None:
             matrix = matrix * key_mask[:, None, :, None]
         return torch.matmul(matrix, v)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return emptied(key_mask, v)[0]
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[()]:
         """Nothing is kept of k and v ``(B, H, n, D)``."""

@@ -10,11 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.decayed_sums import STRETCH, by_heads, in_turn, rows_in_turn
-from attnbench.attention.feature_tiles import LOG2E
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.precision import accumulator, hidden
-from attnbench.attention.segments import Segments
+from attnbench.engines.low_rank.segments import Segments
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import LOG2E, accumulator, hidden
+from attnbench.engines.recurrent.stretches import STRETCH, by_heads, in_turn, rows_in_turn
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -75,6 +74,32 @@ class LARA(nn.Module):
         self.noise: Tensor
         self.register_buffer("noise", noise if sampled else torch.zeros_like(noise))
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Example by example over its real tokens: the N × M weights Σ_c w_nc ξ(y_m, ω_c)."""
+        out = torch.zeros(*q.shape[:3], v.shape[3], dtype=v.dtype, device=v.device)
+        for b in range(q.shape[0]):
+            real = torch.ones(k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask[b]
+            if not real.any():
+                continue
+            x, y = q[b] / q.shape[-1] ** 0.25, k[b, :, real] / q.shape[-1] ** 0.25
+            counted = x[:, real] if q.shape[2] == k.shape[2] else x
+            near_x = [part.mean(1) for part in counted.tensor_split(min(self.landmarks, counted.shape[1]), 1)]
+            near_y = [part.mean(1) for part in y.tensor_split(min(self.landmarks, y.shape[1]), 1)]
+            C = min(len(near_x), len(near_y))
+            near = torch.stack(near_x[:C], 1)
+            mu = near + torch.stack(near_y[:C], 1)
+            omega = mu + self.noise[:C].to(q.dtype)
+            density = (-(omega[:, :, None] - mu[:, None]).square().sum(-1) / 2).exp()  # (H, c, c')
+            balance = density.diagonal(dim1=1, dim2=2) / density.sum(-1)
+            t = (x @ near.mT).softmax(-1)
+            alpha = (balance[:, None] + self.query_term * (t - t.mean(-1, keepdim=True))).clamp(min=0.0)
+            ratio = (-omega.square().sum(-1) / 2).exp() / density.diagonal(dim1=1, dim2=2)
+            weights = (alpha * ratio[:, None] * (x @ omega.mT).exp()) @ (
+                omega @ y.mT - y.square().sum(-1)[:, None] / 2
+            ).exp()
+            out[b] = weights / weights.sum(-1, keepdim=True) @ v[b, :, real]
+        return out
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
         (q,) = emptied(key_mask if q.shape[2] == k.shape[2] else None, q)  # means of queries are weighted sums
@@ -132,32 +157,6 @@ class LARA(nn.Module):
         # -1 or -2 where it is cut, times a large number; arithmetic, as comparisons are slower.
         cut = alpha.detach().sign().sub_(1).mul_(-hidden(q.dtype))
         return alpha.clamp(min=torch.finfo(q.dtype).tiny).log() + cut
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Example by example over its real tokens: the N × M weights Σ_c w_nc ξ(y_m, ω_c)."""
-        out = torch.zeros(*q.shape[:3], v.shape[3], dtype=v.dtype, device=v.device)
-        for b in range(q.shape[0]):
-            real = torch.ones(k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask[b]
-            if not real.any():
-                continue
-            x, y = q[b] / q.shape[-1] ** 0.25, k[b, :, real] / q.shape[-1] ** 0.25
-            counted = x[:, real] if q.shape[2] == k.shape[2] else x
-            near_x = [part.mean(1) for part in counted.tensor_split(min(self.landmarks, counted.shape[1]), 1)]
-            near_y = [part.mean(1) for part in y.tensor_split(min(self.landmarks, y.shape[1]), 1)]
-            C = min(len(near_x), len(near_y))
-            near = torch.stack(near_x[:C], 1)
-            mu = near + torch.stack(near_y[:C], 1)
-            omega = mu + self.noise[:C].to(q.dtype)
-            density = (-(omega[:, :, None] - mu[:, None]).square().sum(-1) / 2).exp()  # (H, c, c')
-            balance = density.diagonal(dim1=1, dim2=2) / density.sum(-1)
-            t = (x @ near.mT).softmax(-1)
-            alpha = (balance[:, None] + self.query_term * (t - t.mean(-1, keepdim=True))).clamp(min=0.0)
-            ratio = (-omega.square().sum(-1) / 2).exp() / density.diagonal(dim1=1, dim2=2)
-            weights = (alpha * ratio[:, None] * (x @ omega.mT).exp()) @ (
-                omega @ y.mT - y.square().sum(-1)[:, None] / 2
-            ).exp()
-            out[b] = weights / weights.sum(-1, keepdim=True) @ v[b, :, real]
-        return out
 
 
 def _parts(*inputs: Tensor) -> list[tuple[Tensor, ...]]:

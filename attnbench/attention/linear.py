@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.attention import triton_sums
-from attnbench.attention.feature_attention import Chunk, FeatureAttention
-from attnbench.attention.feature_tiles import FeatureMap
+from attnbench.engines.linear import triton
+from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.module import Chunk, FeatureAttention
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -68,7 +68,7 @@ class Linear(FeatureAttention):
     difference from softmax attention is a distance, not an error. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; a
     padded key has φ(k) = 0 (masking k itself would give φ(0) = 1); causal attention by prefix sums, chunk by chunk.
 
-    ``form=triton`` is the same in a few fused kernels (:mod:`attnbench.attention.triton_sums`). It has been compiled
+    ``form=triton`` is the same in a few fused kernels (:mod:`attnbench.engines.linear.triton`). It has been compiled
     for an H200 and its numbers are those of Triton's interpreter; on a GPU it has not run yet.
 
     However negative q is, each row of weights sums to 1: a factor of a whole query cancels and is taken out. A key's
@@ -98,18 +98,18 @@ class Linear(FeatureAttention):
         if form == "triton":
             if chunk is not None:
                 raise UsageError("linear: chunk belongs to form=torch; the kernels of form=triton have their own")
-            triton_sums.require_triton(shape.D)
+            triton.require_triton(shape.D)
+
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        phi_q, phi_k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in (q, k))
+        return phi_q @ phi_k.mT
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         if self.form == "triton":
-            return triton_sums.attend(q, k, v, causal=self.causal, key_mask=key_mask)
+            return triton.attend(q, k, v, causal=self.causal, key_mask=key_mask)
         return super().attend(q, k, v, key_mask)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         if self.form == "triton":  # asked for in decoding only
             raise Unsupported(_NO_STEP)
         return EluPlusOne(self.head_dim)
-
-    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
-        phi_q, phi_k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in (q, k))
-        return phi_q @ phi_k.mT

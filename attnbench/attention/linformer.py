@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.segments import Segments, any_real, attend_to_filled, strided_convolution
+from attnbench.engines.low_rank.segments import Segments, any_real, attend_to_filled, strided_convolution
+from attnbench.engines.masks import emptied
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -119,6 +119,19 @@ class Linformer(nn.Module):
             if sharing in ("unshared", "headwise"):
                 self.F = nn.Parameter(torch.randn(size) * scale)
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The same, example by example: its real keys and values in R rows, then softmax attention to the rows."""
+        out = torch.zeros_like(q)
+        for b in range(q.shape[0]):
+            real = torch.ones_like(k[b, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask[b]
+            if real.any():
+                F = self.E if self.F is None else self.F
+                keys, values = self._dense_rows(k[b], real, self.E), self._dense_rows(v[b], real, F)
+                if self.projection == "jl":
+                    keys, values = self.delta * keys, math.exp(-self.delta) * values
+                out[b] = (q[b] @ keys.mT * q.shape[-1] ** -0.5).softmax(-1) @ values
+        return out
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Args as for every operator; at most ``shape.M`` keys where ``projection`` is ``learned`` or ``jl``."""
         k, v = emptied(key_mask, k, v)
@@ -141,19 +154,6 @@ class Linformer(nn.Module):
         if E.shape[-1] < M:
             raise Unsupported(f"{M} keys, but the projection was made for at most {E.shape[-1]}")
         return E[..., :M]
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same, example by example: its real keys and values in R rows, then softmax attention to the rows."""
-        out = torch.zeros_like(q)
-        for b in range(q.shape[0]):
-            real = torch.ones_like(k[b, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask[b]
-            if real.any():
-                F = self.E if self.F is None else self.F
-                keys, values = self._dense_rows(k[b], real, self.E), self._dense_rows(v[b], real, F)
-                if self.projection == "jl":
-                    keys, values = self.delta * keys, math.exp(-self.delta) * values
-                out[b] = (q[b] @ keys.mT * q.shape[-1] ** -0.5).softmax(-1) @ values
-        return out
 
     def _dense_rows(self, x: Tensor, real: Tensor, W: Tensor | None) -> Tensor:
         """``(H, R, D)`` from x ``(H, M, D)``."""

@@ -9,13 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention import kv_cache
-from attnbench.attention.bands import ROWS, band, blocks_per_tile, triangle
-from attnbench.attention.block_keys import Window
-from attnbench.attention.block_sparse import attend
-from attnbench.attention.blocks import Blocks, Tile, batches
-from attnbench.attention.precision import accumulator
-from attnbench.attention.ring import Ring
+from attnbench.engines.decoding import kv_cache
+from attnbench.engines.decoding.ring import Ring
+from attnbench.engines.patterns.attend import attend
+from attnbench.engines.patterns.bands import ROWS, band, blocks_per_tile, triangle
+from attnbench.engines.patterns.keys import Window
+from attnbench.engines.patterns.tiles import Blocks, Tile, batches
+from attnbench.engines.precision import accumulator
 from attnbench.errors import UsageError
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
@@ -55,7 +55,7 @@ class Local(nn.Module):
     (n / block)-th token, which is another operator.
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + r)·D with r = 32 or 64
-    rows per product (:func:`~attnbench.attention.bands.band_rows`), scores for one tile at a time.
+    rows per product (:func:`~attnbench.engines.patterns.bands.band_rows`), scores for one tile at a time.
     Decoding keeps the last window + 1 keys (dilated: as far as the window reaches), or look_around + 1 blocks.
 
     Raises:
@@ -86,13 +86,6 @@ class Local(nn.Module):
         self.room = shape.N
         self.position_bias = position_bias(shape)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        if self.block is None:
-            tiles = _windows(q, self.window, self.dilation, self.causal)
-        else:
-            tiles = _blocks(q, self.block, self.look_around, self.causal)
-        return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
-
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` by an N × N mask."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
@@ -105,6 +98,13 @@ class Local(nn.Module):
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
         n, bias = q.shape[2], self.position_bias
         return masked_attention(q, k, v, allowed, None if bias is None else bias(slice(0, n), slice(0, n), q.dtype))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if self.block is None:
+            tiles = _windows(q, self.window, self.dilation, self.causal)
+        else:
+            tiles = _blocks(q, self.block, self.look_around, self.causal)
+        return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Ring:
         """q, k, v ``(B, H, n, D)``, n >= 0."""

@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.bands import around_global
-from attnbench.attention.block_sparse import attend
+from attnbench.engines.patterns.attend import attend
+from attnbench.engines.patterns.bands import around_global
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
@@ -72,17 +72,6 @@ class Longformer(nn.Module):
             identity = torch.eye(shape.D).expand(shape.H, -1, -1)
             self.maps = nn.ParameterList(nn.Parameter(identity.clone()) for _ in "qkv")
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        g = min(self.global_tokens, q.shape[2])
-        tiles = around_global(q, g, self.window, self.dilation)
-        if self.maps is None or g == 0:
-            return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
-        map_q, map_k, map_v = (m.to(q.dtype) for m in self.maps)
-        # (q Wq)(k Wk)ᵀ = (q Wq Wkᵀ) kᵀ and P (v Wv) = (P v) Wv: only the g rows are mapped, never all keys.
-        q = torch.cat([q[:, :, :g] @ map_q @ map_k.transpose(1, 2), q[:, :, g:]], 2)
-        out = attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
-        return torch.cat([out[:, :, :g] @ map_v, out[:, :, g:]], 2)
-
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` by an N × N mask, the global rows apart."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
@@ -96,3 +85,14 @@ class Longformer(nn.Module):
             return out
         q, k, v = (x @ m.to(x.dtype) for x, m in zip((q, k, v), self.maps, strict=True))
         return torch.where(i < self.global_tokens, masked_attention(q, k, v, allowed, added), out)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        g = min(self.global_tokens, q.shape[2])
+        tiles = around_global(q, g, self.window, self.dilation)
+        if self.maps is None or g == 0:
+            return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
+        map_q, map_k, map_v = (m.to(q.dtype) for m in self.maps)
+        # (q Wq)(k Wk)ᵀ = (q Wq Wkᵀ) kᵀ and P (v Wv) = (P v) Wv: only the g rows are mapped, never all keys.
+        q = torch.cat([q[:, :, :g] @ map_q @ map_k.transpose(1, 2), q[:, :, g:]], 2)
+        out = attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
+        return torch.cat([out[:, :, :g] @ map_v, out[:, :, g:]], 2)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import emptied, visible_pairs
-from attnbench.attention.precision import accumulator
+from attnbench.engines.masks import emptied, visible_pairs
+from attnbench.engines.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -45,6 +45,11 @@ class MeanValue(nn.Module):
         super().__init__()
         self.causal = shape.causal
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Equal weights for the keys that each query may see, as a matrix ``(B, 1, N, M)``."""
+        seen = visible_pairs(q, v, self.causal, key_mask).to(v.dtype)
+        return torch.matmul(seen / seen.sum(-1, keepdim=True).clamp(min=1), v)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         sums = accumulator(v.dtype)
         (v,) = emptied(key_mask, v)
@@ -59,11 +64,6 @@ class MeanValue(nn.Module):
         else:
             count = key_mask.cumsum(1).clamp_(min=1)[:, None, :, None]
         return v.cumsum(2, dtype=sums).div_(count).to(v.dtype)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Equal weights for the keys that each query may see, as a matrix ``(B, 1, N, M)``."""
-        seen = visible_pairs(q, v, self.causal, key_mask).to(v.dtype)
-        return torch.matmul(seen / seen.sum(-1, keepdim=True).clamp(min=1), v)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Mean:
         """q, k, v ``(B, H, n, D)``, n >= 0."""

@@ -10,13 +10,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnbench.attention import block_sparse
-from attnbench.attention.block_keys import Window
-from attnbench.attention.blocks import Blocks, Tile, batches, minus_infinity, tile_scores
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.kv_cache import Cache, attend
-from attnbench.attention.precision import accumulator
-from attnbench.attention.segments import any_real, attend_to_filled, strided_convolution
+from attnbench.engines.decoding import kv_cache
+from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.low_rank.segments import any_real, attend_to_filled, strided_convolution
+from attnbench.engines.masks import emptied
+from attnbench.engines.patterns.attend import attend
+from attnbench.engines.patterns.keys import Window
+from attnbench.engines.patterns.tiles import Blocks, Tile, batches, minus_infinity
+from attnbench.engines.precision import accumulator
+from attnbench.engines.tiling import tile_scores
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -96,6 +98,28 @@ class MemoryCompressed(nn.Module):
             drawn = torch.randn(2, shape.H, compression, shape.D, shape.D) * (compression * shape.D) ** -0.5
             self.of_keys, self.of_values = nn.Parameter(drawn[0].clone()), nn.Parameter(drawn[1].clone())
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The same, block by block, with the matrix of queries and blocks."""
+        c, M = self.compression, k.shape[2]
+        real = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
+        rows: list[list[Tensor]] = [[], []]
+        for start in range(0, M, c):
+            inside = real[:, start : start + c]
+            for row, x, kernel in ((rows[0], k, self.of_keys), (rows[1], v, self.of_values)):
+                block = x[:, :, start : start + c] * inside[:, None, :, None]
+                if kernel is None:
+                    row.append(block.sum(2) / inside.sum(1).clamp(min=1)[:, None, None])
+                else:
+                    row.append(torch.einsum("bhti,htio->bho", block, kernel[:, : block.shape[2]]))
+        allowed = torch.stack([x.any(1) for x in torch.split(real, c, 1)], 1)[:, None, None]
+        if self.causal:
+            ends = torch.arange(1, allowed.shape[-1] + 1, device=q.device) * c - 1
+            allowed = allowed & (ends <= torch.arange(q.shape[2], device=q.device)[:, None])
+        out = masked_attention(q, torch.stack(rows[0], 2), torch.stack(rows[1], 2), allowed)
+        if not self.causal:
+            return out
+        return torch.where(allowed.any(-1, keepdim=True), out, v * real[:, None, :, None])
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
         filled = None if key_mask is None else any_real(key_mask, self.compression)
@@ -124,7 +148,7 @@ class MemoryCompressed(nn.Module):
         values = self._compress(v[:, :, : T * c], self.of_values, mask)
         # Not in the fused kernel, which takes no mask beside the causal one and knows no staircase.
         blocks = None if filled is None else filled[:, :T]
-        out = block_sparse.attend(q[:, :, c - 1 :], keys, values, self._staircase(q, T), key_mask=blocks)
+        out = attend(q[:, :, c - 1 :], keys, values, self._staircase(q, T), key_mask=blocks)
         if blocks is not None:
             some = (blocks.cumsum(1) > 0).repeat_interleave(c, 1)[:, None, : N - c + 1, None]
             out = torch.where(some, out, v[:, :, c - 1 :])
@@ -140,28 +164,6 @@ class MemoryCompressed(nn.Module):
             masks = ((first, minus_infinity(hidden, q)),) if stop > first else ()
             yield Tile(Blocks(start, size), (Window(Blocks(0, stop), masks),))
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same, block by block, with the matrix of queries and blocks."""
-        c, M = self.compression, k.shape[2]
-        real = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
-        rows: list[list[Tensor]] = [[], []]
-        for start in range(0, M, c):
-            inside = real[:, start : start + c]
-            for row, x, kernel in ((rows[0], k, self.of_keys), (rows[1], v, self.of_values)):
-                block = x[:, :, start : start + c] * inside[:, None, :, None]
-                if kernel is None:
-                    row.append(block.sum(2) / inside.sum(1).clamp(min=1)[:, None, None])
-                else:
-                    row.append(torch.einsum("bhti,htio->bho", block, kernel[:, : block.shape[2]]))
-        allowed = torch.stack([x.any(1) for x in torch.split(real, c, 1)], 1)[:, None, None]
-        if self.causal:
-            ends = torch.arange(1, allowed.shape[-1] + 1, device=q.device) * c - 1
-            allowed = allowed & (ends <= torch.arange(q.shape[2], device=q.device)[:, None])
-        out = masked_attention(q, torch.stack(rows[0], 2), torch.stack(rows[1], 2), allowed)
-        if not self.causal:
-            return out
-        return torch.where(allowed.any(-1, keepdim=True), out, v * real[:, None, :, None])
-
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Compressed:
         """q, k, v ``(B, H, n, D)``, n >= 0."""
         whole = k.shape[2] - k.shape[2] % self.compression
@@ -174,5 +176,5 @@ class MemoryCompressed(nn.Module):
         if open_k.shape[2] == self.compression:
             blocks = blocks.append(self._compress(open_k, self.of_keys), self._compress(open_v, self.of_values))
             open_k, open_v = open_k[:, :, :0], open_v[:, :, :0]
-        out = attend(q, blocks.keys, blocks.values) if blocks.length else v
+        out = kv_cache.attend(q, blocks.keys, blocks.values) if blocks.length else v
         return out, Compressed(blocks, open_k, open_v)

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from attnbench.attention.key_masks import emptied
+from attnbench.engines.masks import emptied
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -63,18 +63,6 @@ class MLPMixer(nn.Module):
         self.W1, self.b1 = nn.Parameter(torch.randn(S, N) * N**-0.5), nn.Parameter(torch.zeros(S))
         self.W2, self.b2 = nn.Parameter(torch.randn(N, S) * S**-0.5), nn.Parameter(torch.zeros(N))
 
-    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True where a token is real."""
-        B, n, _ = x.shape
-        if self.longest < n:
-            raise Unsupported(f"{n} tokens, but the layer was made for at most {self.longest}")
-        (x,) = emptied(key_mask, x)
-        # One product for the whole batch: the weights are the same for all of it.
-        columns = x.transpose(0, 1).reshape(n, -1)
-        units = gelu(torch.addmm(self.b1[:, None], self.W1[:, :n], columns))
-        out = torch.addmm(self.b2[:n, None], self.W2[:n], units)
-        return out.view(n, B, -1).transpose(0, 1)
-
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Channel by channel, from the real tokens alone."""
         n = x.shape[1]
@@ -88,3 +76,15 @@ class MLPMixer(nn.Module):
                 channels.append(self.W2[:n] @ units + self.b2[:n])
             examples.append(torch.stack(channels, -1))
         return torch.stack(examples)
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        B, n, _ = x.shape
+        if self.longest < n:
+            raise Unsupported(f"{n} tokens, but the layer was made for at most {self.longest}")
+        (x,) = emptied(key_mask, x)
+        # One product for the whole batch: the weights are the same for all of it.
+        columns = x.transpose(0, 1).reshape(n, -1)
+        units = gelu(torch.addmm(self.b1[:, None], self.W1[:, :n], columns))
+        out = torch.addmm(self.b2[:n, None], self.W2[:n], units)
+        return out.view(n, B, -1).transpose(0, 1)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.precision import accumulator
-from attnbench.attention.segments import take
+from attnbench.engines.low_rank.segments import take
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -71,6 +71,39 @@ class Monarch(nn.Module):
         self.block = math.isqrt(shape.M - 1) + 1 if block is None else block
         self.steps, self.cross = steps, shape.cross
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The updates with all N x M logits and the whole matrix P, example by example, over real tokens only."""
+        out, D, b = torch.zeros_like(q), q.shape[3], self.block
+        for e in range(len(q)):
+            seen = torch.ones(k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask[e]
+            asked = (
+                torch.ones(q.shape[2], dtype=torch.bool, device=q.device) if key_mask is None or self.cross else seen
+            )
+            n, m = int(asked.sum()), int(seen.sum())
+            rows, columns = -(-n // b), -(-m // b)
+            if m == 0:
+                continue
+            Q, K, V = (
+                pad(x[e][:, real], (0, 0, 0, size * b - int(real.sum()))).view(-1, size, b, D)
+                for x, real, size in ((q, asked, rows), (k, seen, columns), (v, seen, columns))
+            )
+            logits = torch.einsum("hljd,hkid->hljki", Q, K) * D**-0.5
+            is_query = (torch.arange(rows * b, device=q.device) < n).view(rows, b).T[:, None]  # (j, 1, l)
+            is_key = (torch.arange(columns * b, device=q.device) < m).view(columns, 1, b)
+            L = torch.eye(columns, rows, dtype=q.dtype, device=q.device) * is_query.expand(b, columns, rows)
+            L = L.expand(len(Q), -1, -1, -1)
+            for _ in range(self.steps):
+                asking = L.sum(-1).mT.unsqueeze(-1)
+                share = torch.einsum("hjkl,hljki->hkji", L, logits) / asking.masked_fill(asking == 0, 1)
+                log_R = share.masked_fill(~is_key, -torch.inf).log_softmax(-1)
+                R = log_R.exp()
+                entropy = -(R * log_R.masked_fill(~is_key, 0)).sum(-1).mT.unsqueeze(-1)
+                gain = torch.einsum("hkji,hljki->hjkl", R, logits) + entropy
+                L = gain.softmax(2) * is_query
+            P = torch.einsum("hjkl,hkji->hljki", L, R).reshape(len(Q), rows * b, columns * b)
+            out[e][:, asked] = (P @ V.flatten(1, 2))[:, :n]
+        return out
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
         if key_mask is None:
@@ -114,39 +147,6 @@ class Monarch(nn.Module):
             (x,) = _in_tiles(_left, cells // (rows * columns), queries, mean, entropy.mT, *ends)
             x = x.reshape(G, b, -1, D).transpose(1, 2)
         return x.reshape(B, H, rows * b, D)[:, :, :N].to(q.dtype)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The updates with all N x M logits and the whole matrix P, example by example, over real tokens only."""
-        out, D, b = torch.zeros_like(q), q.shape[3], self.block
-        for e in range(len(q)):
-            seen = torch.ones(k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask[e]
-            asked = (
-                torch.ones(q.shape[2], dtype=torch.bool, device=q.device) if key_mask is None or self.cross else seen
-            )
-            n, m = int(asked.sum()), int(seen.sum())
-            rows, columns = -(-n // b), -(-m // b)
-            if m == 0:
-                continue
-            Q, K, V = (
-                pad(x[e][:, real], (0, 0, 0, size * b - int(real.sum()))).view(-1, size, b, D)
-                for x, real, size in ((q, asked, rows), (k, seen, columns), (v, seen, columns))
-            )
-            logits = torch.einsum("hljd,hkid->hljki", Q, K) * D**-0.5
-            is_query = (torch.arange(rows * b, device=q.device) < n).view(rows, b).T[:, None]  # (j, 1, l)
-            is_key = (torch.arange(columns * b, device=q.device) < m).view(columns, 1, b)
-            L = torch.eye(columns, rows, dtype=q.dtype, device=q.device) * is_query.expand(b, columns, rows)
-            L = L.expand(len(Q), -1, -1, -1)
-            for _ in range(self.steps):
-                asking = L.sum(-1).mT.unsqueeze(-1)
-                share = torch.einsum("hjkl,hljki->hkji", L, logits) / asking.masked_fill(asking == 0, 1)
-                log_R = share.masked_fill(~is_key, -torch.inf).log_softmax(-1)
-                R = log_R.exp()
-                entropy = -(R * log_R.masked_fill(~is_key, 0)).sum(-1).mT.unsqueeze(-1)
-                gain = torch.einsum("hkji,hljki->hjkl", R, logits) + entropy
-                L = gain.softmax(2) * is_query
-            P = torch.einsum("hjkl,hkji->hljki", L, R).reshape(len(Q), rows * b, columns * b)
-            out[e][:, asked] = (P @ V.flatten(1, 2))[:, :n]
-        return out
 
 
 def _hidden(real: Tensor | None, x: Tensor, places: int, dtype: torch.dtype) -> Tensor | None:

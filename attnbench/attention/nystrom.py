@@ -9,11 +9,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, pad
 
-from attnbench.attention.default_library import for_small_products
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.precision import accumulator
-from attnbench.attention.segments import Segments
-from attnbench.attention.thin_attention import attend_from_few_queries, attend_to_few_keys
+from attnbench.engines.low_rank.pseudo_inverse import newton
+from attnbench.engines.low_rank.segments import Segments
+from attnbench.engines.low_rank.thin import attend_from_few_queries, attend_to_few_keys
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -87,36 +87,6 @@ class Nystrom(nn.Module):
         self.iterations = 6 if iterations is None else iterations
         self.convolution = None if conv is None else nn.Parameter(torch.full((shape.H, conv), 1 / conv))
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        k, v = emptied(key_mask, k, v)
-        (q,) = emptied(None if self.cross else key_mask, q)  # means of queries are weighted sums
-        accumulate = accumulator(q.dtype)
-        of_keys = Segments(self.landmarks, k.shape[2], key_mask)
-        of_queries = Segments(self.landmarks, q.shape[2]) if self.cross else of_keys
-        q_mean, k_mean = of_queries.mean(q), of_keys.mean(k)
-        if key_mask is None:
-            some, keys, columns = None, None, None
-        else:
-            # A row without a key sees all of them, so that no kernel makes NaN of it; such examples end as 0.
-            some = key_mask.any(1)[:, None, None, None]
-            keys = key_mask[:, None, None] | ~some
-            columns = of_keys.filled[:, None, None] | ~some if of_keys.filled is not None else None
-        values = attend_from_few_queries(q_mean, k, v, keys)
-        # Columns of the inverse that belong to empty runs are zero. Its product with the values may be far larger than
-        # what is left of it by the weights of a query: hence no half precision from here on.
-        A = _weights(q_mean.to(accumulate), k_mean.to(accumulate), of_queries.filled, of_keys.filled)
-        values = torch.matmul(self._inverse(A), values.to(accumulate))
-        out = attend_to_few_keys(q.to(accumulate), k_mean.to(accumulate), values, columns, keep=True)
-        if self.convolution is not None:
-            shown = v if key_mask is None else v.masked_fill(~key_mask[:, None, :, None], 0.0)
-            size = self.convolution.shape[1]
-            out = out + conv2d(shown, self.convolution[:, None, :, None], padding=(size // 2, 0), groups=v.shape[1])
-        out = out.to(q.dtype)
-        return out if some is None else out.masked_fill(~some, 0.0)
-
-    def _inverse(self, A: Tensor) -> Tensor:
-        return torch.linalg.pinv(A) if self.pinv == "exact" else newton(A, _start(A), self.iterations)
-
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The same example by example: tokens that are not there are cut out, then the formula is read aloud."""
         out = torch.zeros_like(q)
@@ -148,19 +118,35 @@ class Nystrom(nn.Module):
                     out[b] += self.convolution[:, t, None, None] * around[:, t : t + q.shape[2]]
         return out
 
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
+        (q,) = emptied(None if self.cross else key_mask, q)  # means of queries are weighted sums
+        accumulate = accumulator(q.dtype)
+        of_keys = Segments(self.landmarks, k.shape[2], key_mask)
+        of_queries = Segments(self.landmarks, q.shape[2]) if self.cross else of_keys
+        q_mean, k_mean = of_queries.mean(q), of_keys.mean(k)
+        if key_mask is None:
+            some, keys, columns = None, None, None
+        else:
+            # A row without a key sees all of them, so that no kernel makes NaN of it; such examples end as 0.
+            some = key_mask.any(1)[:, None, None, None]
+            keys = key_mask[:, None, None] | ~some
+            columns = of_keys.filled[:, None, None] | ~some if of_keys.filled is not None else None
+        values = attend_from_few_queries(q_mean, k, v, keys)
+        # Columns of the inverse that belong to empty runs are zero. Its product with the values may be far larger than
+        # what is left of it by the weights of a query: hence no half precision from here on.
+        A = _weights(q_mean.to(accumulate), k_mean.to(accumulate), of_queries.filled, of_keys.filled)
+        values = torch.matmul(self._inverse(A), values.to(accumulate))
+        out = attend_to_few_keys(q.to(accumulate), k_mean.to(accumulate), values, columns, keep=True)
+        if self.convolution is not None:
+            shown = v if key_mask is None else v.masked_fill(~key_mask[:, None, :, None], 0.0)
+            size = self.convolution.shape[1]
+            out = out + conv2d(shown, self.convolution[:, None, :, None], padding=(size // 2, 0), groups=v.shape[1])
+        out = out.to(q.dtype)
+        return out if some is None else out.masked_fill(~some, 0.0)
 
-def newton(A: Tensor, Z: Tensor, iterations: int) -> Tensor:
-    """The pseudo-inverse of A ``(..., R, S)`` nearly, by ``iterations`` steps of third order from Z ``(..., S, R)``."""
-    size = (*A.shape[:-2], *Z.shape[-2:])
-    A, Z = A.reshape(-1, *A.shape[-2:]), Z.expand(size).reshape(-1, *Z.shape[-2:])
-    with for_small_products(A, A.numel() * A.shape[-2]):
-        for _ in range(iterations):
-            AZ = torch.bmm(A, Z)
-            # Z·(13 - AZ·(15 - AZ·(7 - AZ)))/4 without the identity written out.
-            inner = torch.baddbmm(AZ, AZ, AZ, beta=7, alpha=-1)
-            inner = torch.baddbmm(AZ, AZ, inner, beta=15, alpha=-1)
-            Z = torch.baddbmm(Z, Z, inner, beta=13 / 4, alpha=-1 / 4)
-    return Z.view(size)
+    def _inverse(self, A: Tensor) -> Tensor:
+        return torch.linalg.pinv(A) if self.pinv == "exact" else newton(A, _start(A), self.iterations)
 
 
 def _start(A: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from attnbench.attention.key_masks import emptied
+from attnbench.engines.masks import emptied
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -64,6 +64,23 @@ class OracleLowRank(nn.Module):
         self.rank = rank
         self.cross = shape.cross
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The matrix P of each head, and the sum of its R largest terms σ·u·wᵀ."""
+        output = torch.zeros_like(q, dtype=torch.float64)
+        for b, h in torch.cartesian_prod(torch.arange(q.shape[0]), torch.arange(q.shape[1])):
+            keys = torch.ones(k.shape[2], dtype=torch.bool, device=q.device) if key_mask is None else key_mask[b]
+            rows = torch.ones(q.shape[2], dtype=torch.bool, device=q.device) if self.cross else keys
+            logits = q[b, h].double() @ k[b, h].double().mT / math.sqrt(q.shape[-1])
+            if self.position_bias is not None:
+                logits = logits + self.position_bias(slice(0, q.shape[2]), slice(0, k.shape[2]), torch.float64)[h]
+            logits = logits[rows][:, keys]
+            if logits.numel():
+                U, s, Wt = torch.linalg.svd(logits.softmax(-1), full_matrices=False)
+                terms = zip(U.mT[: self.rank], s[: self.rank], Wt[: self.rank], strict=True)
+                nearest = sum((sigma * torch.outer(u, w) for u, sigma, w in terms), torch.zeros_like(logits))
+                output[b, h, rows] = nearest @ v[b, h, keys].double()
+        return output.to(v.dtype)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
         logits = (q.double() * q.shape[-1] ** -0.5) @ k.double().mT
@@ -83,23 +100,6 @@ class OracleLowRank(nn.Module):
             nearest = [_Truncate.apply(head, self.rank) for head in matrix.flatten(0, 1)]  # type: ignore[no-untyped-call]
             return torch.matmul(torch.stack(nearest).view_as(matrix), v64).to(v.dtype)
         return _apply_truncated(matrix, v64, self.rank).to(v.dtype)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The matrix P of each head, and the sum of its R largest terms σ·u·wᵀ."""
-        output = torch.zeros_like(q, dtype=torch.float64)
-        for b, h in torch.cartesian_prod(torch.arange(q.shape[0]), torch.arange(q.shape[1])):
-            keys = torch.ones(k.shape[2], dtype=torch.bool, device=q.device) if key_mask is None else key_mask[b]
-            rows = torch.ones(q.shape[2], dtype=torch.bool, device=q.device) if self.cross else keys
-            logits = q[b, h].double() @ k[b, h].double().mT / math.sqrt(q.shape[-1])
-            if self.position_bias is not None:
-                logits = logits + self.position_bias(slice(0, q.shape[2]), slice(0, k.shape[2]), torch.float64)[h]
-            logits = logits[rows][:, keys]
-            if logits.numel():
-                U, s, Wt = torch.linalg.svd(logits.softmax(-1), full_matrices=False)
-                terms = zip(U.mT[: self.rank], s[: self.rank], Wt[: self.rank], strict=True)
-                nearest = sum((sigma * torch.outer(u, w) for u, sigma, w in terms), torch.zeros_like(logits))
-                output[b, h, rows] = nearest @ v[b, h, keys].double()
-        return output.to(v.dtype)
 
 
 def _apply_truncated(matrix: Tensor, v: Tensor, rank: int) -> Tensor:

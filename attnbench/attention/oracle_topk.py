@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import added_to_logits, emptied, seeing, visible_pairs
-from attnbench.attention.kv_cache import Cache, CachedDecoding, last_row
-from attnbench.attention.precision import accumulator, hidden
+from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding, last_row
+from attnbench.engines.masks import added_to_logits, emptied, seeing, visible_pairs
+from attnbench.engines.precision import accumulator, hidden
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -68,6 +68,19 @@ class OracleTopK(CachedDecoding, nn.Module):
         self.keys = keys
         self.renormalise = renormalise
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Row by row: the probabilities, all but the largest of them set to 0, times V."""
+        logits = (q.double() @ k.double().mT) / math.sqrt(q.shape[-1])
+        if self.position_bias is not None:
+            logits = logits + self.position_bias(slice(0, q.shape[2]), slice(0, k.shape[2]), torch.float64)
+        weights = logits.exp() * visible_pairs(q, k, self.causal, key_mask)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        rows = []
+        for row in weights.flatten(0, 2):
+            kept = row * torch.zeros_like(row).index_fill(0, row.argsort(descending=True)[: self.keys], 1)
+            rows.append(kept / kept.sum() if self.renormalise and row.any() else kept)
+        return (torch.stack(rows).view_as(weights) @ v.double()).to(v.dtype)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
         dtype = accumulator(q.dtype)
@@ -103,16 +116,3 @@ class OracleTopK(CachedDecoding, nn.Module):
         if self.position_bias is not None:
             logits = logits + last_row(self.position_bias, state.length, dtype)
         return self._of_the_largest(logits, state.values.to(dtype)).to(v.dtype), state
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Row by row: the probabilities, all but the largest of them set to 0, times V."""
-        logits = (q.double() @ k.double().mT) / math.sqrt(q.shape[-1])
-        if self.position_bias is not None:
-            logits = logits + self.position_bias(slice(0, q.shape[2]), slice(0, k.shape[2]), torch.float64)
-        weights = logits.exp() * visible_pairs(q, k, self.causal, key_mask)
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        rows = []
-        for row in weights.flatten(0, 2):
-            kept = row * torch.zeros_like(row).index_fill(0, row.argsort(descending=True)[: self.keys], 1)
-            rows.append(kept / kept.sum() if self.renormalise and row.any() else kept)
-        return (torch.stack(rows).view_as(weights) @ v.double()).to(v.dtype)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.head_groups import HeadGroups
+from attnbench.engines.head_groups import HeadGroups
 from attnbench.errors import Unsupported, UsageError
 from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention
@@ -144,6 +144,10 @@ class PerHead(nn.Module):
         if self.position_bias is not None:
             self.groups.share(self.position_bias)
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """:meth:`forward` by the formula of each part."""
+        return self.groups.joined(lambda part, *x: _formula(part, self.shape.causal)(*x, key_mask=key_mask), q, k, v)
+
     @classmethod
     def claims(cls, traits: Traits, options: Mapping[str, Scalar]) -> Traits:
         """What all of the parts claim."""
@@ -178,10 +182,6 @@ class PerHead(nn.Module):
             self._require(key_mask=True)
         out: Tensor = self.groups(q, k, v, key_mask=key_mask)
         return out
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` by the formula of each part."""
-        return self.groups.joined(lambda part, *x: _formula(part, self.shape.causal)(*x, key_mask=key_mask), q, k, v)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
         """q, k, v ``(B, H, n, D)``, n >= 0. The state holds that of each part."""

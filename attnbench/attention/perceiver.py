@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from attnbench.attention.key_masks import emptied, seeing
-from attnbench.attention.precision import accumulator, hidden
+from attnbench.engines.masks import emptied, seeing
+from attnbench.engines.precision import accumulator, hidden
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -93,6 +93,19 @@ class Perceiver(nn.Module):
         self.causal = shape.causal
         self.latents = nn.Parameter(torch.randn(shape.H, latents, shape.D))
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The same with the matrices of both softmaxes; causal: once more for the prefix of each query."""
+        real = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
+        rows = []
+        for i in range(q.shape[2]) if self.causal else (k.shape[2],):
+            seen = real[:, None, None, : i + 1]
+            K, V = k[:, :, : i + 1], v[:, :, : i + 1]
+            latents = self.latents.to(q.dtype).expand(q.shape[0], -1, -1, -1)
+            keys, values = masked_attention(latents, K, K, seen), masked_attention(latents, K, V, seen)
+            asking = q[:, :, i : i + 1] if self.causal else q
+            rows.append(masked_attention(asking, keys, values, seen.any(-1, keepdim=True)))
+        return torch.cat(rows, 2)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
         if self.causal:
@@ -154,19 +167,6 @@ class Perceiver(nn.Module):
         logits = torch.matmul(k, (self.latents.to(k.dtype) * k.shape[-1] ** -0.5).mT)
         # As low as top begins: weights of 1 until the first real key comes, which scales them to 0.
         return logits if key_mask is None else logits.masked_fill(~key_mask[:, None, :, None], hidden(k.dtype))
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same with the matrices of both softmaxes; causal: once more for the prefix of each query."""
-        real = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
-        rows = []
-        for i in range(q.shape[2]) if self.causal else (k.shape[2],):
-            seen = real[:, None, None, : i + 1]
-            K, V = k[:, :, : i + 1], v[:, :, : i + 1]
-            latents = self.latents.to(q.dtype).expand(q.shape[0], -1, -1, -1)
-            keys, values = masked_attention(latents, K, K, seen), masked_attention(latents, K, V, seen)
-            asking = q[:, :, i : i + 1] if self.causal else q
-            rows.append(masked_attention(asking, keys, values, seen.any(-1, keepdim=True)))
-        return torch.cat(rows, 2)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Packed:
         """q, k, v ``(B, H, n, D)``, n >= 0."""

@@ -9,17 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.attention import random_kernels
-from attnbench.attention.feature_attention import Chunk, FeatureAttention
-from attnbench.attention.feature_tiles import FeatureMap
-from attnbench.attention.performer_features import (
+from attnbench.engines.linear import expectations
+from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.module import Chunk, FeatureAttention
+from attnbench.engines.linear.projections import Norms, Projection, draw_projection
+from attnbench.engines.linear.random_maps import (
     HyperbolicFeatures,
     PositiveFeatures,
     ReluFeatures,
     TrigFeatures,
 )
-from attnbench.attention.precision import accumulator
-from attnbench.attention.random_features import Norms, Projection, draw_projection
+from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -99,6 +99,20 @@ class Performer(FeatureAttention):
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, *self.drawn))
 
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        if not self.eps:
+            return self.kernel(q, k)
+        x, y = self.scaled(q, k)
+        omega = self.projection.to(q.dtype)
+        u, w = x @ omega.T, y @ omega.T
+        if self.kernel_name == "hyperbolic":
+            u, w = torch.cat([u, -u], -1), torch.cat([w, -w], -1)
+        w = w - expectations.squares(y) / 2
+        largest = w.amax(-1)[:, :, None].masked_fill(~allowed, torch.finfo(w.dtype).min).amax(-1)
+        phi_q = (u - u.amax(-1, keepdim=True)).exp() + self.eps
+        phi_k = (w[:, :, None] - largest[..., None, None]).clamp(max=0.0).exp() + self.eps
+        return torch.einsum("bhnr,bhnmr->bhnm", phi_q, phi_k)
+
     def redraw(self) -> None:
         """Draw a new ω from the global CPU generator, in place."""
         with torch.no_grad():
@@ -127,7 +141,7 @@ class Performer(FeatureAttention):
         omega = self.projection.to(q.dtype)
         phi = []
         for x in self.scaled(q, k):
-            u, half = x @ omega.mT, random_kernels.squares(x) / 2
+            u, half = x @ omega.mT, expectations.squares(x) / 2
             match self.kernel_name:
                 case "positive":
                     phi.append((u - half).exp())
@@ -147,10 +161,10 @@ class Performer(FeatureAttention):
             return self._relu_mean(x, y)
         if not fixed:
             return (x @ y.mT).exp()
-        half = (random_kernels.squares(x) + random_kernels.squares(y).mT) / 2
+        half = (expectations.squares(x) + expectations.squares(y).mT) / 2
         if self.kernel_name == "trig":
-            return half.exp() * random_kernels.radial_mean(-random_kernels.squared_sums(x, -y), self.projection)
-        return (-half).exp() * random_kernels.radial_mean(random_kernels.squared_sums(x, y), self.projection)
+            return half.exp() * expectations.radial_mean(-expectations.squared_sums(x, -y), self.projection)
+        return (-half).exp() * expectations.radial_mean(expectations.squared_sums(x, y), self.projection)
 
     def _relu_mean(self, x: Tensor, y: Tensor) -> Tensor:
         D, first, second = x.shape[-1], 1.0, 1.0
@@ -158,7 +172,7 @@ class Performer(FeatureAttention):
             lengths = self.projection.double().norm(dim=1)
             first = float(lengths.mean()) / (sqrt(2) * exp(lgamma((D + 1) / 2) - lgamma(D / 2)))
             second = float(lengths.square().mean()) / D
-        return random_kernels.rectified(x, y, ReluFeatures.floor, first, second)
+        return expectations.rectified(x, y, ReluFeatures.floor, first, second)
 
     def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
         """None where there is no closed form: dependent rows of ω, lengths that are not chi, relu."""
@@ -167,25 +181,11 @@ class Performer(FeatureAttention):
         (x, y), features = self.scaled(q, k), self.projection.shape[0]
         match self.kernel_name:
             case "positive":
-                return random_kernels.positive_variance(x, y, features)
+                return expectations.positive_variance(x, y, features)
             case "hyperbolic":
-                return random_kernels.hyperbolic_variance(x, y, features)
+                return expectations.hyperbolic_variance(x, y, features)
             case "trig":
-                both = (random_kernels.squares(x) + random_kernels.squares(y).mT).exp()
-                return both * random_kernels.cosine_variance(x, y, features)
+                both = (expectations.squares(x) + expectations.squares(y).mT).exp()
+                return both * expectations.cosine_variance(x, y, features)
             case _:
                 return None
-
-    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
-        if not self.eps:
-            return self.kernel(q, k)
-        x, y = self.scaled(q, k)
-        omega = self.projection.to(q.dtype)
-        u, w = x @ omega.T, y @ omega.T
-        if self.kernel_name == "hyperbolic":
-            u, w = torch.cat([u, -u], -1), torch.cat([w, -w], -1)
-        w = w - random_kernels.squares(y) / 2
-        largest = w.amax(-1)[:, :, None].masked_fill(~allowed, torch.finfo(w.dtype).min).amax(-1)
-        phi_q = (u - u.amax(-1, keepdim=True)).exp() + self.eps
-        phi_k = (w[:, :, None] - largest[..., None, None]).clamp(max=0.0).exp() + self.eps
-        return torch.einsum("bhnr,bhnmr->bhnm", phi_q, phi_k)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.matrix_tiles import fitting, tiles
-from attnbench.attention.precision import accumulator
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import accumulator
+from attnbench.engines.tiling import fitting, tiles
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -67,6 +67,18 @@ class Pooling(nn.Module):
             raise UsageError(f"pooling: option pool={pool} must be odd: it is centred on the token")
         self.back, self.ahead = (pool - 1, 0) if shape.causal else (pool // 2, pool // 2)
 
+    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The product with the N × N matrix of averages."""
+        B, N, _ = x.shape
+        position = torch.arange(N, device=x.device)
+        distance = position - position[:, None]
+        inside = ((-self.back <= distance) & (distance <= self.ahead)).expand(B, N, N)
+        if key_mask is not None:
+            inside = inside & key_mask[:, None]
+            x = x.masked_fill(~key_mask[:, :, None], 0.0)
+        inside = inside.to(x.dtype)
+        return inside / inside.sum(-1, keepdim=True).clamp(min=1) @ x - x
+
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         real = torch.ones(1, x.shape[1], 1, dtype=accumulator(x.dtype), device=x.device)
@@ -87,18 +99,6 @@ class Pooling(nn.Module):
         accumulate = accumulator(x.dtype)
         mean = window.mean(1, keepdim=True, dtype=accumulate)
         return (mean - x).to(x.dtype), self.begin(window)
-
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The product with the N × N matrix of averages."""
-        B, N, _ = x.shape
-        position = torch.arange(N, device=x.device)
-        distance = position - position[:, None]
-        inside = ((-self.back <= distance) & (distance <= self.ahead)).expand(B, N, N)
-        if key_mask is not None:
-            inside = inside & key_mask[:, None]
-            x = x.masked_fill(~key_mask[:, :, None], 0.0)
-        inside = inside.to(x.dtype)
-        return inside / inside.sum(-1, keepdim=True).clamp(min=1) @ x - x
 
 
 class _Pool(torch.autograd.Function):

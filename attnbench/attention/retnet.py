@@ -10,10 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.decayed_sums import Chunk, by_heads, decayed_attention
-from attnbench.attention.feature_tiles import LOG2E
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.precision import accumulator
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention
+from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -79,16 +79,6 @@ class RetNet(nn.Module):
             raise Unsupported(f"rotation pairs the channels: head_dim {shape.D} must be even; or rotation=false")
         self.causal, self.rotation, self.chunk = shape.causal, rotation, chunk
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        B, H, N = q.shape[:3]
-        k, v = emptied(key_mask, k, v)
-        longest = max(N, k.shape[2])
-        if k.shape[2] != N:  # pairs of a missing query or key are zero
-            q, k, v = (nn.functional.pad(x, (0, 0, 0, longest - x.shape[2])) for x in (q, k, v))
-        turns = _turns(0, longest, q) if self.rotation else None
-        compute = partial(_retain, turns=turns, causal=self.causal, chunk=self.chunk)
-        return by_heads(compute, q, k, v, log2_gamma(q).expand(B, H, 1))[:, :, :N]
-
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The N × M matrix of scores times the powers of γ, in complex numbers where it rotates."""
         H, D = q.shape[1], q.shape[3]
@@ -108,6 +98,16 @@ class RetNet(nn.Module):
         if key_mask is not None:
             weights = weights * key_mask[:, None, None]
         return (weights @ v.double()).to(v.dtype)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        B, H, N = q.shape[:3]
+        k, v = emptied(key_mask, k, v)
+        longest = max(N, k.shape[2])
+        if k.shape[2] != N:  # pairs of a missing query or key are zero
+            q, k, v = (nn.functional.pad(x, (0, 0, 0, longest - x.shape[2])) for x in (q, k, v))
+        turns = _turns(0, longest, q) if self.rotation else None
+        compute = partial(_retain, turns=turns, causal=self.causal, chunk=self.chunk)
+        return by_heads(compute, q, k, v, log2_gamma(q).expand(B, H, 1))[:, :, :N]
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Retained:
         """q, k, v ``(B, H, n, D)``, n >= 0."""

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention import random_kernels
-from attnbench.attention.feature_attention import Chunk, FeatureAttention
-from attnbench.attention.feature_tiles import FeatureMap
-from attnbench.attention.performer_features import CosineSineFeatures, ReluFeatures
-from attnbench.attention.precision import accumulator
-from attnbench.attention.random_features import Projection, draw_projection
+from attnbench.engines.linear import expectations
+from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.module import Chunk, FeatureAttention
+from attnbench.engines.linear.projections import Projection, draw_projection
+from attnbench.engines.linear.random_maps import CosineSineFeatures, ReluFeatures
+from attnbench.engines.linear.unit_kernels import Features, Kernel, Temperature, unit
+from attnbench.engines.precision import accumulator
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
-
-Features = Annotated[int, Field(ge=1, description="random projections R; gaussian makes two features of each")]
-Kernel = Annotated[Literal["gaussian", "arccos"], Field(description="which kernel of q̂ and k̂ the features estimate")]
-Temperature = Annotated[
-    float, Field(gt=0, description="τ: queries and keys have length 1/τ, the largest logit is 1/τ²")
-]
-
-
-def unit(x: Tensor) -> Tensor:
-    """x / ‖x‖ in float32 at least; 0 stays 0."""
-    return nn.functional.normalize(x.to(accumulator(x.dtype)), dim=-1)
 
 
 @register(
@@ -86,6 +73,9 @@ class RandomFeatureAttention(FeatureAttention):
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, projection))
 
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        return self.kernel(q, k)
+
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         weight = self.projection.to(accumulator(dtype)).t()
         return CosineSineFeatures(weight) if self.gaussian else ReluFeatures(weight)
@@ -112,14 +102,11 @@ class RandomFeatureAttention(FeatureAttention):
         """exp(-‖q̂ - k̂‖²/2), or the arc-cosine kernel of q̂ and k̂ with the floor."""
         x, y = self.prepare(q), self.prepare(k)
         if self.gaussian:
-            return (-random_kernels.squared_sums(x, -y) / 2).exp()
-        return random_kernels.rectified(x, y, ReluFeatures.floor)
+            return (-expectations.squared_sums(x, -y) / 2).exp()
+        return expectations.rectified(x, y, ReluFeatures.floor)
 
     def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
         """None where there is no closed form: dependent rows of ω, arccos."""
         if not (self.gaussian and self.independent):
             return None
-        return random_kernels.cosine_variance(self.prepare(q), self.prepare(k), self.projection.shape[-2])
-
-    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
-        return self.kernel(q, k)
+        return expectations.cosine_variance(self.prepare(q), self.prepare(k), self.projection.shape[-2])

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from attnbench.attention.decayed_sums import Chunk, by_heads, decayed_attention, last_state
-from attnbench.attention.feature_tiles import LOG2E
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.performer_features import ReluFeatures
-from attnbench.attention.precision import accumulator
-from attnbench.attention.random_features import draw_projection
-from attnbench.attention.rfa import Features, Kernel, Temperature, unit
+from attnbench.engines.linear.projections import draw_projection
+from attnbench.engines.linear.random_maps import ReluFeatures
+from attnbench.engines.linear.unit_kernels import Features, Kernel, Temperature, unit
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention, last_state
+from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -84,20 +84,6 @@ class GatedRandomFeatureAttention(nn.Module):
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, "iid"))
 
-    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
-        (x,) = emptied(key_mask, x)
-        q, k, v, gate = self._parts(x, key_mask)
-        return self._finish(self.mix(q, k, v, gate))
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
-        """What the heads give, ``(B, H, N, D)``, for q, k, v ``(B, H, N, D)`` and w·x + b ``(B, H, N, 1)``.
-
-        A gate of infinity is that of a padded token.
-        """
-        scale = (self.sigma / self.temperature).expand(q.shape[0], -1, -1, -1)
-        return by_heads(partial(self._compute, chunk=self.chunk), q, k, v, gate, scale)
-
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Weights of all pairs, N × N, from the running sum of the logarithms of the gates."""
         (x,) = emptied(key_mask, x)
@@ -121,6 +107,20 @@ class GatedRandomFeatureAttention(nn.Module):
         y = weights @ v / sums.masked_fill(sums == 0, 1.0)
         out: Tensor = self.out(y.transpose(1, 2).reshape(B, N, C))
         return out
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (x,) = emptied(key_mask, x)
+        q, k, v, gate = self._parts(x, key_mask)
+        return self._finish(self.mix(q, k, v, gate))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        """What the heads give, ``(B, H, N, D)``, for q, k, v ``(B, H, N, D)`` and w·x + b ``(B, H, N, 1)``.
+
+        A gate of infinity is that of a padded token.
+        """
+        scale = (self.sigma / self.temperature).expand(q.shape[0], -1, -1, -1)
+        return by_heads(partial(self._compute, chunk=self.chunk), q, k, v, gate, scale)
 
     def begin(self, x: Tensor) -> Tensor:
         """Sums of φ(k) times v and 1, ``(B, H, F, D + 1)``, after x ``(B, n, C)``, n >= 0; float32 at least."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attnbench.attention.key_masks import emptied, seeing
-from attnbench.attention.kv_cache import Cache, CachedDecoding, last_row
+from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding, last_row
+from attnbench.engines.masks import emptied, seeing
 from attnbench.errors import Unsupported
 from attnbench.position_bias import PositionBias, position_bias
 from attnbench.shape import Shape

@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.nystrom import newton
-from attnbench.attention.precision import accumulator
-from attnbench.attention.segments import nth_real, split, take
+from attnbench.engines.low_rank.pseudo_inverse import newton
+from attnbench.engines.low_rank.segments import nth_real, split, take
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import accumulator
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -90,6 +90,34 @@ class Skyformer(nn.Module):
         self.place: Tensor
         self.register_buffer("place", place)
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The same example by example from the distances of all pairs, without the tokens that are padding."""
+        out = torch.zeros_like(q)
+        for b in range(q.shape[0]):
+            shown = torch.ones_like(k[b, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask[b]
+            asking = torch.ones_like(q[b, 0, :, 0], dtype=torch.bool) if self.cross else shown
+            points = torch.cat([q[b][:, asking], k[b][:, shown]], 1)
+            if not shown.any():
+                continue
+            runs = torch.arange(points.shape[1], device=q.device).tensor_split(min(self.landmarks, points.shape[1]))
+            X = points[:, [int(run[int(u) * len(run) // 2**_BITS]) for run, u in zip(runs, self.place, strict=False)]]
+            of_queries, of_keys, gram = (
+                (-0.5 * (x[:, :, None] - X[:, None]).square().sum(-1) * q.shape[-1] ** -0.5).exp()
+                for x in (q[b], k[b][:, shown], X)
+            )
+            one = torch.eye(X.shape[1], dtype=q.dtype, device=q.device)
+            gram = gram + self.ridge * one
+            inverse = torch.linalg.inv(gram)
+            if self.inverse == "newton":
+                D = torch.diag_embed(gram.sum(-1) ** -0.5)
+                inverse, A = one, D @ gram @ D
+                for _ in range(self.iterations):
+                    AZ = A @ inverse
+                    inverse = inverse @ (13 * one - AZ @ (15 * one - AZ @ (7 * one - AZ))) / 4
+                inverse = D @ inverse @ D
+            out[b] = of_queries @ inverse @ of_keys.mT @ v[b][:, shown]
+        return out
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         accumulate = accumulator(q.dtype)
         k, v = emptied(key_mask, k, v)
@@ -128,34 +156,6 @@ class Skyformer(nn.Module):
         of_query = (position < N)[:, None, :, None]
         X = torch.where(of_query, take(q, position.clamp(max=N - 1)), take(k, (position - N).clamp(min=0)))
         return X, None if key_mask is None else length > 0
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same example by example from the distances of all pairs, without the tokens that are padding."""
-        out = torch.zeros_like(q)
-        for b in range(q.shape[0]):
-            shown = torch.ones_like(k[b, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask[b]
-            asking = torch.ones_like(q[b, 0, :, 0], dtype=torch.bool) if self.cross else shown
-            points = torch.cat([q[b][:, asking], k[b][:, shown]], 1)
-            if not shown.any():
-                continue
-            runs = torch.arange(points.shape[1], device=q.device).tensor_split(min(self.landmarks, points.shape[1]))
-            X = points[:, [int(run[int(u) * len(run) // 2**_BITS]) for run, u in zip(runs, self.place, strict=False)]]
-            of_queries, of_keys, gram = (
-                (-0.5 * (x[:, :, None] - X[:, None]).square().sum(-1) * q.shape[-1] ** -0.5).exp()
-                for x in (q[b], k[b][:, shown], X)
-            )
-            one = torch.eye(X.shape[1], dtype=q.dtype, device=q.device)
-            gram = gram + self.ridge * one
-            inverse = torch.linalg.inv(gram)
-            if self.inverse == "newton":
-                D = torch.diag_embed(gram.sum(-1) ** -0.5)
-                inverse, A = one, D @ gram @ D
-                for _ in range(self.iterations):
-                    AZ = A @ inverse
-                    inverse = inverse @ (13 * one - AZ @ (15 * one - AZ @ (7 * one - AZ))) / 4
-                inverse = D @ inverse @ D
-            out[b] = of_queries @ inverse @ of_keys.mT @ v[b][:, shown]
-        return out
 
 
 def _gaussian(x: Tensor, y: Tensor) -> Tensor:

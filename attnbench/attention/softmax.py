@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import added_to_logits, emptied, seeing
-from attnbench.attention.kv_cache import CachedDecoding
+from attnbench.engines.decoding.kv_cache import CachedDecoding
+from attnbench.engines.masks import added_to_logits, emptied, seeing
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register

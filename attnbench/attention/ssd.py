@@ -11,10 +11,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from attnbench.attention.decayed_sums import Chunk, by_heads, decayed_attention, last_state
-from attnbench.attention.feature_tiles import LOG2E
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.precision import accumulator
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention, last_state
+from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -78,6 +78,22 @@ class SSD(nn.Module):
             size = torch.empty(H).uniform_(log(0.001), log(0.1)).exp()
             self.step_size.bias.copy_(size + torch.log(-torch.expm1(-size)))  # the inverse of softplus
 
+    def dense(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The semiseparable matrix of each head, written out."""
+        (u,) = emptied(key_mask, u)
+        B, N, C = u.shape
+        key, query = self.key_query(u).chunk(2, -1)
+        size = softplus(self.step_size(u))
+        if key_mask is not None:
+            size = size * key_mask[..., None]
+        total = (-size * self.log_A.exp()).cumsum(1).mT  # (B, H, N)
+        matrix = (query @ key.mT)[:, None] * torch.exp(-(total[..., :, None] - total[..., None, :]).abs())
+        if self.causal:
+            matrix = matrix.tril()
+        y = torch.einsum("bhij,bjh,bjhd->bihd", matrix, size, self.value(u).view(B, N, self.heads, C // self.heads))
+        out: Tensor = self.out(y.reshape(B, N, C))
+        return out
+
     def _parts(self, u: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """C and B ``(B, H, N, state)``, Δx ``(B, H, N, D)``, and log2(a) ``(B, H, N)``."""
         B, N, C = u.shape
@@ -95,22 +111,6 @@ class SSD(nn.Module):
         (u,) = emptied(key_mask, u)
         compute = partial(decayed_attention, causal=self.causal, chunk=self.chunk)
         return self._join(by_heads(compute, *self._parts(u, key_mask)))
-
-    def dense(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The semiseparable matrix of each head, written out."""
-        (u,) = emptied(key_mask, u)
-        B, N, C = u.shape
-        key, query = self.key_query(u).chunk(2, -1)
-        size = softplus(self.step_size(u))
-        if key_mask is not None:
-            size = size * key_mask[..., None]
-        total = (-size * self.log_A.exp()).cumsum(1).mT  # (B, H, N)
-        matrix = (query @ key.mT)[:, None] * torch.exp(-(total[..., :, None] - total[..., None, :]).abs())
-        if self.causal:
-            matrix = matrix.tril()
-        y = torch.einsum("bhij,bjh,bjhd->bihd", matrix, size, self.value(u).view(B, N, self.heads, C // self.heads))
-        out: Tensor = self.out(y.reshape(B, N, C))
-        return out
 
     def begin(self, u: Tensor) -> Tensor:
         """The state ``(B, H, state, D)`` after u ``(B, n, C)``, n >= 0, float32 at least."""

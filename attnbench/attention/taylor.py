@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from attnbench.attention.feature_attention import Chunk, FeatureAttention
-from attnbench.attention.feature_tiles import FeatureMap
+from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.module import Chunk, FeatureAttention
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
@@ -90,10 +90,10 @@ class Taylor(FeatureAttention):
     def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:
         super().__init__(shape, chunk)
 
-    def feature_map(self, dtype: torch.dtype) -> FeatureMap:
-        return TaylorFeatures(self.head_dim)
-
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         s = q @ k.mT / q.shape[-1] ** 0.5
         weights: Tensor = 1 + s + s.square() / 2
         return weights
+
+    def feature_map(self, dtype: torch.dtype) -> FeatureMap:
+        return TaylorFeatures(self.head_dim)

@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.attention.default_library import without_copies
-from attnbench.attention.matrix_tiles import fitting
-from attnbench.attention.precision import accumulator
+from attnbench.engines.precision import accumulator
+from attnbench.engines.products import without_copies
+from attnbench.engines.tiling import fitting
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -75,6 +75,19 @@ class Thinformer(nn.Module):
         self.oversampling, self.failure = oversampling, failure
         self.register_buffer("draws", torch.empty(shape.M).uniform_(-1, 1))
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Softmax attention to the kept keys only, which are found again recursively, one by one."""
+        (B, H, M, D), logits = k.shape, (q @ k.mT) * k.shape[3] ** -0.5
+        weights = torch.zeros_like(logits)
+        for b, h in product(range(B), range(H)):
+            seen = torch.arange(M, device=k.device) if key_mask is None else key_mask[b].nonzero().flatten()
+            if self._rounds(len(seen)):
+                K, V = k[b, h, seen].detach(), v[b, h, seen].detach()
+                kernel = (K @ K.mT * D**-0.5).exp() * (V @ V.mT + V.abs().max() ** 2)
+                seen = seen[self._compress(kernel, self._rounds(len(seen)), 0)]
+            weights[b, h, :, seen] = logits[b, h, :, seen].softmax(-1)
+        return weights @ v
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if key_mask is None:
             return self._attend(q, k, v)
@@ -118,19 +131,6 @@ class Thinformer(nn.Module):
             kept = torch.where(first, kept[..., 0], kept[..., 1]).view(B * H, -1)
             used, runs, points = used + runs * pairs, runs // 4, 2 * points
         return kept.view(B, H, -1)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Softmax attention to the kept keys only, which are found again recursively, one by one."""
-        (B, H, M, D), logits = k.shape, (q @ k.mT) * k.shape[3] ** -0.5
-        weights = torch.zeros_like(logits)
-        for b, h in product(range(B), range(H)):
-            seen = torch.arange(M, device=k.device) if key_mask is None else key_mask[b].nonzero().flatten()
-            if self._rounds(len(seen)):
-                K, V = k[b, h, seen].detach(), v[b, h, seen].detach()
-                kernel = (K @ K.mT * D**-0.5).exp() * (V @ V.mT + V.abs().max() ** 2)
-                seen = seen[self._compress(kernel, self._rounds(len(seen)), 0)]
-            weights[b, h, :, seen] = logits[b, h, :, seen].softmax(-1)
-        return weights @ v
 
     def _compress(self, kernel: Tensor, level: int, run: int) -> list[int]:
         """The keys that are left of run ``run`` after ``level`` halvings."""

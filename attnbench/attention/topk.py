@@ -9,11 +9,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.kv_cache import Cache, last_row
-from attnbench.attention.largest_entries import largest
-from attnbench.attention.matrix_tiles import fitting, tiles
-from attnbench.attention.precision import accumulator
+from attnbench.engines.decoding.kv_cache import Cache, last_row
+from attnbench.engines.gathered.largest import largest
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import accumulator
+from attnbench.engines.tiling import fitting, tiles
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -142,19 +142,6 @@ class TopK(nn.Module):
         self.causal, self.keys, self.chunk, self.capacity = shape.causal, keys, chunk, shape.M
         self.position_bias = position_bias(shape)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        k, v = emptied(key_mask, k, v)
-        H = q.shape[1]
-        flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
-        mask = None if key_mask is None else key_mask.repeat_interleave(H, 0)
-        keys = min(self.keys, k.shape[2])
-        bias = None
-        if self.position_bias is not None:
-            distances = torch.arange(1 - q.shape[2], k.shape[2], device=q.device)
-            bias = self.position_bias.along(distances, accumulator(q.dtype))
-        out: Tensor = _Attend.apply(*flat, bias, mask, keys, self.causal, self.chunk)  # type: ignore[no-untyped-call] # torch
-        return out.view_as(q)
-
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The weights as an N × M matrix: a softmax over the entries whose rank in their row is below ``keys``."""
         logits = q @ k.mT * q.shape[-1] ** -0.5
@@ -167,6 +154,19 @@ class TopK(nn.Module):
         rank = logits.argsort(-1, descending=True).argsort(-1)
         weights = logits.masked_fill(rank >= self.keys, -torch.inf).softmax(-1)
         return torch.matmul(weights.nan_to_num(0), v)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
+        H = q.shape[1]
+        flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+        mask = None if key_mask is None else key_mask.repeat_interleave(H, 0)
+        keys = min(self.keys, k.shape[2])
+        bias = None
+        if self.position_bias is not None:
+            distances = torch.arange(1 - q.shape[2], k.shape[2], device=q.device)
+            bias = self.position_bias.along(distances, accumulator(q.dtype))
+        out: Tensor = _Attend.apply(*flat, bias, mask, keys, self.causal, self.chunk)  # type: ignore[no-untyped-call] # torch
+        return out.view_as(q)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
         """q, k, v ``(B, H, n, D)``, n >= 0."""

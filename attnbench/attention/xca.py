@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import emptied
-from attnbench.attention.precision import accumulator
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import accumulator
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -50,13 +50,6 @@ class XCA(nn.Module):
         super().__init__()
         self.temperature = nn.Parameter(torch.ones(shape.H, 1, 1))
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        q, k, v = emptied(key_mask, q, k, v)
-        products, of_queries, of_keys = _sums(q, k)
-        likeness = products / (_norms(of_queries).mT * _norms(of_keys))
-        weights = (self.temperature * likeness).softmax(-1).to(v.dtype)
-        return torch.matmul(v, weights.mT)
-
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Channel by channel, from the real tokens alone."""
         output = torch.zeros_like(v)
@@ -69,6 +62,13 @@ class XCA(nn.Module):
                     weights = (self.temperature[h, 0, 0] * torch.stack(cosines)).softmax(0)
                     output[b, h, real, c] = weights @ values
         return output
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        q, k, v = emptied(key_mask, q, k, v)
+        products, of_queries, of_keys = _sums(q, k)
+        likeness = products / (_norms(of_queries).mT * _norms(of_keys))
+        weights = (self.temperature * likeness).softmax(-1).to(v.dtype)
+        return torch.matmul(v, weights.mT)
 
 
 def _sums(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:

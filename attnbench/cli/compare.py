@@ -97,8 +97,6 @@ def compare(
     if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
         raise UsageError(f"--plot {plot}: the name must end in .svg, .png or .pdf")
 
-    import attnbench.attention
-    import attnbench.inputs  # noqa: F401  # fills the table of inputs
     from attnbench.cell import Cell
     from attnbench.machine import default_threads, resolve_device
     from attnbench.measure.statistics import FASTER_BAND

@@ -54,7 +54,7 @@ def suites(incomplete: str) -> list[str]:
 
 def names(incomplete: str) -> list[str]:
     """Whatever ``show`` can show."""
-    every = (name for folder in ("attention", "inputs", "tasks") for name in _found(_REGISTERED, f"{folder}/*.py"))
+    every = (name for folder in ("attention", "inputs", "tasks") for name in _found(_REGISTERED, f"{folder}/**/*.py"))
     return [name for name in dict.fromkeys(every) if name.startswith(incomplete)]
 
 
@@ -84,7 +84,7 @@ def _with_options(folder: str, typed: str) -> Iterator[str]:
     """Names, or after ``NAME:`` what is typed with each further option."""
     name, colon, options = typed.partition(":")
     if not colon:
-        yield from _found(_REGISTERED, f"{folder}/*.py")
+        yield from _found(_REGISTERED, f"{folder}/**/*.py")
         return
     *given, _ = options.split(",")
     before = "".join(f"{option}," for option in given)

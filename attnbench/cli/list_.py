@@ -28,8 +28,6 @@ def list_(
         _suites(as_json)
         return
 
-    import attnbench.attention
-    import attnbench.inputs  # noqa: F401  # fills the table of inputs
     from attnbench.plugins import load
 
     for source in plugin or []:

@@ -26,8 +26,6 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
     """Show what a variant is: paper, formula, cost, what it can do, and its options; or an input, or a task."""
-    import attnbench.attention
-    import attnbench.inputs  # noqa: F401  # fills the table of inputs
     from attnbench.plugins import load
     from attnbench.qkv import INPUTS
     from attnbench.task import TASKS

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, repeat
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch._functorch import config
 
+from attnbench.capabilities import Decoding
 from attnbench.cell import Cell, ModelSize
 from attnbench.compiled import whole
 from attnbench.errors import Unsupported
@@ -243,12 +244,13 @@ def _backward(loss: Callable[[Sequence[Tensor]], Tensor], first: tuple[list[Tens
     return _Made(lambda number: torch.full_like(value.detach(), (-1) ** number * (1 + number / 8)), call)
 
 
-def _decode(module: Any, inputs: Sequence[Windows], *, compiled: bool) -> _Made:
+def _decode(module: nn.Module, inputs: Sequence[Windows], *, compiled: bool) -> _Made:
     """Steps with tokens that take turns, and the state of all tokens but the last against which all are taken."""
     module.requires_grad_(False)
+    decoding = cast(Decoding, module)
     with torch.inference_mode():
-        state = module.begin(*(windows.at(0)[..., :-1, :] for windows in inputs))
-    step = whole(module.step) if compiled else module.step
+        state = decoding.begin(*(windows.at(0)[..., :-1, :] for windows in inputs))
+    step = whole(decoding.step) if compiled else decoding.step
 
     def call(turns: Iterator[Sequence[Tensor]]) -> Callable[[], Tensor]:
         @torch.inference_mode()

@@ -31,7 +31,7 @@ class Products(NamedTuple):
 
     float32_products: Library = "default"
     window_products: Library = "default"
-    """Where the right matrices overlap, which oneDNN copies first: see :mod:`attnbench.attention.default_library`."""
+    """Where the right matrices overlap, which oneDNN copies first: see :mod:`attnbench.engines.products`."""
 
 
 _products = Products()
@@ -123,7 +123,7 @@ def apply(
         products, lost = faster_products()
         if lost:
             notes.append("float32 matmul stays with the default library: the faster one loses precision here")
-    from attnbench.attention.default_library import read_in_place
+    from attnbench.engines.products import read_in_place
 
     _products = products
     read_in_place(products.window_products == "default")

@@ -1,20 +1,13 @@
 """What variants are trained on, in the order shown to users; imported when the table of tasks is first asked."""
 
-from __future__ import annotations
-
-from importlib import import_module
-
-for _name in (
-    "recall",
-    "mqar",
-    "copy",
-    "duplication",
-    "listops_task",
-    "digits",
-    "text",
-    "image",
-    "retrieval",
-    "pathfinder",
-    "contours",
-):
-    import_module(f"{__name__}.{_name}")
+from attnbench.tasks import recall as recall
+from attnbench.tasks import mqar as mqar
+from attnbench.tasks import copy as copy
+from attnbench.tasks import duplication as duplication
+from attnbench.tasks import listops_task as listops_task
+from attnbench.tasks import digits as digits
+from attnbench.tasks import text as text
+from attnbench.tasks import image as image
+from attnbench.tasks import retrieval as retrieval
+from attnbench.tasks import pathfinder as pathfinder
+from attnbench.tasks import contours as contours

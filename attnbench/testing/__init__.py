@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-import attnbench.attention  # noqa: F401  # fills the registry
 from attnbench.errors import Unsupported, UsageError, did_you_mean
 from attnbench.spec import parse_spec
 from attnbench.testing.laws import LAWS, Finding, Law, cases

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from attnbench.capabilities import KernelMean, RandomKernel
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.testing.laws import F64, Case, Measured, law
@@ -59,9 +61,10 @@ def _pairs(shape: Shape) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def _kernel(module: nn.Module, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The random estimate and its documented mean."""
-    estimate: Tensor = module.kernel(q, k)  # type: ignore[operator]  # a module may hold anything
-    mean = getattr(module, "kernel_mean", None)
-    return estimate, (q @ k.mT * q.shape[-1] ** -0.5).exp() if mean is None else mean(q, k)
+    estimate = cast(RandomKernel, module).kernel(q, k)
+    if isinstance(module, KernelMean):
+        return estimate, module.kernel_mean(q, k)
+    return estimate, (q @ k.mT * q.shape[-1] ** -0.5).exp()
 
 
 @law("unbiased", applies=_has_kernel)
@@ -112,8 +115,8 @@ def rate(case: Case) -> Iterator[Measured]:
         total = 0.0
         for s in range(40):
             module = case.module(shape, seed=s, options={option: features})
-            if hasattr(module, "kernel_mean"):
-                weights = module.kernel_mean(q, k)  # type: ignore[operator]  # a module may hold anything
+            if isinstance(module, KernelMean):
+                weights = module.kernel_mean(q, k)
                 expected = weights @ v / weights.sum(-1, keepdim=True)
             else:
                 expected = exact_attention(q, k, v)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -79,11 +79,11 @@ def receptive_field(case: Case) -> Iterator[Measured]:
     yield Measured(0, 0)
 
 
-def _reach(function: nn.Module | object, inputs: list[Tensor]) -> list[list[int]]:
+def _reach(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[list[int]]:
     """For each output token the tokens of the last input with a gradient."""
     *others, last = inputs
     last = last.detach().requires_grad_()
-    out = function(*others, last)  # type: ignore[operator]  # a module or a function
+    out = function(*others, last)
     # A generic direction, so that no sum of gradients cancels.
     weight = torch.randn(out.shape[-1], dtype=out.dtype, generator=torch.Generator().manual_seed(3))
     reach = []

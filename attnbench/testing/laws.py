@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from attnbench.capabilities import Dense
 from attnbench.errors import Unsupported, said
 from attnbench.measure.memory import out_of_memory
 from attnbench.reference import exact_attention
@@ -135,8 +136,7 @@ class Case:
         if self.traits.exact:
             causal = self.causal
             return lambda q, k, v, key_mask=None: exact_attention(q, k, v, causal=causal, key_mask=key_mask)
-        dense: Callable[..., Tensor] | None = getattr(module, "dense", None)
-        return dense
+        return module.dense if isinstance(module, Dense) else None
 
 
 Holds = Callable[[Case], Iterable[Measured]]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from attnbench.capabilities import Decoding
 from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention
 from attnbench.spec import parse_spec
@@ -162,12 +164,13 @@ def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float) -> Mea
     """The token that is farthest from what the whole gives, after a prompt of so many tokens."""
     module = case.module(dtype=inputs[0].dtype)
     expected = module(*inputs)
-    state = module.begin(*(x[..., :prompt, :] for x in inputs))  # type: ignore[operator]  # any attribute
+    decoding = cast(Decoding, module)
+    state = decoding.begin(*(x[..., :prompt, :] for x in inputs))
     far, at = -1.0, prompt
     for t in range(prompt, case.shape.N):
         token = [x[..., t : t + 1, :] for x in inputs]
-        module.step(state, *token)  # type: ignore[operator]  # the next line must not see that
-        out, state = module.step(state, *token)  # type: ignore[operator]
+        decoding.step(state, *token)  # the next line must not see that
+        out, state = decoding.step(state, *token)
         here = gap(out, expected[..., t : t + 1, :])
         if not here <= far:
             far, at = here, t

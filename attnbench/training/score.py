@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from attnbench.capabilities import Decoding
 from attnbench.cell import Cell, ModelSize
 from attnbench.errors import Unsupported
 from attnbench.measure.energy import Counter, energy_counters
@@ -207,7 +208,7 @@ def _state_bytes(cell: Cell, size: ModelSize) -> int | None:
     causal = Shape(1, shape.H, shape.N, shape.D, causal=True)
     if variant.kind == "mixer" or variant.unsupported_reason(causal, decode=True):
         return None
-    module: Any = build(cell.variant, causal, seed=cell.seed)
+    module = build(cell.variant, causal, seed=cell.seed)
     prompt = [torch.zeros(1, shape.H, shape.N, shape.D) for _ in range(3)]
     with torch.inference_mode():
-        return size.layers * state_bytes(module.begin(*prompt))
+        return size.layers * state_bytes(cast(Decoding, module).begin(*prompt))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import aft_full, aft_sums
-from attnbench.attention.aft import AFT, Recent
+from attnbench.attention.aft import full, sums
+from attnbench.attention.aft.algorithm import AFT, Recent
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
@@ -62,8 +62,8 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
 def test_equals_the_formula_over_several_blocks_of_rows(
     options: str, causal: bool, padded: bool, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aft_full, "_ROWS", 8)
-    monkeypatch.setattr(aft_sums, "_RUN", 4)
+    monkeypatch.setattr(full, "_ROWS", 8)
+    monkeypatch.setattr(sums, "_RUN", 4)
     module = make(options, Shape(2, 2, 47, 2, causal=causal))
     x = tokens(2, n, 4)
     mask = torch.rand(2, n) < 0.6 if padded else None
@@ -76,7 +76,7 @@ def test_equals_the_formula_over_several_blocks_of_rows(
 def test_what_lies_blocks_away_counts_without_a_bias(
     options: str, causal: bool, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(aft_sums._PIECE, "cpu", piece)
+    monkeypatch.setitem(sums._PIECE, "cpu", piece)
     module = make(options, Shape(1, 2, 150, 1, causal=causal))
     x = tokens(1, 150, 2)
     mask = torch.rand(1, 150) < 0.3
@@ -225,8 +225,8 @@ def test_decoding_keeps_the_tokens_within_reach_and_one_sum() -> None:
 def test_what_is_computed_again_for_gradients_gives_those_of_the_formula(
     options: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aft_full, "_ROWS", 32)
-    monkeypatch.setitem(aft_sums._PIECE, "cpu", 1)
+    monkeypatch.setattr(full, "_ROWS", 32)
+    monkeypatch.setitem(sums._PIECE, "cpu", 1)
     module = make(options, Shape(1, 2, 70, 1, causal=causal))
     wanted = (tokens(1, 70, 2).requires_grad_(), *module.parameters())
     weight = tokens(1, 70, 2)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from attnbench.attention import cosformer as of_cosformer
-from attnbench.attention import decayed_sums, feature_tiles
 from attnbench.attention.cosformer import CosFormer
+from attnbench.engines import tiling
+from attnbench.engines.recurrent import stretches
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 
@@ -54,8 +55,8 @@ def test_equals_the_sum_over_pairs_for_every_chunk(shape: Shape, chunk: int) -> 
 @both
 @pytest.mark.parametrize("kept", [1, 100])
 def test_the_sums_go_on_from_stretch_to_stretch(shape: Shape, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decayed_sums, "KEPT", kept)
-    for module in (decayed_sums, of_cosformer):
+    monkeypatch.setattr(stretches, "KEPT", kept)
+    for module in (stretches, of_cosformer):
         monkeypatch.setattr(module, "STRETCH", 8)
     inputs, attend = [x.requires_grad_() for x in qkv(shape)], CosFormer(shape, chunk=4)
     grad = torch.randn_like(inputs[0])
@@ -86,7 +87,7 @@ def test_cross_attention_measures_by_the_longer_sequence(kv_len: int) -> None:
 @both
 @pytest.mark.parametrize("limit", [1, 2**19])
 def test_gradients_equal_those_of_the_sum_over_pairs(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
+    monkeypatch.setattr(tiling, "CPU_TILE", limit)
     inputs = [x.requires_grad_() for x in qkv(shape)]
     grad = torch.randn_like(inputs[0])
     mine = torch.autograd.grad(CosFormer(shape, chunk=5)(*inputs, key_mask=HOLES), inputs, grad)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import decayed_sums, feature_tiles
 from attnbench.attention.delta import Delta, delta_rule
+from attnbench.engines import tiling
+from attnbench.engines.recurrent import stretches
 from attnbench.shape import Shape
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
@@ -38,7 +39,7 @@ def test_equals_the_recurrence_for_every_chunk(shape: Shape, chunk: int) -> None
 @both
 @pytest.mark.parametrize("stretch", [1, 14])
 def test_the_state_goes_on_from_stretch_to_stretch(shape: Shape, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decayed_sums, "STRETCH", stretch)
+    monkeypatch.setattr(stretches, "STRETCH", stretch)
     module, x = Delta(shape, chunk=7).double(), tokens(shape)
     close(module(x, key_mask=HOLES), module.dense(x, key_mask=HOLES))
 
@@ -100,7 +101,7 @@ def test_the_mixer_is_silu_norm_rule_norm_and_projection() -> None:
 @both
 @pytest.mark.parametrize("limit", [1, 2**19])
 def test_gradients_equal_those_of_the_recurrence(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
+    monkeypatch.setattr(tiling, "CPU_TILE", limit)
     module, x = Delta(shape, chunk=5).double(), tokens(shape).requires_grad_()
     wanted, grad = [x, *module.parameters()], tokens(shape)
     mine = torch.autograd.grad(module(x, key_mask=HOLES), wanted, grad)

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-import attnbench.attention  # noqa: F401  # fills the table of variants
 from attnbench.spec import parse_spec
 from attnbench.variant import VARIANTS, Variant
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnbench.attention import feature_tiles
 from attnbench.attention.favor_plus_plus import FavorPlusPlus, inverse_rho
 from attnbench.attention.performer import Performer
-from attnbench.attention.random_features import Projection, draw_projection
+from attnbench.engines import tiling
+from attnbench.engines.linear.projections import Projection, draw_projection
 from attnbench.reference import exact_attention, relative_error
 from attnbench.shape import Shape
 
@@ -219,7 +219,7 @@ def test_the_causal_spread_is_the_mean_for_standard_normal_inputs() -> None:
 
 
 def test_without_gradients_every_head_is_tuned_to_its_own_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_tiles, "CPU_TILE", 1)  # a head at a time
+    monkeypatch.setattr(tiling, "CPU_TILE", 1)  # a head at a time
     q, k, v = qkv()
     q = q * torch.linspace(0.3, 1.5, q.shape[1], dtype=q.dtype)[:, None, None]
     model = FavorPlusPlus(SHAPE, features=16).double()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from attnbench.attention import flex
-from attnbench.attention.flex import Flex
-from attnbench.attention.flex_kernel import FlexKernel
+from attnbench.attention.flex import algorithm as flex
+from attnbench.attention.flex.algorithm import Flex
+from attnbench.engines.flex.kernel import FlexKernel
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count, predict
 from attnbench.reference import exact_attention, relative_error

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.flex import Flex
-from attnbench.attention.flex_windows import Windows
+from attnbench.attention.flex.algorithm import Flex
+from attnbench.attention.flex.windows import Windows
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.flops import count, predict
 from attnbench.reference import relative_error

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import decayed_sums, feature_tiles
 from attnbench.attention.gla import GLA, gated_attention
+from attnbench.engines import tiling
+from attnbench.engines.recurrent import stretches
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
@@ -87,7 +88,7 @@ def test_the_strongest_decays_neither_overflow_nor_lose_digits(causal: bool, str
 
 @pytest.mark.parametrize("stretch", [1, 8, 16])
 def test_the_state_goes_on_from_stretch_to_stretch(stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decayed_sums, "STRETCH", stretch)
+    monkeypatch.setattr(stretches, "STRETCH", stretch)
     q, k, v = (x.requires_grad_() for x in qkv(29))
     log_decay = (-0.3 * torch.rand(2, 29, 4, dtype=torch.float64)).requires_grad_()
     inputs, grad = (q, k, v, log_decay), torch.randn(2, 29, 4, dtype=torch.float64)
@@ -102,11 +103,11 @@ def test_the_state_goes_on_from_stretch_to_stretch(stretch: int, monkeypatch: py
 
 
 def test_for_the_gradients_of_many_stretches_only_their_states_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decayed_sums, "STRETCH", 32)
+    monkeypatch.setattr(stretches, "STRETCH", 32)
     inputs = [x.requires_grad_() for x in (*qkv(640), -torch.rand(2, 640, 4, dtype=torch.float64))]
     peaks = []
     for kept in (1, 1000):
-        monkeypatch.setattr(decayed_sums, "KEPT", kept)
+        monkeypatch.setattr(stretches, "KEPT", kept)
         peaks.append(peak_tensor_bytes(lambda: gated_attention(*inputs, causal=True, chunk=32).sum().backward()))
     few, many = peaks
     assert few is not None
@@ -128,7 +129,7 @@ def test_gradients_are_finite_and_right_where_decays_are_strong(strength: float)
 @both
 @pytest.mark.parametrize("limit", [1, 2**19])
 def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
+    monkeypatch.setattr(tiling, "CPU_TILE", limit)
     module, x = GLA(shape, rank=3, chunk=16).double(), tokens(shape).requires_grad_()
     wanted, grad = [x, *module.parameters()], tokens(shape)
     mine = torch.autograd.grad(module(x, key_mask=HOLES), wanted, grad)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.hyperattention import HyperAttention
+from attnbench.attention.hyperattention.algorithm import HyperAttention
 from attnbench.errors import Unsupported, UsageError
 from attnbench.reference import exact_attention, relative_error
 from attnbench.shape import Shape
@@ -181,7 +181,7 @@ def test_gradients_of_several_tiles_are_those_of_one(monkeypatch: pytest.MonkeyP
     module, inputs = hyper("block=4,samples=5,bits=3", 30), [x.requires_grad_() for x in draw(30)]
     expected = torch.autograd.grad(module(*inputs).square().sum(), inputs)
     one_chunk = lambda q, width: ((slice(g, g + 1), slice(c, c + 1)) for g in range(4) for c in range(q.shape[1]))  # noqa: E731
-    monkeypatch.setattr("attnbench.attention.hyperattention_blocks._tiles", one_chunk)
+    monkeypatch.setattr("attnbench.attention.hyperattention.blocks._tiles", one_chunk)
     for a, b in zip(torch.autograd.grad(module(*inputs).square().sum(), inputs), expected, strict=True):
         torch.testing.assert_close(a, b)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.hyperattention import HyperAttention
+from attnbench.attention.hyperattention.algorithm import HyperAttention
 from attnbench.reference import relative_error
 from attnbench.shape import Shape
 from attnbench.variant import build

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnbench.attention import feature_tiles, key_sums
 from attnbench.attention.linear import Linear
+from attnbench.engines import tiling
+from attnbench.engines.linear import all_keys
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 from attnbench.variant import build
@@ -145,7 +146,7 @@ def test_groups_of_heads_do_not_change_the_result(shape: Shape, limit: int, monk
         return out, *torch.autograd.grad(out.square().sum(), inputs)
 
     whole = everything()
-    monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
+    monkeypatch.setattr(tiling, "CPU_TILE", limit)
     for one, other in zip(everything(), whole, strict=True):
         assert torch.allclose(one, other, atol=1e-12)
 
@@ -154,7 +155,7 @@ def test_groups_cover_each_pair_once() -> None:
     x = torch.empty(4, 6, 0)
     for elements in (1, 2**17, 2**18, 2**19, 2**22):
         met = torch.zeros(4, 6)
-        for batch, heads in feature_tiles.head_groups(x, elements):
+        for batch, heads in tiling.head_groups(x, elements):
             part = met[batch, heads]
             part += 1
             assert part.numel() * elements <= 2**19 or part.numel() == 1
@@ -194,9 +195,9 @@ def test_runs_without_data_and_in_inference_mode() -> None:
 
 def test_a_tile_is_as_long_as_fits_and_few_heads_make_it_longer() -> None:
     """Else a call costs more than its work; many heads are cut into groups of at least this many rows."""
-    most = 2 * feature_tiles.tile_elements(torch.device("cpu"))
+    most = 2 * tiling.tile_elements(torch.device("cpu"))
     for heads, numbers, least in ((1, 192, 512), (8, 192, 512), (8, 384, 256), (2**16, 192, 512), (2**16, 1152, 256)):
-        rows = key_sums._rows(torch.empty(1, heads, 1, 64), numbers)
+        rows = all_keys._rows(torch.empty(1, heads, 1, 64), numbers)
         assert rows == least or most / 2 < rows * heads * numbers <= most
         assert rows % 64 == 0
         assert rows >= least

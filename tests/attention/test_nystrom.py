@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.nystrom import Nystrom, newton
+from attnbench.attention.nystrom import Nystrom
+from attnbench.engines.low_rank.pseudo_inverse import newton
 from attnbench.errors import Unsupported, UsageError
 from attnbench.reference import exact_attention, relative_error
 from attnbench.shape import Shape

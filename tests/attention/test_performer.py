@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnbench.attention import feature_tiles
-from attnbench.attention.key_sums import attend_all
 from attnbench.attention.performer import Performer
-from attnbench.attention.performer_features import HyperbolicFeatures, PositiveFeatures, ReluFeatures, TrigFeatures
-from attnbench.attention.prefix_sums import attend_causally
-from attnbench.attention.random_features import Norms, Projection, draw_projection
+from attnbench.engines import tiling
+from attnbench.engines.linear.all_keys import attend_all
+from attnbench.engines.linear.causal import attend_causally
+from attnbench.engines.linear.projections import Norms, Projection, draw_projection
+from attnbench.engines.linear.random_maps import HyperbolicFeatures, PositiveFeatures, ReluFeatures, TrigFeatures
 from attnbench.errors import Unsupported
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, relative_error
@@ -449,7 +449,7 @@ def test_groups_of_heads_do_not_change_the_result(causal: bool, limit: int, monk
         return out, *torch.autograd.grad(out.square().sum(), inputs)
 
     whole = everything()
-    monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
+    monkeypatch.setattr(tiling, "CPU_TILE", limit)
     for one, other in zip(everything(), whole, strict=True):
         assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)
 

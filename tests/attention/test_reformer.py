@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.reformer import Reformer
+from attnbench.attention.reformer.algorithm import Reformer
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import decayed_sums, feature_tiles
-from attnbench.attention.decayed_sums import decayed_attention
 from attnbench.attention.retnet import RetNet
+from attnbench.engines import tiling
+from attnbench.engines.recurrent import stretches
+from attnbench.engines.recurrent.decayed_sums import decayed_attention
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 
@@ -83,7 +84,7 @@ def test_keys_of_another_sequence_fade_by_position() -> None:
 
 @both
 def test_a_long_sequence_is_computed_in_stretches(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decayed_sums, "STRETCH", 10)
+    monkeypatch.setattr(stretches, "STRETCH", 10)
     module, inputs = RetNet(shape, chunk=5), qkv(shape)
     close(module(*inputs), module.dense(*inputs))
 
@@ -92,12 +93,12 @@ def test_a_long_sequence_is_computed_in_stretches(shape: Shape, monkeypatch: pyt
 def test_gradients_of_many_stretches_are_computed_again_from_their_states(
     shape: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decayed_sums, "STRETCH", 5)
+    monkeypatch.setattr(stretches, "STRETCH", 5)
     inputs = [x.requires_grad_() for x in qkv(shape)]
     module, grad = RetNet(shape, chunk=5), torch.randn(2, 3, 23, 4, dtype=torch.float64)
     mine = []
     for kept in (10, 1):
-        monkeypatch.setattr(decayed_sums, "KEPT", kept)
+        monkeypatch.setattr(stretches, "KEPT", kept)
         mine.append(torch.autograd.grad(module(*inputs, key_mask=mask()), inputs, grad))
     theirs = torch.autograd.grad(module.dense(*inputs, key_mask=mask()), inputs, grad)
     for once, again, other in zip(*mine, theirs, strict=True):
@@ -108,7 +109,7 @@ def test_gradients_of_many_stretches_are_computed_again_from_their_states(
 @both
 @pytest.mark.parametrize("limit", [1, 200, 2**19])
 def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
+    monkeypatch.setattr(tiling, "CPU_TILE", limit)
     inputs = [x.requires_grad_() for x in qkv(shape)]
     module, grad = RetNet(shape, chunk=5), torch.randn(2, 3, 23, 4, dtype=torch.float64)
     mine = torch.autograd.grad(module(*inputs, key_mask=mask()), inputs, grad)
@@ -158,8 +159,8 @@ def test_one_decay_for_all_tokens_is_the_same_as_one_each() -> None:
 
 def test_states_before_the_chunks_are_those_of_the_recurrence() -> None:
     added, kept = torch.randn(2, 4, 3, 5), torch.rand(2, 4, 1, 1)
-    states, last = decayed_sums.states_before(added, kept)
-    again, _ = decayed_sums.states_before(added, kept, last)
+    states, last = stretches.states_before(added, kept)
+    again, _ = stretches.states_before(added, kept, last)
     torch.testing.assert_close(again[:, 0], last)
     assert (states[:, 0] == 0).all()
     for b in range(3):

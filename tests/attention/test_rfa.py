@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnbench.attention import feature_tiles
-from attnbench.attention.random_features import Projection, draw_projection
 from attnbench.attention.rfa import RandomFeatureAttention
+from attnbench.engines import tiling
+from attnbench.engines.linear.projections import Projection, draw_projection
 from attnbench.errors import UsageError
 from attnbench.reference import relative_error
 from attnbench.shape import Shape
@@ -174,7 +174,7 @@ def test_a_temperature_that_cancels_is_refused() -> None:
 def test_without_gradients_every_head_is_prepared_by_its_own_sigma(
     chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_tiles, "CPU_TILE", 1)  # a head at a time
+    monkeypatch.setattr(tiling, "CPU_TILE", 1)  # a head at a time
     model, inputs = make(SHAPE, "gaussian", chunk=chunk), qkv()
     with torch.no_grad():
         model.sigma.uniform_(0.5, 2.0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import sparse
+from attnbench.attention.sparse import algorithm as sparse
 from attnbench.errors import UsageError
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Bias, Shape

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention import decayed_sums, feature_tiles
-from attnbench.attention.decayed_sums import by_heads, decayed_attention, last_state
 from attnbench.attention.ssd import SSD
+from attnbench.engines import tiling
+from attnbench.engines.recurrent import stretches
+from attnbench.engines.recurrent.decayed_sums import decayed_attention, last_state
+from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 
@@ -60,7 +62,7 @@ def test_equals_the_recurrence_of_the_paper() -> None:
 @both
 @pytest.mark.parametrize("stretch", [1, 7, 14])
 def test_the_state_goes_on_from_stretch_to_stretch(shape: Shape, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decayed_sums, "STRETCH", stretch)
+    monkeypatch.setattr(stretches, "STRETCH", stretch)
     module, u = make(shape), tokens(shape).requires_grad_()
     close(module(u, key_mask=HOLES), module.dense(u, key_mask=HOLES))
     mine, theirs = (torch.autograd.grad(f(u, key_mask=HOLES).sin().sum(), u)[0] for f in (module, module.dense))
@@ -72,7 +74,7 @@ def test_the_state_goes_on_from_stretch_to_stretch(shape: Shape, stretch: int, m
 def test_gradients_through_decays_equal_those_of_the_matrix(
     causal: bool, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
+    monkeypatch.setattr(tiling, "CPU_TILE", limit)
     shape = CAUSAL if causal else SHAPE
     module, u = make(shape), tokens(shape).requires_grad_()
     wanted, grad = [u, *module.parameters()], tokens(shape)
@@ -143,7 +145,7 @@ def test_training_holds_the_intermediate_results_of_few_heads_at_a_time(monkeypa
     log_decay = -torch.rand(1, 8, 4096)
 
     def peak(limit: int) -> int:
-        monkeypatch.setattr(feature_tiles, "CPU_TILE", limit)
+        monkeypatch.setattr(tiling, "CPU_TILE", limit)
         compute = partial(decayed_attention, causal=True, chunk=64)
         bytes_ = peak_tensor_bytes(lambda: torch.autograd.grad(by_heads(compute, *inputs, log_decay).sum(), inputs))
         assert bytes_ is not None

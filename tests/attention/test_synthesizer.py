@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.attention import synthesizer
-from attnbench.attention.synthesizer import Synthesizer
-from attnbench.attention.synthesizer_logits import Dense, DotProduct, FactorizedRandom, Random
+from attnbench.attention.synthesizer import algorithm as synthesizer
+from attnbench.attention.synthesizer.algorithm import Synthesizer
+from attnbench.attention.synthesizer.logits import Dense, DotProduct, FactorizedRandom, Random
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.largest_entries import STRIDE, largest
 from attnbench.attention.topk import TopK
+from attnbench.engines.gathered.largest import STRIDE, largest
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, relative_error

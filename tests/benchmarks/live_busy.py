@@ -12,8 +12,6 @@ from itertools import pairwise
 
 import pytest
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.measure.time import TimingRules
 from attnbench.run.compare import Comparison, Row, compare

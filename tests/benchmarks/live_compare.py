@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.measure.statistics import Ratio
 from attnbench.measure.time import TimingRules

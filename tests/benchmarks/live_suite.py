@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.measure.statistics import median
 from attnbench.record import Record
 from attnbench.run.plan import Options, make_plan

@@ -14,8 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.record import COLUMNS, Record
 from attnbench.run.identity import identity, run_key

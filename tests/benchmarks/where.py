@@ -17,8 +17,6 @@ import torch
 import typer
 from torch.profiler import ProfilerActivity, profile
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell, Pass
 from attnbench.errors import AttnbenchError
 from attnbench.measure.flops import count

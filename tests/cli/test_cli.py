@@ -82,8 +82,6 @@ def test_completion_knows_every_shipped_name_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     variants, suites, names, laws, figures, axes = json.loads(done.stdout)
 
-    import attnbench.attention
-    import attnbench.inputs  # noqa: F401  # fills the table of inputs
     from attnbench.plots import FIGURES
     from attnbench.qkv import INPUTS
     from attnbench.suite.load import shipped_suites

@@ -10,7 +10,6 @@ from rich.cells import cell_len
 from rich.console import Console
 from torch import nn
 
-import attnbench.attention  # noqa: F401  # fills the table of variants
 from attnbench.cli import console
 from attnbench.cli.app import main
 from attnbench.cli.show import _facts, as_data

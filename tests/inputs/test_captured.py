@@ -9,7 +9,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-import attnbench.inputs  # noqa: F401  # fills the table
 from attnbench.errors import Unsupported, UsageError
 from attnbench.inputs.captured import LISTOPS
 from attnbench.qkv import draw_qkv

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-import attnbench.inputs  # noqa: F401  # fills the table
 from attnbench.errors import UsageError
 from attnbench.qkv import INPUTS, draw_qkv
 from attnbench.reference import exact_attention, relative_error

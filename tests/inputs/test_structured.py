@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import attnbench.inputs  # noqa: F401  # fills the table
 from attnbench.errors import Unsupported, UsageError
 from attnbench.qkv import draw_qkv
 from attnbench.shape import Shape

@@ -10,7 +10,6 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
 
-import attnbench.inputs  # noqa: F401  # fills the table
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.error import ErrorResult, mean_of_visible, measure_error
 from attnbench.position_bias import position_bias

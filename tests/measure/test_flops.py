@@ -9,7 +9,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-import attnbench.attention  # noqa: F401  # fills the table of variants
 from attnbench.compiled import out_of_sight
 from attnbench.measure.flops import count, move_fake, predict
 from attnbench.shape import Shape

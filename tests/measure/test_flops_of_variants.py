@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from attnbench.attention import default_library
+from attnbench.engines import products
 from attnbench.measure.flops import count, predict
 from attnbench.shape import Shape
 from attnbench.variant import build
@@ -113,7 +113,7 @@ def _products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     before = torch.get_float32_matmul_precision()
     precision, in_place, rows = request.param
     torch.set_float32_matmul_precision(precision)
-    monkeypatch.setattr(default_library, "_in_place", in_place)
+    monkeypatch.setattr(products, "_in_place", in_place)
     monkeypatch.setattr(sys.modules[__name__], "ROWS", rows)
     yield
     torch.set_float32_matmul_precision(before)

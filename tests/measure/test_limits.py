@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench import machine
 from attnbench.cell import Cell, Pass
 from attnbench.machine import OtherLoad, noise_warning

@@ -7,8 +7,6 @@ from dataclasses import asdict
 
 import pytest
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record

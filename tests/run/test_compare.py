@@ -14,8 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench import machine
 from attnbench.cell import Cell
 from attnbench.cli.app import main

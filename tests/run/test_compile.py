@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.compiled import compiling
 from attnbench.errors import Unsupported

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
-from attnbench.attention import default_library
 from attnbench.cell import Cell, Pass
+from attnbench.engines import products
 from attnbench.measure import limits
 from attnbench.measure.limits import Limits
 from attnbench.measure.time import TimingRules
@@ -182,14 +180,14 @@ def test_the_tuned_process_multiplies_as_it_says(
 ) -> None:
     monkeypatch.setattr(process, "keep_freed_memory", lambda: True)
     monkeypatch.setattr(process, "_products", process.Products())
-    monkeypatch.setattr(default_library, "_in_place", False)
+    monkeypatch.setattr(products, "_in_place", False)
     monkeypatch.setattr(limits, "matmul_rate", lambda *_, **__: 1.0)
     monkeypatch.setattr(limits, "is_true_float32", lambda: true_float32)
     before = torch.get_float32_matmul_precision()
     try:
-        _, products, notes = process.apply("tuned", threads=torch.get_num_threads(), device="cpu")
+        _, chosen, notes = process.apply("tuned", threads=torch.get_num_threads(), device="cpu")
         assert torch.get_float32_matmul_precision() == wanted
-        assert process._PRECISION[products.float32_products] == wanted
+        assert process._PRECISION[chosen.float32_products] == wanted
         assert bool(notes) is not true_float32
     finally:
         torch.set_float32_matmul_precision(before)

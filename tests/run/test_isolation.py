@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.run import descendants, isolation, runner
 from attnbench.run.isolation import CellFailed, Settings, Worker, WorkerFailed

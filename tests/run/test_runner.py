@@ -11,8 +11,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.api import run
 from attnbench.plugins import load
 from attnbench.record import Record

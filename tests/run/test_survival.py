@@ -22,8 +22,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-import attnbench.attention
-import attnbench.inputs  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.cli.app import main
 from attnbench.record import Record

@@ -391,7 +391,6 @@ def test_compare_warns_of_a_variant_that_reaches_the_others_of_its_turns(tmp_pat
 
 
 def test_what_every_variant_and_the_compiler_leave_is_no_trace(tmp_path: Path) -> None:
-    import attnbench.attention  # noqa: F401  # fills the table of variants
     from attnbench.variant import VARIANTS
 
     ours = {

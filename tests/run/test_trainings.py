@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.record import Record
 from attnbench.run.isolation import Settings
 from attnbench.run.plan import Options, make_plan

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.errors import SuiteError
 from attnbench.suite.document import read_document

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-import attnbench.attention  # noqa: F401  # fills the table of variants
 from attnbench.cell import Training
 from attnbench.errors import SuiteError, UsageError
 from attnbench.suite.expand import apply_overrides, expand

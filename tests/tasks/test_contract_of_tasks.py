@@ -9,7 +9,6 @@ from shutil import copyfile
 import pytest
 import torch
 
-import attnbench.attention  # noqa: F401  # fills the table of variants
 from attnbench.errors import Unsupported
 from attnbench.qkv import INPUTS
 from attnbench.shape import Shape

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.key_masks import emptied
+from attnbench.engines.masks import emptied
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.spec import Spec

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attnbench.attention.aft import AFT
-from attnbench.attention.bigbird import BigBird
+from attnbench.attention.aft.algorithm import AFT
+from attnbench.attention.bigbird.algorithm import BigBird
 from attnbench.attention.efficient import Efficient
 from attnbench.attention.favor_plus_plus import FavorPlusPlus
 from attnbench.attention.gla import GLA, gated_attention
@@ -18,7 +18,7 @@ from attnbench.attention.local import Local
 from attnbench.attention.memory_compressed import MemoryCompressed
 from attnbench.attention.nystrom import Nystrom
 from attnbench.attention.performer import Performer
-from attnbench.attention.sinkhorn import Sinkhorn
+from attnbench.attention.sinkhorn.algorithm import Sinkhorn
 from attnbench.attention.softmax import Softmax
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Shape

@@ -14,8 +14,6 @@ pytest.importorskip("attnbench_peers", reason="make peers installs it")
 
 import attnbench_peers  # noqa: F401  # fills the table of variants, whatever ATTNBENCH_PLUGINS says
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench import Shape, build
 from attnbench.qkv import draw_qkv
 from attnbench.spec import Spec

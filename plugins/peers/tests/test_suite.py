@@ -8,8 +8,6 @@ pytest.importorskip("attnbench_peers", reason="make peers installs it")
 
 import attnbench_peers  # noqa: F401  # fills the table of variants, whatever ATTNBENCH_PLUGINS says
 
-import attnbench.attention
-import attnbench.inputs  # noqa: F401  # fills the table of inputs
 from attnbench.cell import Cell
 from attnbench.errors import Unsupported
 from attnbench.suite.expand import expand

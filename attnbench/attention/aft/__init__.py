@@ -1,0 +1,5 @@
+"""Attention Free Transformer: each channel weighs the values by its own keys and a learned bias of the positions."""
+
+from attnbench.attention.aft.algorithm import AFT
+
+__all__ = ["AFT"]

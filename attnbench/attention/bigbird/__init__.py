@@ -1,0 +1,5 @@
+"""BigBird attention: random, window and global blocks."""
+
+from attnbench.attention.bigbird.algorithm import BigBird
+
+__all__ = ["BigBird"]

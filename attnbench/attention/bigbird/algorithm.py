@@ -1,0 +1,232 @@
+"""BigBird attention: random, window and global blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.attention.bigbird.blocks import FusedBlocks, random_blocks
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.patterns.attend import attend
+from attnbench.engines.patterns.bands import blocks_per_tile, full_rows
+from attnbench.engines.patterns.keys import Shared, inner_products, sums_by_key, weighted_sums
+from attnbench.engines.patterns.tiles import Blocks, Heads, Keys, Tile, batches
+from attnbench.engines.tiling import large_steps
+from attnbench.errors import Unsupported
+from attnbench.position_bias import position_bias
+from attnbench.reference import masked_attention
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+_ONE_LENGTH = "form=flex compiles a kernel for each length, and padding makes one of every example; form=torch takes it"
+
+
+@register(
+    "bigbird",
+    family="fixed pattern",
+    source="Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D",
+    formula="softmax over the blocks {I - 1, I, I + 1} ∪ {first, last} ∪ r random ones; first and last rows over all",
+    cost="O(n·(5 + r)·B·d)",
+    memory_exponent=1.0,
+    traits=Traits(
+        causal=No("the last block is global: every token sees it"),
+        cross=No("the blocks need queries and keys at the same positions"),
+        bias=True,
+        stochastic=True,
+        exact_with=("block={n}", "block=1,random_blocks={n}"),
+        given=(
+            ("random_blocks=0", {"stochastic": False}),
+            ("form=flex", {"key_padding": No(_ONE_LENGTH), "compiled": True, "dtypes": DTYPES}),
+        ),
+    ),
+    settings=("block=3,random_blocks=1", "block=2,random_blocks=3"),
+)
+class BigBird(nn.Module):
+    """BigBird (ITC): random, window and global blocks.
+
+    Tokens are cut into blocks, of which the last may be shorter. The queries of block I take one softmax over the
+    keys of blocks I - 1, I, I + 1, the first, the last, and r = ``random_blocks`` others, drawn without repetition for
+    each head and block. The queries of the first and the last block see everything. Where fewer blocks are left than
+    random ones wanted, all are seen: up to 4 + r blocks this is exact attention.
+
+    The draws are uniform and fixed in the constructor, up to shape.N tokens; a shorter sequence uses the same random
+    numbers over fewer blocks. With ``key_mask`` the blocks are cut over each sequence's tokens up to its last real
+    one, so that padding at the end changes nothing (this reads the mask's lengths, a synchronisation on CUDA); rows
+    beyond give 0. The defaults are the paper's.
+
+    Differs from the authors' code: there random blocks can coincide with window or global ones, whose keys then count
+    twice, and a sequence must be a whole number of blocks.
+
+    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``. Time N·(7 + r)·block·D: two blocks for the global rows.
+
+    ``form=flex`` is the same in one kernel of FlexAttention, which is compiled at the first call and takes the blocks
+    that a row sees from a list, of (N / block)² numbers for each head. On a GPU it has not run yet.
+
+    Raises:
+        Unsupported: in ``forward``, more blocks than ``shape.N`` has; with ``form=flex`` padding, on a CPU float64 or
+            gradients, or blocks that are no multiple of 16.
+    """
+
+    draws: Tensor
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        block: Annotated[int, Field(ge=1, description="tokens per block")] = 64,
+        random_blocks: Annotated[int, Field(ge=0, description="random blocks that a query block sees")] = 3,
+        form: Annotated[
+            Literal["torch", "flex"], Field(description="PyTorch's operations, or one kernel of FlexAttention")
+        ] = "torch",
+    ) -> None:
+        super().__init__()
+        self.block = block
+        self.fused = FusedBlocks(block) if form == "flex" else None
+        self.position_bias = position_bias(shape)
+        # Blocks first: with the same seed a shorter shape draws the same numbers for the blocks that it has.
+        self.register_buffer("draws", torch.randint(2**53, (-(-shape.N // block), shape.H, random_blocks)))
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """:meth:`forward` by an N × N mask for each head and example."""
+        real = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
+        whole, bias = slice(0, q.shape[2]), self.position_bias
+        added = None if bias is None else bias(whole, whole, q.dtype)
+        examples = []
+        for b, mask in enumerate(real):
+            n = int(mask.nonzero().amax()) + 1 if mask.any() else 0
+            allowed = torch.zeros(*q.shape[1:3], k.shape[2], dtype=torch.bool, device=q.device)
+            for h in range(q.shape[1]):
+                for I, seen in enumerate(self._plan(h, -(-n // self.block))):
+                    for J in seen:
+                        rows, columns = (slice(x * self.block, min(n, (x + 1) * self.block)) for x in (I, J))
+                        allowed[h, rows, columns] = True
+            examples.append(masked_attention(q[b], k[b], v[b], allowed & mask, added))
+        return torch.stack(examples)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if -(-q.shape[2] // self.block) > len(self.draws):
+            raise Unsupported(f"random blocks were drawn for {len(self.draws) * self.block} tokens, not {q.shape[2]}")
+        if self.fused is not None:
+            if key_mask is not None:
+                raise Unsupported(_ONE_LENGTH)
+            return self.fused.attend(q, k, v, self.draws, self.position_bias)
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # blocks are gathered as wholes
+        if key_mask is None:
+            return attend(q, k, v, self._tiles(q), position_bias=self.position_bias)
+        position = torch.arange(1, key_mask.shape[1] + 1, device=key_mask.device)
+        lengths: list[int] = (key_mask * position).amax(1).tolist()
+        out = torch.zeros_like(q)
+        for n in sorted(set(lengths) - {0}):
+            rows = [b for b, length in enumerate(lengths) if length == n]
+            x, y, z = (x[rows, :, :n] for x in (q, k, v))
+            out[rows, :, :n] = attend(
+                x, y, z, self._tiles(x), key_mask=key_mask[rows, :n], position_bias=self.position_bias
+            )
+        return out
+
+    def _plan(self, head: int, total: int) -> Iterator[set[int]]:
+        """The blocks that each of ``total`` blocks sees, those drawn picked one by one from a list of the others."""
+        for I in range(total):
+            seen = set(range(total)) & {0, I - 1, I, I + 1, total - 1}
+            left = sorted(set(range(total)) - seen)
+            if I in (0, total - 1):
+                yield set(range(total))
+                continue
+            for draw in self.draws[I, head].tolist():
+                if left:
+                    seen.add(left.pop(draw % len(left)))
+            yield seen
+
+    def _tiles(self, q: Tensor) -> Iterator[Tile]:
+        n, size = q.shape[2], self.block
+        total = -(-n // size)
+        if total <= 3:
+            yield from full_rows(q, Blocks(0, n))
+            return
+        last = (total - 1) * size
+        # A short last block cannot be gathered together with whole ones.
+        short: tuple[Keys, ...] = (Shared(Blocks(last, n - last)),) if n % size else ()
+        if short:
+            yield from full_rows(q, Blocks(0, size))
+            yield from full_rows(q, Blocks(last, n - last))
+        else:
+            yield from full_rows(q, Blocks(0, size, 2, last))
+        chosen = random_blocks(self.draws[:total])
+        here = torch.arange(total, device=q.device)
+        columns = [here - 1, here, here + 1, here * 0, *(() if short else (here * 0 + total - 1,))]
+        seen = torch.stack(columns, 1)[:, None].expand(-1, chosen.shape[1], -1)
+        table = torch.cat([seen, chosen], 2).transpose(0, 1).contiguous()
+        # Blocks 1 and total - 2 have a global block in their window, so that one more is left to choose.
+        yield Tile(Blocks(size, size), (_Gathered(table[:, 1:2, 1:], size), *short), by_head=bool(short))
+        table, before_last = table[:, :, : len(columns) + total - 5], table[:, total - 2 : total - 1]
+        # One head at a time, since its blocks are gathered many times over and then stay in the cache. The copies do
+        # not, so that a tile may be larger than where keys are read in place.
+        most = blocks_per_tile(q, total - 4, size * (n % size + table.shape[2] * size) // 2, least=2)
+        for t, count in batches(2, total - 2, most):
+            keys = _Gathered(table[:, t : t + count], size)
+            yield Tile(Blocks(t * size, size, count, size), (keys, *short), by_head=bool(short))
+        keys = _Gathered(torch.cat([before_last[:, :, :2], before_last[:, :, 3:]], 2), size)
+        yield Tile(Blocks(last - size, size), (keys, *short), by_head=bool(short))
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """Each query block of each head sees the blocks of ``size`` keys in its row of ``table`` (H, blocks, picks)."""
+
+    table: Tensor
+    size: int
+    masks = ()
+
+    @property
+    def width(self) -> int:
+        return self.table.shape[2] * self.size
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        head = torch.arange(heads[1].start, heads[1].stop, device=device) % len(self.table)
+        tokens = self.table[head][..., None] * self.size + torch.arange(self.size, device=device)
+        return tokens.flatten(2)[:, :, None]
+
+    def _picked(self, heads: Heads, whole: int) -> Tensor:
+        """Numbers of the blocks seen, among the ``whole`` ones of each of ``heads`` laid end to end."""
+        first, stop = heads[1].start, heads[1].stop
+        if stop == first + 1:
+            return self.table[first % len(self.table)].flatten()
+        head = torch.arange(first, stop, device=self.table.device)
+        picked: Tensor = self.table[head % len(self.table)] + (head - first)[:, None, None] * whole
+        return picked.flatten()
+
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        whole = y.shape[2] // self.size
+        blocks = y[heads][:, : whole * self.size].reshape(-1, self.size * y.shape[3])
+        picked = blocks.index_select(0, self._picked(heads, whole)).to(dtype)
+        return picked.view(-1, self.width, y.shape[3])
+
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x, own)
+
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        return weighted_sums(p, own, out)
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        b, some = heads
+        size, d = self.size, into.shape[3]
+        whole = into.shape[2] // size
+        parts = sums_by_key(p, x)
+        if some.stop > some.start + 1 and into.shape[2] % size == 0 and into.is_contiguous():
+            blocks = into[heads].view(-1, size * d)  # of all heads, end to end
+            blocks.index_add_(0, self._picked(heads, whole), parts.view(-1, size * d))
+            return
+        if large_steps(into):  # all heads in one step, token by token, since their blocks do not lie end to end
+            each = torch.arange(some.start, some.stop, device=into.device)
+            first = self.table[each % len(self.table)] * size + (each - each[0])[:, None, None] * into.shape[2]
+            tokens = (first[..., None] + torch.arange(size, device=into.device)).flatten()
+            into[heads].view(-1, d).index_add_(0, tokens, parts.view(-1, d))
+            return
+        for head, part in zip(range(some.start, some.stop), parts, strict=True):
+            blocks = into[b, head, : whole * size].view(whole, size * d)
+            blocks.index_add_(0, self._picked((b, slice(head, head + 1)), whole), part.view(-1, size * d))

@@ -1,0 +1,198 @@
+"""PyTorch's compiler of attention kernels."""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+
+from attnbench.attention.flex.windows import BLOCK, Windows
+from attnbench.engines import masks
+from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
+from attnbench.engines.flex.kernel import DTYPES, FlexKernel, Mod, added_by_distance, added_to_key, everything
+from attnbench.engines.masks import emptied
+from attnbench.errors import Unsupported, UsageError
+from attnbench.position_bias import position_bias
+from attnbench.reference import masked_attention
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+_NO_STEP = "with a window it has whole sequences only; local decodes and keeps no more than the window"
+_SAME_PLACES = "the window needs queries and keys at the same positions"
+
+_FORWARD_ONLY: dict[str, Any] = (
+    {"compute_q_blocks": False} if "compute_q_blocks" in inspect.signature(BlockMask.from_kv_blocks).parameters else {}
+)
+"""Leaves out of a block mask what only gradients need, which takes longer than a decoding step."""
+
+
+@register(
+    "flex",
+    family="exact",
+    source="PyTorch flex_attention; Dong et al. 2024, arXiv:2412.05496, section 3",
+    formula="O = softmax(Q·Kᵀ/√D)·V, over the window {j : |i - j| <= w} ∪ {0 … g - 1} if one is given",
+    cost="O(n²·d)",
+    time_exponent=2.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        exact=True,
+        decode=True,
+        bias=True,
+        permutable=True,
+        dtypes=DTYPES,
+        compiled=True,
+        given=(("window", {"exact": False, "permutable": False, "cross": No(_SAME_PLACES), "decode": No(_NO_STEP)}),),
+    ),
+)
+class Flex(CachedDecoding, nn.Module):
+    """PyTorch's FlexAttention: one kernel compiled for the shape.
+
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Causality is a block mask: blocks of 128 × 128
+    above the diagonal are skipped, those below it are computed without a mask. A key mask and a bias are functions of a
+    pair compiled into the kernel; with a key mask every block left asks it. Memory is O(n). A query that sees no key
+    gives 0. A decoding step reads the blocks of the cache that are filled.
+
+    With ``window`` w token i sees i - w .. i + w, as in ``local``; with ``global_tokens`` g besides, the first g tokens
+    see every token and are seen by all, as in ``longformer``; causal, of these tokens those up to i. Blocks of which no
+    pair is seen are skipped.
+
+    Compiled at the first call for each shape and type, for seconds to a minute, with the sizes as constants, which is
+    faster than one kernel for all sizes. Only compiled code ever runs.
+
+    Differs from the paper: which blocks to compute is laid out from the lengths, not found by asking the mask about
+    every pair, which takes O(n²) memory.
+
+    Raises:
+        Unsupported: on a CPU float64 or gradients, which PyTorch does not compile there, or no C++ compiler; a window
+            with M != N or in decoding.
+        UsageError: ``global_tokens`` without ``window``.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        window: Annotated[
+            int | None, Field(ge=1, description="tokens seen on each side; causal: before; none: all")
+        ] = None,
+        global_tokens: Annotated[int, Field(ge=0, description="first tokens that are global beside a window")] = 0,
+    ) -> None:
+        super().__init__()
+        if window is None and global_tokens:
+            raise UsageError("flex: global_tokens stand beside a window; give window as well")
+        if window is not None and shape.cross:
+            raise Unsupported(_SAME_PLACES)
+        self.windows = None if window is None else Windows(window, global_tokens, shape.causal)
+        self.causal, self.capacity = shape.causal, shape.M
+        self.position_bias = position_bias(shape)
+        self.kernel = FlexKernel()
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """:meth:`forward` by an N × M mask."""
+        (N, M), windows = (q.shape[2], k.shape[2]), self.windows
+        allowed = masks.visible_pairs(q, k, self.causal, key_mask)
+        if windows is not None:
+            i, j = torch.arange(N, device=q.device)[:, None], torch.arange(M, device=q.device)
+            special = (i < windows.global_tokens) | (j < windows.global_tokens)
+            allowed = allowed & (((i - j).abs() <= windows.window) | special)
+        bias = self.position_bias
+        return masked_attention(q, k, v, allowed, None if bias is None else bias(slice(0, N), slice(0, M), q.dtype))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
+        N, M = q.shape[2], k.shape[2]
+        full, asked = _ranges(N, M, causal=self.causal, asking=key_mask is not None)
+        score_mod, learned = None, self._learns(q, k, v)
+        if self.position_bias is not None:
+            line = self.position_bias.along(torch.arange(1 - N, M, device=q.device), torch.float32)
+            score_mod = added_by_distance(line, N - 1)
+
+        def blocks() -> BlockMask:
+            if self.windows is not None:
+                return self.windows.block_mask(N, q.device, key_mask)
+            if key_mask is not None:
+                mod = _of_real_keys(key_mask, causal=self.causal)
+                return _block_mask(full, asked, N, M, mod, q.device, gradients=learned)
+            # Also where nothing is masked: without blocks the code for a CPU holds all scores at once.
+            return _kept_blocks(N, M, self.causal, q.device)
+
+        pairs = _pairs(full, asked, N, M) if self.windows is None else self.windows.pairs(N)
+        output = self.kernel(q, k, v, blocks, pairs=q.shape[1] * pairs, learned=learned, score_mod=score_mod)
+        if key_mask is None:
+            return output
+        seeing = masks.seeing(key_mask, self.causal) if self.windows is None else self.windows.seeing(key_mask)
+        return output.masked_fill(~seeing, 0)
+
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+        """q, k, v ``(B, H, 1, D)``. The kernel gets the whole cache, which has one size, and how far it is filled."""
+        if self.windows is not None:
+            raise Unsupported(_NO_STEP)
+        state = state.append(k, v)
+        n, room = state.length, state.k.shape[2]
+        full, asked = [n // BLOCK], [int(n % BLOCK > 0)]
+        score_mod = None
+        if self.position_bias is not None:
+            score_mod = added_to_key(self.position_bias(slice(n - 1, n), slice(0, room), torch.float32)[:, 0])
+
+        def blocks() -> BlockMask:
+            return _block_mask(full, asked, 1, room, _of_first_keys(torch.tensor(n, device=q.device)), q.device)
+
+        pairs, learned = q.shape[1] * _pairs(full, asked, 1, room), self._learns(q, k, v)
+        return self.kernel(q, state.k, state.v, blocks, pairs=pairs, learned=learned, score_mod=score_mod), state
+
+    def _learns(self, *inputs: Tensor) -> bool:
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *self.parameters()))
+
+
+def _ranges(N: int, M: int, *, causal: bool, asking: bool) -> tuple[list[int], list[int]]:
+    """Of each block of queries, how many blocks of keys it sees in full, and how many after them pair by pair."""
+    rows = range(-(-N // BLOCK))
+    if causal:
+        return ([0 for _ in rows], [row + 1 for row in rows]) if asking else (list(rows), [1 for _ in rows])
+    keys = -(-M // BLOCK)
+    return ([0 for _ in rows], [keys for _ in rows]) if asking else ([keys for _ in rows], [0 for _ in rows])
+
+
+def _pairs(full: list[int], asked: list[int], N: int, M: int) -> int:
+    """Pairs of queries and keys that are computed for one head."""
+    seen = (min(M, (f + a) * BLOCK) for f, a in zip(full, asked, strict=True))
+    return sum(min(BLOCK, N - row * BLOCK) * keys for row, keys in enumerate(seen))
+
+
+def _block_mask(
+    full: list[int], asked: list[int], N: int, M: int, mod: Mod, device: torch.device, *, gradients: bool = False
+) -> BlockMask:
+    first, count = torch.tensor([full, asked], dtype=torch.int32, device=device)[:, None, None]
+    every = torch.arange(-(-M // BLOCK), dtype=torch.int32, device=device).expand(1, 1, len(full), -1)
+    after = ((every + first[..., None]) % every.shape[-1]).to(torch.int32)
+    # Blocks seen in full are given even where there are none: the code made for a CPU relies on it.
+    how = {} if gradients else _FORWARD_ONLY
+    return BlockMask.from_kv_blocks(
+        count, after, first, every.contiguous(), BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=(N, M), **how
+    )
+
+
+@lru_cache(maxsize=8)
+def _kept_blocks(N: int, M: int, causal: bool, device: torch.device) -> BlockMask:
+    mod = _not_later if causal else everything
+    with torch.inference_mode(False):  # kept, and gradients may be wanted next time
+        return _block_mask(*_ranges(N, M, causal=causal, asking=False), N, M, mod, device, gradients=True)
+
+
+def _not_later(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j
+
+
+def _of_real_keys(key_mask: Tensor, *, causal: bool) -> Mod:
+    if causal:
+        return lambda b, h, i, j: key_mask[b, j] & (i >= j)
+    return lambda b, h, i, j: key_mask[b, j]
+
+
+def _of_first_keys(count: Tensor) -> Mod:
+    return lambda b, h, i, j: j < count

@@ -1,0 +1,5 @@
+"""HyperAttention: exact attention inside blocks of hash-sorted tokens, the rest from a sample of keys."""
+
+from attnbench.attention.hyperattention.algorithm import HyperAttention
+
+__all__ = ["HyperAttention"]

@@ -1,0 +1,226 @@
+"""Causal HyperAttention: small causal blocks on the diagonal, rectangles of later queries and earlier keys below it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnbench.engines.precision import accumulator
+from attnbench.engines.tiling import fitting
+
+FAR = -1e30
+"""Logit of a pair that does not count; finite, so that a row without any key makes no NaN."""
+GRID = 20
+"""Bits of a drawn position: integers stay exact in a module cast to half precision."""
+_ROWS = 64  # queries of a chunk; more leave more slots empty, fewer read the keys of their block more often
+
+
+def strata(draws: Tensor, tokens: int) -> Tensor:
+    """Ranks ``(S,)`` of the sample of ``tokens`` sorted keys, one in each of S = min(m, tokens) equal strata."""
+    S = min(len(draws), tokens)
+    return ((torch.arange(S, device=draws.device) << GRID) + draws[:S]) * tokens // (max(S, 1) << GRID)
+
+
+def place(left: Tensor, right: Tensor, at: Tensor | int, tokens: int, block: int) -> Tensor:
+    """The block of sorted keys that a query picks.
+
+    Args:
+        left: keys with a smaller hash.
+        right: keys with a smaller or the same hash.
+        at: place of the query among the ``tokens`` places of its rectangle, which spreads equal hashes.
+    """
+    return (left + (right - left) * at // tokens).clamp(max=tokens - 1) // block
+
+
+class Rectangles(NamedTuple):
+    """``repeats`` rectangles, ``step`` tokens apart; on the diagonal, where both first tokens are the same, squares."""
+
+    first_key: int
+    first_query: int
+    step: int
+    repeats: int
+    keys: int
+    queries: int
+
+
+def rectangles(n: int, block: int) -> Iterator[Rectangles]:
+    """The recursion over n tokens, by size: what is cut off at the end has the same keys, or is the last square."""
+    whole, rest = divmod(n, block)
+    if whole:
+        yield Rectangles(0, 0, block, whole, block, block)
+    if rest:
+        yield Rectangles(n - rest, n - rest, block, 1, rest, rest)
+    while block < n:
+        whole, rest = divmod(n, 2 * block)
+        if whole:
+            yield Rectangles(0, block, 2 * block, whole, block, block)
+        if rest > block:
+            yield Rectangles(n - rest, n - rest + block, 2 * block, 1, block, rest - block)
+        block *= 2
+
+
+def spans(n: int, block: int) -> Iterator[tuple[int, int]]:
+    """First token and length of the keys of each rectangle that token n is a query of; n is a multiple of block."""
+    first = 0
+    for bit in reversed(range((n // block).bit_length())):
+        if n // block >> bit & 1:
+            yield first, block << bit
+            first += block << bit
+
+
+class _Part(NamedTuple):
+    """Chunks of r queries, each with one block of keys and the sample of its rectangle; T rows of q in all."""
+
+    asked: Tensor
+    """``(chunks, r)``: rows of q, T in an empty slot."""
+    block: Tensor
+    """``(chunks,)``: whose keys they see."""
+    own: Tensor
+    """``(blocks, b)``: rows of k."""
+    sample: Tensor
+    """``(rectangles, S)``: rows of k."""
+    bias: Tensor
+    """``(blocks of a rectangle, S)``: added to the logits of the sample."""
+    diagonal: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who sees whom."""
+
+    queries: Tensor
+    """``(heads, n)``: hashes."""
+    keys: Tensor
+    draws: Tensor
+    block: int
+    bits: int
+
+    def parts(self) -> Iterator[_Part]:
+        # Not kept for the backward pass: all of them take O(n log n).
+        return map(self._part, rectangles(self.keys.shape[1], self.block))
+
+    @torch.no_grad()
+    def _part(self, at: Rectangles) -> _Part:
+        (heads, n), device = self.keys.shape, self.keys.device
+        b, M, Q, G = min(self.block, at.keys), at.keys, at.queries, heads * at.repeats
+        P = M // b
+
+        def arange(stop: int) -> Tensor:
+            return torch.arange(stop, device=device)
+
+        origin = (arange(heads)[:, None] * n + arange(at.repeats) * at.step).view(-1, 1)
+        keys, queries = origin + at.first_key + arange(M), origin + at.first_query + arange(Q)
+        drawn = strata(self.draws, M) if P > 1 else arange(0)
+        block = arange(G).unsqueeze(1).expand(G, Q) * P
+        if P > 1:
+            # One flat sort is several times faster than one per rectangle.
+            head = arange(G).unsqueeze(1) << self.bits
+            codes, order = (self.keys.reshape(-1)[keys] + head).view(-1).sort(stable=True)
+            keys = keys.view(-1)[order].view(G, M)
+            wanted = self.queries.reshape(-1)[queries] + head
+            left, right = (
+                torch.searchsorted(codes, wanted, right=r) - arange(G).unsqueeze(1) * M for r in (False, True)
+            )
+            block = block + place(left, right, arange(Q), M, b)
+        r = min(_ROWS, b)
+        sorted_blocks, by_block = block.reshape(-1).sort(stable=True)
+        count = keys.new_zeros(G * P).scatter_add_(0, sorted_blocks, torch.ones_like(sorted_blocks))
+        chunks = (count + r - 1) // r
+        ends = chunks.cumsum(0)
+        first_slot = (ends - chunks) * r - (count.cumsum(0) - count)
+        most = (G * Q + G * min(P, Q) * (r - 1)) // r  # however the queries fall
+        asked = keys.new_full((most * r,), heads * n)
+        asked[first_slot[sorted_blocks] + arange(G * Q)] = queries.view(-1)[by_block]
+        bias = torch.full((P, len(drawn)), FAR, dtype=torch.float64, device=device)
+        bias.masked_fill_(drawn // b != arange(P).unsqueeze(1), math.log(M / max(len(drawn), 1)))
+        return _Part(
+            asked.view(-1, r),
+            torch.searchsorted(ends, arange(most), right=True).clamp(max=G * P - 1),
+            keys.view(-1, b),
+            keys[:, drawn],
+            bias,
+            at.first_key == at.first_query,
+        )
+
+
+class Attend(torch.autograd.Function):
+    """q, k, v ``(heads · n, D)`` -> the same; parts are merged by log-sum-exp, and nothing of them is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+        T, dtype = len(q), accumulator(q.dtype)
+        # The row behind the last is written by empty slots and never read.
+        out = torch.zeros(T + 1, q.shape[1], dtype=dtype, device=q.device)
+        lse = torch.full((T + 1,), -torch.inf, dtype=dtype, device=q.device)
+        for part in plan.parts():
+            for rows, _, _, _, values, weights, here in _tiles(part, q, k, v):
+                before = lse[rows]
+                both = torch.logaddexp(before, here)
+                new = torch.bmm(weights, values).view(-1, q.shape[1]).mul_((here - both).exp_().unsqueeze(1))
+                new.addcmul_(out.index_select(0, rows), (before - both).exp_().unsqueeze(1))
+                out.index_copy_(0, rows, new)
+                lse.index_copy_(0, rows, both)
+        lse[T].fill_(-FAR)  # an empty slot weighs nothing
+        result = out[:T].to(q.dtype)
+        ctx.save_for_backward(q, k, v, lse, result)
+        ctx.plan = plan
+        return result
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, lse, result = ctx.saved_tensors
+        (T, D), dtype = q.shape, lse.dtype
+        dot = torch.linalg.vecdot(grad.to(dtype), result.to(dtype))
+        dq, dk, dv = (torch.zeros(T + 1, D, dtype=dtype, device=q.device) for _ in range(3))
+        for part in ctx.plan.parts():
+            (blocks, b), (G, S) = part.own.shape, part.sample.shape
+            own = [dk.new_zeros(blocks, b * D) for _ in range(2)]
+            sample = [dk.new_zeros(G, S * D) for _ in range(2)]
+            for rows, block, queries, keys, values, weights, here in _tiles(part, q, k, v):
+                source, share = rows.clamp(max=T - 1), (here - lse[rows]).exp_()
+                dout = (grad.index_select(0, source) * share.unsqueeze(1)).view_as(queries)
+                dvalues = torch.bmm(weights.mT, dout)
+                dlogits = torch.bmm(dout, values.mT).sub_((dot[source] * share).view(*dout.shape[:2], 1)).mul_(weights)
+                dkeys = torch.bmm(dlogits.mT, queries)
+                for both, to_own, to_sample in zip((dkeys, dvalues), own, sample, strict=True):
+                    to_own.index_add_(0, block, both[:, :b].flatten(1))
+                    to_sample.index_add_(0, block // (blocks // G), both[:, b:].flatten(1))
+                new = torch.bmm(dlogits, keys).mul_(D**-0.5).view(-1, D)
+                dq.index_copy_(0, rows, new.add_(dq.index_select(0, rows)))
+            for total, to_own, to_sample in zip((dk, dv), own, sample, strict=True):
+                total.index_add_(0, part.own.view(-1), to_own.view(blocks * b, D))
+                total.index_add_(0, part.sample.reshape(-1), to_sample.view(G * S, D))
+        return dq[:T].to(q.dtype), dk[:T].to(k.dtype), dv[:T].to(v.dtype), None
+
+
+def _tiles(part: _Part, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Chunks whose logits stay in cache.
+
+    Yields:
+        Rows of q in each slot ``(t·r,)``, block of each chunk ``(t,)``, scaled queries ``(t, r, D)``, keys and values
+        ``(t, b + S, D)``, their weights ``(t, r, b + S)``, log-sum-exp of the logits ``(t·r,)``.
+    """
+    (chunks, r), (blocks, b), (G, S) = part.asked.shape, part.own.shape, part.sample.shape
+    D, dtype = q.shape[1], accumulator(q.dtype)
+    step = max(1, fitting(q.device) // (r * (b + S)))
+    for first in range(0, chunks, step):
+        asked, block = (x[first : first + step] for x in (part.asked, part.block))
+        columns = torch.cat([part.own[block], part.sample[block // (blocks // G)]], 1)
+        rows = asked.reshape(-1)
+        queries = q.index_select(0, rows.clamp(max=len(q) - 1)).to(dtype).mul_(D**-0.5).view(-1, r, D)
+        keys, values = (x.index_select(0, columns.view(-1)).to(dtype).view(-1, b + S, D) for x in (k, v))
+        logits = torch.bmm(queries, keys.mT)
+        if S:
+            logits[:, :, b:] += part.bias[block % (blocks // G)].to(dtype).unsqueeze(1)
+        if part.diagonal:
+            logits.masked_fill_(columns.unsqueeze(1) > asked.unsqueeze(2), FAR)
+        top = logits.amax(-1)
+        weights = torch.softmax(logits, -1, out=logits)
+        lse = top.sub_(weights.amax(-1).log_()).view(-1)  # the largest weight is 1 / sum
+        yield rows, block, queries, keys, values, weights, lse

@@ -1,0 +1,5 @@
+"""Attention among the tokens that a locality-sensitive hash puts side by side."""
+
+from attnbench.attention.reformer.algorithm import Reformer
+
+__all__ = ["Reformer"]

@@ -1,0 +1,164 @@
+"""Attention in chunks of tokens sorted by a hash, round after round, without a matrix of all pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.engines.precision import accumulator
+from attnbench.engines.products import product
+from attnbench.engines.tiling import cached
+
+SELF = -1e5
+"""Logit of a token to itself; finite, so that a token with no other target attends to itself."""
+FAR = 1e25
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who may see whom: i sees j in a round where 0 <= place_i - place_j <= 2·reach."""
+
+    tokens: int
+    """T = B·H·N; token T stands for an empty slot."""
+    row: int
+    """N, the tokens of one head."""
+    chunk: int
+    chunks: int
+    """Chunks of one head."""
+    back: int
+    """Chunks looked back: 1, or 0 where there is only one."""
+    order: Tensor
+    """``(rounds, back·chunk + B·H·chunks·chunk)``: the token in each slot."""
+    place: Tensor
+    """``(rounds, T + 1)`` int32, even."""
+    reach: int
+    hidden: Tensor | None
+    """``(T + 1)``: large where there is no key; None where every slot holds one."""
+    same_bucket: bool
+    distinct: bool
+    causal: bool
+
+    @property
+    def skip(self) -> int:
+        """Slots of a tile before its first query."""
+        return self.back * self.chunk
+
+    def tiles(self) -> list[tuple[int, int, int]]:
+        """(round, first chunk, last chunk + 1), so that the weights of one tile stay in cache."""
+        weights = cached() if self.order.device.type == "cpu" else 1 << 24
+        step = max(1, weights // (self.chunk * (self.chunk + self.skip)))
+        total = self.tokens // self.row * self.chunks
+        return [(r, a, min(a + step, total)) for r in range(len(self.order)) for a in range(0, total, step)]
+
+    def windows(self, slots: Tensor) -> Tensor:
+        """Own and previous chunk of every chunk, overlapping, without a copy: ``(g, (1 + back)·chunk, D)``."""
+        width, chunk = slots.shape[1], self.chunk
+        chunks = len(slots) // chunk - self.back
+        return slots.as_strided((chunks, chunk * (1 + self.back), width), (chunk * width, width, 1))
+
+    def mask(self, logits: Tensor, r: int, first: int, slots: Tensor) -> None:
+        """Push every pair that does not count in round ``r`` out of reach; arithmetic, as comparisons are slower."""
+
+        def apart(table: Tensor) -> Tensor:
+            values = table.unsqueeze(1)
+            return values[self.skip :].view(len(logits), self.chunk, 1) - self.windows(values).transpose(1, 2)
+
+        if self.same_bucket:
+            outside = apart(self.place[r, slots]).sub_(self.reach).abs_().sub_(self.reach).clamp_(min=0)
+            logits.sub_(outside.to(logits.dtype), alpha=FAR)
+        elif self.causal:
+            logits.add_(apart((slots % self.row).int()).clamp_(max=0).to(logits.dtype), alpha=FAR)
+        if self.distinct and r:
+            nearest = apart(self.place[0, slots]).sub_(self.reach).abs_()
+            for earlier in self.place[1:r]:
+                torch.minimum(nearest, apart(earlier[slots]).sub_(self.reach).abs_(), out=nearest)
+            logits.add_(nearest.sub_(self.reach + 1).clamp_(max=0).to(logits.dtype), alpha=FAR)
+        if self.hidden is not None:
+            logits.sub_(self.windows(self.hidden[slots].to(logits.dtype).unsqueeze(1)).transpose(1, 2))
+        if self.back:
+            logits[-first % self.chunks :: self.chunks, :, : self.chunk] = -FAR
+        # In one round only: sums of several logits as low as this lose digits.
+        logits[:, :, self.skip :].diagonal(dim1=1, dim2=2).fill_(-FAR if r else SELF)
+
+
+class Attend(torch.autograd.Function):
+    """All rounds, tile by tile; the backward pass computes the weights again, scaled by the saved log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, v: Tensor, plan: Plan) -> Tensor:
+        dtype = accumulator(q.dtype)
+        norm = torch.linalg.vector_norm(q, dim=-1, dtype=dtype)
+        inverse = torch.where(norm > 0, 1 / norm, 0)
+        # The row behind the last is written by empty slots and never read.
+        out = q.new_empty((plan.tokens + 1, v.shape[1]), dtype=dtype)
+        lse = q.new_empty(plan.tokens + 1, dtype=dtype)
+        for r, a, b in plan.tiles():
+            slots, _, _, values, weights, here = _tile(q, v, inverse, plan, r, a, b)
+            part = product(weights, plan.windows(values)).view(-1, v.shape[1])
+            own = slots[plan.skip :]
+            if r:
+                before = lse[own]
+                both = torch.logaddexp(before, here)
+                part.mul_((here - both).exp_().unsqueeze(1))
+                part.addcmul_(out.index_select(0, own), (before - both).exp_().unsqueeze(1))
+                here = both
+            out.index_copy_(0, own, part)
+            lse.index_copy_(0, own, here)
+        lse[plan.tokens].fill_(FAR)  # an empty slot weighs nothing
+        result = out[: plan.tokens].to(q.dtype)
+        ctx.save_for_backward(q, v, inverse, lse, result)
+        ctx.plan = plan
+        return result
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        q, v, inverse, lse, result = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        dot = torch.linalg.vecdot(grad.to(lse.dtype), result.to(lse.dtype))
+        dq = q.new_zeros((plan.tokens + 1, q.shape[1]), dtype=lse.dtype)
+        dv = q.new_zeros((plan.tokens + 1, v.shape[1]), dtype=lse.dtype)
+
+        def to_slots(windows: Tensor) -> Tensor:
+            summed = windows.new_zeros((len(windows) + plan.back) * plan.chunk, windows.shape[2])
+            summed[plan.skip :] = windows[:, plan.skip :].reshape(-1, windows.shape[2])
+            if plan.back:
+                summed[: -plan.skip] += windows[:, : plan.skip].reshape(-1, windows.shape[2])
+            return summed
+
+        for r, a, b in plan.tiles():
+            slots, queries, keys, values, weights, here = _tile(q, v, inverse, plan, r, a, b)
+            source = slots.clamp(max=plan.tokens - 1)
+            share = (here - lse[slots[plan.skip :]]).exp_().unsqueeze(1)
+            dout = grad.index_select(0, source[plan.skip :]).to(lse.dtype).mul_(share).view(b - a, plan.chunk, -1)
+            dvalues = to_slots(torch.bmm(weights.transpose(1, 2), dout))
+            dlogits = product(dout, plan.windows(values).transpose(1, 2))
+            dlogits.sub_((dot[source[plan.skip :]].unsqueeze(1) * share).view(b - a, -1, 1)).mul_(weights)
+            dlogits[:, :, plan.skip :].diagonal(dim1=1, dim2=2).zero_()
+            dkeys = to_slots(torch.bmm(dlogits.transpose(1, 2), queries))
+            dkeys.addcmul_(keys, torch.linalg.vecdot(keys, dkeys).unsqueeze(1), value=-1)
+            dkeys.mul_(inverse[source].unsqueeze(1))
+            dkeys[plan.skip :] += product(dlogits, plan.windows(keys)).view(-1, q.shape[1])
+            # A token has one slot per tile, so that copying the sum back is adding.
+            dq.index_copy_(0, slots, dkeys.add_(dq.index_select(0, slots)))
+            dv.index_copy_(0, slots, dvalues.add_(dv.index_select(0, slots)))
+        return dq[: plan.tokens].to(q.dtype), dv[: plan.tokens].to(v.dtype), None
+
+
+def _tile(q: Tensor, v: Tensor, inverse: Tensor, plan: Plan, r: int, a: int, b: int) -> tuple[Tensor, ...]:
+    """Slots, queries, unit keys, values, weights and log-sum-exp of the chunks a to b of round r."""
+    slots = plan.order[r, a * plan.chunk : (b + plan.back) * plan.chunk]
+    source = slots.clamp(max=plan.tokens - 1)
+    x = q.index_select(0, source).to(inverse.dtype)
+    keys = x * inverse[source].unsqueeze(1)
+    values = v.index_select(0, source).to(inverse.dtype)
+    queries = x[plan.skip :].view(b - a, plan.chunk, -1)
+    weights = product(queries, plan.windows(keys).transpose(1, 2))
+    plan.mask(weights, r, a, slots)
+    top = weights.amax(-1)
+    torch.softmax(weights, -1, out=weights)
+    lse = top.sub_(weights.amax(-1).log_()).view(-1)  # the largest weight is 1 / sum
+    return slots, queries, keys, values, weights, lse

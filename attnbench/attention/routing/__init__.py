@@ -1,0 +1,5 @@
+"""Attention within clusters: every centroid picks the queries and the keys that are nearest to it."""
+
+from attnbench.attention.routing.algorithm import Routing
+
+__all__ = ["Routing"]

@@ -1,0 +1,83 @@
+"""Attention of the queries of a cluster to its keys, gathered a few clusters at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.engines.precision import accumulator, hidden
+from attnbench.engines.tiling import fitting, tiles
+
+_LOG2 = 16
+"""Of the entries of weights held at once."""
+
+
+class AttendWithin(torch.autograd.Function):
+    """Mean over the clusters that hold a query of its attention to their keys; 0 where none holds it.
+
+    q ``(N, D)``, k and v ``(M, D)``, of all heads together; at_q ``(clusters, w)``, at_k ``(clusters, u)`` say which
+    rows are in a cluster; real_q, real_k of the same shapes, or None, which of these count; times ``(N, 1)``, how
+    often a query counts, at least 1. -> ``(N, D)``. The backward pass gathers and computes the weights again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        at_q: Tensor,
+        at_k: Tensor,
+        real_q: Tensor | None,
+        real_k: Tensor | None,
+        times: Tensor,
+    ) -> Tensor:
+        total = torch.zeros(q.shape, dtype=accumulator(q.dtype), device=q.device)
+        for _, _, values, weights, to_q, _ in _pieces(q, k, v, at_q, at_k, real_q, real_k):
+            total.index_add_(0, to_q, torch.bmm(weights, values).flatten(0, 1))
+        ctx.save_for_backward(q, k, v, at_q, at_k, real_q, real_k, times)
+        return total.div_(times).to(v.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, times = ctx.saved_tensors
+        q, k, v = inputs[:3]
+        dtype = times.dtype
+        scale = q.shape[1] ** -0.5
+        dq, dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (q, k, v))
+        for queries, keys, values, weights, to_q, to_k in _pieces(*inputs):
+            dout = grad.index_select(0, to_q).to(dtype).div_(times.index_select(0, to_q)).view_as(queries)
+            dv.index_add_(0, to_k, torch.bmm(weights.mT, dout).flatten(0, 1))
+            dlogits = torch.bmm(dout, values.mT)
+            dlogits.sub_(torch.linalg.vecdot(weights, dlogits).unsqueeze(2)).mul_(weights).mul_(scale)
+            dq.index_add_(0, to_q, torch.bmm(dlogits, keys).flatten(0, 1))
+            dk.index_add_(0, to_k, torch.bmm(dlogits.mT, queries).flatten(0, 1))
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None, None
+
+
+def _pieces(
+    q: Tensor, k: Tensor, v: Tensor, at_q: Tensor, at_k: Tensor, real_q: Tensor | None, real_k: Tensor | None
+) -> Iterator[tuple[Tensor, ...]]:
+    """Some clusters, or queries of one: queries, keys, values ``(c, ·, D)``, weights, rows of queries and of keys."""
+    dtype, D = accumulator(q.dtype), q.shape[1]
+    (clusters, w), u = at_q.shape, at_k.shape[1]
+    # Weights take no more than the queries, or than the keys beside them where a cluster is too large for the cache.
+    for some, a, b in tiles(clusters, w, u, max(min(fitting(q.device, _LOG2), q.numel()), u * D)):
+        to_q, to_k = at_q[some, a:b].flatten(), at_k[some].flatten()
+        # An index_select costs a seventh of an index.
+        queries = q.index_select(0, to_q).view(-1, b - a, D).to(dtype)
+        keys, values = (x.index_select(0, to_k).view(-1, u, D).to(dtype) for x in (k, v))
+        weights = queries.new_empty((len(keys), b - a, u))
+        torch.baddbmm(weights, queries, keys.mT, beta=0, alpha=D**-0.5, out=weights)
+        if real_k is not None:
+            weights.masked_fill_(~real_k[some].unsqueeze(1), hidden(dtype))
+        torch.softmax(weights, -1, out=weights)
+        if real_q is not None:
+            weights.masked_fill_(~real_q[some, a:b].unsqueeze(2), 0)
+        if real_k is not None:
+            weights.masked_fill_(~real_k[some].any(1)[:, None, None], 0)
+        yield queries, keys, values, weights, to_q, to_k

@@ -1,0 +1,5 @@
+"""Attention to the own block and to one that a learned, soft permutation puts beside it."""
+
+from attnbench.attention.sinkhorn.algorithm import Sinkhorn
+
+__all__ = ["Sinkhorn"]

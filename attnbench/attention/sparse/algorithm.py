@@ -1,0 +1,239 @@
+"""Sparse Transformer attention: strided and fixed factorised patterns, merged in one softmax or head by head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import isqrt
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.attention.local import Local
+from attnbench.attention.sparse import tiles
+from attnbench.engines.decoding import kv_cache
+from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.head_groups import HeadGroups
+from attnbench.engines.patterns.attend import attend
+from attnbench.engines.patterns.tiles import Tile
+from attnbench.engines.precision import accumulator
+from attnbench.errors import UsageError
+from attnbench.position_bias import position_bias
+from attnbench.reference import masked_attention
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+_SUMMARY = 8
+
+
+class Summaries(NamedTuple):
+    """What decoding with summaries keeps."""
+
+    summaries: Cache
+    """``fixed``: of whole blocks only."""
+    block: Cache
+    """``fixed``: the block that is not yet whole."""
+    length: int
+
+
+@register(
+    "sparse",
+    family="fixed pattern",
+    source="Child et al. 2019, arXiv:1904.10509, sections 4.3 and 5.1",
+    formula="softmax over A¹ ∪ A²; strided: i - l ≤ j ≤ i, or l | i - j; fixed: own block, or j mod l ≥ l - c",
+    cost="O(n·√n·d)",
+    time_exponent=1.5,
+    memory_exponent=1.5,
+    traits=Traits(
+        cross=No("both patterns need queries and keys at the same positions"),
+        decode=True,
+        bias=True,
+        exact_with=("length={n}", "pattern=fixed,length={n},summary=1", "pattern=stride,length=1"),
+        given=(("causal=false", {"own_form": "the mask is symmetrised; the paper's patterns are causal"}),),
+    ),
+    settings=(
+        "length=4",
+        "pattern=fixed,length=4,summary=1",
+        "pattern=stride,length=4",
+        "pattern=summary,length=5,summary=2",
+        "length=4,heads=split",
+        "pattern=fixed,length=4,summary=2,heads=split",
+    ),
+)
+class Sparse(nn.Module):
+    """Sparse Transformer: a local part and a strided or summary part.
+
+    With l = ``length`` (about √n) and j <= i throughout:
+
+    - ``pattern=strided``: A¹ = {i - l .. i}, A² = {j : (i - j) mod l = 0};
+    - ``pattern=fixed``: A¹ = {j : ⌊j / l⌋ = ⌊i / l⌋}, A² = {j : j mod l >= l - c}, c = ``summary``;
+    - ``pattern=stride``, ``pattern=summary``: A² of strided, or of fixed, alone. Tokens i < l - c, for which the latter
+      is empty, see themselves.
+
+    ``heads=merged``: every head takes one softmax over the union; a key that lies in both parts counts once.
+    ``heads=split``: the first half of the heads (the larger, of an odd number) takes A¹, the others A². The patterns
+    are causal by definition. Without ``causal`` the mask is symmetrised: i and j see one another where the later of
+    them sees the earlier; so with ``pattern=fixed`` summary tokens see all that follows, the others only the summaries
+    before them.
+
+    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·√N·D, or N·(l + c·N / l)·D. The paper's memory is
+    that of its N·√N scores; here they exist for one tile at a time, forward and backward, which is O(N). (Strided, not
+    causal and N not a multiple of l: k and v are copied to pad them.) Decoding keeps every key with ``strided`` and
+    ``stride``, which see it again l tokens later, else one block and the summaries.
+
+    Differs from the authors' code: there the strided window is l wide including i, here l + 1 as in the paper; the form
+    that is not causal is this project's. The paper takes c of 8, 16 or 32 with l of 128 or 256.
+
+    Raises:
+        UsageError: ``summary`` with a pattern that has none, or above ``length``; ``heads=split`` of a single part.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        pattern: Annotated[
+            Literal["strided", "fixed", "stride", "summary"],
+            Field(description="pattern of both parts, or stride, summary: the second part alone"),
+        ] = "strided",
+        length: Annotated[int | None, Field(ge=1, description="stride or block length l; none: √N")] = None,
+        summary: Annotated[int, Field(ge=1, description="fixed: tokens c per block that later blocks see")] = _SUMMARY,
+        heads: Annotated[
+            Literal["merged", "split"],
+            Field(description="merged: every head takes both parts; split: half the heads each"),
+        ] = "merged",
+    ) -> None:
+        super().__init__()
+        strided = pattern in ("strided", "stride")
+        if strided and summary != _SUMMARY:
+            raise UsageError("sparse: summary belongs to pattern=fixed and pattern=summary")
+        if length is not None and not strided and summary > length:
+            raise UsageError(f"sparse: summary={summary} does not fit into blocks of length={length}")
+        if heads == "split" and pattern in ("stride", "summary"):
+            raise UsageError(f"sparse: pattern={pattern} is one part, which heads=split cannot divide")
+        self.causal, self.tokens, self.position_bias = shape.causal, shape.N, position_bias(shape)
+        self.pattern = pattern
+        self.length = length or max(1, isqrt(shape.N))
+        self.summary = min(summary, self.length)
+        self.groups: HeadGroups | None = None
+        if heads == "split":
+            sizes = [size for size in (shape.H - shape.H // 2, shape.H // 2) if size]
+            shapes = [replace(shape, heads=size) for size in sizes]
+            near = Local(shapes[0], window=self.length) if strided else Local(shapes[0], block=self.length)
+            far = [
+                Sparse(other, pattern="stride", length=self.length)
+                if strided
+                else Sparse(other, pattern="summary", length=self.length, summary=self.summary)
+                for other in shapes[1:]
+            ]
+            self.groups = HeadGroups([near, *far], sizes)
+            if self.position_bias is not None:
+                self.groups.share(self.position_bias)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """:meth:`forward` by an N × N mask for each head."""
+        length, n = self.length, q.shape[2]
+        i, j = torch.arange(n, device=q.device)[:, None], torch.arange(n, device=q.device)
+        if self.pattern in ("strided", "stride"):
+            near, far = i - j <= length, (i - j) % length == 0
+        else:
+            near, far = i // length == j // length, j % length >= length - self.summary
+            if self.groups is not None or self.pattern == "summary":
+                far = far | (i == j) & (i < length - self.summary)
+        if self.groups is not None:
+            first = torch.arange(q.shape[1], device=q.device)[:, None, None] < self.groups.heads[0]
+            allowed = torch.where(first, near, far)
+        else:
+            allowed = near | far if self.pattern in ("strided", "fixed") else far
+        allowed = allowed & (j <= i)
+        if not self.causal:
+            allowed = allowed | allowed.mT
+        allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
+        whole, bias = slice(0, n), self.position_bias
+        return masked_attention(q, k, v, allowed, None if bias is None else bias(whole, whole, q.dtype))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if self.groups is not None:
+            out: Tensor = self.groups(q, k, v, key_mask=key_mask)
+            return out
+        length = self.length
+        if self.pattern == "strided" and not self.causal and (missing := -q.shape[2] % length):
+            # Columns of equal length; the band never reaches the padding, and a column masks its own.
+            k, v = nn.functional.pad(k, (0, 0, 0, missing)), nn.functional.pad(v, (0, 0, 0, missing))
+            key_mask = None if key_mask is None else nn.functional.pad(key_mask, (0, missing))
+        return attend(q, k, v, self._tiles(q), key_mask=key_mask, position_bias=self.position_bias)
+
+    def _tiles(self, q: Tensor) -> Iterator[Tile]:
+        match self.pattern:
+            case "strided":
+                return tiles.strided(q, self.length, self.causal)
+            case "fixed":
+                return tiles.fixed(q, self.length, self.summary, self.causal)
+            case "stride":
+                return tiles.stride(q, self.length, self.causal)
+            case "summary":
+                return tiles.summaries(q, self.length, self.summary, self.causal)
+
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+        """q, k, v ``(B, H, n, D)``, n >= 0. The state is a Cache, Summaries, or that of each half of the heads."""
+        if self.groups is not None:
+            return self.groups.begin(q, k, v)
+        if self.pattern in ("strided", "stride"):
+            return Cache.of(k, v, self.tokens)
+        length, n = self.length, k.shape[2]
+        whole = n - n % length if self.pattern == "fixed" else n
+        kept = torch.arange(whole, device=k.device) % length >= length - self.summary
+        summaries = Cache.of(k[:, :, :whole][:, :, kept], v[:, :, :whole][:, :, kept], self._room())
+        block = Cache.of(k[:, :, whole:], v[:, :, whole:], length if self.pattern == "fixed" else 0)
+        return Summaries(summaries, block, n)
+
+    def _room(self) -> int:
+        whole, rest = divmod(self.tokens, self.length)
+        return whole * self.summary + max(0, rest - self.length + self.summary)
+
+    def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+        """q, k, v ``(B, H, 1, D)``."""
+        if self.groups is not None:
+            return self.groups.step(state, q, k, v)
+        if isinstance(state, Summaries):
+            return self._step_summaries(state, q, k, v)
+        cache = Cache(*state)
+        t = cache.length
+        cache = cache.append(k, v)
+        first = max(0, t - self.length) if self.pattern == "strided" else t + 1
+        parts = [slice(t % self.length, first, self.length), slice(first, t + 1)][: 2 if first <= t else 1]
+        keys, values = kv_cache.pick(cache.keys, parts), kv_cache.pick(cache.values, parts)
+        added = None
+        if self.position_bias is not None:
+            position = kv_cache.pick(torch.arange(t + 1, device=q.device)[:, None], parts)[:, 0]
+            added = self.position_bias.along(position - t, accumulator(q.dtype))[:, None]
+        return kv_cache.attend(q, keys, values, added), cache
+
+    def _step_summaries(self, state: Summaries, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Summaries]:
+        summaries, block, t = state
+        if self.pattern == "summary":
+            if t % self.length >= self.length - self.summary:
+                summaries = summaries.append(k, v)
+            keys, values = (summaries.keys, summaries.values) if summaries.length else (k, v)
+            added = self._added_to_summaries(summaries, t, 0 if summaries.length else 1, q)
+            return kv_cache.attend(q, keys, values, added), Summaries(summaries, block, t + 1)
+        block = block.append(k, v)
+        keys, values = torch.cat([summaries.keys, block.keys], 2), torch.cat([summaries.values, block.values], 2)
+        out = kv_cache.attend(q, keys, values, self._added_to_summaries(summaries, t, block.length, q))
+        if block.length == self.length:
+            for i in range(self.length - self.summary, self.length):
+                summaries = summaries.append(block.k[:, :, i : i + 1], block.v[:, :, i : i + 1])
+            block = block._replace(length=0)
+        return out, Summaries(summaries, block, t + 1)
+
+    def _added_to_summaries(self, summaries: Cache, t: int, latest: int, q: Tensor) -> Tensor | None:
+        """The bias ``(H, 1, n)`` of the summaries and of the latest tokens, up to token t."""
+        if self.position_bias is None:
+            return None
+        which = torch.arange(summaries.length, device=q.device)
+        block = torch.div(which, self.summary, rounding_mode="floor")
+        position = (block + 1) * self.length - self.summary + which % self.summary
+        position = torch.cat([position, torch.arange(t + 1 - latest, t + 1, device=q.device)])
+        return self.position_bias.along(position - t, accumulator(q.dtype))[:, None]

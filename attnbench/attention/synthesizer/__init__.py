@@ -1,0 +1,5 @@
+"""Synthesizer: attention weights without queries and keys."""
+
+from attnbench.attention.synthesizer.algorithm import Synthesizer
+
+__all__ = ["Synthesizer"]

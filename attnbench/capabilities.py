@@ -1,0 +1,52 @@
+"""What a variant's module may be able to do besides ``forward``, as types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from torch import Tensor
+
+
+@runtime_checkable
+class Dense(Protocol):
+    """It has its documented formula beside the fast path: all pairs at once, in plain torch."""
+
+    def dense(self, *inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """The output of ``forward`` for the same inputs."""
+        ...
+
+
+@runtime_checkable
+class Decoding(Protocol):
+    """It answers one token after the other."""
+
+    def begin(self, *inputs: Tensor) -> Any:
+        """The state after n >= 0 tokens: q, k, v ``(B, H, n, D)`` of an operator, x ``(B, n, C)`` of a mixer."""
+        ...
+
+    def step(self, state: Any, *inputs: Tensor) -> tuple[Tensor, Any]:
+        """The output of the next token, given with n = 1, and the state after it."""
+        ...
+
+
+@runtime_checkable
+class RandomKernel(Protocol):
+    """It estimates a kernel of queries and keys by random features.
+
+    Modules that know the mean of their estimate have ``kernel_mean(q, k)`` beside it (else it is exp(q·k/√D)), and those
+    that know its variance ``kernel_variance(q, k)``, relative to the squared mean or None.
+    """
+
+    def kernel(self, q: Tensor, k: Tensor) -> Tensor:
+        """The estimate ``(B, H, N, M)`` with the features that were drawn."""
+        ...
+
+
+@runtime_checkable
+class KernelMean(Protocol):
+    """It knows what its random kernel is on average."""
+
+    def kernel_mean(self, q: Tensor, k: Tensor) -> Tensor:
+        """``(B, H, N, M)``."""
+        ...

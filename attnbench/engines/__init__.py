@@ -1,0 +1,32 @@
+"""What algorithms share: the arithmetic of attention, by no algorithm's name.
+
+An engine imports other engines, shapes and errors, and nothing of :mod:`attnbench.attention`; a test holds it to that.
+
+========== ===============================================================================
+Word       Meaning, here and in all names
+========== ===============================================================================
+tile       what is in cache at a time: some rows of queries with the keys that they see
+chunk      consecutive tokens whose pairs are formed, in front of which a state stands
+block      what a pattern is made of: consecutive or equally spaced tokens seen as one
+run        consecutive tokens that are averaged into one
+stretch    a thousand tokens or so, computed one after the other to keep memory constant
+group      a range of batch entries and a range of heads, computed together
+========== ===============================================================================
+
+=============== ====================================================== ==========================================
+Room            What is in it                                          Who uses it
+=============== ====================================================== ==========================================
+``precision``   the dtype of sums, the number that hides a pair        nearly all
+``masks``       what a key mask means for logits and outputs           nearly all
+``products``    which library multiplies                               other engines
+``tiling``      how much fits a cache, and cutting tensors into it     other engines, chunked, efficient, monarch
+``head_groups`` heads of one layer with modules of their own           sparse, per-head
+``linear``      φ(q)·φ(k): feature maps, sums of keys                  linear, performer, rfa, hedgehog, taylor
+``patterns``    softmax over blocks and bands of keys                  local, sparse, longformer, etc, bigbird
+``gathered``    rows found by sorting, hashing or clustering           topk, reformer, routing, clustered
+``low_rank``    few queries or few keys, and runs of tokens            linformer, nystrom, skyformer, perceiver
+``recurrent``   states that fade                                       retnet, gla, ssd, delta, rfa-gated, lara
+``decoding``    caches of keys and values, one token at a time         all that decode
+``flex``        FlexAttention, compiled for each module                flex, bigbird
+=============== ====================================================== ==========================================
+"""

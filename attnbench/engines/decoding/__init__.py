@@ -1,0 +1,1 @@
+"""What a module keeps of earlier tokens to answer the next one."""

@@ -1,0 +1,91 @@
+"""The cache of keys and values against which one query at a time is answered."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnbench.engines.precision import accumulator
+from attnbench.position_bias import PositionBias
+
+
+class Cache(NamedTuple):
+    """Room for ``capacity`` keys and values, the first ``length`` of them filled."""
+
+    k: Tensor
+    """``(B, H, capacity, D)``."""
+    v: Tensor
+    length: int
+
+    @classmethod
+    def of(cls, k: Tensor, v: Tensor, capacity: int) -> Cache:
+        """A cache with room for ``capacity`` tokens (at least those of k) that holds k and v ``(B, H, n, D)``."""
+        n = k.shape[2]
+        # Zeros, because a kernel that reads whole blocks multiplies what lies behind the last key by a weight of 0.
+        room_k, room_v = (x.new_zeros(*x.shape[:2], max(capacity, n), x.shape[3]) for x in (k, v))
+        room_k[:, :, :n], room_v[:, :, :n] = k, v
+        return cls(room_k, room_v, n)
+
+    def append(self, k: Tensor, v: Tensor) -> Cache:
+        """With one more key and value ``(B, H, 1, D)``; written in place where there is room, else room doubles."""
+        cache = self if self.length < self.k.shape[2] else Cache.of(self.k, self.v, 2 * self.length + 1)
+        cache.k[:, :, self.length : self.length + 1] = k
+        cache.v[:, :, self.length : self.length + 1] = v
+        return Cache(cache.k, cache.v, self.length + 1)
+
+    @property
+    def keys(self) -> Tensor:
+        """``(B, H, length, D)``, a view."""
+        return self.k[:, :, : self.length]
+
+    @property
+    def values(self) -> Tensor:
+        return self.v[:, :, : self.length]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None) -> Tensor:
+    """Softmax attention of the last query ``(B, H, 1, D)`` to k and v ``(B, H, n, D)``; statistics in float32 at least.
+
+    Args:
+        added: to the logits, ``(H, 1, n)``.
+    """
+    accumulate = accumulator(q.dtype)
+    logits = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(2, 3)).to(accumulate)
+    if added is not None:
+        logits = logits + added
+    return torch.matmul(logits.softmax(-1).to(v.dtype), v)
+
+
+def pick(x: Tensor, parts: list[slice]) -> Tensor:
+    """Rows of x ``(..., n, d)`` in some ranges, side by side; a view where there is one range."""
+    pieces = [x[..., part, :] for part in parts]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)
+
+
+def last_row(bias: PositionBias, n: int, dtype: torch.dtype) -> Tensor:
+    """The bias ``(H, 1, n)`` of the last of n queries."""
+    row: Tensor = bias(slice(n - 1, n), slice(0, n), dtype)
+    return row
+
+
+class CachedDecoding:
+    """Decoding of a variant whose every query sees all earlier keys, with its ``position_bias`` if it has one.
+
+    The state is the :class:`Cache`.
+    """
+
+    capacity: int
+    """Tokens for which room is made at once."""
+
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
+        return Cache.of(k, v, self.capacity)
+
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+        """q, k, v ``(B, H, 1, D)``."""
+        state = state.append(k, v)
+        bias: PositionBias | None = getattr(self, "position_bias", None)
+        added = None if bias is None else last_row(bias, state.length, accumulator(q.dtype))
+        return attend(q, state.keys, state.values, added), state

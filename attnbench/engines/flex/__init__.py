@@ -1,0 +1,1 @@
+"""FlexAttention, compiled once for each module."""

@@ -1,0 +1,1 @@
+"""Attention among rows that are found by content."""

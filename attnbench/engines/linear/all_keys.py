@@ -1,0 +1,152 @@
+"""Linear attention over all keys: sum φ(k) vᵀ once, then read the sum with every query.
+
+out_i = φ(q_i)ᵀ S / φ(q_i)ᵀ z with S = Σ_j φ(k_j) v_jᵀ and z = Σ_j φ(k_j). The backward pass computes the features again
+instead of keeping them, so that memory beyond inputs, output and gradients does not grow with the sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.engines.linear.feature_map import FeatureMap, Tiles
+from attnbench.engines.linear.key_sums import KeySums, real, relative, weigh
+from attnbench.engines.precision import accumulator
+from attnbench.engines.products import writes_gaps
+from attnbench.engines.tiling import head_groups, place, row_blocks, tile_elements
+
+
+def attend_all(
+    q: Tensor, k: Tensor, v: Tensor, features: FeatureMap, *, key_mask: Tensor | None = None, rows: int | None = None
+) -> Tensor:
+    """Linear attention in which every query sees every key.
+
+    Args:
+        q: ``(B, H, N, D)``; k: ``(B, H, M, D)``; v: ``(B, H, M, E)``.
+        features: the feature map φ.
+        key_mask: ``(B, M)`` bool, True where a key is real.
+        rows: tokens taken at a time; None for what fits the cache. Has no effect on the result but rounding.
+
+    Returns:
+        ``(B, H, N, E)`` in q's dtype. A query that sees no key gives 0.
+    """
+    attend = _AttendAll.apply
+    out: Tensor = attend(q, k, v, key_mask, features, rows)  # type: ignore[no-untyped-call]  # untyped in torch
+    return out
+
+
+def _rows(q: Tensor, numbers: int) -> int:
+    """Rows of a tile of all heads; if there are many heads, so many rows that a call costs less than its work.
+
+    Args:
+        numbers: features, values and outputs of a row.
+    """
+    most = 2 * tile_elements(q.device) // (q.shape[0] * q.shape[1] * numbers)
+    return max(512 if numbers < 320 else 256, most // 64 * 64)
+
+
+def add_keys(
+    sums: KeySums,
+    tiles: Tiles,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    rows: int,
+    largest: Tensor | None = None,
+    spare: Tensor | None = None,
+) -> None:
+    """Take all keys of a group into its sums, ``rows`` at a time.
+
+    Args:
+        largest: ``(G, 1, 1)``, for a map with an offset set to where the largest log weight is.
+        spare: memory for a tile of values, see :func:`attnbench.engines.linear.key_sums.weigh`.
+    """
+    for block in row_blocks(k.shape[2], rows):
+        _, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
+        if largest is not None and tiles.features.offset and log_weight is not None:
+            best, index = log_weight.max(1, keepdim=True)
+            largest.copy_(torch.where(best > sums.top, index + block.start, largest))
+        sums.add_(values, phi, log_weight, tiles.features.offset, spare, padded=key_mask is not None)
+
+
+class _AttendAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, rows: int | None
+    ) -> Tensor:
+        (B, H, N, _), E = q.shape, v.shape[-1]
+        out = q.new_empty(B, H, N, E)
+        divisors = q.new_empty(B, H, N, 1, dtype=accumulator(q.dtype))
+        every = KeySums.empty(q, E, features, B, H)
+        largest_at = q.new_zeros(B, H, 1, 1, dtype=torch.long)
+        at_once = writes_gaps()
+        numbers = features.width + (E if at_once else 2 * E)
+        rows = min(rows or _rows(q, numbers), max(N, k.shape[2]))
+        groups = head_groups(q, rows * numbers // 2)
+        for group in groups:
+            tiles, sums = Tiles(features, group, rows, q), every.of(group)
+            largest = largest_at[group].flatten(0, 1) if ctx.needs_input_grad[1] else None
+            # The output's memory is free until its first query is answered.
+            add_keys(sums, tiles, k, v, key_mask, rows, largest, place(out, group) if rows <= N else None)
+            if features.offset:
+                sums.of_values.add_(sums.plain[..., :-1].mT, alpha=features.offset)
+                sums.of_ones.add_(sums.plain[..., -1:], alpha=features.offset)
+            top = None if key_mask is None else sums.top
+            tiles.features = tiles.features.at(sums.top)
+            for block in row_blocks(N, rows):
+                _, phi = tiles.queries(q, block)
+                into = place(out, group, block) if at_once else None
+                tiles.divide(*sums.read(phi, into), top, out, divisors, block, in_place=into is not None)
+        ctx.save_for_backward(q, k, v, key_mask, divisors, largest_at, *every)
+        ctx.features, ctx.rows, ctx.groups = features, rows, groups
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, key_mask, divisors, largest_at, *every = ctx.saved_tensors
+        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        features: FeatureMap = ctx.features
+        for group in ctx.groups:
+            tiles, sums = Tiles(features, group, ctx.rows, q, count=2), KeySums(*every).of(group)
+            tiles.features = tiles.features.at(sums.top)
+            of_values, d_of_ones = sums.of_values.contiguous(), torch.zeros_like(sums.of_ones)
+            d_of_values = torch.zeros_like(of_values)
+            for block in row_blocks(q.shape[2], ctx.rows):
+                x, phi = tiles.queries(q, block)
+                above = tiles.numerator_grad(grad, divisors, block)
+                d_phi = torch.bmm(above, of_values, out=tiles.blank(x.shape[1], 1))
+                # Numerator times its gradient, from what is there: the output need not be kept.
+                below = torch.linalg.vecdot(phi, d_phi)[..., None].div_(tiles.cut(divisors, block)).neg_()
+                d_phi.addcmul_(below, sums.of_ones)
+                d_of_values.baddbmm_(above.mT, phi)
+                d_of_ones.baddbmm_(below.mT, phi)
+                tiles.put(dq, block, features.queries_grad(x, phi, d_phi))
+            d_columns = d_of_values.mT.contiguous()
+            d_weights: Tensor | None = None
+            if features.offset:
+                d_plain = features.offset * torch.cat([d_of_values, d_of_ones], 1).sum(-1)[:, None]
+                d_weights = d_plain.new_zeros(tiles.pairs, k.shape[2], 1)
+                d_largest = torch.linalg.vecdot(d_plain, sums.plain)[..., None]
+                d_weights.scatter_(1, largest_at[group].flatten(0, 1), d_largest)
+            for block in row_blocks(k.shape[2], ctx.rows):
+                x, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
+                weight = None
+                if log_weight is not None:
+                    phi, weight = relative(phi, log_weight, sums.top)
+                d_phi = torch.bmm(weigh(values, weight), d_of_values, out=tiles.blank(x.shape[1], 1))
+                d_values = torch.bmm(phi, d_columns)
+                if weight is None:
+                    d_phi.add_(d_of_ones)
+                else:
+                    d_phi.addcmul_(weight, d_of_ones)
+                    d_values.mul_(weight)
+                if features.offset and log_weight is not None:
+                    d_values.addcmul_(real(log_weight), d_plain[..., :-1])
+                tiles.put(dv, block, d_values)
+                d_weight = None if d_weights is None else d_weights[:, block]
+                tiles.put(dk, block, features.keys_grad(x, phi, d_phi, d_weight))
+        return dq, dk, dv, None, None, None

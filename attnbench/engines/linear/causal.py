@@ -1,0 +1,114 @@
+"""Causal linear attention: each query reads the sums of φ(k) vᵀ over the keys up to its own.
+
+A chunk of c tokens reads what came before from the running sums, and its own keys from a c x c triangle, so that the
+work is O(n) and no sum per token exists. The chunks of a block are worked on at once; only the sums run from one to the
+next. Log weights are taken relative to the largest one *up to each token*: a later key, however large, can neither
+underflow an earlier row nor change it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.engines.linear.causal_block import Call, attend_block, differentiate_block
+from attnbench.engines.linear.feature_map import FeatureMap, Tiles
+from attnbench.engines.linear.key_sums import KeySums
+from attnbench.engines.precision import accumulator
+from attnbench.engines.tiling import Group, head_groups
+
+
+def attend_causally(
+    q: Tensor, k: Tensor, v: Tensor, features: FeatureMap, *, key_mask: Tensor | None = None, chunk: int | None = None
+) -> Tensor:
+    """Linear attention in which query i sees the keys j <= i.
+
+    Args:
+        q, k: ``(B, H, N, D)``; v: ``(B, H, N, E)``.
+        features: the feature map φ.
+        key_mask: ``(B, N)`` bool, True where a key is real.
+        chunk: c; None for what is fast. Has no effect on the result but rounding.
+
+    Returns:
+        ``(B, H, N, E)`` in q's dtype. A query that sees no key gives 0.
+    """
+    if chunk is None:
+        # Pairs within a chunk cost more the longer it is, sums between chunks the more features there are.
+        chunk = 256 if q.device.type != "cpu" else 32 if features.width < 256 else 64
+    chunk = min(chunk, q.shape[2])
+    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    attend = _AttendCausally.apply
+    out: Tensor = attend(q, k, v, key_mask, features, chunk, differentiable)  # type: ignore[no-untyped-call]  # untyped in torch
+    return out
+
+
+def _attend_group(call: Call, group: Group, out: Tensor, *, differentiable: bool) -> list[Tensor]:
+    """Fill in the group's part of the output, and of what the call says about it.
+
+    Returns:
+        If ``differentiable``, the sums before each block, four tensors each.
+    """
+    kept: list[Tensor] = []
+    tiles = Tiles(call.features, group, call.rows, call.q, count=2)
+    sums = KeySums.empty(call.q, call.v.shape[-1], call.features, tiles.pairs)
+    room = call.room(sums)
+    largest = torch.zeros_like(sums.top, dtype=torch.long) if differentiable else None
+    for block in call.blocks():
+        if differentiable:
+            kept += sums.clone()
+        sums, largest = attend_block(call, tiles, block, room, sums, largest, out)
+    return kept
+
+
+def _differentiate_group(
+    call: Call, group: Group, kept: list[Tensor], grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor
+) -> None:
+    """Fill in the group's part of the gradients; ``kept``, which is used up, is what :func:`_attend_group` returned."""
+    q, features = call.q, call.features
+    tiles = Tiles(features, group, call.rows, q, count=4)
+    d_sums = KeySums.empty(q, call.v.shape[-1], features, tiles.pairs)  # of all but the top; last block first
+    room = call.room(d_sums)
+    d_weights = q.new_zeros(tiles.pairs, q.shape[2] if features.offset else 0, 1, dtype=tiles.dtype)
+    for block in reversed(call.blocks()):
+        sums = KeySums(*kept[-4:])
+        del kept[-4:]
+        d_sums = differentiate_block(call, tiles, block, room, sums, d_sums, d_weights, grad, dq, dk, dv)
+
+
+class _AttendCausally(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        features: FeatureMap,
+        chunk: int,
+        differentiable: bool,
+    ) -> Tensor:
+        (B, H, N, _), E = q.shape, v.shape[-1]
+        out = q.new_empty(B, H, N, E)
+        divisors = q.new_empty(B, H, N, 1, dtype=accumulator(q.dtype))
+        largest_at = q.new_zeros(B, H, N if features.offset else 0, 1, dtype=torch.long)
+        call = Call(q, k, v, key_mask, features, chunk, divisors, largest_at)
+        kept: list[Tensor] = []
+        groups = head_groups(q, call.rows * features.width)
+        for group in groups:
+            kept += _attend_group(call, group, out, differentiable=differentiable)
+        ctx.save_for_backward(q, k, v, key_mask, divisors, largest_at, *kept)
+        ctx.features, ctx.chunk, ctx.groups = features, chunk, groups
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, key_mask, divisors, largest_at, *kept = ctx.saved_tensors
+        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        call = Call(q, k, v, key_mask, ctx.features, ctx.chunk, divisors, largest_at)
+        for group in reversed(ctx.groups):
+            _differentiate_group(call, group, kept, grad, dq, dk, dv)
+        return dq, dk, dv, None, None, None, None

@@ -1,0 +1,122 @@
+"""What linear attention remembers of the keys met so far."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.precision import accumulator, hidden
+from attnbench.engines.products import copied_by_products, without_copies
+from attnbench.engines.tiling import Group, within
+
+
+def weigh(values: Tensor, weight: Tensor | None, spare: Tensor | None = None) -> Tensor:
+    """``(G, c, E)``, without gaps where a product would copy it again.
+
+    Args:
+        spare: contiguous memory that may be overwritten, ``(G, ·, E)`` with at least c rows.
+    """
+    if weight is None and (values.is_contiguous() or not copied_by_products(values)):
+        return values
+    if spare is None:
+        return values.contiguous() if weight is None else values * weight
+    room = within(spare, values.shape)
+    return room.copy_(values) if weight is None else torch.mul(values, weight, out=room)
+
+
+def weigh_ones(weight: Tensor | None, phi: Tensor) -> Tensor:
+    """Σ weight · φ over the tokens: ``(G, 1, F)``; of None all weights are 1."""
+    return phi.sum(1, keepdim=True) if weight is None else torch.bmm(weight.mT, phi)
+
+
+def real(log_weight: Tensor) -> Tensor:
+    """1 at the real keys and 0 at the padded ones, ``(G, c, 1)``: how often a constant feature counts."""
+    return (log_weight > float("-inf")).to(log_weight.dtype)
+
+
+def relative(phi: Tensor, log_weight: Tensor, top: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Features and weights ``(G, c, 1)`` relative to the largest; of a map that is by_feature, features alone."""
+    if log_weight is phi:
+        return log_weight.sub_(top).exp2_(), None
+    return phi, (log_weight - top).exp2_()
+
+
+class KeySums(NamedTuple):
+    """Sums over keys, by pair of batch entry and head."""
+
+    of_values: Tensor
+    """Σ v φ(k)ᵀ / 2^top, ``(G, E, F)``; in memory ``(G, F, E)``: a product turns its right side slowly."""
+    of_ones: Tensor
+    """Σ φ(k)ᵀ / 2^top, ``(G, 1, F)``. Apart, since oneDNN takes a quarter longer for 65 columns than for 64."""
+    top: Tensor
+    """Largest log weight, ``(G, 1, 1)``; of each feature, ``(G, 1, F)``, for a map that is by_feature."""
+    plain: Tensor
+    """Σ (v, 1), ``(G, 1, E + 1)``; kept up only for a feature map with an offset."""
+
+    @classmethod
+    def empty(cls, like: Tensor, values: int, features: FeatureMap, *count: int) -> KeySums:
+        """No keys yet. Their largest log weight is finite, so that the difference of two such is 0 and not NaN."""
+        dtype = accumulator(like.dtype)
+        return cls(
+            like.new_zeros(*count, features.width, values, dtype=dtype).mT,
+            like.new_zeros(*count, 1, features.width, dtype=dtype),
+            like.new_full((*count, 1, features.width if features.by_feature else 1), hidden(dtype), dtype=dtype),
+            like.new_zeros(*count, 1, values + 1, dtype=dtype),
+        )
+
+    def of(self, group: Group) -> KeySums:
+        """Views of one group of ``(B, H, ...)``, its pairs in one dimension."""
+        return KeySums(*(each[group].flatten(0, 1) for each in self))
+
+    def clone(self) -> KeySums:
+        return KeySums(*(each.clone() for each in self))
+
+    def copy_(self, other: KeySums) -> None:
+        for mine, its in zip(self, other, strict=True):
+            mine.copy_(its)
+
+    def add_(
+        self,
+        values: Tensor,
+        phi: Tensor,
+        log_weight: Tensor | None,
+        offset: float,
+        spare: Tensor | None = None,
+        *,
+        padded: bool = True,
+    ) -> None:
+        """Take in a tile of keys.
+
+        Args:
+            spare: see :func:`weigh`.
+            padded: whether some of the keys may be.
+        """
+        weight = None
+        if log_weight is None:
+            self.top.zero_()
+        else:
+            top = torch.maximum(self.top, log_weight.amax(1, keepdim=True))
+            decay = (self.top - top).exp2_()
+            phi, weight = relative(phi, log_weight, top)
+            self.of_values.mul_(decay)
+            self.of_ones.mul_(decay)
+            self.top.copy_(top)
+        weighed = weigh(values, weight, spare)
+        with without_copies(weighed):
+            self.of_values.mT.baddbmm_(phi.mT, weighed)
+        self.of_ones.add_(weigh_ones(weight, phi))
+        if offset and log_weight is not None:
+            once = real(log_weight) if padded else None
+            self.plain[..., :-1].add_(weigh_ones(once, values))
+            self.plain[..., -1:].add_(values.shape[1] if once is None else once.sum(1, keepdim=True))
+
+    def read(self, phi: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features, which it overwrites.
+
+        Args:
+            into: where the numerators go, or None.
+        """
+        return torch.bmm(phi, self.of_values.mT, out=into), phi.mul_(self.of_ones).sum(-1, keepdim=True)

@@ -1,0 +1,110 @@
+"""Linear attention with a feature map, as a module: all keys at once, causal, and one token at a time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.engines.linear.all_keys import add_keys, attend_all
+from attnbench.engines.linear.causal import attend_causally
+from attnbench.engines.linear.feature_map import FeatureMap, Prepared, Tiles
+from attnbench.engines.linear.key_sums import KeySums
+from attnbench.engines.masks import emptied, visible_pairs
+from attnbench.engines.tiling import head_groups
+from attnbench.shape import Shape
+
+Chunk = Annotated[
+    int | None, Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only")
+]
+"""The option of all linear attention with a feature map."""
+
+
+class FeatureAttention(nn.Module):
+    """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j), for a subclass that says what φ and the weights are."""
+
+    def __init__(self, shape: Shape, chunk: int | None) -> None:
+        super().__init__()
+        self.causal, self.chunk, self.head_dim = shape.causal, chunk, shape.D
+
+    def feature_map(self, dtype: torch.dtype) -> FeatureMap:
+        """φ for inputs of this dtype."""
+        raise NotImplementedError
+
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
+        """Weights ``(B, H, N, M)`` by the plain formula, for :meth:`dense`.
+
+        Args:
+            allowed: ``(B, 1, N, M)`` bool, the pairs that see each other. Others may have any finite weight.
+        """
+        raise NotImplementedError
+
+    def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        """What φ is given of queries or keys ``(B, H, N, D)``, row by row; of x's dtype or a wider.
+
+        Args:
+            parameters: what :meth:`attend_prepared` was given; none in decoding.
+        """
+        return x
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return self.attend(q, k, v, key_mask)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """:meth:`forward` for queries and keys that φ takes as they are."""
+        features = self.feature_map(q.dtype)
+        if self.causal:
+            return attend_causally(q, k, v, features, key_mask=key_mask, chunk=self.chunk)
+        return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
+
+    def attend_prepared(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, parameters: tuple[Tensor, ...]
+    ) -> Tensor:
+        """:meth:`forward` for others.
+
+        Args:
+            parameters: of :meth:`prepare`, ``(B, H, ...)``; gradients reach them.
+        """
+        if self.causal or torch.is_grad_enabled():
+            (k,) = emptied(key_mask, k)
+            return self.attend(self.prepare(q, *parameters), self.prepare(k, *parameters), v, key_mask).to(q.dtype)
+        # Nothing is kept for gradients, which would take longer through every tile than at once.
+        features = Prepared(self.feature_map(q.dtype), self.prepare, parameters)
+        return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The output again from :meth:`pair_weights`, without tiles or running sums."""
+        allowed = visible_pairs(q, k, self.causal, key_mask)
+        weights = self.pair_weights(q, k, allowed).masked_fill(~allowed, 0.0)
+        total = weights.sum(-1, keepdim=True).masked_fill(~allowed.any(-1, keepdim=True), 1.0)
+        return (weights / total) @ v
+
+    @torch.no_grad()
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> KeySums:
+        """The sums over a prompt ``(B, H, n, D)``, n >= 0: E + 1 numbers per feature, whatever the length."""
+        k, features = self.prepare(k), self.feature_map(k.dtype)
+        rows = min(256, max(1, k.shape[2]))
+        state = KeySums.empty(k, v.shape[-1], features, *k.shape[:2])
+        for group in head_groups(k, rows * features.width):
+            add_keys(state.of(group), Tiles(features, group, rows, k), k, v, None, rows)
+        return state
+
+    @torch.no_grad()
+    def step(self, state: KeySums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeySums]:
+        """q, k, v ``(B, H, 1, D)``."""
+        features = self.feature_map(q.dtype)
+        state = state.clone()
+        sums = state.of((slice(None), slice(None)))
+        x_q, x_k, values = (x.flatten(0, 1).to(sums.top.dtype) for x in (self.prepare(q), self.prepare(k), v))
+        phi = x_k.new_empty(*x_k.shape[:2], features.width)
+        log_weight = features.keys(x_k, phi)
+        sums.add_(values, phi, log_weight, features.offset)
+        features.queries(x_q, phi)
+        share = features.offset * phi.sum(-1, keepdim=True)
+        numerator, denominator = sums.read(phi)
+        if features.offset:
+            plain = share * sums.plain
+            numerator, denominator = numerator + plain[..., :-1], denominator + plain[..., -1:]
+        return (numerator / denominator).to(q.dtype).view(*q.shape[:3], -1), state

@@ -1,0 +1,156 @@
+"""Feature maps of random projections: exponentials, sines and cosines, or rectified values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.precision import LOG2E
+from attnbench.engines.tiling import fill
+
+
+class Projected(FeatureMap):
+    """Feature maps that start from u = ω·x·D^(-1/4), for x ``(G, c, D)``.
+
+    ``weight`` is ωᵀ D^(-1/4), ``(D, R)``, or ``(G, D, R)`` for one projection per pair of batch entry and head.
+    """
+
+    sides = 1
+    """Features per row of ω."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        self.squared = weight.shape[-2] ** -0.5
+        """(D^(-1/4))²"""
+        self.width = self.sides * weight.shape[-1]
+
+    def project(self, weight: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if weight.dim() == 3:
+            return torch.bmm(x, weight) if out is None else torch.bmm(x, weight, out=out)
+        # As one matrix: of a weight that is repeated for each pair, a batched product would make copies.
+        rows = x.flatten(0, 1)
+        u = torch.mm(rows, weight) if out is None else torch.mm(rows, weight, out=out.view(len(rows), -1))
+        return u.view(*x.shape[:2], -1)
+
+    def pull_back(self, grad: Tensor) -> Tensor:
+        """Gradient of x from that of u."""
+        return self.project(self.weight.mT, grad)
+
+    def half_square(self, x: Tensor) -> Tensor:
+        """log2(e)·‖x D^(-1/4)‖²/2, ``(G, c, 1)``."""
+        square: Tensor = torch.linalg.vecdot(x, x)[..., None]
+        return square.mul_(0.5 * LOG2E * self.squared)
+
+
+class PositiveFeatures(Projected):
+    """φ(x) = exp(ω·x - ‖x‖²/2): unbiased for exp(x·y), never negative (lemma 1 of the paper).
+
+    ``offset`` is the paper's stabiliser, exp(exponent - largest exponent) + offset: the largest over the features of
+    one query, or over all keys seen.
+    """
+
+    def __init__(self, weight: Tensor, offset: float = 0.0) -> None:
+        super().__init__(weight)
+        self.offset = offset
+        self.binary = weight * LOG2E
+
+    def exponents(self, x: Tensor, out: Tensor) -> None:
+        self.project(self.binary, x, out)
+
+    def exponentiate(self, x: Tensor, out: Tensor) -> Tensor:
+        self.exponents(x, out)
+        largest = out.amax(-1, keepdim=True)
+        out.sub_(largest).exp2_()
+        return largest
+
+    def queries(self, x: Tensor, out: Tensor) -> None:
+        self.exponentiate(x, out)
+        if self.offset:
+            out.add_(self.offset)
+
+    def keys(self, x: Tensor, out: Tensor) -> Tensor:
+        return self.exponentiate(x, out).sub_(self.half_square(x))
+
+    def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
+        if not self.offset:
+            return self.pull_exponents_back(grad.mul_(features))
+        # Up to a factor of the row, features are exp(u) + offset · exp(max u).
+        through_largest = self.offset * grad.sum(-1, keepdim=True)
+        grad.mul_(features.sub_(self.offset))
+        return self.pull_exponents_back(add_at_largest(grad, features, through_largest))
+
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
+        grad.mul_(features)
+        if d_weight is not None:
+            add_at_largest(grad, features, d_weight)
+        return self.pull_exponents_back(grad).addcmul_(x, grad.sum(-1, keepdim=True), value=-self.squared)
+
+    def pull_exponents_back(self, grad: Tensor) -> Tensor:
+        return self.pull_back(grad)
+
+
+def add_at_largest(grad: Tensor, features: Tensor, amount: Tensor) -> Tensor:
+    """Add ``amount`` ``(G, c, 1)`` to ``grad`` where a row of ``features`` is largest, in equal parts; overwrites both.
+
+    Torch's argmax takes as long as a product with ω on a CPU.
+    """
+    largest = features.eq_(features.amax(-1, keepdim=True))
+    return grad.addcmul_(largest, amount / largest.sum(-1, keepdim=True))
+
+
+class HyperbolicFeatures(PositiveFeatures):
+    """φ(x) = exp(-‖x‖²/2)·[exp(ω·x), exp(-ω·x)]: positive features in pairs ±ω, half the variance or less."""
+
+    sides = 2
+
+    def exponents(self, x: Tensor, out: Tensor) -> None:
+        u = self.project(self.binary, x)
+        plus, minus = out.chunk(2, -1)
+        plus.copy_(u)
+        fill(minus, torch.neg, u)
+
+    def pull_exponents_back(self, grad: Tensor) -> Tensor:
+        plus, minus = grad.chunk(2, -1)
+        return self.pull_back(plus - minus)
+
+
+class CosineSineFeatures(Projected):
+    """φ(x) = [cos(ω·x), sin(ω·x)]: φ(x)·φ(y) is the mean of cos(ω·(x - y)), for ω ~ N(0, I) about exp(-‖x - y‖²/2)."""
+
+    sides = 2
+
+    def queries(self, x: Tensor, out: Tensor) -> None:
+        u = self.project(self.weight, x)
+        cos, sin = out.chunk(2, -1)
+        fill(cos, torch.cos, u)
+        fill(sin, torch.sin, u)
+
+    def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
+        cos, sin = features.chunk(2, -1)
+        d_cos, d_sin = grad.chunk(2, -1)
+        return self.pull_back((cos * d_sin).sub_(d_cos.mul_(sin)))
+
+
+class TrigFeatures(CosineSineFeatures):
+    """φ(x) = exp(‖x‖²/2)·[cos(ω·x), sin(ω·x)]: unbiased for exp(x·y), of either sign."""
+
+    def keys(self, x: Tensor, out: Tensor) -> Tensor:
+        self.queries(x, out)
+        return self.half_square(x)
+
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
+        norm = torch.linalg.vecdot(features, grad)[..., None]
+        return self.queries_grad(x, features, grad).addcmul_(x, norm, value=self.squared)
+
+
+class ReluFeatures(Projected):
+    """φ(x) = max(ω·x, 0) + 0.001: another kernel than exp(x·y)."""
+
+    floor = 1e-3
+
+    def queries(self, x: Tensor, out: Tensor) -> None:
+        self.project(self.weight, x, out).relu_().add_(self.floor)
+
+    def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
+        return self.pull_back(grad.mul_(features.sub_(self.floor).sign_()))

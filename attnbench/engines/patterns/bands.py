@@ -1,0 +1,139 @@
+"""Tiles of the patterns that several variants contain: bands along the diagonal, and rows that see everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attnbench.engines.patterns.keys import Beside, Shared, Window
+from attnbench.engines.patterns.tiles import Blocks, Keys, Mask, Tile, batches, minus_infinity
+from attnbench.engines.products import copied_by_products
+from attnbench.engines.tiling import large_steps, learned, short_examples, threads, tile_scores
+
+ROWS = 64
+"""Query rows per product: fewer waste less in the corners of a window, more use the matrix units better."""
+
+_FULL_SCORES = 2**19
+"""Scores that a tile of rows that see every key may have, if it has more than ROWS rows: 2 MiB in float32."""
+
+
+def band_rows(q: Tensor, keys: int) -> int:
+    """Query rows per product of a window of ``keys`` keys.
+
+    Half of ROWS where its corners would be much of it, unless keys are copied for every block of rows, or gradients of
+    keys are summed over them.
+    """
+    return ROWS if keys > 512 or not _only_scores(q) else ROWS // 2
+
+
+def _only_scores(q: Tensor) -> bool:
+    """Whether a tile of windows holds little but its scores."""
+    return not (large_steps(q) or copied_by_products(q) or learned(q))
+
+
+def blocks_per_tile(q: Tensor, blocks: int, scores: int, *, least: int = 1) -> int:
+    """How many of ``blocks`` equal query blocks of q ``(B, H, N, D)``, ``scores`` scores each, go into one tile."""
+    most = max(1, tile_scores(q) // scores)
+    heads = q.shape[0] * q.shape[1] if q.is_contiguous() or short_examples(q) else q.shape[1]
+    if least == 1 and not large_steps(q) and blocks * -(-heads // most) < heads * -(-blocks // most):
+        return 1  # one block of many heads at a time makes fewer steps than many blocks of one head
+    if most >= blocks:
+        return max(least, blocks)
+    # Tiles of the same size, a multiple of the cores, which would wait for the one with a block more.
+    alike, cores = -(-blocks // -(-blocks // most)), threads()
+    return max(least, min(most, -(-alike // cores) * cores))
+
+
+def full_rows(q: Tensor, rows: Blocks) -> Iterator[Tile]:
+    """Tiles in which the rows of these blocks see every key."""
+    n = q.shape[2]
+    # As many as have no more scores than a head has numbers, or a cache: all keys are read again for every tile.
+    most = max(ROWS, (tile_scores(q) if large_steps(q) else _FULL_SCORES) // n)
+    if rows.count > 1 and rows.count * rows.size <= most:
+        yield Tile(rows, (Shared(Blocks(0, n)),))
+        return
+    for start in range(rows.start, rows.start + rows.count * rows.step, rows.step):
+        for first, size in batches(start, start + rows.size, most):
+            yield Tile(Blocks(first, size), (Window(Blocks(0, n)),))
+
+
+def triangle(q: Tensor, column: int, size: int) -> tuple[Mask]:
+    """Causal among ``size`` rows and as many columns from ``column`` on."""
+    i = torch.arange(size, device=q.device)
+    return ((column, minus_infinity(i > i[:, None], q)),)
+
+
+def band(
+    q: Tensor,
+    *,
+    before: int,
+    after: int,
+    start: int = 0,
+    stride: int = 1,
+    step: int | None = None,
+    also: Callable[[Blocks], tuple[Keys, ...]] | None = None,
+    rows: int | None = None,
+    least: int = 1,
+) -> Iterator[Tile]:
+    """Tiles of a band over the tokens start, start + stride, ...: token i sees i - before .. i + after of them.
+
+    Args:
+        step: blocks of one tile are ``step`` tokens apart, and at most ``rows`` long, which is the default.
+        also: further keys for the query blocks of a tile.
+        rows: query rows per product; None: :func:`band_rows`.
+        least: fewest blocks in a tile, where there are so many; above 1, one head at a time.
+    """
+    length = len(range(start, q.shape[2], stride))
+    before, after = min(before, length), min(after, length)
+    known: dict[tuple[int, int, int], tuple[Mask, ...]] = {}
+    rows = rows or band_rows(q, before + after)
+    step = step or rows
+    for offset, size in batches(0, min(step, length), rows):
+        inner = range(-((offset - before) // step), (length - after - size - offset) // step + 1)
+        outer = ((t, 1) for t in range(-((offset - length) // step)) if t not in inner)
+        held = size * (before + size + after) // (2 if also is None and _only_scores(q) else 1)
+        most = blocks_per_tile(q, len(inner), held, least=least)
+        for t, count in (*batches(inner.start, inner.stop, most), *outer):
+            i = t * step + offset
+            own = range(i, min(length, i + size))
+            keys = range(max(0, i - before), min(length, own.stop + after))
+            form = (i - keys.start, len(own), len(keys))
+            if form not in known:
+                known[form] = tuple(_corners(q, *form, before, after))
+            window = Window(Blocks(start + keys.start * stride, len(keys), count, step * stride, stride), known[form])
+            queries = Blocks(start + i * stride, len(own), count, step * stride, stride)
+            yield Tile(queries, (window, *also(queries)) if also else (window,), by_head=least > 1)
+
+
+def around_global(q: Tensor, g: int, window: int, dilation: int = 1) -> Iterator[Tile]:
+    """Token i sees i ± t·dilation for t = 0 .. window; the first ``g`` tokens see every token and are seen by all."""
+    yield from full_rows(q, Blocks(0, g))
+    seen_by_all: tuple[Keys, ...] = (Shared(Blocks(0, g)),) if g else ()
+    copied = bool(g) and not large_steps(q)
+    # The band runs over the tokens after the global ones, so that these are never counted twice.
+    for start in range(g, min(g + dilation, q.shape[2])):
+        also = (lambda rows: seen_by_all) if g else None
+        rows = ROWS if copied else None
+        for tile in band(q, before=window, after=window, start=start, stride=dilation, also=also, rows=rows):
+            yield _beside(tile) if copied else tile
+
+
+def _beside(tile: Tile) -> Tile:
+    """The same with its windows and shared keys in one product."""
+    (window, shared) = tile.keys
+    assert isinstance(window, Window)
+    assert isinstance(shared, Shared)
+    return replace(tile, keys=(Beside(window.blocks, shared.blocks, window.masks),))
+
+
+def _corners(q: Tensor, shift: int, rows: int, keys: int, before: int, after: int) -> Iterator[Mask]:
+    """Where a rectangle sticks out of the band, its first row ``shift`` after its first key: fewer than ``rows``
+    columns on either side."""
+    i = torch.arange(shift, shift + rows, device=q.device)[:, None]
+    for columns in (range(shift + rows - 1 - before), range(max(0, shift + after + 1), keys)):
+        if columns:
+            distance = torch.arange(columns.start, columns.stop, device=q.device) - i
+            yield columns.start, minus_infinity((distance < -before) | (distance > after), q)

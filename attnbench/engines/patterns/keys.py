@@ -1,0 +1,138 @@
+"""The keys that a tile's rows see, and the products of attention with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnbench.engines.patterns.tiles import Blocks, Heads, Mask
+from attnbench.engines.products import product, side_by_side
+
+
+# By bmm: of a single transposed matrix in four dimensions, matmul makes a copy.
+def inner_products(x: Tensor, own: Tensor) -> Tensor:
+    """``(heads, blocks, rows, width)`` of x ``(heads, blocks, rows, d)`` and own ``(heads·blocks, width, d)``."""
+    return product(x.flatten(0, 1), own.transpose(1, 2)).view(*x.shape[:3], -1)
+
+
+def weighted_sums(p: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
+    """``(heads, blocks, rows, d)`` of p ``(heads, blocks, rows, width)`` and own ``(heads·blocks, width, d)``."""
+    if out is not None:
+        product(p.flatten(0, 1), own, out.flatten(0, 1))
+        return out
+    return product(p.flatten(0, 1), own).view(*p.shape[:3], -1)
+
+
+def sums_by_key(p: Tensor, x: Tensor) -> Tensor:
+    """``(heads, blocks, width, d)`` of p ``(heads, blocks, rows, width)`` and x ``(heads, blocks, rows, d)``."""
+    return torch.bmm(p.flatten(0, 1).transpose(1, 2), x.flatten(0, 1)).view(*p.shape[:2], p.shape[3], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The queries of block t see the keys of block t."""
+
+    blocks: Blocks
+    masks: tuple[Mask, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return self.blocks.size
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        return self.blocks.positions(device)[None, :, None]
+
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        return side_by_side(self.blocks.of(y, heads, dtype).flatten(0, 1))
+
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x, own)
+
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        return weighted_sums(p, own, out)
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        _add(self.blocks, sums_by_key(p, x), into, heads)
+
+
+def _add(b: Blocks, sums: Tensor, into: Tensor, heads: Heads) -> None:
+    """Add to each of the blocks, which may overlap, its own sums ``(heads, count, size, d)``."""
+    target = b.of(into, heads)
+    apart = b.count == 1 or b.step < b.stride
+    for piece in (slice(None),) if apart else _pieces(b.size, b.step // b.stride):
+        target[:, :, piece].add_(sums[:, :, piece])
+
+
+def _pieces(size: int, step: int) -> Iterator[slice]:
+    """Pieces of a block no longer than the step, so that they do not overlap those of other blocks."""
+    for first in range(0, size, step):
+        yield slice(first, first + step)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Every query of the tile sees the keys of every one of these blocks."""
+
+    blocks: Blocks
+    masks: tuple[Mask, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return self.blocks.count * self.blocks.size
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        return self.blocks.positions(device).view(1, 1, 1, -1)
+
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        return side_by_side(self.blocks.of(y, heads, dtype).flatten(1, 2))
+
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x.flatten(1, 2)[:, None], own).view(*x.shape[:3], self.width)
+
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        into = None if out is None else out.flatten(1, 2)[:, None]
+        return weighted_sums(p.flatten(1, 2)[:, None], own, into).view(*p.shape[:3], own.shape[-1])
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        keys = sums_by_key(p.flatten(1, 2)[:, None], x.flatten(1, 2)[:, None])
+        self.blocks.of(into, heads).add_(keys.view(-1, self.blocks.count, self.blocks.size, x.shape[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The queries of block t see the keys of block t of ``own``, and every query those of ``shared``.
+
+    They are copied side by side: one product, where a :class:`Window` and a :class:`Shared` make two, and their scores
+    have to be joined.
+    """
+
+    own: Blocks
+    shared: Blocks
+    masks: tuple[Mask, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return self.own.size + self.shared.count * self.shared.size
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        own, shared = self.own.positions(device), self.shared.positions(device).view(1, -1)
+        return torch.cat([own, shared.expand(len(own), -1)], 1)[None, :, None]
+
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        own, shared = self.own.of(y, heads, dtype), self.shared.of(y, heads, dtype).flatten(1, 2)[:, None]
+        return torch.cat([own, shared.expand(-1, own.shape[1], -1, -1)], 2).flatten(0, 1)
+
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x, own)
+
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        return weighted_sums(p, own, out)
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        sums, size = sums_by_key(p, x), self.own.size
+        _add(self.own, sums[:, :, :size], into, heads)
+        shared = self.shared.of(into, heads)
+        shared.add_(sums[:, :, size:].sum(1).view(shared.shape))

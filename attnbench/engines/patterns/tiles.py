@@ -1,0 +1,136 @@
+"""How a pattern of blocks is written down: tiles of query rows and all the keys that they see.
+
+A pattern is a list of :class:`Tile`. A tile holds some query rows and *all* the keys that they see, so that one
+softmax per row is complete inside its tile. No key is ever counted twice as long as the key sets of a tile do not
+intersect; that is the duty of whoever lists the tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from attnbench.engines.precision import accumulator
+
+Heads = tuple[int, slice]
+"""Index of consecutive heads of one example in a tensor ``(B, H, n, d)``."""
+
+Mask = tuple[int, Tensor]
+"""A first column and 0 / -inf, broadcastable to (blocks, rows, columns), added to the scores from that column on."""
+
+Label = tuple[slice, int | Tensor]
+"""Some columns, and the label of their pairs: one for all, or (rows, columns)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """``count`` blocks of ``size`` tokens: blocks ``step`` positions apart, the tokens of a block ``stride``.
+
+    Of several blocks, one of step and stride is a multiple of the other.
+    """
+
+    start: int
+    size: int
+    count: int = 1
+    step: int = 1
+    stride: int = 1
+
+    def of(self, x: Tensor, heads: Heads, dtype: torch.dtype | None = None) -> Tensor:
+        """View of x ``(B, H, n, d)`` as ``(heads, count, size, d)``; blocks may overlap, nothing is copied.
+
+        Of another dtype than x, a view of the tokens converted.
+        """
+        if (dtype is not None and dtype != x.dtype) or torch.compiler.is_compiling():
+            return self._sliced(x, heads, x.dtype if dtype is None else dtype)
+        b, some = heads
+        example, head, token, number = x.stride()
+        return x.as_strided(
+            (some.stop - some.start, self.count, self.size, x.shape[3]),
+            (head, self.step * token, self.stride * token, number),
+            x.storage_offset() + b * example + some.start * head + self.start * token,
+        )
+
+    def _sliced(self, x: Tensor, heads: Heads, dtype: torch.dtype) -> Tensor:
+        """The same in several steps, which take longer, but can be compiled, and convert no more than the tokens."""
+        b, some = heads
+        stop = self.start + (self.count - 1) * self.step + (self.size - 1) * self.stride + 1
+        interleaved = self.count > 1 and self.step < self.stride
+        part = x[b, some, self.start : stop : self.step if interleaved else self.stride].to(dtype)
+        if interleaved:
+            return part.unfold(1, self.count, self.stride // self.step).permute(0, 3, 1, 2)
+        return part.unfold(1, self.size, max(1, self.step // self.stride)).transpose(2, 3)
+
+    def positions(self, device: torch.device) -> Tensor:
+        """``(count, size)``."""
+        block, token = torch.arange(self.count, device=device), torch.arange(self.size, device=device)
+        return self.start + block[:, None] * self.step + token * self.stride
+
+
+class Keys(Protocol):
+    """Some keys of a tile, and the three products of attention with them.
+
+    x is ``(heads, blocks, rows, d)`` in the dtype of accumulation; y and ``into`` are ``(B, H, n, d)``, p
+    is ``(heads, blocks, rows, width)``; ``heads`` says which of y's heads x has. ``own`` is what :meth:`of` gave.
+    """
+
+    @property
+    def width(self) -> int:
+        """Keys per query row."""
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """Which of the pairs are not attended to; columns count from this object's first."""
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        """Of the keys of ``rows``, broadcastable to ``(heads, blocks, rows, width)``."""
+
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        """What ``rows`` see of y, laid out for the products."""
+
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        """Inner products of the rows with their keys, shaped as p."""
+
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        """Each row's sum of its keys' y, weighted by p; shaped as x. Written to ``out`` where it is given."""
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        """The transpose of :meth:`mix`: add p times the row's x to each of its keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Query rows and all the keys that they see; the key sets must be disjoint."""
+
+    rows: Blocks
+    keys: tuple[Keys, ...]
+    by_head: bool = False
+    """On the CPU, one head at a time: where batching heads would copy keys."""
+    labels: tuple[Label, ...] = ()
+    """Which of its row's logits by label is added to a pair's score; columns count over all ``keys``."""
+
+    @property
+    def scores(self) -> int:
+        """Scores of one head."""
+        return self.rows.count * self.rows.size * sum(keys.width for keys in self.keys)
+
+    def columns(self) -> Iterator[tuple[Keys, slice]]:
+        first = 0
+        for keys in self.keys:
+            yield keys, slice(first, first + keys.width)
+            first += keys.width
+
+
+def minus_infinity(blocked: Tensor, like: Tensor) -> Tensor:
+    """0 / -inf from a bool mask, in the dtype in which ``like`` is accumulated."""
+    accumulate = accumulator(like.dtype)
+    return torch.zeros(blocked.shape, dtype=accumulate, device=like.device).masked_fill_(blocked, float("-inf"))
+
+
+def batches(first: int, stop: int, count: int) -> Iterator[tuple[int, int]]:
+    """(start, length) of consecutive runs of at most ``count`` in first .. stop - 1."""
+    for start in range(first, stop, count):
+        yield start, min(count, stop - start)

@@ -1,0 +1,38 @@
+"""In which dtype sums are taken, and what stands for -∞ in it."""
+
+from __future__ import annotations
+
+from math import log
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """In which inputs of ``dtype`` are summed: float32, or float64 for float64."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def hidden(dtype: torch.dtype) -> float:
+    """Logit of a pair that does not count, below every other; finite, so that a row of nothing else is not NaN.
+
+    In float16 it is the lowest number, and must be the logit itself. Elsewhere it may be added to a logit, or be there
+    twice, and the sum is still finite.
+    """
+    return max(torch.finfo(dtype).min, torch.finfo(torch.float32).min / 4)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm whose gradients are sums in float32 too, in which torch's own for a CPU keeps to the input's dtype."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        dtype = accumulator(input.dtype)
+        if dtype == input.dtype or input.device.type != "cpu":
+            return super().forward(input)
+        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        return layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps).to(input.dtype)
+
+
+LOG2E = 1.0 / log(2.0)
+"""Exponentials are taken as 2^(x·log2(e)): torch's exp2 is several times as fast as its exp on some CPUs."""

@@ -1,0 +1,93 @@
+"""Float32 products on a CPU for which torch's default library is the better one, where the process has another.
+
+oneDNN, which multiplies wherever the precision is not "highest", is the faster one for large dense matrices alone.
+Matrices with gaps between them, or that overlap, it is given copies of: of windows four to nine times the keys.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from attnbench.engines.precision import accumulator
+
+_SMALL = 1 << 21
+"""Multiplications of a product up to which the 10 to 20 µs that oneDNN takes before the first of them decide."""
+
+_in_place = False
+
+
+def read_in_place(wanted: bool) -> None:
+    """Whether the default library multiplies what oneDNN would copy first, whatever multiplies the rest.
+
+    It depends on the machine which is faster: see :func:`attnbench.measure.limits.windows_rate`.
+    """
+    global _in_place
+    _in_place = wanted
+
+
+class DefaultLibrary:
+    """Products inside are those of torch's default library. A class, since a generator would add 1 µs to a product."""
+
+    __slots__ = ("_precision",)
+
+    def __enter__(self) -> None:
+        self._precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_float32_matmul_precision(self._precision)
+
+
+def copied_by_products(x: Tensor) -> bool:
+    """Whether a product copies x if it has gaps or overlaps."""
+    if torch.compiler.is_compiling():  # which can trace no change of library
+        return _two_libraries(x)
+    return not _in_place and torch.get_float32_matmul_precision() != "highest" and _two_libraries(x)
+
+
+def without_copies(x: Tensor) -> AbstractContextManager[None]:
+    """For products with x, which the default library reads in place where it has gaps or overlaps."""
+    dense = x.is_contiguous() or x.mT.is_contiguous()
+    return DefaultLibrary() if _in_place and not dense and _has_a_choice(x) else nullcontext()
+
+
+def side_by_side(own: Tensor) -> Tensor:
+    """Keys ``(·, width, d)``, copied once without gaps where every product would copy them."""
+    return own.contiguous() if copied_by_products(own) else own
+
+
+def product(x: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
+    """``(·, a, c)`` of x ``(·, a, b)`` and own ``(·, b, c)``, which is read where it is if it may be."""
+    with without_copies(own):
+        return torch.bmm(x, own, out=out)
+
+
+def for_small_products(x: Tensor, multiplications: int) -> AbstractContextManager[None]:
+    """The default library where x is multiplied with so few multiplications, else what the process has."""
+    return DefaultLibrary() if multiplications <= _SMALL and _has_a_choice(x) else nullcontext()
+
+
+def small_bmm(x: Tensor, y: Tensor) -> Tensor:
+    """``(·, a, c)`` of x ``(·, a, b)`` and y ``(·, b, c)``, which may be few and small."""
+    with for_small_products(x, x.numel() * y.shape[2]):
+        return torch.bmm(x, y)
+
+
+def _has_a_choice(x: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and _two_libraries(x)
+
+
+def _two_libraries(x: Tensor) -> bool:
+    """On a GPU the precision that chooses here is another matter."""
+    return x.device.type == "cpu" and accumulator(x.dtype) == torch.float32
+
+
+def writes_gaps() -> bool:
+    """Whether a product can be written into matrices with gaps between them at no cost.
+
+    oneDNN can; torch's default library then multiplies one at a time, half as long again, and torch.compile refuses.
+    """
+    return not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest"

@@ -1,0 +1,1 @@
+"""Recurrences whose state fades, many tokens at a time."""

@@ -1,0 +1,115 @@
+"""Sums of keys and values that fade: what the recurrent variants have in common.
+
+S_t = a_t S_{t-1} + k_t v_tᵀ and o_t = q_tᵀ S_t, with 0 < a_t <= 1, is the product of a lower triangular matrix,
+o_i = Σ_{j<=i} (q_i·k_j) a_{j+1}···a_i v_j. It is computed chunk by chunk: pairs within a chunk as a c x c matrix, all
+earlier keys through the one state in front of the chunk, so that the work is O(n). Every factor is a power of two with
+an exponent that is a sum of logarithms between two tokens and never positive: nothing overflows, however strong a decay
+is, and what follows a strong one keeps its digits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attnbench.engines.recurrent.stretches import in_turn, rows_in_turn, stretches
+
+Chunk = Annotated[int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")]
+"""The option of all recurrences that form the pairs within a chunk."""
+
+
+def states_before(added: Tensor, kept: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """State in front of each chunk, S_{b+1} = kept_b ⊙ S_b + added_b, and the one after the last.
+
+    Args:
+        added: ``(G, chunks, D, E)``.
+        kept: broadcast against it; of one chunk if all are alike.
+        state: S_0 ``(G, D, E)``; None for 0.
+    """
+    state = torch.zeros_like(added[:, 0]) if state is None else state
+    factors = kept.unbind(1) * (added.shape[1] if kept.shape[1] == 1 else 1)
+    states = []
+    for more, factor in zip(added.unbind(1), factors, strict=True):
+        states.append(state)
+        state = torch.addcmul(more, factor, state)
+    return torch.stack(states, 1), state
+
+
+_STRONGEST = -1100.0
+"""Of the logarithms of a decay: 2^-1100 is 0 in float64, and lower ones would cost the sums of the others digits."""
+
+
+def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
+    """Σ_j (q_i·k_j) 2^-|L_i - L_j| v_j over j <= i, or over all j, with L the running sum of ``log_decay``.
+
+    Args:
+        q, k: ``(G, N, D)``; v: ``(G, N, E)``.
+        log_decay: log2(a_t) <= 0, ``(G, N)``, or ``(G, 1)`` where it is the same for all tokens. Else summed in
+            float64: a difference of two sums is all that is left of tokens that follow a strong decay.
+    """
+    N = q.shape[1]
+    chunk = min(chunk, N)
+    parts = stretches(chunk, q, k, v)
+    if log_decay.shape[1] == 1:
+        sums = [log_decay[:, :, None] * torch.arange(1, chunk + 1, device=q.device, dtype=q.dtype)] * len(parts)
+    else:
+        steps = log_decay.clamp(min=_STRONGEST)
+        sums = [x.cumsum(-1, dtype=torch.float64) for (x,) in stretches(chunk, steps)]
+    coming: list[Tensor | None] = [None] * len(parts)
+    if not causal:
+        after = [(keys, values, since) for (_, keys, values), since in zip(parts, sums, strict=True)]
+        coming[::-1], _ = in_turn(_states_after, after[::-1])
+    read = partial(_read, causal=causal)
+    return rows_in_turn(read, [(*part, *more) for part, *more in zip(parts, sums, coming, strict=True)], N)[0]
+
+
+def _states_after(state: Tensor | None, keys: Tensor, values: Tensor, since: Tensor) -> tuple[Tensor, Tensor]:
+    """State behind each chunk, of all later keys."""
+    begun = since[..., None].to(keys.dtype).exp2()
+    states, state = states_before(((keys * begun).mT @ values).flip(1), begun[:, :, -1:].flip(1), state)
+    return states.flip(1), state
+
+
+def _read(
+    state: Tensor | None,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    since: Tensor,
+    later: Tensor | None,
+    *,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    # From the start of the chunk to a token, itself included, and from there to the end.
+    begun, until = (x[..., None].to(keys.dtype).exp2() for x in (since, since[..., -1:] - since))
+    past, state = states_before((keys * until).mT @ values, begun[:, :, -1:], state)
+    out = (queries @ keys.mT * _weights(since, causal, keys.dtype)) @ values + (queries * begun) @ past
+    if later is not None:
+        out = out + (queries * until) @ later
+    return out.flatten(1, 2), state
+
+
+def _weights(since: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
+    """What is left between two tokens of a chunk, ``(G, chunks, c, c)``."""
+    between = (since[..., :, None] - since[..., None, :]).to(dtype)
+    if not causal:
+        return between.copysign(-1.0).exp2()  # -|x|
+    future = torch.full(between.shape[-2:], float("-inf"), dtype=dtype, device=since.device).triu(1)
+    return (between + future).exp2()
+
+
+def last_state(k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
+    """Σ_j 2^(L_n - L_j) k_j v_jᵀ after the last of n >= 0 tokens, ``(B, H, D, E)``.
+
+    Args:
+        k: ``(B, H, n, D)``; v: ``(B, H, n, E)``.
+        log_decay: log2(a_t), ``(B, H, n, 1)`` or ``(B, H, n, D)``.
+    """
+    # Of the tokens after each: nothing is subtracted, so that what follows a strong decay keeps its digits.
+    until = pad(log_decay[:, :, 1:], (0, 0, 0, 1)).flip(2).cumsum(2).flip(2)
+    return (k * until.exp2()).mT @ v

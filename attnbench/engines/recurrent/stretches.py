@@ -1,0 +1,159 @@
+"""A long sequence a stretch at a time, many heads a group at a time, and what the backward pass computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
+
+from attnbench.engines.tiling import Group, cut, head_groups
+
+Compute = Callable[..., Tensor]
+"""Tensors ``(G, ...)`` of G pairs of batch entry and head, in float32 or float64, to an output ``(G, N, E)``."""
+
+
+SHORT = 2**18
+"""Numbers of an input up to which intermediate results are kept for gradients: some ten times as many are a few MiB."""
+
+
+def by_heads(compute: Compute, *inputs: Tensor, again: bool | None = None) -> Tensor:
+    """Run ``compute`` on as many heads at a time as stay in the cache.
+
+    Of long inputs the backward pass runs it again for each group, so that only the inputs are kept and the intermediate
+    results of one group exist at a time. Of short ones, up to :data:`SHORT` numbers, those are no more than a group's.
+
+    Args:
+        again: False keeps what ``compute`` keeps of long inputs too, where computing it again takes longer than reading
+            it; then ``compute`` is one that takes STRETCH tokens at a time.
+        inputs: ``(B, H, ...)``, the first of them ``(B, H, N, D)`` and the third ``(B, H, N, E)``.
+
+    Returns:
+        ``(B, H, N, E)`` in the dtype of the first input.
+    """
+    if again is None:
+        again = inputs[0].numel() > SHORT
+    groups = _groups(inputs[0].shape[2] if again else STRETCH, *inputs)
+    if not again and torch.is_grad_enabled():
+        batch, heads = groups[0]
+        pairs = (batch.stop - batch.start) * (heads.stop - heads.start)
+        parts = zip(*(torch.split(cut(x, (slice(None), slice(None))), pairs) for x in inputs), strict=True)
+        kept = torch.cat([compute(*part) for part in parts])
+        return kept.view(*inputs[0].shape[:3], -1).to(inputs[0].dtype)
+    run = _ByHeads.apply
+    out: Tensor = run(compute, groups, *inputs)  # type: ignore[no-untyped-call]  # untyped in torch
+    return out
+
+
+def _groups(tokens: int, first: Tensor, _: Tensor, values: Tensor, *others: Tensor) -> list[Group]:
+    """Of heads of which so many ``tokens`` are in use at a time, in some ten tensors."""
+    return head_groups(first, 2 * min(tokens, first.shape[2]) * max(first.shape[3], values.shape[3]))
+
+
+class _ByHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, compute: Compute, groups: list[Group], *inputs: Tensor) -> Tensor:
+        first, values = inputs[0], inputs[2]
+        ctx.save_for_backward(*inputs)
+        ctx.compute, ctx.groups = compute, groups
+        outputs = (compute(*(cut(x, group) for x in inputs)) for group in groups)
+        shape = *first.shape[:3], values.shape[-1]
+        if len(groups) == 1:  # the only one is the output as it is
+            return next(outputs).view(shape).to(first.dtype)
+        out = first.new_empty(shape)
+        for group, part in zip(groups, outputs, strict=True):
+            target = out[group]
+            target.copy_(part.view_as(target))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs: tuple[Tensor, ...] = ctx.saved_tensors
+        wanted = [i for i in range(len(inputs)) if ctx.needs_input_grad[i + 2]]
+        grads = {i: torch.empty_like(inputs[i], memory_format=torch.contiguous_format) for i in wanted}
+        for group in ctx.groups:
+            tiles = [cut(x, group).detach() for x in inputs]
+            with torch.enable_grad():
+                leaves = [tiles[i].requires_grad_() for i in wanted]
+                out = ctx.compute(*tiles)
+            for i, part in zip(wanted, torch.autograd.grad(out, leaves, cut(grad, group)), strict=True):
+                target = grads[i][group]
+                target.copy_(part.view_as(target))
+        return None, None, *(grads.get(i) for i in range(len(inputs)))
+
+
+def chunked(x: Tensor, chunk: int) -> Tensor:
+    """``(G, N, ...)`` to ``(G, chunks, chunk, ...)``, the last chunk filled up with zeros."""
+    missing = -x.shape[1] % chunk
+    if missing:
+        x = pad(x, (0, 0) * (x.ndim - 2) + (0, missing))
+    return torch.unflatten(x, 1, (-1, chunk))
+
+
+STRETCH = 1024
+"""Tokens computed at a time, so that what is needed on the way stays in the cache, however long the sequence is."""
+
+
+def stretches(chunk: int, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
+    """``(G, N, ...)`` in parts of some STRETCH tokens, each :func:`chunked`."""
+    tokens = chunk * max(1, STRETCH // chunk)
+    return [
+        tuple(chunked(x, chunk) for x in part)
+        for part in zip(*(torch.split(x, tokens, 1) for x in inputs), strict=True)
+    ]
+
+
+KEPT = 16
+"""Stretches of which everything is kept for gradients; computing them again takes a fifth of the time more, or two."""
+
+
+def in_turn(
+    work: Callable[..., tuple[Any, Any]], parts: Sequence[tuple[Any, ...]], state: Any = None
+) -> tuple[list[Any], Any]:
+    """Outputs of ``work(state, *part)`` and the state after it, part by part.
+
+    For the gradients of more than :data:`KEPT` parts each is computed again: only the states between them are kept.
+    """
+    outputs = []
+    for out, after in _in_turn(work, parts, state):
+        outputs.append(out)
+        state = after
+    return outputs, state
+
+
+def rows_in_turn(
+    work: Callable[..., tuple[Tensor, Any]], parts: Sequence[tuple[Any, ...]], tokens: int, state: Any = None
+) -> tuple[Tensor, Any]:
+    """As :func:`in_turn`, the outputs of all parts as one: ``(G, tokens, E)`` without the rows beyond.
+
+    Where nothing is kept for gradients, each goes to its place while it is in the cache.
+    """
+    if torch.is_grad_enabled():
+        outputs, state = in_turn(work, parts, state)
+        return torch.cat(outputs, 1)[:, :tokens], state
+    out, start = None, 0
+    for rows, after in _in_turn(work, parts, state):
+        if out is None:
+            out = rows.new_empty(rows.shape[0], tokens, rows.shape[2])
+        end = min(start + rows.shape[1], tokens)
+        out[:, start:end] = rows[:, : end - start]
+        start, state = end, after
+    assert out is not None
+    return out, state
+
+
+def _in_turn(
+    work: Callable[..., tuple[Any, Any]], parts: Sequence[tuple[Any, ...]], state: Any
+) -> Iterator[tuple[Any, Any]]:
+    again = len(parts) > KEPT and torch.is_grad_enabled()
+    for part in parts:
+        if again:
+            out, state = checkpoint(work, state, *part, use_reentrant=False, preserve_rng_state=False)
+        else:
+            out, state = work(state, *part)
+        yield out, state

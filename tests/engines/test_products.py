@@ -1,0 +1,148 @@
+"""What torch's default library multiplies where the process multiplies by oneDNN: what has gaps, and what is small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.engines import products
+from attnbench.engines.low_rank.pseudo_inverse import newton
+from attnbench.engines.products import for_small_products, small_bmm
+from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.shape import Shape
+from attnbench.variant import build
+
+WITH_GAPS = [
+    ("local:window=16", False),
+    ("local:window=16", True),
+    ("local:window=16,dilation=2", False),
+    ("local:block=16,look_around=1", False),
+    ("longformer:window=16,global_tokens=0", False),
+    ("longformer:window=16,global_tokens=2", False),
+    ("sparse:length=16", False),
+    ("reformer:chunk=16,buckets=16", False),
+    ("thinformer", False),
+    ("linear:chunk=64", False),
+    ("linear:chunk=64", True),
+]
+
+FEW = 1 << 21
+"""Multiplications up to which a product is small."""
+
+
+@pytest.fixture(autouse=True)
+def _medium(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in the tuned process."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    monkeypatch.setattr(products, "_in_place", True)
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def overlapping() -> Tensor:
+    return torch.randn(96, 8).as_strided((5, 32, 8), (16 * 8, 8, 1))
+
+
+@pytest.mark.parametrize(("variant", "causal"), WITH_GAPS)
+def test_output_and_gradients_are_the_formula_s(variant: str, causal: bool) -> None:
+    module = build(variant, Shape(heads=2, seq_len=512, head_dim=16, causal=causal))
+    inputs = [x.requires_grad_() for x in torch.randn(3, 1, 2, 512, 16).unbind()]
+    results = []
+    for form in (module.forward, module.dense):
+        torch.manual_seed(0)
+        out = form(*inputs)
+        gradients = torch.autograd.grad(out.square().sum(), inputs, materialize_grads=True)  # reformer takes no keys
+        results.append([out, *gradients])
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_other_library_multiplies_only_what_has_gaps_or_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *x, **y: seen.append(torch.get_float32_matmul_precision()) or bmm(*x, **y))
+    x, keys = torch.randn(5, 3, 8), overlapping()
+    for own in (keys.mT, keys.contiguous().mT, keys.mT.contiguous()):
+        torch.testing.assert_close(products.product(x, own), x @ own)
+    assert seen == ["highest", "medium", "medium"]
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_a_product_that_fails_leaves_the_library_as_it_was() -> None:
+    with pytest.raises(RuntimeError):
+        products.product(torch.randn(5, 3, 7), overlapping().mT)
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, keys = torch.randn(5, 4, 8), overlapping()
+    assert products.side_by_side(keys) is keys
+    in_place = peak_tensor_bytes(lambda: products.product(x, keys.mT))
+    monkeypatch.setattr(products, "_in_place", False)
+    copied = peak_tensor_bytes(lambda: products.product(x, products.side_by_side(keys).mT))
+    assert in_place == 4 * 5 * 4 * 32
+    assert copied is not None
+    assert copied >= 4 * 5 * 4 * 32 + 4 * keys.numel()
+
+
+def test_windows_take_less_memory_than_with_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = build("local:window=128", Shape(heads=2, seq_len=4096, head_dim=64))
+    q, k, v = torch.randn(3, 1, 2, 4096, 64).unbind()
+    peaks = []
+    for in_place in (True, False):
+        monkeypatch.setattr(products, "_in_place", in_place)
+        with torch.no_grad():
+            peaks.append(peak_tensor_bytes(lambda: module(q, k, v)))
+    assert peaks[0] < peaks[1]
+
+
+def test_double_precision_and_gpus_know_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_in_place", False)
+    assert products.copied_by_products(torch.empty(1))
+    assert products.copied_by_products(torch.empty(1, dtype=torch.bfloat16))
+    assert not products.copied_by_products(torch.empty(1, dtype=torch.float64))
+    assert not products.copied_by_products(torch.empty(1, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "multiplications", "precision"),
+    [
+        (torch.float32, FEW, "highest"),
+        (torch.float32, FEW + 1, "medium"),
+        (torch.bfloat16, FEW, "highest"),  # whose sums are in float32
+        (torch.float64, FEW, "medium"),  # which has one library only
+    ],
+)
+def test_small_float32_products_alone_change_the_library(
+    dtype: torch.dtype, multiplications: int, precision: str
+) -> None:
+    with for_small_products(torch.zeros(1, dtype=dtype), multiplications):
+        assert torch.get_float32_matmul_precision() == precision
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_on_another_device_nothing_changes() -> None:
+    with for_small_products(torch.zeros(1, device="meta"), 1):
+        assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_it_is_counted_by_what_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *x: seen.append(torch.get_float32_matmul_precision()) or bmm(*x))
+    x = torch.randn(8, 64, 64)
+    torch.testing.assert_close(small_bmm(x, x), x @ x)
+    small_bmm(torch.randn(8, 64, 64), torch.randn(8, 64, 65))
+    newton(x.softmax(-1), x.mT / 64, 1)
+    assert seen == ["highest", "medium", "highest"]
+
+
+def test_compiled_it_is_one_graph() -> None:
+    A = torch.randn(2, 4, 4).softmax(-1)
+    torch._dynamo.reset()
+    compiled = torch.compile(newton, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(A, A.mT / 4, 2), newton(A, A.mT / 4, 2))
