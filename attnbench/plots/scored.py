@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ class Problem:
     name: str = ""
     """What tells it from the other problems, in words; empty where it is the task alone."""
     short: str = ""
-    """The task without its options, where no other task has that name."""
+    """The task with those of its options alone that tell it from other tasks of its name."""
 
     @property
     def heading(self) -> str:
@@ -95,15 +95,27 @@ def _named(found: Sequence[Problem]) -> list[Problem]:
     if not found:
         return []
     names = told_apart(pd.DataFrame([{"task": one.task, **one.setting} for one in found]).drop(columns="task"))
-    tasks = {one.task for one in found}
-    bare = [task.partition(":")[0] for task in tasks]
-    short = {task: name for task in tasks if bare.count(name := task.partition(":")[0]) == 1}
-    return [replace(one, name=said, short=short.get(one.task, "")) for one, (said, _) in zip(found, names, strict=True)]
+    short = short_tasks({one.task for one in found})
+    return [replace(one, name=said, short=short[one.task]) for one, (said, _) in zip(found, names, strict=True)]
+
+
+def short_tasks(tasks: Iterable[str]) -> dict[str, str]:
+    """Each task, ``NAME:OPTION=VALUE,...``, with those of its options alone that tell it from others of its name."""
+    alike: dict[str, dict[str, list[str]]] = {}
+    for task in tasks:
+        name, _, options = task.partition(":")
+        alike.setdefault(name, {})[task] = options.split(",") if options else []
+    short = {}
+    for name, of_name in alike.items():
+        for task, options in of_name.items():
+            own = [option for option in options if not all(option in others for others in of_name.values())]
+            short[task] = f"{name}:{','.join(own)}" if own else name
+    return short
 
 
 def hidden_options(found: Sequence[Problem]) -> str:
     """The options of tasks that headings leave out, in a line."""
-    tasks = [task for task in dict.fromkeys(one.task for one in found if one.short) if ":" in task]
+    tasks = [task for task, short in dict.fromkeys((one.task, one.short) for one in found) if task != short]
     return f"Tasks: {'; '.join(tasks)}." if tasks else ""
 
 

@@ -223,4 +223,9 @@ def _without_mean(found: Sequence[Problem], drawn: Sequence[Problem]) -> list[st
         return ["No mean over tasks: no variant has the same seeds on each task of one model."]
     every = dict.fromkeys(part.label for one in found for part in one.parts)
     missing = [label for label in every if all(label not in {part.label for part in one.parts} for one in drawn)]
-    return [f"Not in the mean, for want of the same seeds on each task: {', '.join(missing)}."] if missing else []
+    once = [label for label in missing if sum(label in {part.label for part in one.parts} for one in found) == 1]
+    several = [label for label in missing if label not in once]
+    lines = [f"Not in the mean, since trained on one task only: {', '.join(once)}."] if once else []
+    if several:
+        lines.append(f"Not in the mean, for want of the same seeds on each task: {', '.join(several)}.")
+    return lines

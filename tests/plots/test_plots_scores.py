@@ -14,7 +14,7 @@ from attnbench.plots import FIGURES, draw
 from attnbench.plots.page import NothingToDraw
 from attnbench.plots.published import read_published
 from attnbench.plots.rescored import TASKS, read_rescored
-from attnbench.plots.scored import means, problems
+from attnbench.plots.scored import means, problems, short_tasks
 from attnbench.plots.scores import draw_scores
 from attnbench.plots.setting import timed
 from attnbench.status import Status
@@ -41,6 +41,19 @@ def test_each_task_has_a_panel_and_the_mean_comes_last(frame: pd.DataFrame, word
     said = words(figure).splitlines()
     heads = [said.index(name) for name in ("recall", "copy", "digits", "mean of the tasks")]
     assert heads == sorted(heads)
+
+
+def test_a_heading_has_only_the_options_that_tell_its_task_from_others_of_its_name() -> None:
+    filler, long, copy = "recall:form=filler,ids=1,pairs=16", "recall:form=long,ids=1,pairs=8", "copy:symbols=16,test=512"
+    assert short_tasks([filler, copy]) == {filler: "recall", copy: "copy"}
+    assert short_tasks([filler, long]) == {filler: "recall:form=filler,pairs=16", long: "recall:form=long,pairs=8"}
+
+
+def test_who_was_trained_on_one_task_only_is_not_said_to_lack_seeds(tmp_path: Path, words: Any) -> None:
+    rows = suite_rows(["softmax", "linear"], ["digits", "copy"], seeds=2) + suite_rows(["local"], ["copy"], seeds=2)
+    said = " ".join(words(draw_scores(frame_of(rows, tmp_path))).split())
+    assert "Not in the mean, since trained on one task only: local." in said
+    assert "for want of the same seeds" not in said
 
 
 def test_there_is_no_mean_where_a_task_lacks_a_seed(tmp_path: Path, words: Any) -> None:
