@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
 from attnbench.engines.masks import added_to_logits, emptied, seeing
-from attnbench.engines.precision import accumulator, hidden
+from attnbench.engines.precision import accumulator, hidden, softmax_and_log_sum
 from attnbench.position_bias import PositionBias, position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -174,10 +174,8 @@ class _Tiles:
                 if not merging:
                     merged = _product(torch.softmax(S, -1, out=S), self.V[heads, keys])
                     break
-                # The largest probability is exp(largest logit - L_c): cheaper to read than a sum of exponentials.
-                largest = S.amax(-1, keepdim=True)
-                part = _product(torch.softmax(S, -1, out=S), self.V[heads, keys])
-                L_c = largest - S.amax(-1, keepdim=True).log_()
+                weights, L_c = softmax_and_log_sum(S)
+                part = _product(weights, self.V[heads, keys])
                 if keys.start == 0:
                     merged, total = part, L_c
                     continue

@@ -14,11 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines.low_rank.segments import take
 from attnbench.engines.masks import emptied
-from attnbench.engines.precision import accumulator
+from attnbench.engines.precision import accumulator, hidden
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
-
-_FAR = -1e30  # finite, so that a block without any key makes no NaN
 
 
 @register(
@@ -155,7 +153,7 @@ def _hidden(real: Tensor | None, x: Tensor, places: int, dtype: torch.dtype) -> 
     if real is None and n == places:
         return None
     real = torch.ones(B, n, dtype=torch.bool, device=x.device) if real is None else real
-    bias = torch.zeros(B, places, dtype=dtype, device=x.device).masked_fill_(~pad(real, (0, places - n)), _FAR)
+    bias = torch.zeros(B, places, dtype=dtype, device=x.device).masked_fill_(~pad(real, (0, places - n)), hidden(dtype))
     return bias.repeat_interleave(H, 0)
 
 

@@ -23,6 +23,16 @@ def hidden(dtype: torch.dtype) -> float:
     return max(torch.finfo(dtype).min, torch.finfo(torch.float32).min / 4)
 
 
+def softmax_and_log_sum(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over the last axis, in the memory of ``logits``, and log Σ exp(logits), ``(..., 1)``.
+
+    The largest weight is 1 / Σ exp(logits - top): cheaper to read than exponentials are to sum again.
+    """
+    top = logits.amax(-1, keepdim=True)
+    weights = torch.softmax(logits, -1, out=logits)
+    return weights, top.sub_(weights.amax(-1, keepdim=True).log_())
+
+
 class LayerNorm(nn.LayerNorm):
     """Layer norm whose gradients are sums in float32 too, in which torch's own for a CPU keeps to the input's dtype."""
 

@@ -119,7 +119,10 @@ def _words(model: Mapping[str, object], names: Sequence[str]) -> str:
 
 def _how(one: Problem) -> str:
     setting = one.setting
-    parts = [f"score: {one.short or one.task}", *(in_words(name, setting[name]) for name in ("layers", "ffn") if setting.get(name))]
+    parts = [
+        f"score: {one.short or one.task}",
+        *(in_words(name, setting[name]) for name in ("layers", "ffn") if setting.get(name)),
+    ]
     if one.task != MEAN and setting.get("steps"):
         parts.append(in_words("steps", setting["steps"]))
     rates = "best rate by validation" if setting.get("protocol") == "sweep" else "one fixed rate"

@@ -25,13 +25,15 @@ RULES = TimingRules(min_time=0.3, max_time=3.0, warmup_time=0.05)
 
 @contextmanager
 def busy_loops() -> Iterator[None]:
-    """One program for each core that never sleeps, in sessions of their own, as those of other users are.
+    """Two programs for each core that never sleep, in sessions of their own, as those of other users are.
+
+    With one for each core the scheduler now and then leaves a core to the worker for a whole length.
 
     Linux divides its cores between sessions first. Those of this test's session would get one share together, and the
     worker, whose session is another, a core that nobody disturbs.
     """
     command = [sys.executable, "-c", "while True: pass"]
-    loops = [subprocess.Popen(command, start_new_session=True) for _ in range(os.cpu_count() or 1)]
+    loops = [subprocess.Popen(command, start_new_session=True) for _ in range(2 * (os.cpu_count() or 1))]
     try:
         yield
     finally:

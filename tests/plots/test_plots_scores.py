@@ -44,7 +44,11 @@ def test_each_task_has_a_panel_and_the_mean_comes_last(frame: pd.DataFrame, word
 
 
 def test_a_heading_has_only_the_options_that_tell_its_task_from_others_of_its_name() -> None:
-    filler, long, copy = "recall:form=filler,ids=1,pairs=16", "recall:form=long,ids=1,pairs=8", "copy:symbols=16,test=512"
+    filler, long, copy = (
+        "recall:form=filler,ids=1,pairs=16",
+        "recall:form=long,ids=1,pairs=8",
+        "copy:symbols=16,test=512",
+    )
     assert short_tasks([filler, copy]) == {filler: "recall", copy: "copy"}
     assert short_tasks([filler, long]) == {filler: "recall:form=filler,pairs=16", long: "recall:form=long,pairs=8"}
 

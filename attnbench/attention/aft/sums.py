@@ -19,8 +19,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-EMPTY = -1e30
-"""Finite, so that the difference of two of them is 0 and not NaN."""
+from attnbench.engines.precision import hidden
+
+EMPTY = hidden(torch.float32)
+"""k of a key that is not there; finite, so that the difference of two of them is 0 and not NaN."""
 
 _RUN = 16
 """Tokens to a run of :func:`running`."""

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from attnbench.attention.hyperattention import causal as halves
 from attnbench.attention.hyperattention.blocks import Attend
-from attnbench.attention.hyperattention.causal import FAR, GRID
+from attnbench.attention.hyperattention.causal import GRID
 from attnbench.attention.hyperattention.steps import Decoding
 from attnbench.engines.masks import emptied
-from attnbench.engines.precision import accumulator
+from attnbench.engines.precision import accumulator, hidden
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -184,10 +184,10 @@ class HyperAttention(Decoding, nn.Module):
         s = m.clamp(min=1, max=max(S, 1))
         sampled = ((drawn << GRID) + self.draws[:S]) * m // (s << GRID)
         bias = torch.zeros(B, C, columns + S, dtype=accumulator(q.dtype), device=device)
-        bias[:, :, :columns].masked_fill_(own >= end.unsqueeze(2), FAR)
+        bias[:, :, :columns].masked_fill_(own >= end.unsqueeze(2), hidden(bias.dtype))
         twice = (sampled * blocks // m.clamp(min=1)).unsqueeze(1) == block.unsqueeze(2)
         bias[:, :, columns:] = (m.clamp(min=1).to(bias.dtype) / s).log().unsqueeze(2)
-        bias[:, :, columns:].masked_fill_(twice | (drawn >= s).unsqueeze(1), FAR)
+        bias[:, :, columns:].masked_fill_(twice | (drawn >= s).unsqueeze(1), hidden(bias.dtype))
 
         def token(x: Tensor, real: Tensor | None, rank: Tensor, count: Tensor) -> Tensor:
             order, length = self._order(x, real), x.shape[2]

@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.engines.precision import accumulator
+from attnbench.engines.precision import accumulator, hidden, softmax_and_log_sum
 from attnbench.engines.tiling import fitting
 
-FAR = -1e30
-"""Logit of a pair that does not count; finite, so that a row without any key makes no NaN."""
 GRID = 20
 """Bits of a drawn position: integers stay exact in a module cast to half precision."""
 _ROWS = 64  # queries of a chunk; more leave more slots empty, fewer read the keys of their block more often
@@ -136,7 +134,7 @@ class Plan:
         most = (G * Q + G * min(P, Q) * (r - 1)) // r  # however the queries fall
         asked = keys.new_full((most * r,), heads * n)
         asked[first_slot[sorted_blocks] + arange(G * Q)] = queries.view(-1)[by_block]
-        bias = torch.full((P, len(drawn)), FAR, dtype=torch.float64, device=device)
+        bias = torch.full((P, len(drawn)), hidden(torch.float32), dtype=torch.float64, device=device)
         bias.masked_fill_(drawn // b != arange(P).unsqueeze(1), math.log(M / max(len(drawn), 1)))
         return _Part(
             asked.view(-1, r),
@@ -165,7 +163,7 @@ class Attend(torch.autograd.Function):
                 new.addcmul_(out.index_select(0, rows), (before - both).exp_().unsqueeze(1))
                 out.index_copy_(0, rows, new)
                 lse.index_copy_(0, rows, both)
-        lse[T].fill_(-FAR)  # an empty slot weighs nothing
+        lse[T].fill_(-hidden(dtype))  # an empty slot weighs nothing
         result = out[:T].to(q.dtype)
         ctx.save_for_backward(q, k, v, lse, result)
         ctx.plan = plan
@@ -219,8 +217,6 @@ def _tiles(part: _Part, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tenso
         if S:
             logits[:, :, b:] += part.bias[block % (blocks // G)].to(dtype).unsqueeze(1)
         if part.diagonal:
-            logits.masked_fill_(columns.unsqueeze(1) > asked.unsqueeze(2), FAR)
-        top = logits.amax(-1)
-        weights = torch.softmax(logits, -1, out=logits)
-        lse = top.sub_(weights.amax(-1).log_()).view(-1)  # the largest weight is 1 / sum
-        yield rows, block, queries, keys, values, weights, lse
+            logits.masked_fill_(columns.unsqueeze(1) > asked.unsqueeze(2), hidden(dtype))
+        weights, lse = softmax_and_log_sum(logits)
+        yield rows, block, queries, keys, values, weights, lse.view(-1)

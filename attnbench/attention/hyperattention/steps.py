@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.attention.hyperattention.causal import FAR, place, spans, strata
+from attnbench.attention.hyperattention.causal import place, spans, strata
 from attnbench.engines.decoding.kv_cache import Cache, attend
-from attnbench.engines.precision import accumulator
+from attnbench.engines.precision import accumulator, hidden
 
 
 class Span(NamedTuple):
@@ -63,7 +63,7 @@ class Decoding:
             weight = torch.full_like(seen, 0, dtype=added[0].dtype)
             weight[:, :, b:] = math.log(M / max(1, len(ranks)))
             added.append(weight)
-            weight[:, :, b:].masked_fill_(ranks // b == own, FAR)
+            weight[:, :, b:].masked_fill_(ranks // b == own, hidden(weight.dtype))
         at = torch.cat(tokens, 2).unsqueeze(3).expand(-1, -1, -1, D)
         out = attend(q, cache.k.gather(2, at), cache.v.gather(2, at), torch.cat(added, 2).unsqueeze(2))
         kept = state.spans

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from attnbench.attention.reformer.chunks import FAR, SELF, Attend, Plan
+from attnbench.attention.reformer.chunks import APART, SELF, Attend, Plan
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.gathered.largest import argmax
 from attnbench.engines.masks import emptied
@@ -194,7 +194,7 @@ class Reformer(nn.Module):
         logits = logits.masked_fill(found == now, SELF)
         if self.correction:
             again = found[..., 1:] == found[..., :-1]
-            logits[..., 1:].masked_fill_(again, -FAR)
+            logits[..., 1:].masked_fill_(again, -APART)
         out = torch.matmul(logits.softmax(-1).unsqueeze(2), values)
         count = state.fill.scatter_add(3, code, torch.ones_like(code))
         return out.to(v.dtype), State(cache, latest, count)
@@ -262,7 +262,7 @@ class Reformer(nn.Module):
             place[r].index_copy_(0, tokens, 2 * at.int())
         hidden = None
         if empty or real is not None:
-            hidden = x.new_full((T + 1,), FAR, dtype=torch.float32)
-            hidden[:T] = 0 if real is None else FAR * ~real.reshape(-1)
+            hidden = x.new_full((T + 1,), APART, dtype=torch.float32)
+            hidden[:T] = 0 if real is None else APART * ~real.reshape(-1)
         reach = C if self.same_bucket and self.causal else 1
         return Plan(T, N, C, chunks, back, order, place, reach, hidden, self.same_bucket, self.correction, self.causal)

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.engines.precision import accumulator
+from attnbench.engines.precision import accumulator, softmax_and_log_sum
 from attnbench.engines.products import product
 from attnbench.engines.tiling import cached
 
 SELF = -1e5
 """Logit of a token to itself; finite, so that a token with no other target attends to itself."""
-FAR = 1e25
+APART = 1e25
+"""How far a logit is lowered for each position that its key is out of reach; times 10^6 positions still finite."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +69,20 @@ class Plan:
 
         if self.same_bucket:
             outside = apart(self.place[r, slots]).sub_(self.reach).abs_().sub_(self.reach).clamp_(min=0)
-            logits.sub_(outside.to(logits.dtype), alpha=FAR)
+            logits.sub_(outside.to(logits.dtype), alpha=APART)
         elif self.causal:
-            logits.add_(apart((slots % self.row).int()).clamp_(max=0).to(logits.dtype), alpha=FAR)
+            logits.add_(apart((slots % self.row).int()).clamp_(max=0).to(logits.dtype), alpha=APART)
         if self.distinct and r:
             nearest = apart(self.place[0, slots]).sub_(self.reach).abs_()
             for earlier in self.place[1:r]:
                 torch.minimum(nearest, apart(earlier[slots]).sub_(self.reach).abs_(), out=nearest)
-            logits.add_(nearest.sub_(self.reach + 1).clamp_(max=0).to(logits.dtype), alpha=FAR)
+            logits.add_(nearest.sub_(self.reach + 1).clamp_(max=0).to(logits.dtype), alpha=APART)
         if self.hidden is not None:
             logits.sub_(self.windows(self.hidden[slots].to(logits.dtype).unsqueeze(1)).transpose(1, 2))
         if self.back:
-            logits[-first % self.chunks :: self.chunks, :, : self.chunk] = -FAR
+            logits[-first % self.chunks :: self.chunks, :, : self.chunk] = -APART
         # In one round only: sums of several logits as low as this lose digits.
-        logits[:, :, self.skip :].diagonal(dim1=1, dim2=2).fill_(-FAR if r else SELF)
+        logits[:, :, self.skip :].diagonal(dim1=1, dim2=2).fill_(-APART if r else SELF)
 
 
 class Attend(torch.autograd.Function):
@@ -107,7 +108,7 @@ class Attend(torch.autograd.Function):
                 here = both
             out.index_copy_(0, own, part)
             lse.index_copy_(0, own, here)
-        lse[plan.tokens].fill_(FAR)  # an empty slot weighs nothing
+        lse[plan.tokens].fill_(APART)  # an empty slot weighs nothing
         result = out[: plan.tokens].to(q.dtype)
         ctx.save_for_backward(q, v, inverse, lse, result)
         ctx.plan = plan
@@ -158,7 +159,5 @@ def _tile(q: Tensor, v: Tensor, inverse: Tensor, plan: Plan, r: int, a: int, b: 
     queries = x[plan.skip :].view(b - a, plan.chunk, -1)
     weights = product(queries, plan.windows(keys).transpose(1, 2))
     plan.mask(weights, r, a, slots)
-    top = weights.amax(-1)
-    torch.softmax(weights, -1, out=weights)
-    lse = top.sub_(weights.amax(-1).log_()).view(-1)  # the largest weight is 1 / sum
-    return slots, queries, keys, values, weights, lse
+    weights, lse = softmax_and_log_sum(weights)
+    return slots, queries, keys, values, weights, lse.view(-1)

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attnbench.attention.sinkhorn.blocks import FAR, Attend, Balance, inverse_mass
+from attnbench.attention.sinkhorn.blocks import Attend, Balance, inverse_mass
 from attnbench.attention.sinkhorn.steps import Sorted, balanced_row
 from attnbench.engines.decoding.kv_cache import Cache, attend
 from attnbench.engines.precision import accumulator, hidden
@@ -169,7 +169,7 @@ class Sinkhorn(nn.Module):
         log_mass = None
         if real is not None:
             mass = sort @ real.to(sort.dtype)
-            log_mass = mass.masked_fill(mass <= 0, 1).log().masked_fill(mass <= 0, -FAR)
+            log_mass = mass.masked_fill(mass <= 0, 1).log().masked_fill(mass <= 0, hidden(mass.dtype))
         if self.sort_cut:
             return self._attend_to_first(q, k, v, sort[:, : self.sort_cut], log_mass).view(B, H, n * b, D)[:, :, :N]
         out: Tensor = Attend.apply(q, k, v, sort, log_mass, real, self.causal)  # type: ignore[no-untyped-call] # torch
@@ -204,9 +204,9 @@ class Sinkhorn(nn.Module):
         scores = scores / self.temperature
         if real is not None:
             some = real.any(-1)
-            scores = scores.masked_fill(~(some.unsqueeze(-1) & some.unsqueeze(-2)), -FAR)
+            scores = scores.masked_fill(~(some.unsqueeze(-1) & some.unsqueeze(-2)), hidden(dtype))
         if self.causal:
-            scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(), -FAR)
+            scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(), hidden(dtype))
         balanced: Tensor = Balance.apply(scores, self.iterations, self.causal)  # type: ignore[no-untyped-call] # torch
         return balanced
 

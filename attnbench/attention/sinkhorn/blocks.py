@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.engines.precision import hidden
 from attnbench.engines.tiling import fitting, tiles
 
-FAR = 1e30
 _LOG2 = 19
 """Of the entries of a piece: calls of small products cost more than what does not fit into a core's own cache."""
 
@@ -30,9 +30,9 @@ class Balance(torch.autograd.Function):
             y = x - rows
             columns = y.logcumsumexp(-2) if causal else y.logsumexp(-2, keepdim=True)
             # Where nothing is allowed the potential is free; 0 keeps the entry forbidden.
-            columns.masked_fill_(columns < -FAR / 2, 0)
+            columns.masked_fill_(columns < hidden(x.dtype) / 2, 0)
             before, rows = rows, (x - columns).logsumexp(-1, keepdim=True)
-            rows.masked_fill_(rows < -FAR / 2, 0)
+            rows.masked_fill_(rows < hidden(x.dtype) / 2, 0)
             steps += [before, columns, rows]
         balanced = (x - columns - rows).exp_()
         ctx.save_for_backward(x, balanced, *steps)
@@ -203,10 +203,10 @@ def _weights(
     weights = room[: len(queries)]
     torch.baddbmm(weights, queries, _batch(keys[:, blocks]).mT, beta=0, alpha=D**-0.5, out=weights)
     if causal:
-        weights[:, :, :b] += torch.full((b, b), -FAR, dtype=keys.dtype, device=q.device).triu_(1)
+        weights[:, :, :b] += torch.full((b, b), hidden(keys.dtype), dtype=keys.dtype, device=q.device).triu_(1)
     if real is not None and log_mass is not None:
-        weights[:, :, :b].masked_fill_(~real[heads, blocks].reshape(-1, 1, b), -FAR)
+        weights[:, :, :b].masked_fill_(~real[heads, blocks].reshape(-1, 1, b), hidden(keys.dtype))
         weights[:, :, b:] += log_mass[heads, blocks].reshape(-1, 1, b)
     elif causal and blocks.start == 0:
-        weights.view(len(keys), -1, b, 2 * b)[:, 0, :, b:] = -FAR  # nothing is before the first block
+        weights.view(len(keys), -1, b, 2 * b)[:, 0, :, b:] = hidden(keys.dtype)  # nothing is before the first block
     return torch.softmax(weights, -1, out=weights)

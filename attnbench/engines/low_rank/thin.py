@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnbench.engines.precision import softmax_and_log_sum
 from attnbench.engines.tiling import fitting, short_examples, within
 
 FEW = 256
@@ -200,9 +201,8 @@ def _weights(queries: Tensor, columns: Tensor, room: Tensor, log_sum: Tensor | N
     _multiply(queries, columns, logits)
     if log_sum is None:
         return torch.softmax(logits, -1, out=logits)
-    top = logits.amax(-1, keepdim=True)
-    weights = torch.softmax(logits, -1, out=logits)
-    torch.sub(top, weights.amax(-1, keepdim=True).log_(), out=log_sum)  # the largest weight is 1 / sum
+    weights, found = softmax_and_log_sum(logits)
+    log_sum.copy_(found)
     return weights
 
 
