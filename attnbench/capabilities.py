@@ -34,8 +34,8 @@ class Decoding(Protocol):
 class RandomKernel(Protocol):
     """It estimates a kernel of queries and keys by random features.
 
-    Modules that know the mean of their estimate have ``kernel_mean(q, k)`` beside it (else it is exp(q·k/√D)), and those
-    that know its variance ``kernel_variance(q, k)``, relative to the squared mean or None.
+    Modules that know its mean have ``kernel_mean(q, k)`` too (else it is exp(q·k/√D)), and those that know its variance
+    ``kernel_variance(q, k)``, relative to the squared mean or None.
     """
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from attnbench.attention.sinkhorn import blocks
 from attnbench.attention.sinkhorn.algorithm import Sinkhorn
 from attnbench.attention.sinkhorn.blocks import Balance
+from attnbench.engines.precision import hidden
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
