@@ -6,7 +6,9 @@ Matrices with gaps between them, or that overlap, it is given copies of: of wind
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -16,16 +18,20 @@ from attnbench.engines.precision import accumulator
 _SMALL = 1 << 21
 """Multiplications of a product up to which the 10 to 20 µs that oneDNN takes before the first of them decide."""
 
-_in_place = False
+_in_place: ContextVar[bool] = ContextVar("windows_in_place", default=False)
 
 
-def read_in_place(wanted: bool) -> None:
-    """Whether the default library multiplies what oneDNN would copy first, whatever multiplies the rest.
+@contextmanager
+def windows_in_place(wanted: bool) -> Iterator[None]:
+    """Inside, the default library multiplies what oneDNN would copy first, whatever multiplies the rest.
 
-    It depends on the machine which is faster: see :func:`attnbench.measure.limits.windows_rate`.
+    Which is faster depends on the machine. The process that measures finds out and stays inside all its life.
     """
-    global _in_place
-    _in_place = wanted
+    before = _in_place.set(wanted)
+    try:
+        yield
+    finally:
+        _in_place.reset(before)
 
 
 class DefaultLibrary:
@@ -45,13 +51,13 @@ def copied_by_products(x: Tensor) -> bool:
     """Whether a product copies x if it has gaps or overlaps."""
     if torch.compiler.is_compiling():  # which can trace no change of library
         return _two_libraries(x)
-    return not _in_place and torch.get_float32_matmul_precision() != "highest" and _two_libraries(x)
+    return not _in_place.get() and torch.get_float32_matmul_precision() != "highest" and _two_libraries(x)
 
 
 def without_copies(x: Tensor) -> AbstractContextManager[None]:
     """For products with x, which the default library reads in place where it has gaps or overlaps."""
     dense = x.is_contiguous() or x.mT.is_contiguous()
-    return DefaultLibrary() if _in_place and not dense and _has_a_choice(x) else nullcontext()
+    return DefaultLibrary() if not dense and _has_a_choice(x) and _in_place.get() else nullcontext()
 
 
 def side_by_side(own: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Literal, NamedTuple
 
 from attnbench.errors import UsageError
@@ -103,7 +103,7 @@ def apply(
     """Set the process up; returns what could be had, the libraries of float32 products, and what could not be had.
 
     ``tuned`` on the CPU: freed memory stays with the allocator, and float32 products use the faster library (but see
-    :func:`choose_products`), which for windows may be another one.
+    :func:`choose_products`), which for windows may be another one: see :func:`window_library`.
 
     Args:
         products: what another process of the same run found to be faster; measured where None.
@@ -123,13 +123,17 @@ def apply(
         products, lost = faster_products()
         if lost:
             notes.append("float32 matmul stays with the default library: the faster one loses precision here")
-    from attnbench.engines.products import read_in_place
-
     _products = products
-    read_in_place(products.window_products == "default")
     # Also where it is the default: looking for the faster library has left the other one's precision behind.
     torch.set_float32_matmul_precision(_PRECISION[products.float32_products])
     return "tuned", products, notes
+
+
+def window_library(process: Process, products: Products) -> AbstractContextManager[None]:
+    """What a process enters once it knows its libraries: inside, windows are multiplied by the one for them."""
+    from attnbench.engines.products import windows_in_place
+
+    return windows_in_place(process == "tuned" and products.window_products == "default")
 
 
 def faster_products() -> tuple[Products, bool]:

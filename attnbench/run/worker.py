@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from attnbench.errors import AttnbenchError, said
 from attnbench.run.descendants import guard
-from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory, return_freed_memory
+from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory, return_freed_memory, window_library
 
 if TYPE_CHECKING:
     from attnbench.cell import Cell
@@ -41,10 +41,17 @@ def main() -> None:
     except Exception as error:
         _answer(answers, {"failed": _said(error)})
         return
-    from attnbench.run.traces import KEPT_BY_ALL, Snapshot
-
     gc.freeze()
     gc.enable()
+    libraries = Products(*(state[name] for name in Products._fields))
+    with window_library(state["process"], libraries):
+        _serve(requests, answers, settings, state)
+
+
+def _serve(requests: TextIO, answers: TextIO, settings: dict[str, Any], state: dict[str, Any]) -> None:
+    """Answer one request after the other, and say what each left behind in this process."""
+    from attnbench.run.traces import KEPT_BY_ALL, Snapshot
+
     first = before = Snapshot.take(settings["device"])
     _answer(answers, state)
     for line in requests:

@@ -22,7 +22,7 @@ from attnbench.errors import AttnbenchError
 from attnbench.measure.flops import count
 from attnbench.measure.limits import exp_rate, matmul_rate
 from attnbench.run.call import prepare
-from attnbench.run.process import Process, apply
+from attnbench.run.process import Process, apply, window_library
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 
@@ -48,7 +48,8 @@ def main(
     process: Process = "tuned",
 ) -> None:
     """Time of one call by kind of operation, without and with torch's profiler around it."""
-    _, libraries, _ = apply(process, threads=len(os.sched_getaffinity(0)), device="cpu")
+    process, libraries, _ = apply(process, threads=len(os.sched_getaffinity(0)), device="cpu")
+    window_library(process, libraries).__enter__()  # for the life of this process
     shape = Shape(heads=heads, seq_len=n, head_dim=64, causal=causal)
     passed: Pass = "training" if training else "forward"
     try:

@@ -34,12 +34,12 @@ FEW = 1 << 21
 
 
 @pytest.fixture(autouse=True)
-def _medium(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _medium() -> Iterator[None]:
     """As in the tuned process."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
-    monkeypatch.setattr(products, "_in_place", True)
-    yield
+    with products.windows_in_place(True):
+        yield
     torch.set_float32_matmul_precision(before)
 
 
@@ -78,34 +78,33 @@ def test_a_product_that_fails_leaves_the_library_as_it_was() -> None:
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-def test_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_copied() -> None:
     x, keys = torch.randn(5, 4, 8), overlapping()
     assert products.side_by_side(keys) is keys
     in_place = peak_tensor_bytes(lambda: products.product(x, keys.mT))
-    monkeypatch.setattr(products, "_in_place", False)
-    copied = peak_tensor_bytes(lambda: products.product(x, products.side_by_side(keys).mT))
+    with products.windows_in_place(False):
+        copied = peak_tensor_bytes(lambda: products.product(x, products.side_by_side(keys).mT))
     assert in_place == 4 * 5 * 4 * 32
     assert copied is not None
     assert copied >= 4 * 5 * 4 * 32 + 4 * keys.numel()
 
 
-def test_windows_take_less_memory_than_with_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_take_less_memory_than_with_copies() -> None:
     module = build("local:window=128", Shape(heads=2, seq_len=4096, head_dim=64))
     q, k, v = torch.randn(3, 1, 2, 4096, 64).unbind()
     peaks = []
     for in_place in (True, False):
-        monkeypatch.setattr(products, "_in_place", in_place)
-        with torch.no_grad():
+        with products.windows_in_place(in_place), torch.no_grad():
             peaks.append(peak_tensor_bytes(lambda: module(q, k, v)))
     assert peaks[0] < peaks[1]
 
 
-def test_double_precision_and_gpus_know_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_in_place", False)
-    assert products.copied_by_products(torch.empty(1))
-    assert products.copied_by_products(torch.empty(1, dtype=torch.bfloat16))
-    assert not products.copied_by_products(torch.empty(1, dtype=torch.float64))
-    assert not products.copied_by_products(torch.empty(1, device="meta"))
+def test_double_precision_and_gpus_know_no_copies() -> None:
+    with products.windows_in_place(False):
+        assert products.copied_by_products(torch.empty(1))
+        assert products.copied_by_products(torch.empty(1, dtype=torch.bfloat16))
+        assert not products.copied_by_products(torch.empty(1, dtype=torch.float64))
+        assert not products.copied_by_products(torch.empty(1, device="meta"))
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,9 @@ def _products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     before = torch.get_float32_matmul_precision()
     precision, in_place, rows = request.param
     torch.set_float32_matmul_precision(precision)
-    monkeypatch.setattr(products, "_in_place", in_place)
     monkeypatch.setattr(sys.modules[__name__], "ROWS", rows)
-    yield
+    with products.windows_in_place(in_place):
+        yield
     torch.set_float32_matmul_precision(before)
 
 

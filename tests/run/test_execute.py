@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from attnbench.cell import Cell, Pass
-from attnbench.engines import products
 from attnbench.measure import limits
 from attnbench.measure.limits import Limits
 from attnbench.measure.time import TimingRules
@@ -180,7 +179,6 @@ def test_the_tuned_process_multiplies_as_it_says(
 ) -> None:
     monkeypatch.setattr(process, "keep_freed_memory", lambda: True)
     monkeypatch.setattr(process, "_products", process.Products())
-    monkeypatch.setattr(products, "_in_place", False)
     monkeypatch.setattr(limits, "matmul_rate", lambda *_, **__: 1.0)
     monkeypatch.setattr(limits, "is_true_float32", lambda: true_float32)
     before = torch.get_float32_matmul_precision()
