@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache, lru_cache
-from operator import attrgetter
+from functools import lru_cache
 from typing import Any, Literal
 
 from attnbench.shape import Shape
@@ -115,59 +113,29 @@ class Cell:
         return cls(**data)
 
 
-def _identify(cell: Cell) -> str:
-    """Of the cell as JSON with sorted keys, put together from parts that most cells of a suite share."""
-    import hashlib  # not for whoever only asks what passes there are: it loads OpenSSL
-
-    parts = ", ".join([_canonical(names, values_of(cell)) for names, values_of in _parts_of(cell)])
-    return hashlib.sha256(f"[{METHOD_VERSION}, {{{parts}}}]".encode()).hexdigest()[:16]
+_LATER = {
+    "compile": False,
+    "padding": 0.0,
+    "task": None,
+    "training": None,
+}
+"""Fields that came later: cells from before, in which they stand for these, keep their ids."""
+_LATER_IN_PARTS = {"bias": "none", "positions": "learned", "dropout": 0.0}
+"""The same for the fields of shapes, models and trainings."""
 
 
 @lru_cache(maxsize=100_000)
-def _canonical(names: tuple[str, ...], values: Any) -> str:
-    """Some fields and their values, between the braces of a JSON object."""
-    given = dict(zip(names, values if len(names) > 1 else (values,), strict=True))
-    return _ENCODER.encode(given)[1:-1]
+def _identify(cell: Cell) -> str:
+    import hashlib  # not for whoever only asks what passes there are: it loads OpenSSL
 
-
-_ADDED_TO_PARTS = {"bias": "none", "positions": "learned", "dropout": 0.0}
-"""Fields of a part that came later: cells from before, in which they stand for these, keep their names."""
+    given = {field.name: getattr(cell, field.name) for field in fields(cell)}
+    identity = [METHOD_VERSION, _without(given, _LATER)]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
 
 
 def _plain(part: Shape | Spec | ModelSize | Training) -> dict[str, Any]:
-    data = {name: getattr(part, name) for name in part.__slots__}
-    for name, before in _ADDED_TO_PARTS.items():
-        if data.get(name) == before:
-            del data[name]
-    return data
+    return _without({name: getattr(part, name) for name in part.__slots__}, _LATER_IN_PARTS)
 
 
-_ENCODER = json.JSONEncoder(sort_keys=True, default=_plain)
-
-
-def _parts(names: list[str]) -> list[tuple[tuple[str, ...], Callable[[Cell], Any]]]:
-    """The fields in three parts, and what gives the values of each: the shape, which cells share least, is one."""
-    at = names.index("shape")
-    parts = (names[:at], names[at : at + 1], names[at + 1 :])
-    return [(tuple(part), attrgetter(*part)) for part in parts]
-
-
-_NAMES = sorted(field.name for field in fields(Cell))
-_LATER = {
-    field.name: field.default for field in fields(Cell) if field.name in ("compile", "padding", "task", "training")
-}
-"""Fields that came later, with what they stand for in the cells from before, which keep their ids."""
-_later = attrgetter(*_LATER)
-_AS_BEFORE = tuple(_LATER.values())
-
-
-def _parts_of(cell: Cell) -> list[tuple[tuple[str, ...], Callable[[Cell], Any]]]:
-    values = _later(cell)
-    if values == _AS_BEFORE:  # as in nearly all cells of large suites
-        return _parts_without(tuple(_LATER))
-    return _parts_without(tuple(name for name, value in zip(_LATER, values, strict=True) if value == _LATER[name]))
-
-
-@cache
-def _parts_without(left_out: tuple[str, ...]) -> list[tuple[tuple[str, ...], Callable[[Cell], Any]]]:
-    return _parts([name for name in _NAMES if name not in left_out])
+def _without(given: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name not in before or value != before[name]}
