@@ -9,25 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnbench.cell import Cell, Level, Measure, Pass
+from attnbench.cell import Level, Pass
 from attnbench.cli import console
 from attnbench.errors import UsageError
-from attnbench.machine import available_cores, resolve_device
-from attnbench.measure.time import TimingRules
-from attnbench.padding import checked
 from attnbench.plugins import load
-from attnbench.qkv import INPUTS
 from attnbench.run.compare import Comparison
-from attnbench.run.compare import compare as measure_pairs
-from attnbench.run.isolation import Settings
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.process import Process
-from attnbench.run.process import memory_limit as limit_for
+from attnbench.run.question import Question
 from attnbench.run.runner import execute
-from attnbench.shape import Bias, Shape
-from attnbench.spec import Spec, parse_spec, parse_specs
+from attnbench.shape import Bias
+from attnbench.spec import Spec
 from attnbench.suite.expand import Override
-from attnbench.suite.ranges import parse_range
 from attnbench.suite.schema import Suite
 from attnbench.units import parse_bytes
 from attnbench.variant import VARIANTS
@@ -157,50 +150,37 @@ def compare(
     Raises:
         UsageError: a variant, an option, or fewer than two different variants.
     """
-    for source in plugins:
-        load(source)
-    device = resolve_device(device)
-    specs = [VARIANTS.get(spec.name).normalise(spec) for text in variants for spec in parse_specs(text)]
-    _must_be_importable(specs)
-    drawn = parse_spec(inputs)
-    drawn = INPUTS.get(drawn.name).normalise(drawn)
-    numbers = sorted(set(parse_range(lengths)))
-    measures: tuple[Measure, ...] = ("time", "memory", "error") if error and level == "operator" else ("time", "memory")
-    cells = [
-        Cell(
-            suite="compare",
-            sweep="compare",
-            variant=spec,
-            shape=Shape(batch, heads, numbers[0], head_dim, causal=causal, bias=bias),
-            level=level,
-            pass_=pass_,
-            dtype=dtype,
-            device=device,
-            inputs=drawn,
-            seed=seed,
-            measure=measures,
-            error_draws=2,
-            compile=compile,
-            padding=checked(padding),
-        )
-        for spec in specs
-    ]
-    settings = Settings(
+    question = Question(
+        variants,
+        lengths,
+        heads=heads,
+        head_dim=head_dim,
+        batch=batch,
+        dtype=dtype,
         device=device,
-        threads=threads or available_cores(),
+        level=level,
+        pass_=pass_,
+        causal=causal,
+        bias=bias,
+        padding=padding,
+        compile=compile,
+        inputs=inputs,
+        error=error,
+        seed=seed,
+        threads=threads,
+        timeout=timeout,
+        min_time=min_time,
+        memory_limit=_bytes(memory_limit),
         process=process,
-        memory_limit=limit_for(device, _bytes(memory_limit)),
-        plugins=tuple(plugins),
-        dtypes=(dtype,),
-        rates=False,
-    )
-    rules = TimingRules(min_time=min_time, max_time=10 * min_time)
-    with console.progress(len(numbers), wanted=progress) as bar:
+        plugins=plugins,
+    ).prepare()
+    _must_be_importable(cell.variant for cell in question.cells)
+    with console.progress(len(question.lengths), wanted=progress) as bar:
 
         def on_length(n: int) -> None:
-            bar.update(bar.task_ids[0], completed=numbers.index(n), description=f"n = {n}")
+            bar.update(bar.task_ids[0], completed=question.lengths.index(n), description=f"n = {n}")
 
-        return Compared(measure_pairs(cells, numbers, settings, rules, timeout=timeout, on_length=on_length))
+        return Compared(question.answer(on_length))
 
 
 def plot(

@@ -86,94 +86,61 @@ def compare(
     The exit code is 1 where nothing could be measured.
     """
     from attnbench.run.different import refuse_equal
-    from attnbench.suite.ranges import parse_range
 
-    variants = variants or []
     if not variants:
         refuse_equal([], [])
-    lengths = sorted(set(parse_range(n)))
-    if not lengths[0]:
-        raise UsageError("--n 0: a length is at least 1; write --n 1024..4096")
     if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
         raise UsageError(f"--plot {plot}: the name must end in .svg, .png or .pdf")
+    for path in (csv, plot):
+        if path is not None and not path.parent.is_dir():
+            raise CannotCreate(f"cannot write {path}: there is no folder {path.parent}")
 
-    from attnbench.cell import Cell
-    from attnbench.machine import default_threads, resolve_device
     from attnbench.measure.statistics import FASTER_BAND
-    from attnbench.measure.time import TimingRules
-    from attnbench.padding import checked
-    from attnbench.plugins import load
-    from attnbench.qkv import INPUTS, look_at
-    from attnbench.run.compare import compare as measure
-    from attnbench.run.isolation import Settings
-    from attnbench.run.process import memory_limit as limit_for
-    from attnbench.shape import Shape
-    from attnbench.spec import parse_spec, parse_specs
+    from attnbench.run.question import Question
     from attnbench.units import parse_bytes
-    from attnbench.variant import VARIANTS
 
-    padding = checked(padding)
-    for source in plugin or []:
-        load(source)
-    device = resolve_device(device)
-    written = [spec for text in variants for spec in parse_specs(text)]
-    specs = [VARIANTS.get(spec.name).normalise(spec) for spec in written]
-    refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
-    source_of_inputs = parse_spec(inputs)
-    source_of_inputs = INPUTS.get(source_of_inputs.name).normalise(source_of_inputs)
-    look_at(source_of_inputs)
     try:
         wanted = None if memory_limit is None else parse_bytes(memory_limit)
     except ValueError as problem:
         raise UsageError(f"--memory-limit: {problem}") from None
-    for path in (csv, plot):
-        if path is not None and not path.parent.is_dir():
-            raise CannotCreate(f"cannot write {path}: there is no folder {path.parent}")
-    cells = [
-        Cell(
-            suite="compare",
-            sweep="compare",
-            variant=spec,
-            shape=Shape(batch=batch, heads=heads, seq_len=lengths[0], head_dim=head_dim, causal=causal, bias=bias),
-            level=level,
-            pass_=pass_,
-            dtype=dtype,
-            device=device,
-            inputs=source_of_inputs,
-            seed=seed,
-            measure=("time", "memory", "error") if error and level == "operator" else ("time", "memory"),
-            error_draws=2,
-            compile=compile_,
-            padding=padding,
-        )
-        for spec in specs
-    ]
-    settings = Settings(
+    question = Question(
+        variants or [],
+        n,
+        heads=heads,
+        head_dim=head_dim,
+        batch=batch,
+        dtype=dtype,
         device=device,
-        threads=threads or default_threads(),
+        level=level,
+        pass_=pass_,
+        causal=causal,
+        bias=bias,
+        padding=padding,
+        compile=compile_,
+        inputs=inputs,
+        error=error,
+        seed=seed,
+        threads=threads,
+        timeout=timeout,
+        min_time=min_time,
+        memory_limit=wanted,
         process=process,
-        memory_limit=limit_for(device, wanted),
         plugins=tuple(plugin or ()),
-        dtypes=(dtype,),
-        rates=False,
-    )
-    rules = TimingRules(min_time=min_time, max_time=10 * min_time)
+    ).prepare()
+    lengths = question.lengths
     with console.progress(total=len(lengths)) as bar:
 
         def on_length(length: int) -> None:
             bar.update(bar.task_ids[0], completed=lengths.index(length), description=f"n = {length}")
 
         try:
-            comparison = measure(cells, lengths, settings, rules, timeout=timeout, on_length=on_length)
+            comparison = question.answer(on_length)
         except KeyboardInterrupt:
             bar.stop()
             console.note("stopped; compare keeps nothing, use a suite and attnbench run for long measurements")
             raise
-    form = "".join([" causal" * causal, f" {bias}" if bias != "none" else "", " compiled" * compile_])
-    form += f", {100 * padding:.3g} % padding" if padding else ""
-    what = f"{level} {pass_}{form}, B={batch} H={heads} D={head_dim}, {dtype}, {source_of_inputs}, on {device}"
-    plural = "" if settings.threads == 1 else "s"
-    how = f"{settings.threads} thread{plural}, {comparison.environment['process']} process"
+    what, threads = str(question), question.settings.threads
+    how = f"{threads} thread{'s' * (threads != 1)}, {comparison.environment['process']} process"
     for warning in comparison.warnings:
         console.warning(warning)
     if as_json:

@@ -1,0 +1,132 @@
+"""What a user asks of ``compare``, as cells and settings: for the command and for :func:`attnbench.compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from attnbench.cell import Cell, Level, Pass
+from attnbench.errors import UsageError
+from attnbench.machine import default_threads, resolve_device
+from attnbench.measure.time import TimingRules
+from attnbench.padding import checked
+from attnbench.plugins import load
+from attnbench.qkv import INPUTS, look_at
+from attnbench.run.compare import Comparison, compare
+from attnbench.run.different import refuse_equal
+from attnbench.run.isolation import Settings
+from attnbench.run.process import Process
+from attnbench.run.process import memory_limit as limit_for
+from attnbench.shape import Bias, Shape
+from attnbench.spec import Spec, parse_spec, parse_specs
+from attnbench.suite.ranges import parse_range
+from attnbench.variant import VARIANTS
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, as it was written; :func:`attnbench.compare` says what each field means."""
+
+    variants: Sequence[str]
+    lengths: str | int | Sequence[int] = (1024, 2048, 4096)
+    heads: int = 8
+    head_dim: int = 64
+    batch: int = 1
+    dtype: str = "float32"
+    device: str = "auto"
+    level: Level = "operator"
+    pass_: Pass = "forward"
+    causal: bool = False
+    bias: Bias = "none"
+    padding: float = 0.0
+    compile: bool = False
+    inputs: str = "gaussian"
+    error: bool = True
+    seed: int = 0
+    threads: int | None = None
+    timeout: float = 120.0
+    min_time: float = 1.0
+    memory_limit: int | None = None
+    process: Process = "tuned"
+    plugins: Sequence[str] = ()
+
+    def prepare(self) -> Prepared:
+        """Load the plug-ins, look up every name, check every value.
+
+        Raises:
+            UsageError: a variant, an option, or fewer than two different variants.
+        """
+        lengths = tuple(sorted(set(parse_range(self.lengths))))
+        if not lengths[0]:
+            raise UsageError("--n 0: a length is at least 1; write --n 1024..4096")
+        checked(self.padding)
+        for source in self.plugins:
+            load(source)
+        device = resolve_device(self.device)
+        written = [spec for text in self.variants for spec in parse_specs(text)]
+        specs = [VARIANTS.get(spec.name).normalise(spec) for spec in written]
+        refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
+        inputs = parse_spec(self.inputs)
+        inputs = INPUTS.get(inputs.name).normalise(inputs)
+        look_at(inputs)
+        settings = Settings(
+            device=device,
+            threads=self.threads or default_threads(),
+            process=self.process,
+            memory_limit=limit_for(device, self.memory_limit),
+            plugins=tuple(self.plugins),
+            dtypes=(self.dtype,),
+            rates=False,
+        )
+        cells = tuple(self._cell(spec, lengths[0], device, inputs) for spec in specs)
+        rules = TimingRules(min_time=self.min_time, max_time=10 * self.min_time)
+        return Prepared(cells, lengths, settings, rules, self.timeout)
+
+    def _cell(self, variant: Spec, length: int, device: str, inputs: Spec) -> Cell:
+        with_error = self.error and self.level == "operator"
+        return Cell(
+            suite="compare",
+            sweep="compare",
+            variant=variant,
+            shape=Shape(self.batch, self.heads, length, self.head_dim, causal=self.causal, bias=self.bias),
+            level=self.level,
+            pass_=self.pass_,
+            dtype=self.dtype,
+            device=device,
+            inputs=inputs,
+            seed=self.seed,
+            measure=("time", "memory", "error") if with_error else ("time", "memory"),
+            error_draws=2,
+            compile=self.compile,
+            padding=self.padding,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A question that can be answered."""
+
+    cells: tuple[Cell, ...]
+    """One for each variant, at the first length."""
+    lengths: tuple[int, ...]
+    """Increasing."""
+    settings: Settings
+    rules: TimingRules
+    timeout: float
+    """Seconds for one length."""
+
+    def answer(self, on_length: Callable[[int], None] = lambda n: None) -> Comparison:
+        """Measure; ``on_length`` is called with each length before its turn.
+
+        Raises:
+            WorkerFailed: the measuring process could not be started.
+        """
+        return compare(self.cells, self.lengths, self.settings, self.rules, timeout=self.timeout, on_length=on_length)
+
+    def __str__(self) -> str:
+        """The circumstances that all variants share, in one line."""
+        cell, shape = self.cells[0], self.cells[0].shape
+        form = " causal" * shape.causal + f" {shape.bias}" * (shape.bias != "none") + " compiled" * cell.compile
+        form += f", {100 * cell.padding:.3g} % padding" if cell.padding else ""
+        sizes = f"B={shape.B} H={shape.H} D={shape.D}"
+        return f"{cell.level} {cell.pass_}{form}, {sizes}, {cell.dtype}, {cell.inputs}, on {cell.device}"
