@@ -30,7 +30,7 @@ from attnbench.status import Status
 _TURNS = 20
 """Turns at most: on a busy machine it may take a while until a product is as quick as it can be."""
 _CERTAINLY = 4.0
-"""This many times the rate of the best products is impossible: less is not, since some algorithms for convolutions
+"""More than this many times the rate of the best products is impossible. Less is not: some algorithms for convolutions
 spare three quarters of what is counted."""
 _SIZE = 512
 

@@ -209,7 +209,7 @@ def _visit_all(
             known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
             load = OtherLoad(worker.seconds_used)
             visit = measure_length(worker, here, rules, timeout=timeout, fewest=turns, known=known)
-            if visit.pairs is None:  # no turns, during which it would have been looked at
+            if visit.pairs is None:  # no turns were taken, which would have measured it
                 visit.others = load.cores()
             if any("error" in cell.measure for cell in cells) and not visit.with_error:
                 result.without_error.append(n)

@@ -17,7 +17,7 @@ FALL = 0.8
 
 
 def busy(pairs: Pairs, threads: int, cores: int) -> str:
-    """In what way the machine was too busy to compare anything, in a few words; empty where it was not.
+    """Why the machine was too busy to compare anything, in a few words; empty where it was not.
 
     Args:
         threads: how many the measuring process has.

@@ -167,7 +167,7 @@ def _add_error(record: Record, cell: Cell) -> None:
 
 
 def _compile(record: Record, cell: Cell) -> Call:
-    """Prepare a cell whose first call compiles; the seconds that takes have a column of their own."""
+    """Prepare a cell whose first call compiles; its seconds have a column of their own."""
     with compiling():
         call = prepare(cell)
         start = Moment.now()

@@ -22,7 +22,7 @@ def family(cell: Cell) -> tuple[object, ...]:
 
 
 def in_order(cells: Sequence[Cell], seed: str) -> Iterator[Cell]:
-    """In random order, but cells that differ by variant alone in a row, in the same minute of the machine.
+    """Cells in random order, but those that differ by variant alone in a row, in the same minute of the machine.
 
     Shorter lengths of the same thing come first, so that a failure can stand for the longer ones.
     """

@@ -99,7 +99,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
 
 
 def _first_trainings(cells: list[Cell]) -> list[Cell]:
-    """Of the trainings of one thing keep only the first: one seed and one learning rate, which is then fixed."""
+    """Keep only the first training of each thing: one seed and one learning rate, which is then fixed."""
     kept, seen = [], set[Cell]()
     for cell in cells:
         if cell.training is None:

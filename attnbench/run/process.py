@@ -194,10 +194,10 @@ def memory_limit(device: str, wanted: int | None = None) -> int | None:
 
 
 def limit_memory(extra_bytes: int | None) -> int | None:
-    """Refuse allocations beyond what the process has now plus ``extra_bytes``; return how many bytes more.
+    """Refuse allocations beyond what the process has now plus ``extra_bytes``; return how many more it may take.
 
-    Those are fewer where ``ulimit -v`` leaves fewer, and None where nothing is limited. Not for CUDA
-    processes: the driver maps far more address space than it uses.
+    Those are fewer than ``extra_bytes`` where ``ulimit -v`` leaves fewer, and None where nothing is limited. Not for
+    CUDA processes: the driver maps far more address space than it uses.
 
     Raises:
         UsageError: ``ulimit -v`` leaves less than torch itself needs.

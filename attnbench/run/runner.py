@@ -104,7 +104,7 @@ class _Run:
         self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
         self.rules = plan.rules
         self.stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
-        """By family: the shortest length that ran out of memory or time, and of which."""
+        """The shortest length that ran out of memory or time, and of which, by family."""
         self.unwritten: _Outcome | None = None
         """What came of the last visit. Its row is written while the worker builds the next cell."""
         self.notes: list[str] = []
@@ -389,7 +389,7 @@ class _Run:
         record.threads = record.threads or threads_of(cell, self.plan.settings)
         record.started_at = started_at
         self._store()
-        # Without this row, which is not stored yet. Done later, a long table would take a core from the next cell.
+        # Without this row, which is not stored yet. Done later, writing a long table would take a core from the next cell.
         self.folder.write_csv(self._rows(), at_most_every=2.0)
         self._note_failure(cell, record)
         self.records[record.cell_id] = record

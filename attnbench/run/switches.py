@@ -83,7 +83,7 @@ def _settings() -> dict[str, Callable[[], object]]:
 
 
 def _precision() -> object:
-    """None for each of those that this process itself chooses between for every cell, so that they do not differ."""
+    """The precision; None for any that this process itself chooses for each cell, so that these do not differ."""
     now = torch.get_float32_matmul_precision()
     return None if now in chosen_precisions() else now
 

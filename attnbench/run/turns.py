@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 SEEN = 2
-"""How many windows take turns while a call is timed. It has not seen those of higher numbers until then."""
+"""How many windows take turns while a call is timed. Until that is over, it sees no others."""
 UNSEEN = 40
 _ALIGNMENT = 64  # bytes
 _SHARE = 8

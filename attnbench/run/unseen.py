@@ -82,12 +82,12 @@ def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Ten
 
 
 def hold_to_first(call: Call, timed: Look, first: Look, cell: Cell) -> str | None:
-    """Hold what a timed call gave for the first inputs to what it gave before; if they differ, :func:`hold_to`."""
+    """Hold what a timed call gave for the first inputs to what it gave before; if they differ, do as :func:`hold_to`."""
     return None if _agree(timed, first, cell) else hold_to(timed, call.on(0), cell)
 
 
 def hold_to_glances(call: Call, seen: Sequence[tuple[int, Look]], before: Sequence[Look], cell: Cell) -> str | None:
-    """Hold what some timed calls gave to earlier calls on the same inputs; if they differ, :func:`hold_to`.
+    """Hold what some timed calls gave to earlier calls on the same inputs; if they differ, do as :func:`hold_to`.
 
     Args:
         seen: for each of them its number, counted since ``call`` was made, and what it gave.

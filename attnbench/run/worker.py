@@ -83,7 +83,7 @@ def _said(error: Exception) -> str:
 
 
 def _why_lost(device: str) -> str:
-    """Why nothing more can run on the GPU in this process, for example an illegal access; empty where it can."""
+    """Why nothing more can run on the GPU in this process, such as an illegal access; empty where it can."""
     if not device.startswith("cuda"):
         return ""
     import torch
@@ -164,7 +164,7 @@ _LIMITS = ("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor
 
 
 def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """What this machine can do, by the names in _LIMITS, and a warning where it is restless."""
+    """What this machine can do, by the names in _LIMITS, and a warning where it is noisy."""
     from attnbench.machine import OtherLoad, noise_warning
     from attnbench.run.execute import stopwatch
     from attnbench.run.pairs import measure_noise

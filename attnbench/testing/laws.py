@@ -201,7 +201,7 @@ def law(
 
 
 def cases(variant: Variant) -> Iterator[Case]:
-    """Each setting of the variant, without and, where it can, with causality."""
+    """Each setting of the variant, not causal and, where it can be, causal."""
     for index, setting in enumerate(variant.settings or ("",)):
         spec = parse_spec(f"{variant.name}:{setting}".rstrip(":"))
         for causal in (False, True):

@@ -161,7 +161,7 @@ LOUD = 1e-4
 
 
 def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float) -> Measured:
-    """After a prompt of so many tokens, how far the worst token is from what the whole sequence gives."""
+    """How far the worst token after a prompt of so many tokens is from what the whole sequence gives."""
     module = case.module(dtype=inputs[0].dtype)
     expected = module(*inputs)
     decoding = cast(Decoding, module)

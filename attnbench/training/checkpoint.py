@@ -37,7 +37,7 @@ class Checkpoint:
         """Why it could not be written or read, for the row."""
 
     def save(self, state: State) -> None:
-        """Write it. A full disk costs the checkpoint, not the training."""
+        """Write the file. A full disk costs the checkpoint, not the training."""
         about = json.dumps({"owner": self._owner, **state.about})
         try:
             self.path.parent.mkdir(exist_ok=True)
