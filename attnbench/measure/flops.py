@@ -65,7 +65,7 @@ _EXPONENTIALS = {
 }
 """Operations that take one exponential, or what costs as much, for each number of their first argument."""
 _ONLY_IN_MATH = "_safe_softmax"
-"""The math back end of PyTorch's attention consists of ordinary operations. Nothing else calls this one."""
+"""The math back end of PyTorch's attention is ordinary operations; nothing else calls this one of them."""
 
 
 class _NoModules(nullcontext[None]):

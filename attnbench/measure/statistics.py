@@ -117,7 +117,7 @@ class Ratio:
 def noise_floor(a: Sequence[float], b: Sequence[float]) -> float | None:
     """The difference that one program timed as A and as B shows: the far end of the interval of its ratio, minus 1.
 
-    None with fewer than six pairs. It compares machines and moments. No difference below it is a finding.
+    None with fewer than six pairs. It can be compared between machines and moments; no smaller difference is a finding.
     """
     same = paired_ratio(a, b)
     if same.low is None or same.high is None:

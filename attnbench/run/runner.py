@@ -389,7 +389,7 @@ class _Run:
         record.threads = record.threads or threads_of(cell, self.plan.settings)
         record.started_at = started_at
         self._store()
-        # Without this row, which is not stored yet. Done later, writing a long table would take a core from the next cell.
+        # Without this row, which is not stored yet. Later, writing a long table would take a core from the next cell.
         self.folder.write_csv(self._rows(), at_most_every=2.0)
         self._note_failure(cell, record)
         self.records[record.cell_id] = record

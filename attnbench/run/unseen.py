@@ -82,7 +82,7 @@ def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Ten
 
 
 def hold_to_first(call: Call, timed: Look, first: Look, cell: Cell) -> str | None:
-    """Hold what a timed call gave for the first inputs to what it gave before; if they differ, do as :func:`hold_to`."""
+    """Hold what a timed call gave for the first inputs to an earlier look; if they differ, do as :func:`hold_to`."""
     return None if _agree(timed, first, cell) else hold_to(timed, call.on(0), cell)
 
 
