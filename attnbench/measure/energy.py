@@ -26,7 +26,7 @@ POWERCAP = Path("/sys/class/powercap")
 _TOP_ZONE = re.compile(r"intel-rapl:\d+")
 """Not one of its parts, such as ``intel-rapl:0:0``, nor ``intel-rapl-mmio:0``, which counts the same once more."""
 _MOST_WATTS = 1000.0
-"""Most watts that one package takes: a counter that this fills between two looks may have begun again more than once."""
+"""Most watts that one package takes: a counter that they fill between two looks may have begun again several times."""
 
 
 @dataclass(frozen=True, slots=True)
