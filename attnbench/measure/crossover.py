@@ -1,4 +1,4 @@
-"""From which length on the other variant is faster: claimed only between lengths with opposite verdicts."""
+"""The length from which on the other variant is faster: claimed only between lengths with opposite verdicts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Crossover:
     """Where A and B take the same time. All three numbers are None unless there is exactly one such place."""
 
     n: float | None
-    """About where, by a straight line in log n between measured lengths."""
+    """Roughly where, by a straight line in log n between measured lengths."""
     low: int | None
     high: int | None
-    """The nearest lengths with opposite verdicts. All verdicts are right with 95 %, so that the crossing lies between
-    them with 95 %, whatever the curve does there."""
+    """The nearest lengths with opposite verdicts. All verdicts together are right with 95 %, so the crossing lies
+    between these two with 95 %, whatever the curve does there."""
     note: str
-    """Who is faster where, or why there is no crossover."""
+    """Which one is faster where, or why there is no crossover."""
 
 
 def crossover(lengths: Sequence[int], ratios: Sequence[Ratio | None], *, names: tuple[str, str]) -> Crossover:

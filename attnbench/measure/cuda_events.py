@@ -12,7 +12,7 @@ from torch.cuda import Event, get_device_properties, synchronize
 class CudaEvents:
     """Device time between two events around each call, with the L2 cache flushed before each.
 
-    Nobody waits between the calls: the host queues the next one while the device still works, as it does in a model.
+    Nothing waits between the calls: the host queues the next one while the device still works, as it does in a model.
     """
 
     def __init__(self, device: str) -> None:

@@ -1,9 +1,9 @@
-"""Energy that a device took, by counters of the machine: nothing is estimated, and who has none learns nothing.
+"""Energy that a device took, by counters of the machine. Nothing is estimated: without counters there is no number.
 
-On a CPU the counters of its packages, which Linux shows as ``intel-rapl:N`` (of AMD too): cores, caches and memory
-controllers, whatever they work for. Memory itself and the rest of the machine are not in it. Many systems let only root
-read them. On an NVIDIA GPU the total of NVML (Volta and later): the whole board, brought up to date some ten times a
-second; it needs the module ``pynvml`` (package nvidia-ml-py).
+On a CPU these are the counters of its packages, which Linux shows as ``intel-rapl:N`` (for AMD too). They cover cores,
+caches and memory controllers, whatever these work for, but not memory itself or the rest of the machine. Many systems
+let only root read them. On an NVIDIA GPU it is the total of NVML (Volta and later): it covers the whole board, and is
+updated some ten times a second; it needs the module ``pynvml`` (package nvidia-ml-py).
 
 Sources: Linux kernel documentation, "Power Capping Framework"; NVIDIA, "NVML API Reference Guide",
 nvmlDeviceGetTotalEnergyConsumption.
@@ -24,30 +24,30 @@ import torch
 
 POWERCAP = Path("/sys/class/powercap")
 _TOP_ZONE = re.compile(r"intel-rapl:\d+")
-"""Below one lie parts of it, ``intel-rapl:0:0``, and ``intel-rapl-mmio:0`` counts the same once more."""
+"""Not one of its parts, such as ``intel-rapl:0:0``, nor ``intel-rapl-mmio:0``, which counts the same once more."""
 _MOST_WATTS = 1000.0
-"""Of one package: a counter that this could have filled between two looks may have begun anew more than once."""
+"""Most watts that one package takes: a counter that they fill between two looks may have begun again several times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Goes up from any number, and begins again at 0 when it is full."""
+    """A counter that goes up from any number, and begins again at 0 when it is full."""
 
     read: Callable[[], float]
     """Joules; OSError or ValueError where it cannot be read any more."""
     full: float = math.inf
-    """Joules."""
+    """Joules at which it is full."""
 
 
 def energy_counters(device: str) -> tuple[Counter, ...]:
-    """All that count what the device takes; none where there are none, or one of them cannot be read."""
+    """All counters of what the device takes; none where there are none, or one of them cannot be read."""
     if device == "cpu":
         return _packages()
     return _board(device) if device.startswith("cuda") else ()
 
 
 class Meter:
-    """Joules since it was made, on top of those from before; None once that cannot be told."""
+    """Counts joules from when it was made, on top of those from before; None once that cannot be told."""
 
     def __init__(self, counters: Sequence[Counter], before: float | None = 0.0) -> None:
         self._counters = counters
@@ -56,12 +56,12 @@ class Meter:
         self.skip()
 
     def skip(self) -> None:
-        """What was taken since the last look does not count."""
+        """Leave out what was taken since the last look."""
         if self._joules is not None:
             self._at, self._values = time.monotonic(), [_read(counter) for counter in self._counters]
 
     def joules(self) -> float | None:
-        """So far. To be asked every few seconds, since the counter of a busy package is full within minutes."""
+        """Joules so far. To be asked every few seconds, since the counter of a busy package is full within minutes."""
         if self._joules is None:
             return None
         at, values = self._at, self._values
@@ -74,7 +74,7 @@ class Meter:
 
 
 def _read(counter: Counter) -> float:
-    """Joules; not a number where it cannot be read any more."""
+    """Joules; NaN where it cannot be read any more."""
     try:
         return counter.read()
     except (OSError, ValueError):
@@ -82,14 +82,14 @@ def _read(counter: Counter) -> float:
 
 
 def _taken(counter: Counter, before: float, now: float, seconds: float) -> float:
-    """Joules between two looks; no finite number where that cannot be told."""
+    """Joules between two looks; not finite where that cannot be told."""
     if counter.full < _MOST_WATTS * seconds:
         return math.nan
     return now - before + (counter.full if now < before else 0.0)
 
 
 def _packages() -> tuple[Counter, ...]:
-    """Of the whole processor: a training may move from one package to another."""
+    """Counters of all packages, since a training may move from one to another."""
     try:
         zones = sorted(zone for zone in POWERCAP.iterdir() if _TOP_ZONE.fullmatch(zone.name))
         packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]

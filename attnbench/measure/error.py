@@ -27,12 +27,12 @@ ErrorKind = Literal["exact", "approximation", "distance", "learned"]
 _ORACLE_LOGITS = 2**24
 """Logits that the oracle holds at once (128 MiB in float64), whatever the length."""
 _KEPT_ELEMENTS = 2**22
-"""Draws with at most as many elements in q (32 MiB for the exact answer) are kept for the next variant."""
+"""Draws with at most this many elements in q (32 MiB for the exact answer) are kept for the next variant."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorResult:
-    """Against exact attention in float64 of the same inputs, already rounded to the dtype that the variant got.
+    """Errors against exact attention in float64 on the same inputs, as rounded to the dtype that the variant got.
 
     A bias that the shape asks for is the same in both.
     """
@@ -52,7 +52,7 @@ class ErrorResult:
     trivial_error: float | None = None
     """Median over the draws of the rel_error of answering with the mean of the values that a query may see."""
     draws: int = 0
-    """Draws that differ: a variant without random numbers on an input that repeats itself is measured once."""
+    """How many draws differ: a variant without random numbers on an input that repeats itself is measured once."""
 
 
 def measure_error(
@@ -72,7 +72,7 @@ def measure_error(
     Memory is that of the variant plus O(B · H · (N + M) · D): the oracle works on blocks of queries.
 
     Args:
-        adapt: makes of the variant what is measured, compiled code say.
+        adapt: turns the variant into what is measured, for example compiled code.
         padding: share of the tokens that are padding. Outputs of padded tokens mean nothing and are not compared.
 
     Raises:
@@ -179,7 +179,7 @@ class _Problem:
 
 
 def _problem(inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, device: str, padding: float) -> _Problem:
-    """Every variant of a suite meets the same draws, and the oracle is the dearest part: small ones are kept."""
+    """One draw, kept if small: every variant of a suite meets the same draws, and the oracle costs most."""
     small = shape.B * shape.H * max(shape.N, shape.M) * shape.D <= _KEPT_ELEMENTS
     return (_kept_problem if small else _new_problem)(inputs, shape, seed, dtype, device, padding)
 

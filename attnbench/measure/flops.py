@@ -1,4 +1,4 @@
-"""Matmul FLOPs, exponentials and attention kernels of one call, seen at the dispatcher, or foreseen without running."""
+"""Matmul FLOPs, exponentials and attention kernels of one call, seen at the dispatcher or predicted without running."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _sum_and_product(_: Any, a: Any, b: Any, *__: Any, out_shape: Any = None, **
 
 
 _MISSING_IN_TORCH = {
-    # torch's own formulas take a type given for the result (out_dtype, on a GPU) for a second shape of it.
+    # torch's own formulas mistake a dtype given for the result (out_dtype, on a GPU) for a second shape of it.
     torch.ops.aten.bmm: _product,
     torch.ops.aten.addmm: _sum_and_product,
     torch.ops.aten.baddbmm: _sum_and_product,
@@ -65,20 +65,20 @@ _EXPONENTIALS = {
 }
 """Operations that take one exponential, or what costs as much, for each number of their first argument."""
 _ONLY_IN_MATH = "_safe_softmax"
-"""The math back end of PyTorch's attention is ordinary operations, of which no one else calls this one."""
+"""The math back end of PyTorch's attention is ordinary operations; nothing else calls this one of them."""
 
 
 class _NoModules(nullcontext[None]):
-    """In place of torch's tracker of modules, whose hooks refuse a gradient with respect to a module's input."""
+    """Stands in for torch's tracker of modules, whose hooks refuse a gradient with respect to a module's input."""
 
     parents = frozenset({"Global"})
 
 
 def _without_compiler(mode: type) -> None:
-    """Call what ``mode`` does directly. torch wraps it lest it be compiled, and imports its compiler to do so.
+    """Have ``mode`` called directly, without the wrapper in which torch keeps it from being compiled.
 
-    That takes a second, and makes every search for garbage slow. Under a mode nothing is compiled here: what is already
-    runs out of its sight (:mod:`attnbench.compiled`).
+    To make the wrapper, torch imports its compiler, which takes a second and makes every search for garbage slow. Under
+    a mode nothing is compiled here: what is compiled already runs out of its sight (:mod:`attnbench.compiled`).
     """
     inner = getattr(mode.__dict__["__torch_dispatch__"], "__wrapped__", None)
     if inner is not None:
@@ -106,7 +106,7 @@ class Counted:
 
 
 class _Kernels(TorchDispatchMode):
-    """What the counter of FLOPs does not tell: names of kernels, exponentials, and products that causality spares."""
+    """Counts what the counter of FLOPs does not: names of kernels, exponentials, and products that causality spares."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class _Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _look_inside(self, func: Any, args: Any, named: dict[str, Any]) -> None:
-        """A fused kernel: one exponential for each pair, and torch's formulas count pairs that a causal one skips."""
+        """Count an exponential for each pair of a fused kernel, and the FLOPs of pairs that a causal one skips."""
         named = {**dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)), **named}
         q, k, v = named["query"], named["key"], named["value"]
         (B, H, N, D), M = q.shape, k.shape[2]
@@ -138,7 +138,7 @@ class _Kernels(TorchDispatchMode):
 
 
 def _pairs_in_the_past(N: int, M: int) -> int:
-    """Of N queries and M keys that begin at the same token."""
+    """Pairs of a query and a key not after it, of N queries and M keys that begin at the same token."""
     square = min(N, M)
     return square * (square + 1) // 2 + (N - square) * M
 
@@ -178,7 +178,7 @@ class _TooLong(Exception):  # an answer, not an error
 class _Patience(TorchFunctionMode):
     """Gives up where Python calls torch.
 
-    Not at the dispatcher: parts of torch that call others from C++, einsum say, end the process on an exception there.
+    Not at the dispatcher: parts of torch that call others from C++, such as einsum, end the process if it raises there.
     """
 
     def __init__(self, deadline: float) -> None:
@@ -192,7 +192,7 @@ class _Patience(TorchFunctionMode):
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Bytes of all storages alive that were made under this mode, and their peak."""
+    """Counts the bytes of all live storages that were made under this mode, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ def predict(make_call: Callable[[], Callable[[], object]]) -> Prediction:
         make_call: builds the module and its inputs and returns the call; runs under fake tensors too.
 
     Raises:
-        AttnbenchError: what ``make_call`` raises for shapes and options that cannot be.
+        AttnbenchError: what ``make_call`` raises for impossible shapes and options.
     """
     try:
         with FakeTensorMode():

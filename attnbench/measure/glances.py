@@ -11,13 +11,15 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 DENSE = 16
-"""So many samples are all looked at, and of the n-th after them one in n / 16: 80 of a thousand, the last as well."""
+"""The first samples, this many, are all looked at. Of later ones the n-th is, with a chance of 16 / n, so that even the
+last may be: some 80 of a thousand."""
 SHARE = 0.01
-"""Of the time of samples, for looking at them."""
+"""Share of the time of samples that looking at them may take."""
 SURE = 4
-"""Looks that are taken though they need more than that share."""
+"""How many looks are taken even if they need more than that share."""
 SHIFT = 8
-"""Calls by which a sample of several calls may be longer: or its last one would always be the same of each few."""
+"""A sample of several calls is longer by a random number below this. Otherwise its last call would always be the same
+one of every few."""
 
 
 class Glances(Generic[T]):
@@ -26,7 +28,7 @@ class Glances(Generic[T]):
     def __init__(self, look: Callable[[Any], T], seed: bytes | None = None) -> None:
         self._look, self._draw = look, Random(os.urandom(16) if seed is None else seed)
         self.seen: list[tuple[int, T]] = []
-        """Which call it was, counted from 0, and what was seen."""
+        """For each look the number of the call, counted from 0, and what was seen."""
         self._samples, self._sampled, self._looking = 0, 0.0, 0.0
 
     def wanted(self) -> bool:
@@ -36,15 +38,15 @@ class Glances(Generic[T]):
         return self._draw.random() * self._samples < DENSE and cheap
 
     def shift(self, calls: int) -> int:
-        """Calls to add to a sample of so many."""
+        """How many calls to add to a sample of ``calls``."""
         return self._draw.randrange(SHIFT) if calls > 1 else 0
 
     def sampled(self, seconds: float) -> None:
-        """A sample took so long."""
+        """Take note that a sample took ``seconds``."""
         self._sampled += seconds
 
     def look(self, call: int, output: Any) -> None:
-        """At what a call returned."""
+        """Look at what a call returned."""
         start = time.perf_counter()
         self.seen.append((call, self._look(output)))
         self._looking += time.perf_counter() - start

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter  # bound before a plug-in may put another one in its place
+from time import perf_counter  # bound before a plug-in can replace it
 from typing import Any
 
 import torch
 
 
 def matmul_rate(device: str, dtype: torch.dtype, *, size: int | None = None, rounds: int = 5) -> float:
-    """FLOPs per second of the best of ``rounds`` square products; the first one only warms up."""
+    """FLOPs per second of the best of ``rounds`` square products, after one that only warms up."""
     n = size or (8192 if device.startswith("cuda") else 1536)
     a = torch.randn(n, n, device=device).to(dtype)
     out = torch.empty_like(a)
@@ -34,7 +34,7 @@ def windows_rate(*, rounds: int = 5) -> float:
 def exp_rate(device: str, dtype: torch.dtype, *, size: int | None = None, rounds: int = 20) -> float:
     """Exponentials per second over rows of 512 that stay in a cache: bare, to the base 2 or of a softmax.
 
-    Whichever is quickest, lest a variant that takes the quick one beat its own floor.
+    The quickest of the three counts, lest a variant that uses it beat its own floor.
     """
     rows = size or (1 << 17 if device.startswith("cuda") else 1 << 8)
     logits = torch.zeros(rows, 512, device=device, dtype=dtype)
@@ -51,13 +51,13 @@ IMPOSSIBLE = 1.1
 """A peak fraction above it says that the limits were measured while something else kept the machine busy."""
 
 CopyRate = tuple[int, float]
-"""Bytes read and written together, and how many of them a second."""
+"""Bytes read and written together, and how many are moved per second."""
 
 
 def copy_rates(device: str, *, sizes: Sequence[int] | None = None) -> list[CopyRate]:
     """How fast copies of several sizes move bytes, smallest first: what fits into a cache moves faster.
 
-    On CUDA one size, far beyond the cache, which is flushed before every sample there.
+    On CUDA there is one size, far beyond the cache, which is flushed before every sample there.
 
     Args:
         sizes: bytes moved, which is twice the size of what is copied.
@@ -74,7 +74,7 @@ def copy_rates(device: str, *, sizes: Sequence[int] | None = None) -> list[CopyR
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this machine can do a second in one type of number; None or empty where it was not measured."""
+    """What this machine can do per second in one dtype; None or empty where it was not measured."""
 
     matmul_rate: float | None = None
     """FLOPs of matrix products."""
@@ -83,14 +83,14 @@ class Limits:
     copy_rates: Sequence[CopyRate] = ()
 
     def memory_rate(self, moved: int) -> float | None:
-        """Bytes per second of the largest copy that moves no more than ``moved`` bytes."""
+        """Bytes per second of the largest copy that moves no more than ``moved`` bytes, else of the smallest."""
         smaller = [rate for size, rate in self.copy_rates if size <= moved]
         return smaller[-1] if smaller else (self.copy_rates[0][1] if self.copy_rates else None)
 
     def peak_fraction(self, seconds: float, *, flops: int | None, moved: int) -> float | None:
-        """How close to the limit: the larger of FLOPs and of bytes over what could be done in ``seconds``.
+        """How close a call is to the limit: of FLOPs and of bytes, the larger share of what ``seconds`` allow.
 
-        Above 1 for what does not touch all of its bytes: an output that is an input.
+        Above 1 for a call that does not touch all of its bytes, such as one whose output is an input.
         """
         return max((share / seconds for share in (self._products(flops), self._moving(moved)) if share), default=None)
 
@@ -111,7 +111,7 @@ class Limits:
 
 
 def faster_of(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
-    """The higher of each rate, of two that the worker tells: what is too low was measured on a busy machine."""
+    """The higher of each rate, of two that the worker reports: the lower was measured on a busier machine."""
     rates: dict[str, Any] = {
         name: {dtype: max(rate, again[name].get(dtype, rate)) for dtype, rate in first[name].items()}
         for name in ("matmul_rate", "exp_rate")
@@ -141,7 +141,7 @@ def _synchronise(device: str) -> None:
 
 
 def is_true_float32(device: str = "cpu") -> bool:
-    """Whether float32 products carry float32's precision: one product against float64."""
+    """Whether float32 products carry float32's precision: one product compared with float64."""
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(512, 512, generator=generator)
     exact = a.double() @ a.double()

@@ -1,4 +1,4 @@
-"""How much memory one call takes: exact tensor bytes on every device, resident memory beside it on Linux.
+"""How much memory one call takes: exact tensor bytes on the CPU and CUDA, and on Linux also resident memory.
 
 Never in the same pass as timing: both the profiler and the allocator's counters cost time.
 """
@@ -24,9 +24,9 @@ _OUT_OF_MEMORY = re.compile(
 _WANTED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _NEAR = 2**26
-"""Bytes below the limit, where whatever goes wrong went wrong for want of memory."""
+"""Within this many bytes of the limit, whatever goes wrong does so for want of memory."""
 _VAGUE = (TypeError, SystemError, RuntimeError, OSError)
-"""What libraries raise that do not look whether they were given memory."""
+"""What is raised by libraries that do not check whether they were given memory."""
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -52,7 +52,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _memory_wanted(error: BaseException) -> str | None:
-    """How much memory there was too little of, in words; None for an error of another kind."""
+    """How much memory was lacking, in words; None for an error of another kind."""
     text = said(error)
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if not known and not (isinstance(error, RuntimeError | OSError | SystemError) and _OUT_OF_MEMORY.search(text)):

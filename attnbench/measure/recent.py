@@ -1,4 +1,4 @@
-"""What was made for one cell and may serve the next, with the memory that it takes: nobody left that behind."""
+"""What was made for one cell and may serve the next, with its memory, which no cell is blamed for leaving behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Recent(Generic[P, T]):
     """Keeps the last few results of a function, as ``functools.lru_cache`` does, and says how many bytes they hold."""
 
-    _all: list[Recent[Any, Any]] = []  # noqa: RUF012  # one list for all of them is meant
+    _all: list[Recent[Any, Any]] = []  # noqa: RUF012  # one list for all of them is intended
 
     def __init__(self, make: Callable[P, T], size: int) -> None:
         self._make, self._size = make, size

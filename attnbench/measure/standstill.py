@@ -1,10 +1,10 @@
 """Whether this process stood still for a while: stopped by a signal or a debugger, or in a laptop whose lid was shut.
 
-Such a while is no part of what a call takes. Three things tell, and none of them costs anything during the call:
+That time is no part of what a call takes. Three things tell, and none of them costs anything during the call:
 
 - SIGCONT, which the kernel sends to whatever goes on after SIGSTOP or Ctrl-Z, however short the stop was;
 - the clock that counts on while the machine sleeps, beside the one that does not;
-- time in which the thread neither worked nor waited for a core, far above what the same call is otherwise idle: a
+- time in which the thread neither worked nor waited for a core, far more than the same call is otherwise idle: a
   debugger or a frozen container. A call that sleeps, or waits for a device, does so every time.
 """
 
@@ -20,11 +20,11 @@ from pathlib import Path
 
 _SCHEDULER = Path("/proc/thread-self/schedstat")
 _LEAST = 0.2
-"""Seconds of idleness that are worth a question."""
+"""Less than this many seconds of idleness are nothing to ask about."""
 _SHARE = 0.5
-"""Of the time that passed: above it the thread was idle for longer than it worked."""
+"""Share of the time that passed: above it the thread was idle for longer than it worked."""
 _MEMORY = 3
-"""Calls that tell how idle the next one may be."""
+"""How many past calls tell how idle the next one may be."""
 
 # Bound before anything foreign is imported, which may put another clock in their place.
 _clock, _thread_time, _read_clock = time.perf_counter, time.thread_time, getattr(time, "clock_gettime", None)
@@ -48,18 +48,18 @@ def _count(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What two of them tell about the time between. All but ``continued`` in seconds."""
+    """What is known at one moment; two of them tell about the time between. All but ``continued`` in seconds."""
 
     passed: float
     busy: float
-    """For which this thread had a core or waited for one."""
+    """Time for which this thread had a core or waited for one."""
     asleep: float
-    """For which the machine slept."""
+    """Time for which the machine slept."""
     continued: int
 
     @classmethod
     def now(cls) -> Moment:
-        """As this thread sees it."""
+        """The present moment, as this thread sees it."""
         asleep = 0.0
         if _read_clock and _BOOT_CLOCK is not None and _AWAKE_CLOCK is not None:
             asleep = _read_clock(_BOOT_CLOCK) - _read_clock(_AWAKE_CLOCK)
@@ -71,10 +71,10 @@ class Standstill:
 
     def __init__(self) -> None:
         self._idle: deque[float] = deque(maxlen=_MEMORY)
-        """Seconds a call, of the last calls in which no signal and no sleep was seen."""
+        """Idle seconds per call, of the last calls in which no signal and no sleep was seen."""
 
     def between(self, start: Moment, end: Moment, calls: int = 1) -> bool:
-        """Whether it stood still at some time between, while it made ``calls`` calls."""
+        """Whether the process stood still at some time between, while it made ``calls`` calls."""
         if end.continued != start.continued or end.asleep - start.asleep > _LEAST / 2:
             return True
         passed = end.passed - start.passed
@@ -85,7 +85,7 @@ class Standstill:
 
 
 def _waited_for_a_core() -> float:
-    """Seconds, in which other programs had it; 0 where the kernel does not tell."""
+    """Seconds for which this thread waited while others had the core; 0 where the kernel does not tell."""
     with suppress(OSError, ValueError, IndexError):
         return int(_SCHEDULER.read_text().split()[1]) / 1e9
     return 0.0

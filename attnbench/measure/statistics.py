@@ -14,7 +14,7 @@ import numpy as np
 
 CONFIDENCE = 0.95
 FEWEST = 6
-"""Below this no pair of order statistics covers the median with 95 %."""
+"""Below this many samples no pair of order statistics covers the median with 95 %."""
 FASTER_BAND = math.log(1.01)
 """A difference counts only where the whole interval lies beyond 1 %."""
 SAME_BAND = math.log(1.02)
@@ -53,7 +53,7 @@ def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, floa
 @cache
 def _rank(n: int, confidence: float) -> int:
     """The largest k for which the tails beyond x_k and x_{n-1-k} together hold at most 1 - confidence; -1: none."""
-    k, ways, below = -1, 1, 1  # of 2**n orders of heads and tails: those with k + 1 heads, and with at most so many
+    k, ways, below = -1, 1, 1  # of 2**n orders of heads and tails: those with k + 1 heads, and with at most that many
     while k < n and below / 2 ** (n - 1) <= 1 - confidence:
         k += 1
         ways = ways * (n - k) // (k + 1)
@@ -93,7 +93,7 @@ class Ratio:
     joint: tuple[float, float] | None
     """Ends of the interval that holds with 95 % together with those of all other ratios of the same table."""
     noise: float = 0.0
-    """By how much this machine finds one program faster than itself (:func:`noise_floor`), as a share."""
+    """How much faster than itself this machine finds one program (:func:`noise_floor`), as a share."""
 
     @property
     def verdict(self) -> Verdict:
@@ -117,7 +117,7 @@ class Ratio:
 def noise_floor(a: Sequence[float], b: Sequence[float]) -> float | None:
     """The difference that one program timed as A and as B shows: the far end of the interval of its ratio, minus 1.
 
-    None with fewer than six pairs. Between machines and moments it compares; no difference below it is a finding.
+    None with fewer than six pairs. It can be compared between machines and moments; no smaller difference is a finding.
     """
     same = paired_ratio(a, b)
     if same.low is None or same.high is None:
@@ -148,7 +148,7 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], *, noise: float = 0.0, 
 
 
 def fewest(family: int) -> int:
-    """Pairs without which none of ``family`` ratios can get a verdict: six for one ratio, ten for 24."""
+    """The fewest pairs with which any of ``family`` ratios can get a verdict: six for one ratio, ten for 24."""
     return next(n for n in count(FEWEST) if _rank(n, _joint_confidence(family)) >= 0)
 
 

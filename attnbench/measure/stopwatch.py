@@ -28,7 +28,7 @@ class ClockError(RuntimeError):
 
 
 READS = 32
-"""Looks at the clock to find out what one costs: few enough for a clock that stands still to be found out soon."""
+"""How many looks at the clock tell what one costs: so few that a clock that stands still is soon found out."""
 
 
 class Stopwatch(Protocol):

@@ -17,8 +17,8 @@ from attnbench.measure.stopwatch import ClockError, Stopwatch, WallClock
 PATIENCE = 20
 """Samples in a row that may be lost to a process that is stopped again and again."""
 OVERHEAD = 5e-4
-"""Of a sample for looking at the clock: half of the thousandth that it may take, since batches are sized from times
-that hold the looking as well."""
+"""Share of a sample for looking at the clock: half of the thousandth that this may take, since batches are sized from
+times that include the looking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Sample:
         return not self.stopped and self.switches <= 1 + 50 * self.seconds * self.calls
 
     def to_json(self) -> dict[str, float]:
-        """As it is stored."""
+        """The sample as it is stored."""
         row = {"seconds": self.seconds, "calls": self.calls, "switches": self.switches}
         return {**row, "stopped": 1} if self.stopped else row
 
@@ -71,11 +71,11 @@ class Timing:
     stopped: str = "width"
     """``width`` (narrow enough), ``budget`` (max_time or max_samples), ``quick``."""
     made: int = 0
-    """Calls, with those that warmed up."""
+    """How many calls were made, those that warmed up included."""
 
 
 class Kept:
-    """Calls one after the other, the next one each time, and keeps what the last one returned."""
+    """Makes the next of some calls each time it is called, and keeps what the last one returned."""
 
     def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
         self._next = iter(calls).__next__
@@ -92,14 +92,14 @@ class Sampler:
         self._watch, self._call, self._standstill = watch, call, Standstill()
         self.glances = glances
         self.made = 0
-        """Calls until now."""
+        """Calls made until now."""
         self._stopped = 0
-        """Samples in a row."""
+        """Samples in a row during which the process was stopped."""
 
     def take(self, calls: int, call: Callable[[], object] | None = None) -> Sample:
-        """One sample of so many calls, or of ``call``, which is one of them.
+        """Take one sample of ``calls`` calls, of ``call`` if it is given.
 
-        Where its last call is looked at, it may be of a few calls more.
+        A sample whose last call is looked at may hold a few calls more.
 
         Raises:
             ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
@@ -204,7 +204,7 @@ def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], rules: TimingRul
 
 @contextmanager
 def garbage_collection_off() -> Iterator[None]:
-    """Collected once now, and not again until the end of the block."""
+    """Collect garbage once now, and not again until the end of the block."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -217,7 +217,7 @@ def garbage_collection_off() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class TimeSummary:
-    """The statistic of all samples of a cell, in seconds."""
+    """Statistics of all samples of a cell, in seconds."""
 
     median: float
     interval: tuple[float, float] | None
@@ -231,7 +231,7 @@ class TimeSummary:
 def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> TimeSummary:
     """Median, interval and warnings.
 
-    Contaminated samples are left out where at least six clean ones remain, those of a stopped process always.
+    Contaminated samples are left out where at least six clean ones remain; samples of a stopped process always are.
 
     Args:
         rounds: the samples of each visit to the cell.

@@ -1,7 +1,7 @@
 """Measuring suites and pairs. Called, this package is :func:`attnbench.api.run`: ``attnbench.run("quick")``.
 
-A package and a function cannot both be the attribute ``run`` of :mod:`attnbench`, and which of them was would depend on
-what was imported before.
+The package and the function cannot both be the attribute ``run`` of :mod:`attnbench`: which of them it was would depend
+on what was imported before.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from attnbench.trained import choose, trained
 
 
 def doubts(cells: Sequence[Cell], records: Mapping[str, Record]) -> dict[str, str]:
-    """By cell what speaks against all scores of its task, where the suite says what softmax must reach.
+    """What speaks against all scores of a cell's task, by cell id, where the suite says what softmax must reach.
 
-    Nothing is said before softmax or identity was trained.
+    It says nothing before softmax or identity was trained.
     """
     wanted = {
         cell.cell_id: cell.training.solved

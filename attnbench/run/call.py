@@ -29,12 +29,12 @@ from attnbench.task import NO_LABEL, Examples, Form, make_task
 from attnbench.variant import VARIANTS, build
 
 _KEPT_ELEMENTS = 2**22
-"""Draws with at most as many elements in q (48 MiB for q, k and v) are kept for the next variant."""
+"""Draws with at most this many elements in q (48 MiB for q, k and v) are kept for the next variant."""
 Draw = Callable[[Spec, Shape, int], Sequence[Tensor]]
 
 
 Make = Callable[[Iterator[Any]], Callable[[], Any]]
-"""Makes a call of an endless row of what it is given, one after the other."""
+"""Makes a call from an endless iterator, of which each run takes the next item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +42,24 @@ class Call:
     """One thing to run again and again, with the sizes of what it was built from."""
 
     run: Callable[[], Any]
-    """On inputs that take turns (see :mod:`attnbench.run.turns`)."""
+    """Runs it once, on inputs that take turns (see :mod:`attnbench.run.turns`)."""
     on: Callable[[int], Callable[[], Any]]
-    """The same on the inputs of one number: those below ``SEEN`` take turns in ``run``, others it never sees."""
+    """Like ``run``, on the inputs of one number. Numbers below ``SEEN`` take turns in ``run``, which sees no others."""
     input_bytes: int
-    """What one call reads. The windows add less than a quarter of it to the memory in use, or a few dozen tokens."""
+    """Bytes read by a call. The windows add less than a quarter of that to the memory used, or a few dozen tokens."""
     param_bytes: int
     state_bytes: int | None = None
-    """Of a decoding step."""
+    """Bytes of the state of a decoding step."""
     like: Tensor | None = None
-    """What the output must have the shape and dtype of."""
+    """A tensor of the shape and dtype that the output must have."""
     uncompiled: Callable[[], Callable[[], Any]] | None = None
     """Makes ``on(0)`` without ``torch.compile``, where the call is compiled and therefore cannot be looked into."""
 
 
 def kept_draw(inputs: Spec, shape: Shape, seed: int) -> Sequence[Tensor]:
-    """:func:`draw_qkv`, the last of which is kept where it is small: the next cell often differs by its variant alone.
+    """Like :func:`draw_qkv`, but keep the last draw if it is small: the next cell often differs by its variant alone.
 
-    Each gets a copy, since nothing keeps a variant from writing into its inputs.
+    Each caller gets a copy, since nothing keeps a variant from writing into its inputs.
     """
     if shape.B * shape.H * max(shape.N, shape.M) * shape.D > _KEPT_ELEMENTS:
         return draw_qkv(inputs, shape, seed)
@@ -70,7 +70,7 @@ _last_draw = Recent(draw_qkv, 1)
 
 
 def first_examples(cell: Cell) -> tuple[Form, Examples]:
-    """The form of the cell's task, and what the first step of a training on it sees."""
+    """The form of the cell's task, and the examples that the first step of a training on it sees."""
     assert cell.task is not None
     task = make_task(cell.task, cell.shape)
     return task.form, task.batch(cell.seed, 0, cell.shape.B)
@@ -82,12 +82,12 @@ def prepare(
     draw: Draw = kept_draw,
     examples: Callable[[Cell], tuple[Form, Examples]] = first_examples,
 ) -> Call:
-    """Build the variant and its inputs; nothing of this is ever timed.
+    """Build the variant and its inputs; none of this is ever timed.
 
     Args:
         move: brings a module to a device and type.
-        draw: gives q, k and v of an input, a shape and a seed.
-        examples: gives those of a cell with a task, and its form.
+        draw: gives q, k and v for an input, a shape and a seed.
+        examples: gives the form of a cell's task and its first examples.
 
     Raises:
         Unsupported: the mathematics or the input does not allow this cell.
@@ -148,7 +148,7 @@ def prepare(
 
 
 def _allow_padding(cell: Cell) -> None:
-    """Raises Unsupported where the variant takes none, or a pass has no place for it."""
+    """Raise Unsupported where the variant takes no padding, or the pass has no place for it."""
     if cell.pass_ == "decode":
         raise Unsupported("padding: a decoding step reads a state, in which padding has no place")
     reason = VARIANTS.get(cell.variant.name).unsupported_reason(cell.shape, key_mask=True)
@@ -157,7 +157,10 @@ def _allow_padding(cell: Cell) -> None:
 
 
 def always_compiled(cell: Cell) -> bool:
-    """The call is one of a variant that compiles itself; around it a layer or a model is not compiled by that."""
+    """Whether the call is one of a variant that compiles itself.
+
+    False for a layer or a model around such a variant, which that does not compile.
+    """
     return (
         cell.level == "operator"
         and VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).compiled
@@ -169,10 +172,10 @@ class _Made:
     """A pass that can be called."""
 
     turn: Callable[[int], Any]
-    """What a call is given, by the number of its inputs."""
+    """Gives what a call takes, by the number of its inputs."""
     call: Make
     state: Any = None
-    """Against which it decodes."""
+    """The state against which it decodes."""
 
     def on(self, number: int) -> Callable[[], Any]:
         return self.call(repeat(self.turn(number)))
@@ -232,7 +235,7 @@ def _training(
 
 
 def _backward(loss: Callable[[Sequence[Tensor]], Tensor], first: tuple[list[Tensor], list[Tensor]]) -> _Made:
-    """The graph is built once, since a second would take its memory again: the gradient of the loss takes turns."""
+    """Build the graph once, since a second would take its memory again; only the gradient of the loss takes turns."""
     given, wanted = first
     with config.patch(donated_buffer=False):  # compiled code must not reuse what the next walk needs again
         value = loss(given)
@@ -240,12 +243,12 @@ def _backward(loss: Callable[[Sequence[Tensor]], Tensor], first: tuple[list[Tens
     def call(turns: Iterator[Tensor]) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(value, wanted, next(turns), retain_graph=True, allow_unused=True)
 
-    # Few enough binary digits for any type, so that gradients differ by no more than their scale.
+    # So few binary digits that any dtype holds them: gradients differ by no more than their scale.
     return _Made(lambda number: torch.full_like(value.detach(), (-1) ** number * (1 + number / 8)), call)
 
 
 def _decode(module: nn.Module, inputs: Sequence[Windows], *, compiled: bool) -> _Made:
-    """Steps with tokens that take turns, and the state of all tokens but the last against which all are taken."""
+    """Decoding steps whose tokens take turns, all taken against the state of all tokens but the last."""
     module.requires_grad_(False)
     decoding = cast(Decoding, module)
     with torch.inference_mode():

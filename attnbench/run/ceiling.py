@@ -1,9 +1,9 @@
-"""Whether a cell can be as fast as it seems: on inputs that it has not seen, beside products that are timed in turn.
+"""Whether a cell can be as fast as it seems: timed on inputs that it has not seen, in turn with plain products.
 
-Only matrix products are held to a limit: whoever is counted to run them cannot leave them out, while nobody needs to
-read all bytes of its inputs. The products beside are of every type that a variant may use inside. On a CPU both the
-clock and the processor's time must tell, so that a busy machine accuses nobody. Where torch counts more than is
-computed, as in products of sparse matrices, nothing is said.
+Only matrix products are held to a limit: a cell cannot leave out those that are counted, but need not read all bytes of
+its inputs. The plain products are of every dtype that a variant may use inside. On a CPU both the clock and the
+processor's time must show it, so that a busy machine accuses no variant. Where torch counts more than is computed, as
+in products of sparse matrices, nothing is said.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from time import perf_counter, process_time  # bound before a plug-in may put others in their place
+from time import perf_counter, process_time  # bound before a plug-in can replace them
 from typing import Any
 
 import torch
@@ -28,14 +28,15 @@ from attnbench.run.turns import SEEN
 from attnbench.status import Status
 
 _TURNS = 20
-"""At most: on a busy machine it may take a while until a product is as quick as it can be."""
+"""Turns at most: on a busy machine it may take a while until a product is as quick as it can be."""
 _CERTAINLY = 4.0
-"""Times the rate of the best products: some algorithms for convolutions spare three quarters of what is counted."""
+"""More than this many times the rate of the best products is impossible. Less is not: some algorithms for convolutions
+spare three quarters of what is counted."""
 _SIZE = 512
 
 
 def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
-    """The row of a cell that has a time, beside new limits; an error where it cannot be so fast."""
+    """The row of a cell that has a time, held to new limits; an error row where the cell cannot be so fast."""
     record = replace(record)
     hold_to_limits(record, limits)
     flops, seconds = record.matmul_flops, record.time_median_s
@@ -51,7 +52,7 @@ def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
 
 
 def faster_than_possible(cell: Cell, flops: int) -> float | None:
-    """How many times as fast as the fastest products it computes its ``flops``; None where that may well be."""
+    """How many times as fast as the fastest products the cell computes its ``flops``; None where that is possible."""
     call = prepare(cell)
     if _uses_sparse_matrices(call.on(SEEN)):
         return None
@@ -80,7 +81,7 @@ def _faster(one: tuple[float, float], other: tuple[float, float]) -> tuple[float
 
 
 def _rates(call: Callable[[], Any], flops: int, device: torch.device) -> tuple[float, float]:
-    """FLOPs a second of the clock, and a second of the processor."""
+    """FLOPs per second of the clock, and per second of the processor."""
     _synchronise(device)
     start, worked = perf_counter(), process_time()
     call()
@@ -95,8 +96,8 @@ def _synchronise(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-class _Sparse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
-    """Notes whether a matrix that is not stored in full is used."""
+class _Sparse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Notes whether a call uses a matrix that is not stored in full."""
 
     seen: bool = False
 
@@ -107,7 +108,7 @@ class _Sparse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
 
 def _uses_sparse_matrices(call: Callable[[], Any]) -> bool:
-    mode = _Sparse()  # type: ignore[no-untyped-call]  # torch leaves it so
+    mode = _Sparse()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     with mode:
         call()
     return mode.seen

@@ -21,13 +21,13 @@ from attnbench.run.length import Length, measure_length, without_error
 from attnbench.status import STOPPING, Status
 
 LONGEST_ERROR = 2**31
-"""Logits of exact attention in float64, some minute of it; the errors of longer inputs are not measured."""
+"""Logits of exact attention in float64 that take about a minute; errors of longer inputs are not measured."""
 
 _ASKED = (
     *("level", "pass_", "batch", "heads", "head_dim", "causal", "bias", "compile", "padding", "dtype", "device"),
     *("inputs", "seed"),
 )
-"""What all rows of a comparison share, so that a table says of itself what was compared."""
+"""Columns that all rows of a comparison share, so that the table itself says what was compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Comparison:
     crossovers: dict[tuple[str, str], Crossover] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     without_error: list[int] = field(default_factory=list)
-    """Lengths at which an error was asked for that takes too long to measure."""
+    """Lengths at which an error was asked for but takes too long to measure."""
     warnings: list[str] = field(default_factory=list)
     """What weakens the numbers, one line each, with the remedy."""
 
@@ -149,10 +149,10 @@ def compare(
         lengths: increasing.
         timeout: seconds for one length, whatever fails there.
         on_length: called with each length before it is measured.
-        against_itself: ``cells`` holds the same variant twice, to see what the machine makes of it.
+        against_itself: ``cells`` holds the same variant twice, to see what difference the machine alone makes.
 
     Raises:
-        UsageError: one variant alone, or one twice.
+        UsageError: one variant alone, or the same one twice.
         WorkerFailed: the measuring process could not be started.
     """
     labels = [cell.variant.label for cell in cells]
@@ -195,7 +195,7 @@ def _visit_all(
     on_length: Callable[[int], None],
     result: Comparison,
 ) -> list[Length]:
-    """What each length gave; what the process says about itself, and which errors are missing, goes to ``result``."""
+    """What each length gave. The environment, warnings, and the lengths without an error go to ``result``."""
     visits = []
     ran_out: dict[int, Record] = {}
     with Worker(settings) as worker:
@@ -209,7 +209,7 @@ def _visit_all(
             known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
             load = OtherLoad(worker.seconds_used)
             visit = measure_length(worker, here, rules, timeout=timeout, fewest=turns, known=known)
-            if visit.pairs is None:  # who looks at it during the turns had none
+            if visit.pairs is None:  # no turns were taken, which would have measured it
                 visit.others = load.cores()
             if any("error" in cell.measure for cell in cells) and not visit.with_error:
                 result.without_error.append(n)

@@ -1,8 +1,8 @@
-"""All that a cell starts ends with it, whatever session it moved to and whatever it made of its environment.
+"""Everything that a cell starts ends with it, whatever session it moved to and however it changed its environment.
 
-On Linux the process that measures is the child of a guard, to which the kernel gives every process below it whose
-parent has ended: nothing gets away from there unless the guard itself is killed. Elsewhere a process that leaves its
-process group gets away.
+On Linux the process that measures is the child of a guard. The kernel makes the guard the parent of every process below
+it whose own parent has ended, so none gets away unless the guard itself is killed. On other systems a process that
+leaves its process group gets away.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM)
 _COMPILER = b"_inductor/compile_worker"
-"""In the command line of the processes in which torch compiles."""
+"""Part of the command line of the processes in which torch compiles."""
 
 
 def guard() -> None:
     """On Linux, go on in a child process and leave this one as its guard.
 
-    When the child ends, or whoever started the guard, or at SIGTERM, the guard ends all that is below it and then
-    itself, in the way in which the child ended.
+    When the child ends, or the process that started the guard, or at SIGTERM, the guard ends all that is below it.
+    Then it ends itself, in the way in which the child ended.
     """
     if sys.platform != "linux":
         return
@@ -39,7 +39,7 @@ def guard() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
         return
     try:
-        os.closerange(0, 3)  # else nobody would notice that the child closed them
+        os.closerange(0, 3)  # otherwise nobody would notice that the child closed them
         code = None
         while code is None and signal.sigwait(_AWAITED) == signal.SIGCHLD:
             code = _exit_code(child)
@@ -55,7 +55,7 @@ def guard() -> None:
 
 
 def _exit_code(child: int) -> int | None:
-    """Of ``child``, None while it lives; waits for nothing, and for all that has ended."""
+    """The exit code of ``child``, None while it lives. Collects every child that has ended, and waits for none."""
     code = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -69,15 +69,15 @@ def _end(code: int) -> None:
         os._exit(code)
     import resource  # not on every system
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has written its own
-    with suppress(OSError):  # SIGKILL has no other
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has written its own core file
+    with suppress(OSError):  # SIGKILL can have no other handler
         signal.signal(-code, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
     os.kill(os.getpid(), -code)
 
 
 def end_left_behind(guard: int) -> int:
-    """On Linux, kill all that is below ``guard`` but the process that measures, until none is left; returns how many.
+    """On Linux, kill all below ``guard`` but the process that measures, until none is left; return how many there were.
 
     The compilers that torch keeps for the next compilation stay.
     """
@@ -93,9 +93,9 @@ def end_left_behind(guard: int) -> int:
 
 
 def end_all(guard: int) -> None:
-    """Kill ``guard`` and all that is below it, also where it is stopped or does not answer.
+    """Kill ``guard`` and all that is below it, even where it is stopped or does not answer.
 
-    The guard first: while it lives, or its processes, they may start others.
+    The guard goes first: while it and its processes live, they may start others.
     """
     below = {guard, *_below(guard)} if sys.platform == "linux" else {guard}
     for pid in sorted(below, key=lambda pid: pid != guard):
@@ -104,7 +104,7 @@ def end_all(guard: int) -> None:
 
 
 def seconds_used(guard: int) -> float:
-    """Processor time of ``guard`` and all that is below it, and of what ended there; 0 where nobody tells."""
+    """Processor time of ``guard`` and all below it, including what ended there; 0 where the system does not tell."""
     ticks = 0
     for pid in (guard, *_below(guard)) if sys.platform == "linux" else ():
         with suppress(OSError):  # gone
@@ -127,19 +127,19 @@ def _below(process: int) -> Iterator[int]:
 def _is_alone(guard: int) -> bool:
     """Whether nothing is below ``guard`` but the process that measures, by the kernel's lists of children.
 
-    A few files to read, in place of one for each process of the machine. False also where that cannot be told.
+    It reads a few files instead of one for each process of the machine. False also where that cannot be told.
     """
     with suppress(OSError, ValueError):
         (measuring,) = below = _children(guard)
         if _children(measuring):
             return False
-        # Last, for what was below the measuring process when its parent ended is below the guard now.
+        # Asked last: what was below the measuring process when its parent ended is below the guard now.
         return _children(guard) == below
     return False
 
 
 def _children(pid: int) -> list[int]:
-    """Oldest first in each thread.
+    """Children of all threads of process ``pid``, in each thread the oldest first.
 
     Raises:
         OSError: the kernel keeps no such list, or a thread ended.
@@ -171,7 +171,7 @@ def _left_behind(guard: int) -> Iterator[int]:
 
 
 def _processes() -> Iterator[tuple[int, tuple[int, int]]]:
-    """Number, parent and start of each process; none where there is no /proc."""
+    """Number, parent and start time of each process; none where there is no /proc."""
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # gone
             fields = entry.read_bytes().rpartition(b")")[2].split()

@@ -1,4 +1,4 @@
-"""That there is something to compare."""
+"""Check that there is something to compare."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ NEEDS_TWO = "compare needs two or more different variants: attnbench compare sof
 
 
 def refuse_equal(labels: Sequence[str], written: Sequence[str]) -> None:
-    """See that each variant is there once, beside another.
+    """Check that there are two or more variants, each only once.
 
     Args:
-        labels: without options at their defaults, so that equal variants have equal ones.
+        labels: the variants without options at their defaults, so that equal variants have equal labels.
         written: the same as the user wrote them, for the message.
 
     Raises:
-        UsageError: one variant alone, or one twice, which could only be compared with itself.
+        UsageError: one variant alone, or the same one twice, which could only be compared with itself.
     """
     for (label, one), (other_label, other) in combinations(zip(labels, written, strict=True), 2):
         if label == other_label:

@@ -17,11 +17,11 @@ FALL = 0.8
 
 
 def busy(pairs: Pairs, threads: int, cores: int) -> str:
-    """How the machine was too busy to compare anything, in a few words; empty where it was not.
+    """Why the machine was too busy to compare anything, in a few words; empty where it was not.
 
     Args:
-        threads: of the measuring process.
-        cores: of the whole machine, to which the load of other programs is counted.
+        threads: how many the measuring process has.
+        cores: how many the whole machine has, on all of which the load of other programs is counted.
     """
     if crowded := too_few_left(pairs.others, threads, cores):
         return crowded
@@ -31,7 +31,7 @@ def busy(pairs: Pairs, threads: int, cores: int) -> str:
 
 
 def too_few_left(others: float | None, threads: int, cores: int) -> str:
-    """How many cores other programs had, where the threads lacked them; empty where they did not."""
+    """How many cores other programs had, in words; empty where enough were left for the threads."""
     needed = min(threads, cores)
     lacked = others is not None and needed + others - cores > BUSY * needed
     return f"{others:.1f} of {cores} cores" if lacked else ""
@@ -75,9 +75,9 @@ class Doubts:
 
 
 def _falls(lengths: Sequence[int], visits: Sequence[Length]) -> dict[tuple[int, int], str]:
-    """Where the time of a variant falls although the length doubles: place and variant, of both lengths, to a text.
+    """Where the time of a variant falls although the length doubles: a text by place and variant, for both lengths.
 
-    Which of the two times is wrong, nobody can tell.
+    Nobody can tell which of the two times is wrong.
     """
     found = {}
     for variant in {one for visit in visits for one in visit.times}:

@@ -18,10 +18,10 @@ from attnbench.task import Examples
 
 
 def estimate(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Prediction]]:
-    """One estimate per cell, in order, for as many threads, on which the sizes of tiles depend.
+    """One estimate per cell, in order, for ``threads`` threads, on which the sizes of tiles depend.
 
-    A call of too many steps to be followed is extrapolated as a power of n from the two longest lengths of the same
-    thing that could be, and says so.
+    A call of too many steps to be followed is extrapolated, as a power of n, from the two longest lengths of the same
+    thing that could be followed. The estimate says so.
     """
     torch.set_num_threads(threads)
     followed: dict[Cell, dict[int, Prediction]] = {}
@@ -43,7 +43,7 @@ def _follow(cell: Cell) -> Prediction:
     try:
         # Fake tensors carry any device; the CPU is the one that every machine has.
         cell = replace(cell, device="cpu", compile=False)
-        seen = first_examples(cell) if cell.task else None  # drawn outside, where numbers are real
+        seen = first_examples(cell) if cell.task else None  # drawn out here, where tensors are real
         fake = (lambda _: (seen[0], _fake(seen[1]))) if seen else first_examples
         one = predict(lambda: prepare(cell, move=move_fake, draw=draw_qkv, examples=fake).run)
         if "score" not in cell.measure:
@@ -55,12 +55,12 @@ def _follow(cell: Cell) -> Prediction:
 
 
 def _fake(real: Examples) -> Examples:
-    """Of the same sizes, made where only fake tensors are."""
+    """Examples of the same sizes; called where all new tensors are fake."""
     return Examples(*(torch.zeros(one.shape, dtype=one.dtype) for one in (real.tokens, real.labels)))
 
 
 def _extrapolate(n: int, known: dict[int, Prediction]) -> Prediction:
-    """A power of n through the last two points that are known; unknown where there are none."""
+    """A power of n through the last two points that are known; unknown where there are fewer."""
     points = sorted((length, one) for length, one in known.items() if one.peak_bytes is not None)[-2:]
     if len(points) < 2:
         return Prediction(None, None, "unknown: too many steps to be followed")

@@ -1,4 +1,4 @@
-"""One cell to one record, inside the worker process."""
+"""Measure one cell and give its record, inside the worker process."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def run_cell(
                     number, unseen, undecided = hold_to_unseen(cell, call, watch, summary.median, looks)
                     add_warning(record, undecided)
                     if not always_compiled(cell):
-                        del call  # first, since there may be memory for one only
+                        del call  # first, since there may be memory for only one
                         call = prepare(replace(cell, compile=False))
                     add_warning(record, hold_to(unseen, call.on(number), cell))
                     hold_to_formula(cell)
@@ -167,7 +167,7 @@ def _add_error(record: Record, cell: Cell) -> None:
 
 
 def _compile(record: Record, cell: Cell) -> Call:
-    """A cell whose first call compiles, for seconds that have a column of their own."""
+    """Prepare a cell whose first call compiles; its seconds have a column of their own."""
     with compiling():
         call = prepare(cell)
         start = Moment.now()
@@ -183,9 +183,9 @@ def _compile(record: Record, cell: Cell) -> Call:
 
 
 def _hold_to(output: Any, plain: Callable[[], Any]) -> None:
-    """What was compiled computes what it was compiled from, to half the digits of its type.
+    """Check that compiled code gives the numbers of what it was compiled from, to half the digits of their dtype.
 
-    torch's compiler is known to lose what custom gradients write in place. What draws anew in each call is let pass.
+    torch's compiler is known to lose what custom gradients write in place. Code that draws anew in each call passes.
 
     Raises:
         AttnbenchError: it gives other numbers.
@@ -202,7 +202,7 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     """Correctness before speed: sizes, FLOPs and memory of one call, whose output must be finite.
 
     Returns:
-        What it gives for each of the inputs that will take turns.
+        A look at what the call gives for each of the inputs that will take turns.
     """
     counted = count(call.uncompiled() if call.uncompiled else call.on(0))
     tensors(counted.output)
@@ -252,7 +252,7 @@ def _add_time(record: Record, cell: Cell, summary: TimeSummary, limits: Limits) 
 
 
 def hold_to_limits(record: Record, limits: Limits) -> None:
-    """Fill in what a row that has a time is beside what the machine can do."""
+    """Fill in how a row that has a time compares with what the machine can do."""
     if record.time_median_s is not None:
         flops, moved = record.matmul_flops, moved_bytes(record)
         record.peak_fraction = limits.peak_fraction(record.time_median_s, flops=flops, moved=moved)
@@ -260,21 +260,21 @@ def hold_to_limits(record: Record, limits: Limits) -> None:
 
 
 def _real_queries(cell: Cell) -> int:
-    """Of the whole batch, without padding; in cross-attention only keys are padded."""
+    """Queries of the whole batch, without padding; in cross-attention only keys are padded."""
     padding = 0.0 if cell.shape.cross else cell.padding
     return sum(real_tokens(cell.shape.B, cell.shape.N, padding))
 
 
 def add_warning(record: Record, warning: str | None) -> None:
-    """Say it in the row, once."""
+    """Add ``warning`` to the row, unless the row has it already."""
     if warning and warning not in record.warnings:
         record.warnings = "; ".join(filter(None, (record.warnings, warning)))
 
 
 def moved_bytes(record: Record) -> int:
-    """What the call must at least move: inputs and parameters read once, the output written once.
+    """Bytes that the call must at least move: inputs and parameters read once, the output written once.
 
-    A decoding step reads the state in the place of its inputs. 0 where nothing was allocated: its output is an input.
+    A decoding step reads the state instead of its inputs. 0 where nothing was allocated: then the output is an input.
     """
     if record.peak_bytes == 0:
         return 0

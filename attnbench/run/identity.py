@@ -1,4 +1,4 @@
-"""What decides the numbers of a run: two commands that agree in it go on with one another's rows."""
+"""What decides the numbers of a run. Two commands that agree in it continue each other's rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ARITHMETIC = re.compile(
     r"|LD_PRELOAD"
 )
 _NO_ARITHMETIC = re.compile(r".*(VERBOSE|LOGS?|DISPLAY|SETTINGS|HOME|DIR|PATH)(_.*)?")
-"""Among those: what is printed, and where files lie."""
+"""Names among those that decide only what is printed, or where files lie."""
 
 _MOST_FILES = 1000
 _MOST_BYTES = 2**28
-"""Of one task, so that its files are read in less than a second before anything begins."""
+"""Bytes of one task's files that are read, at most: they take less than a second before anything begins."""
 
 
 def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
@@ -48,12 +48,12 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
 
 
 def run_key(facts: dict[str, Any]) -> str:
-    """Equal for two invocations whose rows may stand in one folder."""
+    """A key that is equal for two invocations whose rows may stand in one folder."""
     return _digest(json.dumps(facts, sort_keys=True).encode())
 
 
 def variables(environment: dict[str, str]) -> dict[str, str]:
-    """Those variables that change how, or how fast, the libraries below torch compute."""
+    """The variables that change how, or how fast, the libraries below torch compute."""
     return {
         name: value
         for name, value in sorted(environment.items())
@@ -78,14 +78,14 @@ def input_files(cells: Iterable[Cell]) -> dict[str, str]:
 def task_files(cells: Iterable[Cell]) -> dict[str, str]:
     """A digest of the files of each task that reads some, by the task with every option that has a value.
 
-    It covers their names and contents. Of more than a thousand files, or of more than 256 MiB in all, it covers names,
-    sizes and times of last change instead: what keeps all three is not seen there, and who copies the files begins a
-    new run. The column ``data_digest`` covers the contents always. Files that are not there, or that the task refuses,
-    have no digest; the rows of the task say so.
+    It covers the files' names and contents. For more than a thousand files, or more than 256 MiB in all, it covers
+    names, sizes and times of last change instead: a change that keeps all three goes unseen, and a copy of the files
+    begins a new run. The column ``data_digest`` always covers the contents. Files that are missing, or that the task
+    refuses, have no digest; the rows of the task say so.
     """
     digests = dict[str, str]()
     for spec, shape in dict.fromkeys((cell.task, cell.shape) for cell in cells if cell.task is not None):
-        with suppress(Exception):  # a task of somebody else's may raise anything, and its row will tell
+        with suppress(Exception):  # somebody else's task may raise anything, and its row will tell
             if (label := TASKS.get(spec.name).complete(spec).label) not in digests:
                 task = make_task(spec, shape)
                 files = list(task.files()) if isinstance(task, HasFiles) else []
@@ -97,7 +97,7 @@ def task_files(cells: Iterable[Cell]) -> dict[str, str]:
 def _digest_of(files: Sequence[Path]) -> str:
     facts = [file.stat() for file in files]
     few = len(files) <= _MOST_FILES and sum(fact.st_size for fact in facts) <= _MOST_BYTES
-    few = few and all(S_ISREG(fact.st_mode) for fact in facts)  # to read a pipe may take for ever
+    few = few and all(S_ISREG(fact.st_mode) for fact in facts)  # reading a pipe may take for ever
     whole = hashlib.sha256()
     for path, fact in zip(files, facts, strict=True):
         said = f"{fact.st_size}" if few else f"{fact.st_size} {fact.st_mtime_ns}"

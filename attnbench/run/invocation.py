@@ -1,4 +1,4 @@
-"""The same command given twice: told in the time that it takes to look at a few files, before torch is imported."""
+"""Notice when the same command is given twice, by a look at a few files, before torch is imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnbench.lock import held
 
 @contextmanager
 def once(out: Path, arguments: Mapping[str, object]) -> Iterator[None]:
-    """Hold ``out`` against the same command, from before it knows in which folder of it the rows will stand.
+    """Lock ``out`` against the same command, before it is known in which folder below it the rows will stand.
 
     Raises:
         Locked: the same command is at work already.
@@ -43,13 +43,13 @@ def _is_there(folder: Path) -> bool:
 
 
 def _invocation(arguments: Mapping[str, object]) -> str:
-    """Equal for two commands with the same arguments and the same files behind them."""
+    """A key that is equal for two commands with the same arguments and the same files behind them."""
     names = [str(name) for value in arguments.values() for name in (value if isinstance(value, list) else [value])]
     return hashlib.sha256(repr([arguments, *map(digest, names)]).encode()).hexdigest()[:16]
 
 
 def digest(source: str) -> str:
-    """Of a suite's or plug-in's content; empty where ``source`` names no file, or one too large to be either."""
+    """Digest of a suite's or plug-in's content; empty where ``source`` names no file, or one too large to be either."""
     try:
         path = Path(source)
         small = path.is_file() and path.stat().st_size <= 2**20

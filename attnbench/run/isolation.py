@@ -25,9 +25,9 @@ from attnbench.status import Status
 
 START_TIMEOUT = 120.0
 _STARTS = 3
-"""Attempts: a process that was killed while it set itself up has lost nothing."""
+"""Attempts to start a process: one that was killed while it set itself up has lost nothing."""
 PATIENCE = 5.0
-"""Seconds that a process may take to end, once asked and once made to: one that holds much memory takes a while."""
+"""Seconds that a process may take to end when asked, and again when killed: one with much memory takes a while."""
 _TAIL_LINES = 40
 
 
@@ -53,17 +53,17 @@ class Settings:
 
 
 class CellFailed(Exception):  # an outcome of the cell, not an error of ours
-    """The worker did not answer, or can go on no more. Carries status and reason of the row, and the end of stderr."""
+    """The worker did not answer or cannot go on. Carries status and reason of the row, and the end of stderr."""
 
     def __init__(self, status: Status, reason: str, stderr: Sequence[str] = (), *, killed: bool = False) -> None:
         super().__init__(reason)
         self.status, self.reason, self.stderr = status, reason, list(stderr)
         self.killed = killed
-        """By a signal that also comes from outside: from the system where memory is short, from a scheduler."""
+        """Whether a signal ended it that can come from outside: from the system short of memory, from a scheduler."""
 
 
 class Worker:
-    """One persistent worker; started when first asked, started anew after anything but an answer."""
+    """One persistent worker; started when first asked, and again after anything but an answer."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -73,13 +73,13 @@ class Worker:
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._readers: list[threading.Thread] = []
-        """Of stdout and stderr, which they close: a process that got away may hold the other end for long."""
+        """Threads that read stdout and stderr and close them: a process that got away may long hold the other end."""
         self.traces = ""
-        """What the last request left behind in its process, which has ended therefore; empty for nothing."""
+        """What the last request left behind in its process, which was ended for that; empty for nothing."""
         self.warn: Callable[[str], None] = lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2)
-        """Takes what the user should know of a process that does not end."""
+        """Called with what the user should know about a process that does not end."""
         self._all_read = threading.Event()
-        """stderr is read up to the end of the last request."""
+        """Set when stderr is read up to the end of the last request."""
 
     def __enter__(self) -> Worker:
         return self
@@ -88,15 +88,15 @@ class Worker:
         self.stop()
 
     def begin(self) -> None:
-        """Start the process and let it import torch, before anybody knows the settings, of which it needs ``threads``.
+        """Start the process and let it import torch, before all settings are known.
 
-        They may be replaced until :meth:`start`.
+        It needs ``threads``; the other settings may be replaced until :meth:`start`.
         """
         if self._process is None:
             self._spawn()
 
     def start(self) -> dict[str, Any]:
-        """Set the process up unless it is, starting it where it does not run; returns what it says about itself.
+        """Set the process up unless it is, and start it if it does not run; return what it says about itself.
 
         Raises:
             WorkerFailed: it could not be set up.
@@ -138,7 +138,7 @@ class Worker:
     def _set_up(self) -> dict[str, Any]:
         self.begin()
         settings = {f: getattr(self.settings, f) for f in Settings.__slots__}
-        # A process started anew takes the limits of the machine over: one run has one set of them.
+        # A process started again takes over the limits of the machine: one run has one set of them.
         state = self._exchange({**settings, "known": self.state}, START_TIMEOUT)
         if "failed" in state:
             self.stop()
@@ -153,16 +153,16 @@ class Worker:
         meanwhile: Callable[[], None] = lambda: None,
         told: Callable[[dict[str, Any]], None] = lambda progress: None,
     ) -> dict[str, Any]:
-        """Send one request and wait for its answer; what it left running is ended.
+        """Send one request and wait for its answer; end what it left running.
 
         Args:
-            timeout: seconds without a word.
-            told: called with each word on how far it is.
-            meanwhile: called as soon as the request is sent: a few milliseconds of it cost nothing, since the process
+            timeout: seconds that may pass without a message.
+            told: called with each message on how far it is.
+            meanwhile: called as soon as the request is sent. A few milliseconds in it cost nothing, since the process
                 first builds what it is to measure.
 
         Raises:
-            CellFailed: no word within ``timeout`` seconds, or the process died or lost its device; it is thrown away.
+            CellFailed: no message for ``timeout`` seconds, or the process died or lost its device; it is thrown away.
         """
         self.start()
         self._tail.clear()
@@ -212,7 +212,7 @@ class Worker:
         return answer
 
     def _answer(self, timeout: float) -> dict[str, Any]:
-        """The next line of the process, which may be a word on how far it is."""
+        """The next line of the process, which may be a message on how far it is."""
         try:
             line = self._wait(timeout)
         except queue.Empty:
@@ -234,10 +234,10 @@ class Worker:
         return CellFailed(Status.CRASH, "the measuring process sent garbage", self._tail)
 
     def _wait(self, timeout: float) -> str | None:
-        """The next answer, None after the process's end, which a child may hide that has its end of the pipe.
+        """The next answer; None once the process has ended, even if a child still holds its end of the pipe.
 
-        Waits in slices, since a signal only interrupts the main thread between them on Windows. Of a slice in which
-        this process was stopped itself, by Ctrl-Z or with the machine, no more counts than it should have taken.
+        Waits in slices, since on Windows a signal interrupts the main thread only between them. A slice in which this
+        process was itself stopped, by Ctrl-Z or with the machine, counts for at most twice its length.
         """
         assert self._process is not None
         left = timeout
@@ -253,7 +253,7 @@ class Worker:
                     return None
 
     def _death(self) -> CellFailed:
-        """What the exit of the process tells."""
+        """The failure that the exit of the process tells of."""
         assert self._process is not None
         try:
             code = self._process.wait(timeout=5)
@@ -272,7 +272,7 @@ class Worker:
         )
 
     def stop(self) -> None:
-        """End the process and everything it started, at once; one that the system does not let end is told and left."""
+        """End the process and everything it started, at once; warn of one that the system does not let end."""
         process, self._process, self._ready = self._process, None, False
         if process is None:
             return

@@ -1,4 +1,4 @@
-"""Hold a variant to its laws in the isolated process: one that ends, hangs or eats all memory breaks a law."""
+"""Hold a variant to its laws in the isolated process: a variant that ends it, hangs or eats all memory breaks a law."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ from attnbench.variant import VARIANTS
 from attnbench.verify import checked
 
 WARM_UP_CALLS = 3
-"""Of a variant whose calls take long, before its turns."""
+"""Calls to warm up a variant whose calls take long, before its turns."""
 _OF_ONE_CALL: dict[str, Any] = dict.fromkeys(
     (
         *("time_median_s", "time_min_s", "time_samples", "time_rounds", "first_call_s"),
         *("examples_per_s", "tokens_per_s", "flops_per_s", "bytes_per_s", "peak_fraction"),
     )
 )
-"""Columns that the first look fills, and that one call is too few for."""
+"""Columns that the first look fills, but for which one call is not enough."""
 
 
 @dataclass(slots=True)
@@ -36,15 +36,15 @@ class Length:
     records: dict[int, Record] = field(default_factory=dict)
     """One for each variant, without times."""
     times: dict[int, list[float]] = field(default_factory=dict)
-    """Seconds of each variant that took turns; the i-th of all belong to the same turn."""
+    """Seconds of each variant that took turns; the i-th entries of all lists belong to the same turn."""
     pairs: Pairs | None = None
     others: float | None = None
-    """Where nothing took turns: the cores that other programs used all the while, if anybody tells."""
+    """Where nothing took turns: cores that other programs used all the while; None where the system does not tell."""
     unchecked: list[tuple[int, str]] = field(default_factory=list)
     """What could not be checked about the calls of a variant."""
     with_error: bool = True
     unsure: set[int] = field(default_factory=set)
-    """Those that ran out of time perhaps by another's fault: at longer lengths they are tried all the same."""
+    """Variants that ran out of time, perhaps through the fault of another: they are still tried at longer lengths."""
     traces: str = ""
     """What the turns left behind in their process (see :mod:`attnbench.run.traces`)."""
 
@@ -59,13 +59,13 @@ def measure_length(
     known: Mapping[int, Record],
     clock: Callable[[], float] = time.monotonic,
 ) -> Length:
-    """Look at each cell alone, then let those that are ``ok`` take turns. What fails is a record and stops no other.
+    """Look at each cell alone, then let those that are ``ok`` take turns. A failure is a record and stops no other.
 
     Args:
         timeout: seconds for all of it, retries included. Not counted: the start of a new process where one died, and
-            any while for which this process was stopped.
-        fewest: turns without which no verdict can be given.
-        known: how cells end that are not even tried.
+            any time for which this process was stopped.
+        fewest: how many turns a verdict needs at least.
+        known: the records of cells that are not even tried.
     """
     visit = _Visit(worker, cells, rules, timeout, fewest, clock)
     visit.found.records |= known
@@ -89,21 +89,21 @@ class _Visit:
         self.worker, self.cells, self.rules, self.timeout, self.fewest = worker, list(cells), rules, timeout, fewest
         self.found = Length(with_error=any("error" in cell.measure for cell in cells))
         self.seconds: dict[int, float] = {}
-        """Of one call, by the first look."""
+        """Seconds of one call, by the first look."""
         self.left = timeout
-        """Seconds of the time limit."""
+        """Seconds left of the time limit."""
         self._clock = clock
 
     def look(self) -> None:
-        """Error, memory and one timed call of each. Those ahead, and the turns, share the time that is left equally."""
+        """Measure error, memory and one call of each. The cells ahead and the turns share the time left equally."""
         ahead = [i for i in range(len(self.cells)) if i not in self.found.records]
         for place, i in enumerate(ahead):
             self.found.records[i] = self._outcome(i, shares=len(ahead) - place + 1)
 
     def _outcome(self, i: int, shares: int) -> Record:
-        """With its error in half of its share, and if that is too little, without in the other half.
+        """Measure it with its error in half of its share of the time; if that is too little, once more without.
 
-        Of one whose error means nothing before it is fitted, that alone is told.
+        Where the error means nothing before the variant is fitted, it is not measured, and the record says so.
         """
         with_error, bare = self.cells[i], without_error(self.cells[i])
         asked = self.found.with_error and "error" in with_error.measure
@@ -147,7 +147,7 @@ class _Visit:
         return replace(record, quick=False, **_OF_ONE_CALL)
 
     def take_turns(self) -> None:
-        """Paired times of all that are ``ok`` and fit into the time that is left."""
+        """Measure paired times of all that are ``ok`` and fit into the time that is left."""
         self._leave_out_the_slow()
         while alive := self._alive():
             try:
@@ -167,9 +167,9 @@ class _Visit:
         return [i for i, record in sorted(self.found.records.items()) if record.status is Status.OK]
 
     def _leave_out_the_slow(self) -> None:
-        """Each needs its turns to fit into an equal share of the time that the quicker ones leave.
+        """Leave out those whose turns do not fit into an equal share of the time that the quicker ones leave.
 
-        So two that are about equally slow stay or go together, whichever of them noise made the slower one.
+        So two cells that are about equally slow stay or go together, whichever of them noise made the slower one.
         """
         turns = self.fewest + WARM_UP_CALLS
         left = self.left
@@ -194,7 +194,7 @@ class _Visit:
             raise self.worker.garbage() from None
 
     def _culprits(self, alive: Sequence[int], together: CellFailed) -> dict[int, Record]:
-        """Those that also fail when they are timed alone; all of them where none does, or the time is over."""
+        """The cells that also fail when they are timed alone; all of them where none does, or the time is over."""
         failed: dict[int, CellFailed] = {}
         if together.status is not Status.TIMEOUT:
             for place, i in enumerate(alive):
@@ -210,9 +210,9 @@ class _Visit:
         return {i: Record.of(self.cells[i], one.status, one.reason) for i, one in failed.items()}
 
     def _ask(self, request: dict[str, Any], limit: float) -> dict[str, Any]:
-        """The answer, in ``limit`` seconds of the time that is left.
+        """The answer to a request, which gets ``limit`` seconds of the time that is left.
 
-        What passes beyond them is not its fault: a new process had to start, or this one was stopped.
+        Time beyond them does not count: a new process had to start, or this one was stopped.
         """
         start = self._clock()
         try:
@@ -222,20 +222,20 @@ class _Visit:
 
 
 def without_error(cell: Cell) -> Cell:
-    """The same, but its error is not measured."""
+    """The same cell, but its error is not measured."""
     return replace(cell, measure=tuple(what for what in cell.measure if what != "error"))
 
 
 def _means_nothing(cell: Cell) -> bool:
-    """Its error, before anything is fitted."""
+    """Whether the cell's error means nothing before the variant is fitted."""
     return error_kind(VARIANTS.get(cell.variant.name), cell.variant) == "learned"
 
 
 def checked_pairs(pairs: Pairs, cells: int) -> Pairs:
-    """``pairs`` itself, if it can be an answer about so many cells.
+    """``pairs`` itself, if it can be an answer about ``cells`` cells.
 
     Raises:
-        TypeError: a field of another type.
+        TypeError: a field of the wrong type.
         ValueError: a cell without an outcome, a missing column, a time that is not positive and finite.
     """
     named = [*pairs.ran, *(place for place, _, _ in pairs.left_out)]

@@ -1,4 +1,4 @@
-"""In which order the cells of a round are visited."""
+"""The order in which the cells of a round are visited."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ALL_BUT_VARIANT = attrgetter(*(field.name for field in fields(Cell) if field.na
 
 
 def family(cell: Cell) -> tuple[object, ...]:
-    """Everything but the length."""
+    """Everything about a cell but its length."""
     return _ALL_BUT_SHAPE(cell), _ALL_BUT_LENGTH(cell.shape)
 
 
 def in_order(cells: Sequence[Cell], seed: str) -> Iterator[Cell]:
-    """Shuffled, but what differs by the variant alone one after the other, in the same minute of the machine.
+    """Cells in random order, but those that differ by variant alone in a row, in the same minute of the machine.
 
-    And shorter lengths of the same thing first, so that a failure can stand for the longer ones.
+    Shorter lengths of the same thing come first, so that a failure can stand for the longer ones.
     """
     beside: dict[object, list[Cell]] = {}
     for cell in random.Random(seed).sample(list(cells), len(cells)):

@@ -19,7 +19,7 @@ def status_of(error: BaseException, memory_limit: int | None = None) -> tuple[St
     """Which outcome an exception stands for, and the reason in one line.
 
     Args:
-        memory_limit: bytes, to be told where it was too little.
+        memory_limit: bytes; the reason states it where memory ran out.
     """
     if isinstance(error, Unsupported):
         return Status.UNSUPPORTED, one_line(str(error))

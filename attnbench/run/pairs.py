@@ -33,13 +33,13 @@ class Turns(NamedTuple):
     """What :func:`take_turns` measured."""
 
     blocks: list[list[float]]
-    """Seconds per call: one list a block, in the order of the positions."""
+    """Seconds per call: one list for each block, in the order of the positions."""
     disturbed: int
     """Blocks in which another process took the core; they are left out of ``blocks`` while enough clean ones remain."""
     taken: int
     """All blocks, disturbed ones included."""
     stopped: int
-    """Blocks in which this process stood still. They are no times, and none of the above."""
+    """Blocks in which this process stood still. They give no times, and count as none of the above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Pairs:
     ran: list[int]
     """Which cells have times: positions in the list of cells."""
     blocks: list[list[float]]
-    """As of :class:`Turns`, in the order of ``ran``."""
+    """Like those of :class:`Turns`, in the order of ``ran``."""
     left_out: list[tuple[int, str, str]]
     """Position, status and reason of each cell that could not be built beside the others, or did not always compute."""
     disturbed: int
@@ -66,7 +66,7 @@ def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int) -> Pai
     watch = stopwatch(cells[0].device)
     calls: dict[int, Call] = {}
     looks: dict[int, list[Look]] = {}
-    """At what each gives before anybody looks at the clock."""
+    """Looks at what each cell gives before anything is timed."""
     warm: dict[int, Timing] = {}
     left_out, warnings = [], list[tuple[int, str]]()
     for position, cell in enumerate(cells):
@@ -110,7 +110,7 @@ def _hold(
     looks: Sequence[Look],
     seen: Sequence[tuple[int, Look]],
 ) -> list[str]:
-    """What could not be checked.
+    """What could not be checked about the calls of a cell.
 
     Raises:
         BrokenContract: it did not compute in each of its calls, or not what its formula says.
@@ -124,12 +124,12 @@ def _hold(
 
 
 def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
-    """By how much this machine finds a small product slower than the same product, by the method of ``compare``.
+    """How much slower than itself this machine finds a small product, as a share, by the method of ``compare``.
 
-    The least of a few tries, where the first is above 2 %: a short disturbance says nothing of the run.
+    The least of a few tries where the first is above 2 %: a short disturbance says nothing about the run.
     """
     watch = watch or stopwatch(device)
-    n = 2048 if device.startswith("cuda") else 256  # long beside the resolution of an event
+    n = 2048 if device.startswith("cuda") else 256  # long compared with the resolution of an event
     a = torch.randn(n, n, generator=torch.Generator().manual_seed(0)).to(device)
     out = torch.empty_like(a)
     call = lambda: torch.mm(a, a, out=out)  # noqa: E731  # the same object on both sides
@@ -151,7 +151,7 @@ def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
 
 def _warm(watch: Stopwatch, call: Callable[[], object], rules: TimingRules) -> Timing:
     """Warm up and size the batch as for a single measurement."""
-    one_of = 6  # as many rounds as samples are needed, so that one is enough here
+    one_of = 6  # as many rounds as samples are needed, so that one sample is enough here
     warm = TimingRules(
         min_time=0,
         max_time=0,
@@ -174,12 +174,12 @@ def take_turns(
     clock: Callable[[], float] = time.monotonic,
     glances: Mapping[int, Glances[Any]] | None = None,
 ) -> Turns:
-    """Blocks of one sample of each call. A random order is followed by its reverse, so that no position is favoured.
+    """Take blocks of one sample of each call. A random order is followed by its reverse, so as to favour no position.
 
     Args:
         calls: what to time, by position; blocks hold the positions in rising order.
         batches: calls in one sample.
-        fewest: blocks to be taken though the budget is spent.
+        fewest: blocks to be taken even if the budget is spent.
         clock: seconds, for the budget.
         glances: by position, what looks at some of the timed calls.
 
@@ -220,7 +220,7 @@ def take_turns(
             wanted = _blocks_needed(clean, rules.width)
         if wanted and len(clean) >= wanted:
             break
-    # Where few blocks are clean, they cannot speak for the machine alone; the interval of all shows the noise.
+    # A few clean blocks cannot speak for the machine alone; the interval of all blocks shows the noise.
     enough = len(clean) >= max(fewest, min(rules.min_samples, len(disturbed)))
     return Turns(clean if enough else clean + disturbed, len(disturbed), taken, stopped)
 
@@ -228,8 +228,8 @@ def take_turns(
 def _blocks_needed(blocks: list[list[float]], width: float) -> int:
     """How many blocks make the interval of every ratio narrow enough, by the spread of those taken so far.
 
-    Asked once. Who asks after each block stops where the interval is narrow by chance, and such an interval misses the
-    truth more often than it says.
+    Asked once. To ask after each block is to stop where the interval is narrow by chance, and such an interval misses
+    the truth more often than it says.
     """
     n = len(blocks)
     pairs = combinations(range(len(blocks[0])), 2)

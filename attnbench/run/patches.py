@@ -1,4 +1,4 @@
-"""Functions and constants that measuring and the variants stand on, and which of them are others than before."""
+"""Functions and constants on which measuring and the variants rely, and which of them have been replaced."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MODULES: tuple[Any, ...] = (
     *(builtins, contextlib, functools, itertools, json, json.decoder, json.encoder, math, random, signal, statistics),
     *(sys, threading, time, torch, torch.autograd, torch.linalg, torch.nn, torch.nn.functional, torch.special),
 )
-"""Beside all of attnbench and the modules that it names."""
+"""Modules that are watched besides all of attnbench and the modules that it names."""
 _CLASSES = (json.JSONDecoder, json.JSONEncoder, torch.Tensor, torch.autograd.Function)
-"""Beside those of attnbench and torch.nn, which inherit nothing else that is used."""
+"""Classes that are watched besides those of attnbench and torch.nn, which inherit from no others that are used."""
 _COMPILED = ("__compiled_fn", "__resume_at")
-"""How the names begin under which torch.compile puts its own functions into a module, and takes them out again."""
+"""How names begin under which torch.compile puts its own functions into a module and takes them out again."""
 _COMPILER = tuple(
     str(Path(torch.__file__).parent / name) for name in ("_compile.py", "_dynamo", "_functorch", "_inductor")
 )
@@ -45,12 +45,12 @@ class Home(NamedTuple):
 
 
 def fixed_values() -> dict[str, Home]:
-    """All that should stay as it is."""
+    """All that should stay as it is, by module or class."""
     return dict(_homes())
 
 
 def differing(now: Mapping[str, Home], before: Mapping[str, Home]) -> list[str]:
-    """Names of what was replaced, is gone, or hides what was there: a built-in function or an inherited one."""
+    """Names of what was replaced or removed, or now hides a built-in or inherited function."""
     return [
         f"{name}.{value}"
         for name, home in before.items()
@@ -87,7 +87,7 @@ def _homes() -> Iterator[tuple[str, Home]]:
 
 
 def _functions(home: Any) -> dict[str, object]:
-    """With the code of those written in Python, which can be exchanged."""
+    """Functions of a module or class, those written in Python with their code, which can be exchanged."""
     return {
         name: (value, value.__code__, value.__defaults__) if type(value) is FunctionType else value
         for name, value in dict(vars(home)).items()
@@ -107,11 +107,11 @@ def _constants(module: Any) -> dict[str, object]:
 
 
 def _parts(value: object) -> object:
-    """What decides whether two are the same."""
+    """What decides whether two values are the same."""
     return [id(part) for part in value] if isinstance(value, tuple) else id(value)
 
 
 def _is_from_compiler(now: object) -> bool:
-    """torch.compile replaces some of torch's functions when it is first used."""
+    """Whether it comes from torch.compile, which replaces some of torch's functions when it is first used."""
     code = now[1] if isinstance(now, tuple) and len(now) == 3 else None
     return isinstance(code, CodeType) and code.co_filename.startswith(_COMPILER)

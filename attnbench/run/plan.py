@@ -38,8 +38,8 @@ class Options:
     """None: what the suite says."""
     process: Process = "tuned"
     rounds: int | None = None
-    """None: what the suite says. Each cell is visited so often, in a new order each time, so that a slow minute does
-    not hit one variant alone."""
+    """How often each cell is visited, in a new order each time, so that a slow minute does not hit one variant alone.
+    None: what the suite says."""
     quick: bool = False
     fresh: bool = False
     retry_failed: bool = False
@@ -99,7 +99,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
 
 
 def _first_trainings(cells: list[Cell]) -> list[Cell]:
-    """Of the trainings of one thing the first: one seed, one learning rate, which then is fixed."""
+    """Keep only the first training of each thing: one seed and one learning rate, which is then fixed."""
     kept, seen = [], set[Cell]()
     for cell in cells:
         if cell.training is None:

@@ -23,7 +23,7 @@ _PRECISION: dict[Library, str] = {"default": "highest", "oneDNN": "medium"}
 """torch's switch for each library of float32 products."""
 
 _TURNS = 4
-"""Of each library with windows: a turn is so short that all of it may be disturbed."""
+"""Turns in which each library multiplies windows: one is so short that all of it may be disturbed."""
 
 
 class Products(NamedTuple):
@@ -31,11 +31,11 @@ class Products(NamedTuple):
 
     float32_products: Library = "default"
     window_products: Library = "default"
-    """Where the right matrices overlap, which oneDNN copies first: see :mod:`attnbench.engines.products`."""
+    """For products whose right matrices overlap, which oneDNN copies first: see :mod:`attnbench.engines.products`."""
 
 
 _products = Products()
-"""What this process uses but for a cell that is better off with the default."""
+"""What this process uses, except for a cell that is better off with the default."""
 
 END_OF_REQUEST = "\0end of request\n"
 """What the worker writes to stderr when it has answered, for the parent to know that it has read everything."""
@@ -45,7 +45,7 @@ LEAST_MEMORY = 256 * 2**20
 modules that it imports late. With half of it, products and compilers fail whatever the variant is."""
 
 _MEMORY_SHARE = 0.85
-"""Of the memory available at the start; the rest keeps the machine alive."""
+"""Share of the memory available at the start that a cell may take; the rest keeps the machine alive."""
 
 _TOO_LITTLE = f"torch itself needs {format_bytes(LEAST_MEMORY)}"
 
@@ -56,9 +56,9 @@ _DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 * 1024, 65536
 def environment_for(threads: int) -> dict[str, str]:
     """Variables that must be set before torch is imported; those that change arithmetic stay as the user set them."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-    # With these fewer threads would work than torch, and the row, says.
+    # With these, fewer threads would work than torch and the row say.
     inherited = {name: text for name, text in os.environ.items() if name not in ("OMP_THREAD_LIMIT", "OMP_DYNAMIC")}
-    # The worker finds what this process finds, and nothing because it happens to lie in the current folder (-P).
+    # The worker finds what this process finds, and nothing that just happens to lie in the current folder (-P).
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**inherited, **dict.fromkeys(names, str(threads)), "PYTHONPATH": path}
 
@@ -74,9 +74,9 @@ def keep_freed_memory() -> bool:
 
 @contextmanager
 def freed_memory_returned(wanted: bool) -> Iterator[None]:
-    """As shipped for a while, inside the tuned process: every large tensor is given back when it is freed.
+    """Use the allocator as shipped for a while, inside the tuned process: it gives large tensors back when freed.
 
-    An allocator that keeps memory may hold a large tensor's place twice, which near the limit is once too often.
+    An allocator that keeps memory may hold a large tensor's place twice, which is too much near the limit.
     """
     if not wanted:
         yield
@@ -92,7 +92,7 @@ def freed_memory_returned(wanted: bool) -> Iterator[None]:
 
 
 def return_freed_memory() -> None:
-    """Give memory that the allocator kept back to the system, between cells."""
+    """Return to the system the memory that the allocator kept, between cells."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -100,7 +100,7 @@ def return_freed_memory() -> None:
 def apply(
     process: Process, *, threads: int, device: str, products: Products | None = None
 ) -> tuple[Process, Products, list[str]]:
-    """Set the process up; returns what could be had, the libraries of float32 products, and what could not be had.
+    """Set the process up; return its state, the libraries of float32 products, and notes on what could not be had.
 
     ``tuned`` on the CPU: freed memory stays with the allocator, and float32 products use the faster library (but see
     :func:`choose_products`), which for windows may be another one: see :func:`window_library`.
@@ -124,7 +124,7 @@ def apply(
         if lost:
             notes.append("float32 matmul stays with the default library: the faster one loses precision here")
     _products = products
-    # Also where it is the default: looking for the faster library has left the other one's precision behind.
+    # Also where it is the default: the search for the faster library has left the other one's precision behind.
     torch.set_float32_matmul_precision(_PRECISION[products.float32_products])
     return "tuned", products, notes
 
@@ -140,7 +140,7 @@ def faster_products() -> tuple[Products, bool]:
     """The libraries that multiply float32 matrices faster, and whether oneDNN's were refused for their precision.
 
     torch calls its switch "medium" since it allows bfloat16 inside a product, which is what oneDNN uses on processors
-    with AMX; on others its products are true float32. A product against float64 tells.
+    with AMX; on others its products are true float32. A comparison with a product in float64 tells.
     """
     import torch
 
@@ -152,7 +152,7 @@ def faster_products() -> tuple[Products, bool]:
         if library != "default" and not is_true_float32():
             return Products(), True
         whole[library] = matmul_rate("cpu", torch.float32, size=768, rounds=5)
-    # Where they are about as fast, always the same one, lest chance decide between two runs.
+    # Where both are about as fast, always take the same one, lest chance decide between two runs.
     if whole["default"] > 1.1 * whole["oneDNN"]:
         return Products(), False
     windows = dict.fromkeys(_PRECISION, 0.0)
@@ -164,7 +164,7 @@ def faster_products() -> tuple[Products, bool]:
 
 
 def choose_products(*, of_one_row: bool) -> None:
-    """The library for the products of the next cell; does nothing unless the process is tuned.
+    """Choose the library for the products of the next cell; do nothing unless the process is tuned.
 
     For one row, a decoding step, oneDNN first copies the whole matrix: twelve times as slow as the default library.
     """
@@ -175,14 +175,14 @@ def choose_products(*, of_one_row: bool) -> None:
 
 
 def chosen_precisions() -> tuple[str, ...]:
-    """Of torch's switch for float32 products: those between which :func:`choose_products` chooses for each cell."""
+    """States of torch's switch for float32 products between which :func:`choose_products` chooses for each cell."""
     return tuple(_PRECISION.values()) if _products.float32_products == "oneDNN" else ()
 
 
 def memory_limit(device: str, wanted: int | None = None) -> int | None:
     """Bytes that a cell may take: ``wanted``, else most of what is free, and no more than ``ulimit -v`` leaves.
 
-    On other devices than the CPU None unless wanted: their own allocator refuses in time.
+    On devices other than the CPU, None unless wanted: their own allocator refuses in time.
 
     Raises:
         UsageError: less than torch itself needs.
@@ -198,10 +198,10 @@ def memory_limit(device: str, wanted: int | None = None) -> int | None:
 
 
 def limit_memory(extra_bytes: int | None) -> int | None:
-    """Refuse allocations beyond what the process has now plus ``extra_bytes``; returns how many bytes those are.
+    """Refuse allocations beyond what the process has now plus ``extra_bytes``; return how many more it may take.
 
-    Fewer where ``ulimit -v`` leaves fewer; None where nothing is limited. Not for CUDA processes: the driver maps far
-    more address space than it uses.
+    Those are fewer than ``extra_bytes`` where ``ulimit -v`` leaves fewer, and None where nothing is limited. Not for
+    CUDA processes: the driver maps far more address space than it uses.
 
     Raises:
         UsageError: ``ulimit -v`` leaves less than torch itself needs.
@@ -243,6 +243,6 @@ def _address_space_left() -> int | None:
 
 
 def _address_space() -> int:
-    """Bytes that this process has."""
+    """Bytes of address space that this process has."""
     with open("/proc/self/statm") as file:  # noqa: PTH123  # a kernel interface, not a file of ours
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -34,7 +34,7 @@ def find_folder(plan: Plan, identity: dict[str, Any], warn: Callable[[str], None
             warn(f"{error}; the run is not continued")
         else:
             if environment.get("run_key") == run_key(identity):
-                # Rather one that has its own name: a copy for safe keeping stays as it is.
+                # Prefer one that still has its own name: a copy for safe keeping stays as it is.
                 same.append((environment.get("folder") == folder.path.name, folder))
     same.sort(key=lambda found: found[0])
     return same[-1][1] if same else None
@@ -65,10 +65,10 @@ def new_folder(plan: Plan, identity: dict[str, Any]) -> RunFolder:
 
 
 def stored_rows(plan: Plan, folder: RunFolder, warn: Callable[[str], None]) -> dict[str, Record]:
-    """The last row of every cell; without those whose samples are lost, which ``warn`` is told.
+    """The last row of every cell, except those whose samples are lost; ``warn`` is told of these.
 
     Raises:
-        CorruptResults: a row that is not that of the plan's cell of its id, or otherwise not as it was written.
+        CorruptResults: a row does not belong to the plan's cell with its id, or is otherwise not as it was written.
     """
     cells = {cell.cell_id: cell for cell in plan.cells}
     history = folder.history()

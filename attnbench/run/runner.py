@@ -1,4 +1,4 @@
-"""A suite to a run folder: order, rounds, resuming, and a row for everything that fails."""
+"""Turn a suite into a run folder: order, rounds, resuming, and a row for everything that fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from attnbench.verify import are_samples, checked, foreign_to_samples
 
 
 class Watcher:
-    """What a run tells while it goes on; every method may be overridden, none does anything here."""
+    """Told what a run does while it goes on; every method may be overridden, none does anything here."""
 
     def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
         """The folder is open; ``visits`` cell visits are ahead, ``resumed`` cells were measured before."""
@@ -46,10 +46,10 @@ class Watcher:
         """This cell runs now."""
 
     def trained(self, cell: Cell, step: int, steps: int) -> None:
-        """So many of a training's steps are done."""
+        """``step`` of a training's ``steps`` are done."""
 
     def visited(self, record: Record) -> None:
-        """Its row is stored."""
+        """The row of a visit is stored."""
 
     def warned(self, message: str) -> None:
         """Something about the machine that the reader of the numbers should know."""
@@ -59,7 +59,7 @@ def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = 
     """Measure every cell that is not measured yet, storing each row as it comes.
 
     Args:
-        worker: one with as many threads that has begun already.
+        worker: one with the plan's number of threads, which has begun already.
 
     Raises:
         StoreError and its kinds: the folder cannot be made, written or locked.
@@ -69,8 +69,8 @@ def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = 
     watcher = watcher or Watcher()
     with ExitStack() as ours, worker or Worker(plan.settings) as worker:
         worker.settings, worker.warn = plan.settings, watcher.warned
-        # Setting the worker up takes seconds, and the folder is held before that. On a GPU only the worker may ask for
-        # the machine, for asking takes memory there.
+        # Setting the worker up takes seconds, and the folder is held before that. On a GPU only the worker may ask
+        # which machine it is, since asking takes memory there.
         on_cpu = plan.settings.device == "cpu"
         facts = identity(plan, machine_id("cpu") if on_cpu else worker.start()["machine_id"])
         make_folder(plan.options.out)
@@ -92,7 +92,7 @@ class _Outcome:
     """The row that the visit alone would give; not :attr:`record` where an earlier round was ok."""
     stderr: Sequence[str] = ()
     killed: bool = False
-    """From outside, as far as can be told."""
+    """Whether it was killed from outside, as far as can be told."""
     points: Sequence[dict[str, Any]] = ()
     """The learning curve of a training."""
 
@@ -104,11 +104,11 @@ class _Run:
         self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
         self.rules = plan.rules
         self.stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
-        """By family: the shortest length that ran out of memory or time."""
+        """The shortest length that ran out of memory or time, and of which, by family."""
         self.unwritten: _Outcome | None = None
-        """Of the last visit, whose row is written while the worker builds the next cell."""
+        """What came of the last visit. Its row is written while the worker builds the next cell."""
         self.notes: list[str] = []
-        """What is wrong with the rows that are there."""
+        """What is wrong with the rows that are there already."""
         self.records = stored_rows(plan, folder, self.notes.append)
         self.samples = folder.samples()
         if plan.options.retry_failed:
@@ -207,12 +207,12 @@ class _Run:
         return due
 
     def _trainings(self) -> list[Cell]:
-        """Cells that are trained, the first seed of everything first."""
+        """Cells that are trained, those with the lowest seed first."""
         cells = [cell for cell in self.plan.cells if cell.training is not None]
         return sorted(cells, key=lambda cell: (cell.seed, cell.shape.N))
 
     def _count_trainings(self) -> tuple[int, int]:
-        """How many there are in all, and how many of them are ahead: later seeds are trained at one rate only."""
+        """How many trainings there are in all, and how many are ahead; later seeds are trained at one rate only."""
         first, late = phases(self._trainings())
         begun = {of_any(cell) for cell in late if cell.cell_id in self.records}
         waiting = {of_any(cell) for cell in late} - begun
@@ -224,7 +224,7 @@ class _Run:
         due = [cell for cell in cells if cell.cell_id not in self.records]
         if not due:
             return
-        self.worker.stop()  # its memory and its core are theirs now
+        self.worker.stop()  # the trainings get its memory and its core
         at_work: dict[str, tuple[Cell, str]] = {}
         try:
             for event in run_all(due, self.plan.settings, self.state, self._try_training, self.watcher.warned):
@@ -242,11 +242,11 @@ class _Run:
                 self._remember(cell, _Outcome(Record.of(cell, Status.INTERRUPTED, "stopped by the user")), started)
                 self._store()
             raise
-        with suppress(OSError):  # others may be in it
+        with suppress(OSError):  # other checkpoints may be in it
             (self.folder.path / CHECKPOINTS).rmdir()
 
     def _doubt_tasks(self) -> None:
-        """Say in each row of a task that it does not tell variants apart here, where it does not."""
+        """Where a task does not tell variants apart here, say so in each of its rows."""
         said = doubts(self._trainings(), self.records)
         for warning in dict.fromkeys(said.values()):
             tasks = dict.fromkeys(str(self.records[cell_id].task) for cell_id, one in said.items() if one == warning)
@@ -259,7 +259,7 @@ class _Run:
                 self.folder.add(record)
 
     def _try_training(self, cell: Cell, worker: Worker, tell: Callable[[int, int], None]) -> _Outcome:
-        """One training, and one more attempt where it may not be the cell that failed; it resumes where it was."""
+        """Train one cell, and try again where it may not be the cell that failed; the second try resumes the first."""
         known = self._known(cell)
         if known is not None:
             return _Outcome(known)
@@ -307,7 +307,7 @@ class _Run:
         self._remember(cell, outcome, previous.started_at if previous else started)
 
     def _try(self, cell: Cell, round_: int, previous: Record | None) -> _Outcome:
-        """One visit, and one more in a fresh process where it may not be the cell that failed.
+        """Visit a cell, and once more in a fresh process where it may not be the cell that failed.
 
         Memory may be short because of what other cells left behind, and a process may be killed by anybody.
         """
@@ -333,9 +333,9 @@ class _Run:
         return _Outcome(record, samples, record, worker.said() if failed_inside else ())
 
     def _has_its_own_process(self, cell: Cell) -> bool:
-        """As shipped, the heap that other cells leave behind would spare this one its page faults.
+        """Whether the cell starts in a fresh process, like the script that would call it: where it is timed as shipped.
 
-        So it starts in a fresh process, like the script that would call it.
+        There the heap that other cells leave behind would spare it its page faults.
         """
         settings = self.plan.settings
         return settings.device == "cpu" and settings.process == "as-shipped" and "time" in cell.measure
@@ -389,7 +389,7 @@ class _Run:
         record.threads = record.threads or threads_of(cell, self.plan.settings)
         record.started_at = started_at
         self._store()
-        # Without this row, which is not stored yet, and not later: a long table would take a core from the next cell.
+        # Without this row, which is not stored yet. Later, writing a long table would take a core from the next cell.
         self.folder.write_csv(self._rows(), at_most_every=2.0)
         self._note_failure(cell, record)
         self.records[record.cell_id] = record

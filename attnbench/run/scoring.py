@@ -1,4 +1,4 @@
-"""One cell that is scored to one record, inside the process that trains."""
+"""Score one cell and give its record, inside the process that trains."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def score_cell(
     """Train and test.
 
     Args:
-        folder: for its checkpoint.
+        folder: where its checkpoint is kept; None for none.
         tell: called about once a second with the steps done and all steps.
         alone: no other cell of the run computes meanwhile.
 
     Returns:
         The record, and the points of its learning curve.
     """
-    from attnbench.training.score import score  # scipy, which whoever only measures times need not load
+    from attnbench.training.score import score  # needs scipy, which a run that only measures times need not load
 
     if cell.device == "cpu":
         keep_freed_memory()  # page faults cost time, and no digit depends on them

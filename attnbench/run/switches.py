@@ -1,4 +1,4 @@
-"""Settings of the process that a cell may change, by the words that its row says then."""
+"""Settings of the process that a cell may change, by the words that its row then has for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CPU = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "Autogr
 
 
 def read_settings() -> dict[str, object]:
-    """Each by the words for it."""
+    """What each setting is now, by the words for it."""
     return {words: _told(read) for words, read in _SETTINGS.items()}
 
 
@@ -83,13 +83,13 @@ def _settings() -> dict[str, Callable[[], object]]:
 
 
 def _precision() -> object:
-    """One of those that this process chooses for each cell anew is not told from another."""
+    """The precision; None for any that this process itself chooses for each cell, so that these do not differ."""
     now = torch.get_float32_matmul_precision()
     return None if now in chosen_precisions() else now
 
 
 def _autograd() -> object:
-    """On one thread or several, and through which hooks saved tensors go."""
+    """Whether on one thread or several, and through which hooks saved tensors go."""
     inner: Any = torch._C
     return inner._is_multithreading_enabled(), id(inner._autograd._top_saved_tensors_default_hooks(True))
 
@@ -106,12 +106,12 @@ def _kernels() -> object:
 
 
 def _kernels_of_others() -> object:
-    """Those that Python has put into the place of torch's own on a CPU."""
+    """Names of kernels that Python has put in the place of torch's own on a CPU."""
     return {name for name in torch.library._impls if name.startswith("aten/") and name.rpartition("/")[2] in _CPU}
 
 
 def _modes() -> object:
-    """Those of torch's modes that see each call, and whether tensors of other classes are seen at all."""
+    """Which of torch's modes see each call, and whether tensors of other classes are seen at all."""
     inner: Any = torch._C
     return (
         [id(inner._get_function_stack_at(i)) for i in range(inner._len_torch_function_stack())],
@@ -121,13 +121,13 @@ def _modes() -> object:
 
 
 def _rounding() -> object:
-    """Whether a number too small for the usual form is kept or becomes 0, and to which side halves go."""
+    """Whether a number too small for the usual form is kept or becomes 0, and to which side halves are rounded."""
     half = sys.float_info.epsilon / 2
     return sys.float_info.min / 2 > 0, 1 + half, 1 + 3 * half, -1 - half, 1 - half / 2
 
 
 def _finders() -> object:
-    """Without what setuptools adds and takes out when torch.compile first asks for a compiler."""
+    """Where modules are found, without what setuptools adds and removes when torch.compile first needs a compiler."""
     folders = [folder for folder in sys.path if not folder.endswith("_vendor")]
     finders = [finder for finder in sys.meta_path if type(finder).__module__ != "_distutils_hack"]
     return folders, list(map(id, finders)), list(map(id, sys.path_hooks))

@@ -1,7 +1,7 @@
-"""What a cell leaves behind in the process: anything that the next cell would find otherwise than it did.
+"""What a cell leaves behind in the process: anything that the next cell would find changed.
 
-A thread that works on, another default dtype or a clock that was replaced would make the next cell's numbers wrong
-without a word. Whatever differs after a cell is told in its row, and the next one starts in a fresh process.
+A thread that goes on working, another default dtype or a replaced clock would make the next cell's numbers wrong
+without a word. Whatever differs after a cell is told in its row, and the next cell starts in a fresh process.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ GRACE = 0.05
 _POOLED = concurrent.futures.thread._worker.__code__
 _TORCH = str(Path(torch.__file__).parent)
 _OWN_VARIABLES = ("TORCHINDUCTOR_", "KINETO_", "TRITON_", "PYTORCH_", "CUDA_MODULE_LOADING")
-"""How the names of variables begin that torch sets for itself when a part of it is first used."""
+"""How names of variables begin that torch sets for itself when a part of it is first used."""
 
 
 _OF_THE_COMPILER = "_TORCHINDUCTOR_"
-"""Variables in which torch tells each kernel that it loads where a function of its own lies."""
+"""How names of variables begin in which torch tells each kernel that it loads where a function of torch's lies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of the process between two cells. Bytes; taken in some milliseconds."""
+    """The state of the process between two cells, taken in some milliseconds. Memory in bytes."""
 
     settings: Mapping[str, object]
-    """By the words that stand in the row."""
+    """What each is, by the words that stand in the row."""
     variables: Mapping[str, str]
     homes: Mapping[str, Home]
     """What stands in each module and class."""
@@ -58,13 +58,13 @@ class Snapshot:
     files: int
     """How many are open."""
     busy: bool
-    """Something computes while the thread that measures waits: a thread without Python, too."""
+    """Whether anything computes while the thread that measures waits, threads without Python included."""
     modules: int
     resident: int
 
     @classmethod
     def take(cls, device: str) -> Snapshot:
-        """Of now, for cells on ``device``."""
+        """The state now, for cells on ``device``."""
         return cls(
             settings=read_settings(),
             variables={name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_COMPILER)},
@@ -94,24 +94,24 @@ class Snapshot:
         return " and ".join(said)
 
     def changed_since(self, before: Snapshot) -> list[str]:
-        """Settings that are others now."""
+        """The words for settings that have changed."""
         return [words for words, value in self.settings.items() if value != before.settings[words]]
 
     def kept_since(self, before: Snapshot, allowed: int) -> str:
-        """More than ``allowed`` bytes of memory that stayed; empty where it is less."""
+        """How much memory stayed, in words; empty where ``allowed`` and :data:`KEPT_PER_MODULE` cover it."""
         kept = self.resident - before.resident
         more = allowed + KEPT_PER_MODULE * max(0, self.modules - before.modules)
         return f"{format_bytes(kept)} of memory" if kept > more else ""
 
     def replaced_since(self, before: Snapshot) -> list[str]:
-        """Functions and constants that are others now, or gone."""
+        """Names of functions and constants that were replaced or removed."""
         return differing(self.homes, before.homes)
 
 
 def _resident(device: str) -> int:
-    """Bytes of memory that this process holds, on a GPU of that.
+    """Bytes of memory that this process holds, of the GPU's memory where ``device`` is one.
 
-    Without what is kept for the next cell on purpose, and without the pages of libraries that were read.
+    What is kept for the next cell on purpose does not count, nor do the pages of libraries that were read.
     """
     if device.startswith("cuda"):
         return int(torch.cuda.memory_allocated(torch.device(device))) - Recent.held("cuda")
@@ -128,7 +128,7 @@ def _open_files() -> int:
 
 
 def _is_busy() -> bool:
-    """Whether this process computes while this thread waits, for longer than torch's threads look out for more work."""
+    """Whether this process computes while this thread waits, for longer than torch's threads spin before they sleep."""
     deadline = monotonic() + GRACE
     while True:
         began = process_time()
@@ -140,7 +140,7 @@ def _is_busy() -> bool:
 
 
 def _threads() -> frozenset[int]:
-    """Those that run Python, but for what torch's compiler keeps and what waits in a pool for something to do."""
+    """Threads that run Python, except those that torch's compiler keeps and those that wait in a pool for work."""
     return frozenset(thread for thread, frame in sys._current_frames().items() if not _is_at_rest(frame))
 
 
@@ -153,7 +153,7 @@ def _is_at_rest(frame: FrameType) -> bool:
 
 
 def _still_running(threads: frozenset[int]) -> int:
-    """How many of them do not end within a moment."""
+    """How many of ``threads`` do not end within a moment."""
     deadline = monotonic() + GRACE
     while (left := threads & _threads()) and monotonic() < deadline:
         sleep(GRACE / 10)
@@ -161,7 +161,7 @@ def _still_running(threads: frozenset[int]) -> int:
 
 
 def _set(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
-    """Names of variables that differ, but for new ones of torch's own."""
+    """Names of variables that differ, except new ones of torch's own."""
     own = {name for name in now.keys() - before.keys() if name.startswith(_OWN_VARIABLES)}
     return sorted(name for name in {*now, *before} - own if now.get(name) != before.get(name))
 

@@ -1,8 +1,8 @@
 """Trainings in processes of one thread each, as many at once as the run has threads.
 
 One thread each, because its sums do not depend on how many cores there are: the same machine and torch give the same
-weights, bit for bit. The libraries are those that torch ships with, since which one is faster is found out anew by each
-run. On a GPU there is one training at a time.
+weights, bit for bit. The libraries are those that torch ships with, since each run finds out anew which one is
+faster. On a GPU there is one training at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far it is."""
+    """How far a training is."""
 
     cell: Cell
     done: int
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What came of it."""
+    """What came of a training."""
 
     cell: Cell
     outcome: Any
@@ -67,12 +67,12 @@ def at_once(settings: Settings) -> int:
 
 
 def threads_of(cell: Cell, settings: Settings) -> int:
-    """With which a cell is measured, or trained."""
+    """How many threads a cell is measured or trained with."""
     return THREADS if cell.training is not None and settings.device == "cpu" else settings.threads
 
 
 def settings_of_one(settings: Settings) -> Settings:
-    """Of a process that trains."""
+    """Settings of a process that trains."""
     limit = settings.memory_limit
     return replace(
         settings,
@@ -90,9 +90,9 @@ def run_all(
     attempt: Try,
     warn: Callable[[str], None],
 ) -> Iterator[Event]:
-    """Train all cells, in their order, and tell what happens as it does.
+    """Train all cells, in their order, and yield what happens as it does.
 
-    Where whoever listens stops doing so, all processes end at once.
+    All processes end at once when the caller stops listening.
 
     Args:
         known: what the process that measures says about itself, so that the others need not find it out.
@@ -118,7 +118,7 @@ def run_all(
                     break
                 events.put(Begun(cell))
                 events.put(Ended(cell, attempt(cell, worker, partial(tell, cell))))
-        except BaseException as error:  # told where somebody waits for it
+        except BaseException as error:  # raised again where the events are read
             events.put(_Broken(error))
         finally:
             events.put(None)
@@ -148,7 +148,7 @@ def run_all(
 def ask(
     worker: Worker, cell: Cell, *, folder: Path, timeout: float, quick: bool, tell: Callable[[int, int], None]
 ) -> tuple[Record, list[dict[str, Any]]]:
-    """Have one cell trained; ``timeout`` seconds without a word from it are too many.
+    """Have one cell trained; ``timeout`` seconds without a message from it are too many.
 
     Raises:
         CellFailed: no answer, or one that makes no sense.
@@ -168,9 +168,9 @@ def ask(
 
 
 def phases(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
-    """Those that are trained whatever the others give, and those of which only one learning rate is.
+    """Cells that are trained whatever the others give, and cells that are trained at only one of their rates.
 
-    The latter have seeds after those with which each rate is tried.
+    The latter have the seeds after those with which each learning rate is tried.
     """
     seeds: dict[str, set[int]] = {}
     for cell in cells:
@@ -185,7 +185,7 @@ def phases(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
 
 
 def at_chosen_rates(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Cell]:
-    """Of the second phase those at the rate that the first one chose."""
+    """Cells of the second phase at the learning rate that the first phase chose."""
     first, late = phases(cells)
     groups: dict[Cell, list[Record]] = {}
     for cell in first:
@@ -196,6 +196,6 @@ def at_chosen_rates(cells: Sequence[Cell], records: Mapping[str, Record]) -> lis
 
 
 def of_any(cell: Cell, **same: Any) -> Cell:
-    """What is the same for all learning rates of one training."""
+    """A cell that stands for all learning rates of one training."""
     assert cell.training is not None
     return replace(cell, training=replace(cell.training, learning_rate=0.0), **same)

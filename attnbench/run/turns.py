@@ -1,9 +1,9 @@
-"""Inputs that take turns, so that no call is given what the call before it was given.
+"""Inputs that take turns, so that no call gets the inputs of the call before it.
 
-A call could otherwise return its last result. Two further copies of the inputs would spoil the caches that a call finds
-warm, or fill the memory. So each input is a window into one stretch of memory that is a little longer than itself: the
-windows begin at different tokens, and whatever stands at a place in one stands somewhere else in the others. They share
-nearly all of their memory, have the same shape and strides, and begin at a boundary of 64 bytes.
+Otherwise a call could return its last result. Two further copies of the inputs would spoil the caches that a call finds
+warm, or fill the memory. So each input is a window into one stretch of memory that is a little longer than itself. The
+windows begin at different tokens, so whatever stands at one place in one stands somewhere else in the others. They
+share nearly all of their memory, have the same shape and strides, and begin at a boundary of 64 bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 SEEN = 2
-"""Windows that take turns while a call is timed. Those of higher numbers are unseen until then."""
+"""How many windows take turns while a call is timed. Until that is over, it sees no others."""
 UNSEEN = 40
 _ALIGNMENT = 64  # bytes
 _SHARE = 8
@@ -31,16 +31,16 @@ class Windows:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     step: int
-    """Numbers between two windows of neighbouring places."""
+    """How many numbers apart the windows at two neighbouring places are."""
     apart: int
-    """Places between the two windows that take turns."""
+    """How many places apart the two windows that take turns are."""
 
     @classmethod
     def into(cls, x: Tensor, more: Callable[[int], Tensor], *, tokens: int = -2) -> Windows:
-        """Windows of which the first is ``x``, in its own order of memory.
+        """Windows, the first of which is ``x``, in its own order of memory.
 
         Args:
-            more: gives so many further numbers for the end.
+            more: gives as many further numbers as it is asked for, for the end.
             tokens: the dimension of ``x`` along which its tokens stand.
         """
         order = sorted(range(x.dim()), key=lambda dim: x.stride(dim), reverse=True)
@@ -54,6 +54,6 @@ class Windows:
         return cls(torch.cat([flat, end]), tuple(x.shape), tuple(x.stride()), step, apart)
 
     def at(self, number: int) -> Tensor:
-        """Below :data:`SEEN` one of those that take turns, up to :data:`UNSEEN` more of them unseen ones."""
+        """The window of this number: below :data:`SEEN` one that takes turns, an unseen one for :data:`UNSEEN` more."""
         place = number * self.apart if number < SEEN else self.apart // 2 + number - SEEN
         return self.memory.as_strided(self.size, self.stride, place * self.step)

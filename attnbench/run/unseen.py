@@ -2,8 +2,8 @@
 
 A variant could return an earlier result, or compute only while nobody looks at the clock. Then the numbers of a timed
 call differ from those of the same variant, built anew, in a call that is not timed. Or it could keep the results of
-inputs that it knows: then it takes longer on inputs that it does not know. Or it could compute something else than it
-says: then it differs from its formula.
+inputs that it knows: then it takes longer on inputs that it does not know. Or it could compute something other than
+it says: then it differs from its formula.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ _LOOKED_AT = 1024
 """Numbers of each result that are kept: so few that looking at them leaves caches and memory as they were."""
 _ATTEMPTS = 10
 _GROUP = UNSEEN // _ATTEMPTS
-"""Calls of one attempt where one alone would be too short to be timed."""
+"""Calls in one attempt where a single one would be too short to be timed."""
 _SHORT = 1e-3  # seconds
 _SLOWER = 1.5
-"""Times as long as on inputs that were timed before: less may be their place in memory."""
+"""This many times as long as on inputs that were timed before is too long: less may be due to their place in memory."""
 _FEWEST, _CLEARLY, _LONG = 3, 10.0, 1.0
-"""After so many attempts, so many times as long and so many seconds more are enough: no core is away for so long."""
+"""After this many attempts, calls that take this many times as long plus this many seconds are surely slower: no core
+is away for so long."""
 
 _OFF = 1e-3
-"""Of the larger of 1 and the largest output: in float64 no rounding is so large."""
+"""An error, as a share of the larger of 1 and the largest output: in float64 no rounding is so large."""
 
 _NOT_EACH = "it gives other numbers while it is timed: it does not compute in each call"
 _UNDECIDED = "too busy to tell whether it keeps results; measure it again on a quiet machine"
@@ -50,7 +51,7 @@ Look = Tensor
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """Those that a call returned.
+    """The tensors that a call returned.
 
     Raises:
         BrokenContract: it returned something else, which might compute only when it is looked at.
@@ -63,7 +64,7 @@ def tensors(output: Any) -> list[Tensor]:
 
 
 def look(output: Any) -> Look:
-    """At numbers in the same places of each tensor."""
+    """Take numbers from the same places of each tensor in every look."""
     numbers = []
     for one in tensors(output):
         places = _places(one.shape, one.device, flat=one.is_contiguous())
@@ -73,7 +74,7 @@ def look(output: Any) -> Look:
 
 @lru_cache(maxsize=64)
 def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Tensor, ...]:
-    """Of some numbers in a tensor of this shape, or in the same tensor as a vector."""
+    """Places of some numbers in a tensor of this shape, or in the same tensor as a vector if ``flat``."""
     count = shape.numel()
     generator = torch.Generator().manual_seed(0)
     places = torch.randint(max(1, count), (_LOOKED_AT if count else 0,), generator=generator).to(device)
@@ -81,15 +82,15 @@ def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Ten
 
 
 def hold_to_first(call: Call, timed: Look, first: Look, cell: Cell) -> str | None:
-    """What a timed call gave for the first inputs to what it gave for them before; otherwise like :func:`hold_to`."""
+    """Hold what a timed call gave for the first inputs to an earlier look; if they differ, do as :func:`hold_to`."""
     return None if _agree(timed, first, cell) else hold_to(timed, call.on(0), cell)
 
 
 def hold_to_glances(call: Call, seen: Sequence[tuple[int, Look]], before: Sequence[Look], cell: Cell) -> str | None:
-    """What some timed calls gave to what calls gave before on the same inputs; otherwise like :func:`hold_to`.
+    """Hold what some timed calls gave to earlier calls on the same inputs; if they differ, do as :func:`hold_to`.
 
     Args:
-        seen: which call it was since the call was made, and what it gave.
+        seen: for each of them its number, counted since ``call`` was made, and what it gave.
         before: what calls gave for the inputs that take turns.
 
     Raises:
@@ -106,7 +107,7 @@ def hold_to_glances(call: Call, seen: Sequence[tuple[int, Look]], before: Sequen
 
 
 def hold_to(timed: Look, otherwise: Callable[[], Any], cell: Cell) -> str | None:
-    """What a timed call gave to what a call gives that is not timed, to half the digits of the cell's type.
+    """Hold what a timed call gave to what an untimed one gives, to half the digits of the cell's dtype.
 
     Returns:
         A warning where untimed calls differ among themselves, so that nothing can be said.
@@ -133,8 +134,8 @@ def hold_to_unseen(
     """Time a call on inputs that it has not seen, and look at it and at the next one.
 
     Most calls are as quick at once. For the others, calls on inputs that were timed before and on unseen ones are taken
-    in a random order, several times. Of a call that computes each time, either is as likely to be the slower one,
-    however busy the machine is.
+    in a random order, several times. If a call computes each time, either is as likely to be the slower one, however
+    busy the machine is.
 
     Args:
         seconds: what a call takes on the inputs that take turns.
@@ -167,11 +168,11 @@ def hold_to_unseen(
             computes = min(unseen) <= _SLOWER * min(seen)
             if computes:
                 break
-            if attempt == 0:  # it counts no more: had it been quicker, nobody would look on
+            if attempt == 0:  # no longer counts: had it been quicker, this would be over
                 seen, unseen = [], []
             elif attempt >= _FEWEST and min(unseen) > _CLEARLY * max(seen) + _LONG:
                 break
-        # In turn: what computes in every second call has, for one of three, the result of the other inputs.
+        # In turn: what computes in every second call only gives, for one of the three, the result of the other inputs.
         after = [(number, look(call.on(number)())) for number in ((0, 1, 0) if group > 1 else (0,))]
     hold_to_glances(call, after, earlier, cell)
     if len(seen) > 1 and min(unseen) > _SLOWER * sorted(seen)[-2]:
@@ -181,10 +182,10 @@ def hold_to_unseen(
 
 
 def hold_to_formula(cell: Cell) -> None:
-    """The variant, at the options of the cell, to the formula that it comes with, on a few tokens in float64.
+    """Hold the variant, with the cell's options, to its own formula, on a few tokens in float64.
 
-    Nothing is asked of one without a formula, of one that cannot be built so small, and of one that compiles itself,
-    which takes seconds for each shape. ``attnbench check`` asks more, and of all.
+    This asks nothing of a variant without a formula, of one that cannot be built so small, or of one that compiles
+    itself, which takes seconds for each shape. ``attnbench check`` asks more, and of all variants.
 
     Raises:
         BrokenContract: it computes something else.

@@ -1,4 +1,4 @@
-"""The process in which cells run: one JSON request a line in, one JSON answer a line out.
+"""The process in which cells run: one JSON request per line in, one JSON answer per line out.
 
 Answers go through a private copy of stdout; what a cell prints goes to stderr, of which the parent keeps the tail.
 """
@@ -33,7 +33,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    gc.disable()  # to look for garbage among all that torch makes takes a tenth of a second each time
+    gc.disable()  # looking for garbage among all that torch makes takes a tenth of a second each time
     try:
         _import()
         settings = loads(requests.readline())
@@ -90,7 +90,7 @@ def _said(error: Exception) -> str:
 
 
 def _why_lost(device: str) -> str:
-    """Why nothing more can run on the GPU in this process: after an illegal access, say. Empty where it can."""
+    """Why nothing more can run on the GPU in this process, such as an illegal access; empty where it can."""
     if not device.startswith("cuda"):
         return ""
     import torch
@@ -108,7 +108,7 @@ def _answer(stream: TextIO, message: dict[str, Any]) -> None:
 
 
 def _import() -> None:
-    """Whatever takes long to import, while the parent imports it as well to find out what to measure."""
+    """Import whatever takes long, while the parent imports it too, to find out what to measure."""
     import attnbench.attention
     import attnbench.inputs
     import attnbench.run.execute
@@ -132,9 +132,9 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
         load(plugin)
     now = Snapshot.take("cpu")
     replaced = now.replaced_since(before)
-    changed = [words for words in now.changed_since(before) if words != FINDERS]  # it may have more files of its own
+    changed = [words for words in now.changed_since(before) if words != FINDERS]  # a plug-in may have files of its own
     sys.setrecursionlimit(max(2000, sys.getrecursionlimit()))  # as torch.compile does when it is first used
-    gc.freeze()  # what was imported is no garbage, and to look through it before measuring takes a tenth of a second
+    gc.freeze()  # what was imported is no garbage, and looking through it before measuring takes a tenth of a second
     device = settings["device"]
     known = settings["known"]
     libraries = Products(*(known[name] for name in Products._fields)) if known else None
@@ -171,7 +171,7 @@ _LIMITS = ("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor
 
 
 def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """What this machine can do, by name of _LIMITS, and a warning where it is restless."""
+    """What this machine can do, by the names in _LIMITS, and a warning where it is noisy."""
     from attnbench.machine import OtherLoad, noise_warning
     from attnbench.run.execute import stopwatch
     from attnbench.run.pairs import measure_noise
@@ -183,7 +183,7 @@ def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
 
 
 def _rates(settings: dict[str, Any]) -> dict[str, Any]:
-    """Those that the limits of cells are made of; none where none are wanted."""
+    """The rates from which the limits of cells are made; none where none are wanted."""
     import torch
 
     from attnbench.measure.limits import copy_rates, exp_rate, matmul_rate
@@ -269,7 +269,7 @@ def _laws(settings: dict[str, Any], state: dict[str, Any], *, variant: str, law:
 def _limits_again(
     settings: dict[str, Any], state: dict[str, Any], *, cells: list[dict[str, Any]], rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The rates once more, the higher of both times, and the rows of cells beside them."""
+    """Measure the rates once more, keep the higher of both, and correct the rows of cells by them."""
     from attnbench.cell import Cell
     from attnbench.measure.limits import faster_of
     from attnbench.record import Record

@@ -1,6 +1,6 @@
 """What may stand on one axis of a matrix or in one condition of ``exclude``: from plain YAML data to checked values.
 
-Every mistake is raised with its place, so that pydantic collects it beside the others.
+Every mistake is raised with its place, so that pydantic collects it with the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Test = Callable[[Any], bool]
 """One condition on one axis."""
 
 MAX_IN_ALL = 100_000
-"""Values in one suite, ranges and lists of options multiplied out."""
+"""Most values in one suite, with ranges and lists of options multiplied out."""
 _COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,18}k?)\s*")
 _OPERATORS: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
@@ -51,7 +51,7 @@ class Reading:
     registered: bool = True
     """False while variants and inputs are not registered yet: names and options are then taken as they stand."""
     values: int = 0
-    """So far."""
+    """How many values were read so far."""
 
     def add(self, number: int, *place: str | int) -> None:
         """Count values before anybody has to hold them all."""
@@ -150,7 +150,7 @@ def _words(known: tuple[str, ...]) -> Callable[[object, ValidationInfo], list[st
 
 
 def _biases(value: object, info: ValidationInfo) -> list[str]:
-    """``none`` without quotes is nothing, in YAML as on the command line."""
+    """Read ``none`` without quotes, which is nothing in YAML as on the command line, as the word."""
     return _words(BIASES)(["none" if item is None else item for item in _listed(value, info.field_name)], info)
 
 

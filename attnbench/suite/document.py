@@ -30,7 +30,7 @@ class NotASuite(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses, before anything is built from it, whatever is not plain data."""
+    """Refuses whatever is not plain data, before anything is built from it."""
 
     depth = 0
     nodes = 0

@@ -1,4 +1,4 @@
-"""A suite to its cells, and axes set from the command line."""
+"""From a suite to its cells, and axes set from the command line."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def expand(
     """Every cell of the suite, once each: sweeps in order, and in a sweep the axis written first varies slowest.
 
     On top of a sweep's matrix come the suite's profile for the type of ``device``, the sweep's own, and the overrides.
-    ``exclude`` then takes cells away, and ``include`` adds some that it does not see.
+    ``exclude`` then takes cells away, and ``include`` adds some that ``exclude`` does not see.
 
     Raises:
-        SuiteError: no cells, more than 100,000 (counted before any is made), or a shape that cannot be.
-        UsageError: an override that cannot be, or an unknown type of device.
+        SuiteError: no cells, more than 100,000 (counted before any is made), or an impossible shape.
+        UsageError: an impossible override, or an unknown type of device.
     """
     kind = device.partition(":")[0]
     if kind not in DEVICES:
@@ -104,12 +104,12 @@ def apply_overrides(
     """The suite with axes replaced in every sweep, whatever its matrices and profiles say.
 
     Axes that only the operator level has (``inputs``, ``kv_len``), only a model (``task``) or only a training
-    (``learning_rate``) leave other sweeps as they are. Of an ``include`` row the values that the override does not name
-    go away.
+    (``learning_rate``) leave other sweeps as they are. An ``include`` row loses the values that the override does not
+    name.
 
     Args:
         overrides: axis -> value, list, or text: ``{"seq_len": "1024..4096", "variant": "sdpa,performer:features=64"}``.
-        options: axis -> the option that a user wrote, ``--dtype``, for messages; of others ``--set axis``.
+        options: axis -> the option that a user wrote, ``--dtype``, for messages; for other axes ``--set axis``.
 
     Raises:
         UsageError: an unknown axis, or values that it does not take.
@@ -160,7 +160,7 @@ def _has_axis(sweep: dict[str, Any], axis: str) -> bool:
 
 
 def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any], suite: Suite) -> dict[str, Any] | None:
-    """An ``include`` row with only the wanted values of ``axis``; None where it has no others."""
+    """An ``include`` row with only the wanted values of ``axis``; None where it has none of them."""
     if axis not in row:
         return row
     values = [value for value in getattr(_axes({axis: row[axis]}, suite), axis) if value in wanted]
@@ -169,7 +169,7 @@ def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any], suite: Suite) -
 
 
 def _split(axis: str, value: object) -> list[Any]:
-    """Text as typed after ``--set axis=`` to the values that YAML would have given."""
+    """The values that YAML would have given for text as typed after ``--set axis=``."""
     if isinstance(value, list | tuple):
         return [one for item in value for one in _split(axis, item)]
     if not isinstance(value, str):
@@ -266,7 +266,7 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
 
 
 def _trainings(sweep: Sweep, rates: list[float]) -> dict[float, Training]:
-    """By learning rate; none where no score is measured."""
+    """Trainings by learning rate; none where no score is measured."""
     if "score" not in sweep.measure:
         return {}
     rules = sweep.training or Rules()

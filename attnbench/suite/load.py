@@ -39,7 +39,7 @@ def refuse_early(
     overrides: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> None:
-    """Find what is wrong with a suite before its variants are known: all but their names and options.
+    """Find what is wrong with a suite, except for names and options of variants, before these are known.
 
     Registering variants imports torch, which takes more time and memory than reading any suite may take.
 
@@ -47,7 +47,7 @@ def refuse_early(
         overrides, options: as :func:`attnbench.suite.expand.apply_overrides` takes them.
 
     Raises:
-        SuiteError: as :func:`load_suite`, or more cells than a run may have on any type of device that ``device`` is.
+        SuiteError: as :func:`load_suite`, or more cells than a run may have, whatever type of device ``device`` is.
         UsageError: the overrides.
     """
     suite = _load(path_or_name, overrides or {}, registered=False, options=options)
@@ -86,7 +86,7 @@ def shipped_descriptions() -> dict[str, str]:
 
 
 def suite_path(path_or_name: str | Path) -> Path:
-    """The file meant; a bare word is the name of a shipped suite.
+    """The file that is meant; a bare word is the name of a shipped suite.
 
     Raises:
         SuiteError: neither a file nor a name, with the nearest name.

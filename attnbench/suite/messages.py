@@ -34,19 +34,19 @@ class Origin:
         return self.error_on(self.line(place), message)
 
     def error_on(self, line: int, message: str) -> SuiteError:
-        """The same where the line is known."""
+        """Like :meth:`error`, where the line is known."""
         return SuiteError(f"{one_line(self.path, 4096)}:{line}: {one_line(message, 400)}")
 
 
 @dataclass(frozen=True)
 class CommandLine(Origin):
-    """The options of a command that has made a suite of them, of which nobody knows a line."""
+    """Origin of a suite that a command made from its options, which have no lines."""
 
     options: Mapping[str, str] = field(default_factory=dict)
     """Key of the suite -> what was typed for it: ``seq_len`` -> ``--n``."""
 
     def error(self, place: Place, message: str) -> UsageError:
-        """The message with the option in the place of the key, or before it."""
+        """The message with the option in place of the key, or before it."""
         said = one_line(message, 400)
         for key in reversed(place):
             if isinstance(key, str) and (option := self.options.get(key)):

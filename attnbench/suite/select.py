@@ -25,7 +25,7 @@ def choose(expression: str, cells: Sequence[Cell]) -> list[Cell]:
     """The cells whose :func:`~attnbench.suite.describe.address` matches, in their order.
 
     Raises:
-        UsageError: the expression cannot be read, or no cell matches; then with the word that is in none, and a cell.
+        UsageError: the expression cannot be read, or no cell matches; the message helps to find one that does.
     """
     addresses = [address(cell) for cell in cells]
     chosen = [cell for cell, where in zip(cells, addresses, strict=True) if matches(expression, where)]
@@ -35,7 +35,7 @@ def choose(expression: str, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _nothing(expression: str, addresses: Sequence[str]) -> UsageError:
-    """Why no cell is chosen: the first word that is in none, and the nearest there is, or what a cell is called."""
+    """Why no cell is chosen: the first word that is in none, with the nearest that is, or what a cell is called."""
     words = [word for word in _TOKEN.findall(expression) if word.lower() not in ("and", "or", "not", "(", ")")]
     unknown = [word for word in words if not any(_finds(word.lower())(where.lower()) for where in addresses)]
     parts = {part for where in addresses for whole in where.split("/") for part in (whole, whole.partition(":")[0])}

@@ -31,7 +31,7 @@ class Report:
 
     @property
     def held(self) -> bool:
-        """Every law that applies holds in every case."""
+        """Whether every law that applies holds in every case."""
         return all(finding.held for finding in self.findings)
 
     @property
@@ -54,7 +54,7 @@ def check_variant(variant: str | Variant, *, laws: Collection[str] | None = None
     Args:
         variant: a registered name; with options, only that setting is checked: ``local:window=3``.
         laws: names from :data:`LAWS`; all where None.
-        time: also measure the power of n in the time, which takes seconds and a quiet machine.
+        time: also measure with which power of n the time grows, which takes seconds and a quiet machine.
 
     Raises:
         UsageError: an unknown variant, option or law.
@@ -85,7 +85,7 @@ def variant_named(text: str) -> Variant:
 
 
 def _build_once(variant: Variant) -> None:
-    """Raises Unsupported where every case of the variant does; other errors are for the laws to report."""
+    """Raise Unsupported where every case of the variant does; other errors are for the laws to report."""
     refusal = None
     for case in cases(variant):
         try:

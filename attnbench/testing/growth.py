@@ -16,7 +16,7 @@ from attnbench.spec import Spec
 from attnbench.testing.laws import Case, Measured, NothingClaimed, law
 
 SPARE = 0.05
-"""Above the claimed power: what the parts of lower order may add."""
+"""What parts of lower order may add to the claimed power."""
 
 SPARE_TIME = 0.35
 """The same for time, which caches and tiles bend."""
@@ -36,7 +36,7 @@ def memory(case: Case) -> Iterator[Measured]:
     claimed = max(1.0, power)  # the output alone grows linearly
     short = 256 if claimed > 1.5 else 1024
     for training in (False, True):
-        with _one_thread():  # each has tiles of its own
+        with _one_thread():  # each thread has tiles of its own
             few, many = (_peak(case, n, training) for n in (short, 4 * short))
         power = math.log(max(1, many) / max(1, few), 4)  # an alias takes no memory
         what = "training" if training else "a forward pass"

@@ -44,7 +44,7 @@ def causality(case: Case) -> Iterator[Measured]:
 
 
 def _loud(case: Case, dtype: torch.dtype, factor: float, bound: float) -> Measured:
-    """How far a last token, ``factor`` times as large, moves the outputs before it."""
+    """How far a last token that is ``factor`` times as large moves the outputs before it."""
     module, before = case.module(dtype=dtype), case.draw(dtype=dtype)
     after = [x.clone() for x in before]
     for x in after:
@@ -80,7 +80,7 @@ def receptive_field(case: Case) -> Iterator[Measured]:
 
 
 def _reach(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[list[int]]:
-    """For each output token the tokens of the last input with a gradient."""
+    """For each output token, the tokens of the last input that get a gradient from it."""
     *others, last = inputs
     last = last.detach().requires_grad_()
     out = function(*others, last)

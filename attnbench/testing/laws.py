@@ -54,7 +54,7 @@ class Finding:
     skipped: str = ""
     """Why there was nothing to hold the variant to, where that is so."""
     final: bool = False
-    """Nothing more can be tried: it cannot be built, it ran out of memory."""
+    """Whether nothing more can be tried: it cannot be built, or ran out of memory."""
 
 
 class NothingClaimed(Exception):
@@ -69,7 +69,7 @@ class Case:
     spec: Spec
     causal: bool = False
     first: bool = True
-    """Of the variant's settings."""
+    """Whether this is the first of the variant's settings."""
 
     def __str__(self) -> str:
         options = self.spec.label.partition(":")[2]
@@ -90,13 +90,13 @@ class Case:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which the laws are held: the most precise that the variant takes."""
+        """The dtype in which the laws are held: the most precise that the variant takes."""
         dtype: torch.dtype = getattr(torch, next((name for name in _CLOSE if name in self.traits.dtypes), "float32"))
         return dtype
 
     @property
     def common_dtype(self) -> torch.dtype:
-        """In which its cost is looked at: float32 where the variant takes it."""
+        """The dtype in which its cost is looked at: float32 where the variant takes it."""
         return torch.float32 if "float32" in self.traits.dtypes else self.dtype
 
     @property
@@ -153,9 +153,9 @@ class Law:
     needs_time: bool = False
     """Measures time, which takes seconds and a quiet machine."""
     few_shapes: bool = False
-    """Also for variants that are compiled for each shape, in seconds: they are spared laws of many shapes."""
+    """Also for variants that are compiled for each shape, in seconds; they are spared laws that use many shapes."""
     claim: Callable[[Traits], bool] = field(default=lambda traits: False)
-    """Traits that this law is the proof of: a variant that claims it must offer a case in which it can be seen."""
+    """Whether traits claim what this law proves: a variant that claims it must offer a case in which it can be seen."""
     vital: bool = False
     """Nothing else can be tried where it is broken."""
 
@@ -201,7 +201,7 @@ def law(
 
 
 def cases(variant: Variant) -> Iterator[Case]:
-    """Each setting of the variant, without and, where it can, with causality."""
+    """Each setting of the variant, not causal and, where it can be, causal."""
     for index, setting in enumerate(variant.settings or ("",)):
         spec = parse_spec(f"{variant.name}:{setting}".rstrip(":"))
         for causal in (False, True):

@@ -18,10 +18,10 @@ ROUNDING = 2**-9
 """Largest relative error of a number rounded to bfloat16."""
 
 GROWTH = 3.0
-"""From 64 to 1024 tokens. Sums in bfloat16, a term at a time, make it 4 and more."""
+"""How much errors may grow from 64 to 1024 tokens. Sums in bfloat16, one term at a time, make it 4 and more."""
 
 FEW = 16
-"""Of tensors of fewer numbers, chance decides how well they are met."""
+"""Tensors of fewer numbers are left out: chance decides how well they are met."""
 
 
 @law(
@@ -44,7 +44,7 @@ def low_precision(case: Case) -> Iterator[Measured]:
 
 
 def _errors(case: Case, n: int) -> dict[str, float]:
-    """Of the output and of gradients, against float64 on the same rounded inputs and parameters, in roundings."""
+    """Errors of output and gradients, against float64 on the same rounded inputs and parameters, in roundings."""
     shape = Shape(1, 1, n, FEW, causal=case.causal)
     module = case.module(shape, dtype=torch.bfloat16)
     inputs, direction = (case.draw(shape, dtype=torch.bfloat16, seed=seed) for seed in (n, n + 1))

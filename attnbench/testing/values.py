@@ -161,7 +161,7 @@ LOUD = 1e-4
 
 
 def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float) -> Measured:
-    """The token that is farthest from what the whole gives, after a prompt of so many tokens."""
+    """How far the worst token after a prompt of so many tokens is from what the whole sequence gives."""
     module = case.module(dtype=inputs[0].dtype)
     expected = module(*inputs)
     decoding = cast(Decoding, module)
@@ -169,7 +169,7 @@ def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float) -> Mea
     far, at = -1.0, prompt
     for t in range(prompt, case.shape.N):
         token = [x[..., t : t + 1, :] for x in inputs]
-        decoding.step(state, *token)  # the next line must not see that
+        decoding.step(state, *token)  # the next line must not see that this happened
         out, state = decoding.step(state, *token)
         here = gap(out, expected[..., t : t + 1, :])
         if not here <= far:

@@ -17,7 +17,7 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a model answered: one number for each sequence."""
+    """What a model answered, in numbers for each sequence."""
 
     right: np.ndarray
     asked: np.ndarray
@@ -31,7 +31,7 @@ class Answers:
         return float(self.right.sum() / max(1, self.asked.sum()))
 
     def interval(self) -> tuple[float, float]:
-        """95 % over test examples: Wilson's, or by drawing sequences anew where their tokens are answered together."""
+        """95 % interval over test examples: Wilson's, or by drawing sequences anew where each has several answers."""
         if not self.per_token:
             low, high = binomtest(int(self.right.sum()), len(self.right)).proportion_ci(0.95, method="wilson")
             return float(low), float(high)
@@ -41,7 +41,7 @@ class Answers:
         return float(min(low, self.accuracy)), float(max(high, self.accuracy))
 
     def spread(self) -> float:
-        """Standard error of the accuracy, by what sequences differ among themselves."""
+        """Standard error of the accuracy, from how much sequences differ among themselves."""
         shares = self.right / np.maximum(1, self.asked)
         return float(shares.std(ddof=1) / np.sqrt(len(shares))) if len(shares) > 1 else 1.0
 

@@ -1,4 +1,4 @@
-"""A training put aside, so that it can go on bit for bit: weights, optimizer, random numbers, what it has to tell."""
+"""A training put aside, to go on bit for bit: weights, optimizer, random numbers, and what it has to tell."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Checkpoint:
         """Why it could not be written or read, for the row."""
 
     def save(self, state: State) -> None:
-        """A full disk costs the checkpoint, and not the training."""
+        """Write the file. A full disk costs the checkpoint, not the training."""
         about = json.dumps({"owner": self._owner, **state.about})
         try:
             self.path.parent.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ class Checkpoint:
             self.trouble = f"no checkpoint could be written: {error.strerror}"
 
     def load(self) -> State | None:
-        """None where there is none that fits, which then is as if there were none."""
+        """What was saved; None where there is no file, or none that fits."""
         if not self.path.is_file():
             return None
         try:
@@ -60,6 +60,6 @@ class Checkpoint:
         return State(tensors, about) if owner == self._owner else None
 
     def remove(self) -> None:
-        """Once the row is there, nobody needs it."""
+        """Remove the file, which nobody needs once the row is there."""
         with suppress(OSError):
             self.path.unlink()

@@ -1,8 +1,8 @@
 """Whether a score was earned: by looking at the question, not at the answer, and not by having seen the test.
 
 A variant is foreign code in the process that holds the labels. It could look for them; so the labels are dealt to other
-questions, after which nobody who only reads the questions is right more often than by chance. It could know the test;
-so it is asked, after its training, about as many examples that nobody could know. And a task may hand out in training
+questions, after which whoever only reads the questions is right no more often than by chance. It could know the test;
+so it is asked, after its training, about as many examples that nobody could know. And a task may give away in training
 what it tests on; so sequences of the test are looked for among those of the training.
 """
 
@@ -22,9 +22,9 @@ from attnbench.task import Examples, Task
 from attnbench.training.accuracy import Answers, answer
 
 _SEQUENCES = 512
-"""Of the test, to which other labels are dealt."""
+"""About how many sequences of the test are dealt other labels."""
 _STANDARD_ERRORS = 5
-"""By which test and unseen examples may differ by chance."""
+"""How many standard errors a difference may have by chance."""
 _LEAKED = 0.01
 """Share of the test that may have been trained on, as a note in the row; more is an error of the task."""
 
@@ -35,7 +35,7 @@ def hold_to_question(
     """Ask the same questions while the labels at hand are those of other questions.
 
     Raises:
-        BrokenContract: its answers agree with these.
+        BrokenContract: its answers agree with the labels at hand.
     """
     dealt = answer(model, _dealt_anew(task, size), device)
     gained, low = earned.accuracy - chance, earned.interval()[0]
@@ -47,7 +47,7 @@ def hold_to_question(
 
 
 def _dealt_anew(task: Task, size: int) -> list[Examples]:
-    """The first questions of the test with the labels of all of it in another order; the right ones are gone."""
+    """The first questions of the test, with shuffled labels of the whole test; their own labels are gone."""
     questions, labels = list[Examples](), list[Tensor]()
     for some in task.held_out("test", size):
         labels.append(some.labels)
@@ -62,12 +62,12 @@ def _dealt_anew(task: Task, size: int) -> list[Examples]:
 
 
 def hold_to_unseen(model: Callable[..., Tensor], task: Task, size: int, earned: Answers, device: str) -> None:
-    """Ask about examples drawn now, from a seed that is not to be known.
+    """Ask about examples drawn now, from a seed that nobody can know.
 
     Nothing is asked where the task has no more examples than are stored.
 
     Raises:
-        BrokenContract: it is better at the test, beyond chance.
+        BrokenContract: it is better at the test than chance explains.
     """
     fresh = task.fresh(int.from_bytes(os.urandom(7)), size)
     if fresh is None:
@@ -89,11 +89,11 @@ class Leaks:
         self._seen: set[bytes] = set()
 
     def look(self, examples: Examples) -> None:
-        """At what a step of the training sees."""
+        """Look at what a step of the training sees."""
         self._seen |= self._test.intersection(_digests(examples))
 
     def warning(self) -> str | None:
-        """What the row says of it.
+        """What the row says about leaks; None where there are none.
 
         Raises:
             BrokenContract: more than a hundredth of the test was trained on.
@@ -105,11 +105,11 @@ class Leaks:
 
     @property
     def seen(self) -> list[str]:
-        """For a checkpoint."""
+        """What was seen, for a checkpoint to hold."""
         return sorted(one.hex() for one in self._seen)
 
     def add(self, seen: Iterable[str]) -> None:
-        """What a checkpoint holds."""
+        """Add what a checkpoint holds."""
         self._seen |= {bytes.fromhex(one) for one in seen}
 
 

@@ -21,13 +21,13 @@ from attnbench.training.checkpoint import Checkpoint, State
 
 BETAS = (0.9, 0.98)
 CLIPPED_TO = 1.0
-"""Norm of the gradient."""
+"""Largest norm of the gradient."""
 _PUT_ASIDE = 60.0
-"""Seconds between two checkpoints: at most so much is lost, and what a short training would gain is not worth one."""
+"""Seconds between two checkpoints: at most this much is lost, too little for a shorter training to need one."""
 _TELL = 1.0
-"""Seconds between two words to whoever waits."""
+"""Seconds between two messages to the caller."""
 _LAST = 0.1
-"""Share of the steps over which the loss is averaged at the end of each stretch."""
+"""Share of the steps, at the end of a pretraining or training, over which the loss is averaged."""
 
 
 class Diverged(Exception):  # an outcome of the training, not an error of ours
@@ -40,31 +40,31 @@ class Point:
 
     step: int
     train_loss: float
-    """Mean since the evaluation before."""
+    """Mean since the previous evaluation."""
     val_score: float
     val_loss: float
     learning_rate: float
     cpu_s: float
-    """Of training so far, without evaluations."""
+    """Seconds of training so far, without evaluations: of the processors, or on a GPU of the clock."""
 
 
 @dataclass(slots=True)
 class Course:
-    """What a training has gone through; all that a checkpoint adds to weights and optimizer."""
+    """What a training has gone through, which a checkpoint keeps beside weights and optimizer."""
 
     step: int = 0
     train_s: float = 0.0
     points: list[Point] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    """Since the last evaluation."""
+    """Those of the steps since the last evaluation."""
     last_losses: list[float] = field(default_factory=list)
-    """Of the last tenth of the steps."""
+    """Those of the last tenth of the steps."""
     energy_j: float | None = None
-    """From the first step to the last, without evaluations; None where no counter tells."""
+    """Joules from the first step to the last, without evaluations; None where no counter tells."""
 
 
 Loss = Callable[[nn.Module, Examples, int], Tensor]
-"""Of a model on what the step of this number sees."""
+"""The loss of a model on what the step of this number sees."""
 
 
 def answers_loss(device: str) -> Loss:
@@ -100,8 +100,8 @@ def train(
 ) -> Course:
     """Train for a fixed number of steps; the weights after the last one count.
 
-    AdamW with decoupled decay, the rate up along a line and down along a cosine, gradients clipped to norm 1. What step
-    s sees depends on seed and s alone, and dropout on nothing but the seed, so that a training that goes on from a
+    AdamW with decoupled decay; the rate goes up along a line and down along a cosine; gradients are clipped to norm 1.
+    What step s sees depends on seed and s alone, and dropout on the seed alone. So a training that goes on from a
     checkpoint ends with the same weights bit by bit (on the same machine and torch, with as many threads).
 
     Args:
@@ -109,8 +109,8 @@ def train(
         on_batch: is shown what each step sees.
         extra: what a checkpoint keeps for the caller; ``restore`` gets it back.
         tell: called about once a second with the steps done.
-        counters: of the energy that is taken meanwhile.
-        energy_j: what was taken before, on top of which this one's is counted.
+        counters: those that count the energy taken meanwhile.
+        energy_j: joules taken before, to which those of this training are added.
 
     Raises:
         Diverged: the loss is not finite.
@@ -170,7 +170,7 @@ def train(
 
 
 def share_of_rate(step: int, steps: int, warm_up: float) -> float:
-    """Of the learning rate, at the step of this number (from 0): up to 1 along a line, down to 0 along a cosine."""
+    """Share of the learning rate at ``step`` (from 0): up to 1 along a line, down to 0 along a cosine."""
     rising = max(1, round(warm_up * steps))
     if step < rising:
         return (step + 1) / rising
@@ -191,7 +191,7 @@ def _evaluated(model: nn.Module, task: Task, batch: int, course: Course, rate: f
 
 
 def _now(device: str) -> float:
-    """Seconds of this process's processors; on a GPU of the clock, once it has done what it was given."""
+    """Processor seconds of this process; on a GPU seconds of the clock, once it has done what it was given."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(torch.device(device))
         return time.perf_counter()

@@ -1,7 +1,7 @@
 """Filling in what is masked, on the task's own examples, before the task is learnt.
 
-Amos et al. 2023, arXiv:2310.02980: trained from scratch, models look further apart than they are; the same model that
-first learns to fill in masked tokens of the same data starts from what the data is like. No further data is used.
+Amos et al. 2023, arXiv:2310.02980: trained from scratch, models look further apart than they are. A model that first
+learns to fill in masked tokens of the same data already knows what the data is like. No further data is used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Filling(nn.Module):
 
 
 def filling_loss(encoder: Encoder, share: float, *, seed: int, device: str) -> Loss:
-    """Mean cross-entropy of the masked tokens: ``share`` of the real ones, others in each step."""
+    """Mean cross-entropy of the masked tokens: ``share`` of the real ones, different ones in each step."""
     towers = encoder.form.towers
 
     def loss(model: nn.Module, examples: Examples, step: int) -> Tensor:

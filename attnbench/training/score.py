@@ -28,11 +28,11 @@ from attnbench.training.pretraining import Filling, filling_loss
 from attnbench.variant import VARIANTS, build
 
 _EXACT = 1e-5
-"""A relative error below is rounding in float32."""
+"""A relative error below this is rounding in float32."""
 _ALIKE = 0.1
-"""By which the number of parameters may differ from softmax's without a word."""
+"""Share by which the number of parameters may differ from softmax's without a warning."""
 _TARGET = 0.9
-"""Of the way from chance to 1."""
+"""The target, as a share of the way from chance to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Scored:
     """What a training gave."""
 
     columns: dict[str, Any]
-    """Of the row, by name."""
+    """Columns of the row, by name."""
     points: list[dict[str, Any]]
     """The learning curve."""
     warnings: list[str]
@@ -56,7 +56,7 @@ def score(
     """Train the encoder around a variant from its seed for a fixed number of steps, and test it once.
 
     Args:
-        folder: for a checkpoint while it goes on; None for none.
+        folder: where a checkpoint is kept while the training goes on; None for none.
         tell: called about once a second with the steps done and all steps.
         alone: no other training computes meanwhile, so that the machine's counters tell the energy of this one.
 
@@ -144,7 +144,7 @@ def score(
 
 
 def _allow(cell: Cell, examples: Examples) -> None:
-    """Raises Unsupported where the variant takes no padding that the task has, or is softmax attention itself."""
+    """Raise Unsupported where the task has padding that the variant does not take, or the variant is softmax itself."""
     variant = VARIANTS.get(cell.variant.name)
     if examples.key_mask is not None and not bool(examples.key_mask.all()):
         reason = variant.unsupported_reason(cell.shape, key_mask=True)
@@ -200,9 +200,9 @@ def _trainable(model: nn.Module) -> int:
 
 
 def _state_bytes(cell: Cell, size: ModelSize) -> int | None:
-    """What all layers keep of one sequence of this length to decode the next token; None where it cannot decode.
+    """Bytes that all layers keep of one sequence of this length to decode the next token; None where it cannot decode.
 
-    Of its causal form, if the model is not causal itself.
+    Those of the variant's causal form, even if the model itself is not causal.
     """
     variant, shape = VARIANTS.get(cell.variant.name), cell.shape
     causal = Shape(1, shape.H, shape.N, shape.D, causal=True)
