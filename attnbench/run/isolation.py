@@ -15,13 +15,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from attnbench.errors import AttnbenchError, Exit
 from attnbench.record import one_line
 from attnbench.run.descendants import end_all, end_left_behind, seconds_used
 from attnbench.run.process import END_OF_REQUEST, Process, environment_for
 from attnbench.status import Status
+
+if TYPE_CHECKING:
+    from attnbench.run.protocol import Ready
 
 START_TIMEOUT = 120.0
 _STARTS = 3
@@ -67,7 +70,8 @@ class Worker:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.state: dict[str, Any] = {}
+        self.state = cast("Ready", {})
+        """What the process says about itself; empty until one was set up."""
         self._process: subprocess.Popen[str] | None = None
         self._ready = False
         self._answers: queue.Queue[str | None] = queue.Queue()
@@ -95,7 +99,7 @@ class Worker:
         if self._process is None:
             self._spawn()
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Ready:
         """Set the process up unless it is, and start it if it does not run; return what it says about itself.
 
         Raises:
@@ -135,7 +139,7 @@ class Worker:
         for reader in self._readers:
             reader.start()
 
-    def _set_up(self) -> dict[str, Any]:
+    def _set_up(self) -> Ready:
         self.begin()
         settings = {f: getattr(self.settings, f) for f in Settings.__slots__}
         # A process started again takes over the limits of the machine: one run has one set of them.
@@ -143,7 +147,7 @@ class Worker:
         if "failed" in state:
             self.stop()
             raise WorkerFailed(f"the measuring process did not start: {one_line(state['failed'])}")
-        return state
+        return cast("Ready", state)
 
     def ask(
         self,

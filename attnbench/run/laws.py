@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 from attnbench.errors import Unsupported
 from attnbench.run.isolation import CellFailed, Worker
+from attnbench.run.protocol import Request
 from attnbench.spec import parse_spec
 from attnbench.testing import Finding, Report
+
+
+@dataclass(frozen=True, slots=True)
+class HoldToLaw(Request[list[Finding]]):
+    """Hold a variant to one law (:func:`attnbench.testing.check_variant`)."""
+
+    do = "laws"
+    variant: str
+    law: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(**data)
+
+    def answered(self, answer: dict[str, Any]) -> list[Finding]:
+        """Raises Unsupported where no setting can be built, and as any request's where the answer makes no sense."""
+        if "unsupported" in answer:
+            raise Unsupported(answer["unsupported"])
+        return [Finding(**finding) for finding in answer["findings"]]
 
 
 def examine(
@@ -34,7 +58,7 @@ def examine(
     for law in laws:
         begun(law)
         try:
-            findings += _ask(worker, variant, law, timeout)
+            findings += HoldToLaw(variant, law).ask(worker, timeout)
         except CellFailed as failed:
             # What ends the process once may do so in every law, and each try costs a start or the whole timeout.
             given_up = "; the laws after it were not tried" * (law != laws[-1])
@@ -43,13 +67,3 @@ def examine(
         if findings and findings[-1].final:
             break
     return Report(parse_spec(variant).name, tuple(findings))
-
-
-def _ask(worker: Worker, variant: str, law: str, timeout: float) -> list[Finding]:
-    answer: dict[str, Any] = worker.ask({"do": "laws", "variant": variant, "law": law}, timeout)
-    if "unsupported" in answer:
-        raise Unsupported(answer["unsupported"])
-    try:
-        return [Finding(**finding) for finding in answer["findings"]]
-    except (KeyError, TypeError):
-        raise worker.garbage() from None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnbench.cell import Cell
@@ -14,9 +13,9 @@ from attnbench.measure.time import TimingRules
 from attnbench.record import Record
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.pairs import Pairs
+from attnbench.run.protocol import Answer, Request, TakeTurns, VisitCell
 from attnbench.status import Status
 from attnbench.variant import VARIANTS
-from attnbench.verify import checked
 
 WARM_UP_CALLS = 3
 """Calls to warm up a variant whose calls take long, before its turns."""
@@ -126,22 +125,8 @@ class _Visit:
         return record
 
     def _look(self, i: int, cell: Cell, limit: float) -> Record:
-        answer = self._ask(
-            {
-                "do": "cell",
-                "cell": cell.to_json(),
-                "rules": asdict(replace(self.rules, quick=True)),
-                "round": 0,
-                "earlier": [],
-                "previous": None,
-            },
-            limit,
-        )
-        try:
-            record = checked(Record.from_json(answer["record"]))
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise self.worker.garbage() from None
-        if record.cell_id != cell.cell_id or (record.status is Status.OK and not record.time_median_s):
+        record = self._ask(VisitCell(cell, replace(self.rules, quick=True)), limit).record
+        if record.status is Status.OK and not record.time_median_s:
             raise self.worker.garbage()
         self.seconds[i] = record.time_median_s or 0.0
         return replace(record, quick=False, **_OF_ONE_CALL)
@@ -185,13 +170,9 @@ class _Visit:
     def _turns(self, positions: Sequence[int], limit: float) -> Pairs:
         warm_up = sum(WARM_UP_CALLS * self.seconds[i] + self.rules.warmup_time for i in positions)
         rules = replace(self.rules, max_time=min(self.rules.max_time, max(0.0, 0.9 * limit - warm_up)))
-        cells = [self.cells[i].to_json() for i in positions]
-        answer = self._ask({"do": "pairs", "cells": cells, "rules": asdict(rules), "fewest": self.fewest}, limit)
+        pairs = self._ask(TakeTurns([self.cells[i] for i in positions], rules, self.fewest), limit)
         self.found.traces = self.found.traces or self.worker.traces
-        try:
-            return checked_pairs(Pairs(**answer), len(positions))
-        except (TypeError, ValueError):
-            raise self.worker.garbage() from None
+        return pairs
 
     def _culprits(self, alive: Sequence[int], together: CellFailed) -> dict[int, Record]:
         """The cells that also fail when they are timed alone; all of them where none does, or the time is over."""
@@ -209,14 +190,14 @@ class _Visit:
         failed = failed or dict.fromkeys(alive, together)
         return {i: Record.of(self.cells[i], one.status, one.reason) for i, one in failed.items()}
 
-    def _ask(self, request: dict[str, Any], limit: float) -> dict[str, Any]:
+    def _ask(self, request: Request[Answer], limit: float) -> Answer:
         """The answer to a request, which gets ``limit`` seconds of the time that is left.
 
         Time beyond them does not count: a new process had to start, or this one was stopped.
         """
         start = self._clock()
         try:
-            return self.worker.ask(request, limit)
+            return request.ask(self.worker, limit)
         finally:
             self.left -= min(limit, self._clock() - start)
 
@@ -229,36 +210,3 @@ def without_error(cell: Cell) -> Cell:
 def _means_nothing(cell: Cell) -> bool:
     """Whether the cell's error means nothing before the variant is fitted."""
     return error_kind(VARIANTS.get(cell.variant.name), cell.variant) == "learned"
-
-
-def checked_pairs(pairs: Pairs, cells: int) -> Pairs:
-    """``pairs`` itself, if it can be an answer about ``cells`` cells.
-
-    Raises:
-        TypeError: a field of the wrong type.
-        ValueError: a cell without an outcome, a missing column, a time that is not positive and finite.
-    """
-    named = [*pairs.ran, *(place for place, _, _ in pairs.left_out)]
-    if sorted(named) != list(range(cells)) or any(type(place) is not int for place in named):
-        raise ValueError(f"outcomes of {named}, not of {cells} cells")
-    for _, status, reason in pairs.left_out:
-        if Status(status) is Status.OK or not isinstance(reason, str):
-            raise ValueError(f"failed with {status}")
-    for block in pairs.blocks:
-        if len(block) != len(pairs.ran) or not all(_is_time(one) for one in block):
-            raise ValueError("a block is not one time for each cell")
-    if bool(pairs.blocks) != bool(pairs.ran):
-        raise ValueError("cells without times")
-    counts = (pairs.disturbed, pairs.taken, pairs.stopped)
-    if any(type(one) is not int for one in counts) or not 0 <= pairs.disturbed <= pairs.taken or pairs.stopped < 0:
-        raise ValueError("impossible counts of blocks")
-    for position, warning in pairs.warnings:
-        if position not in range(cells) or not isinstance(warning, str):
-            raise ValueError("a warning about no cell")
-    if pairs.others is not None and not (type(pairs.others) in (int, float) and 0 <= pairs.others < math.inf):
-        raise ValueError("an impossible load")
-    return pairs
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf

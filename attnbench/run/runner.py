@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,11 +29,12 @@ from attnbench.run.identity import identity
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.order import family, in_order
 from attnbench.run.plan import Plan
+from attnbench.run.protocol import MeasureLimits, Ready, Train, VisitCell
 from attnbench.run.resume import find_folder, new_folder, stored_rows
-from attnbench.run.trainings import Begun, Ended, Step, ask, at_chosen_rates, of_any, phases, run_all, threads_of
+from attnbench.run.trainings import Begun, Ended, Step, at_chosen_rates, of_any, phases, run_all, threads_of
 from attnbench.status import STOPPING, Status
 from attnbench.store import CHECKPOINTS, RunFolder
-from attnbench.verify import are_samples, checked, foreign_to_samples
+from attnbench.verify import foreign_to_samples
 
 
 class Watcher:
@@ -100,7 +101,7 @@ class _Outcome:
 class _Run:
     """The state of one execution."""
 
-    def __init__(self, plan: Plan, worker: Worker, state: dict[str, Any], folder: RunFolder, watcher: Watcher) -> None:
+    def __init__(self, plan: Plan, worker: Worker, state: Ready, folder: RunFolder, watcher: Watcher) -> None:
         self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
         self.rules = plan.rules
         self.stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
@@ -159,25 +160,16 @@ class _Run:
         impossible = sum((row.peak_fraction or 0.0) > IMPOSSIBLE for row in rows)
         if not impossible:
             return
-        request = {
-            "do": "limits",
-            "cells": [cell.to_json() for cell in timed],
-            "rows": [row.to_json() for row in rows],
-        }
         try:
-            answer = self.worker.ask(request, (1 + impossible) * self.plan.options.cell_timeout)
-            try:
-                records, limits = [checked(Record.from_json(row)) for row in answer["rows"]], dict(answer["limits"])
-            except (KeyError, TypeError, ValueError):
-                raise self.worker.garbage() from None
+            found = MeasureLimits(timed, rows).ask(self.worker, (1 + impossible) * self.plan.options.cell_timeout)
         except CellFailed as failed:
             self.watcher.warned(f"the limits of the machine could not be measured again: {failed.reason}")
             return
-        self.state.update(limits)
-        self.folder.correct(limits)
+        self.state.update(found.limits)
+        self.folder.correct(found.limits)
         rows_were = "1 row was" if impossible == 1 else f"{impossible} rows were"
         self.watcher.warned(f"{rows_were} faster than the limits of the machine, so these are measured again")
-        for record in records:
+        for record in found.records:
             self.records[record.cell_id] = record
             self.folder.add(record)
 
@@ -267,14 +259,10 @@ class _Run:
 
         def measure() -> tuple[Record, None]:
             nonlocal points
-            record, points = ask(
-                worker,
-                cell,
-                folder=self.folder.path / CHECKPOINTS,
-                timeout=self.plan.options.cell_timeout,
-                quick=self.rules.quick,
-                tell=tell,
-            )
+            request = Train(cell, self.folder.path / CHECKPOINTS, self.rules.quick)
+            told = lambda progress: tell(int(progress["done"]), int(progress["of"]))  # noqa: E731
+            trained = request.ask(worker, self.plan.options.cell_timeout, told=told)
+            record, points = trained.record, trained.points
             record.process, record.threads = worker.state["process"], worker.settings.threads
             return with_traces(record, worker.traces), None
 
@@ -344,30 +332,14 @@ class _Run:
         earlier = self.samples.get(cell.cell_id, {})
         if self._has_its_own_process(cell):
             self.worker.stop()
-        answer = self.worker.ask(
-            {
-                "do": "cell",
-                "cell": cell.to_json(),
-                "rules": asdict(self.rules),
-                "round": round_,
-                "earlier": [taken for r, taken in sorted(earlier.items()) if r < round_],
-                "previous": previous.to_json() if previous else None,
-            },
-            self.plan.options.cell_timeout,
-            meanwhile=self._store,
-        )
-        try:
-            record, samples = checked(Record.from_json(answer["record"])), answer["samples"]
-            taken = samples["samples"] if samples else []
-        except (KeyError, TypeError, ValueError):
-            raise self.worker.garbage() from None
-        if record.cell_id != cell.cell_id or not are_samples(taken):
-            raise self.worker.garbage()
-        if samples:
-            if foreign_to_samples(record, [*earlier.values(), taken]):
+        before = [taken for r, taken in sorted(earlier.items()) if r < round_]
+        request = VisitCell(cell, self.rules, round_, before, previous)
+        visited = request.ask(self.worker, self.plan.options.cell_timeout, meanwhile=self._store)
+        if visited.samples:
+            if foreign_to_samples(visited.record, [*earlier.values(), visited.taken]):
                 raise self.worker.garbage()
-            self.samples.setdefault(cell.cell_id, {})[round_] = taken
-        return with_traces(record, self.worker.traces, previous), samples
+            self.samples.setdefault(cell.cell_id, {})[round_] = visited.taken
+        return with_traces(visited.record, self.worker.traces, previous), visited.samples
 
     def _known(self, cell: Cell) -> Record | None:
         """The outcome of a shorter length of the same thing that ran out of memory or time."""

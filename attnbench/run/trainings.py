@@ -13,14 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from attnbench.cell import Cell
 from attnbench.record import Record
 from attnbench.run.isolation import Settings, Worker
+from attnbench.run.protocol import Ready
 from attnbench.trained import choose, trained
-from attnbench.verify import are_points, checked
 
 THREADS = 1
 
@@ -86,7 +85,7 @@ def settings_of_one(settings: Settings) -> Settings:
 def run_all(
     cells: Sequence[Cell],
     settings: Settings,
-    known: dict[str, Any],
+    known: Ready,
     attempt: Try,
     warn: Callable[[str], None],
 ) -> Iterator[Event]:
@@ -104,7 +103,7 @@ def run_all(
     count = min(at_once(settings), len(cells))
     workers = [Worker(replace(settings_of_one(settings), alone=count == 1)) for _ in range(count)]
     for worker in workers:
-        worker.state, worker.warn = dict(known), warn
+        worker.state, worker.warn = known.copy(), warn
 
     def tell(cell: Cell, done: int, of: int) -> None:
         events.put(Step(cell, done, of))
@@ -143,28 +142,6 @@ def run_all(
         waiting.clear()
         for worker in workers:
             worker.stop()
-
-
-def ask(
-    worker: Worker, cell: Cell, *, folder: Path, timeout: float, quick: bool, tell: Callable[[int, int], None]
-) -> tuple[Record, list[dict[str, Any]]]:
-    """Have one cell trained; ``timeout`` seconds without a message from it are too many.
-
-    Raises:
-        CellFailed: no answer, or one that makes no sense.
-    """
-    answer = worker.ask(
-        {"do": "score", "cell": cell.to_json(), "folder": str(folder), "quick": quick, "tells": True},
-        timeout,
-        told=lambda progress: tell(int(progress["done"]), int(progress["of"])),
-    )
-    try:
-        record, points = checked(Record.from_json(answer["record"])), answer["points"]
-    except (KeyError, TypeError, ValueError):
-        raise worker.garbage() from None
-    if record.cell_id != cell.cell_id or not are_points(points):
-        raise worker.garbage()
-    return record, points
 
 
 def phases(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from json import dumps, loads
 from os import write
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from attnbench.errors import AttnbenchError, said
@@ -24,6 +23,8 @@ from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory,
 if TYPE_CHECKING:
     from attnbench.cell import Cell
     from attnbench.measure.limits import Limits
+    from attnbench.run.laws import HoldToLaw
+    from attnbench.run.protocol import MeasureLimits, TakeTurns, Train, VisitCell
 
 
 def main() -> None:
@@ -52,13 +53,14 @@ def _serve(requests: TextIO, answers: TextIO, settings: dict[str, Any], state: d
     """Answer one request after the other, and say what each left behind in this process."""
     from attnbench.run.traces import KEPT_BY_ALL, Snapshot
 
+    def tell(done: int, of: int) -> None:
+        _answer(answers, {"progress": {"done": done, "of": of}})
+
     first = before = Snapshot.take(settings["device"])
     _answer(answers, state)
     for line in requests:
         request = loads(line)
-        if request.pop("tells", False):
-            request["tell"] = lambda done, of: _answer(answers, {"progress": {"done": done, "of": of}})
-        answer = _handle(settings, state, **request)
+        answer = _handle(settings, state, request, tell)
         gc.collect()
         return_freed_memory()
         now = Snapshot.take(settings["device"])
@@ -74,10 +76,12 @@ def _serve(requests: TextIO, answers: TextIO, settings: dict[str, Any], state: d
         gc.freeze()  # what is left after a cell stays for good
 
 
-def _handle(settings: dict[str, Any], state: dict[str, Any], *, do: str, **request: Any) -> dict[str, Any]:
+def _handle(
+    settings: dict[str, Any], state: dict[str, Any], request: dict[str, Any], tell: Callable[[int, int], None]
+) -> dict[str, Any]:
     """The answer to one request; ``lost`` where this process cannot go on."""
     try:
-        answer = _HANDLERS[do](settings, state, **request)
+        answer = _done(settings, state, request.pop("do"), request, tell)
     except Exception as error:
         traceback.print_exc()
         answer = {"failed": _said(error)}
@@ -112,7 +116,7 @@ def _import() -> None:
     import attnbench.attention
     import attnbench.inputs
     import attnbench.run.execute
-    import attnbench.run.pairs
+    import attnbench.run.protocol
     import attnbench.run.traces  # noqa: F401  # all of them for what comes later
 
 
@@ -196,88 +200,63 @@ def _rates(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cell(
-    settings: dict[str, Any],
-    state: dict[str, Any],
-    *,
-    cell: dict[str, Any],
-    rules: dict[str, Any],
-    round: int,
-    earlier: list[list[dict[str, Any]]],
-    previous: dict[str, Any] | None,
-) -> dict[str, Any]:
-    from attnbench.cell import Cell
-    from attnbench.measure.time import Sample, TimingRules
-    from attnbench.record import Record
+def _visit(settings: dict[str, Any], state: dict[str, Any], request: VisitCell) -> dict[str, Any]:
     from attnbench.run.execute import run_cell
 
-    what = Cell.from_json(cell)
     record, samples = run_cell(
-        what,
-        TimingRules(**rules),
-        round_=round,
-        earlier=[[Sample(**sample) for sample in samples] for samples in earlier],
-        previous=Record.from_json(previous) if previous else None,
+        request.cell,
+        request.rules,
+        round_=request.round,
+        earlier=request.earlier_samples(),
+        previous=request.previous,
         resident=state["process"] == "as-shipped",
-        limits=_limits_of(state, what),
+        limits=_limits_of(state, request.cell),
         memory_limit=state["memory_limit_bytes"],
     )
     return {"record": record.to_json(), "samples": samples}
 
 
-def _score(
-    settings: dict[str, Any],
-    state: dict[str, Any],
-    *,
-    cell: dict[str, Any],
-    folder: str,
-    quick: bool,
-    tell: Callable[[int, int], None],
+def _train(
+    settings: dict[str, Any], state: dict[str, Any], request: Train, tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    from attnbench.cell import Cell
     from attnbench.run.scoring import score_cell
 
-    limit = state["memory_limit_bytes"]
-    what = Cell.from_json(cell)
     record, points = score_cell(
-        what, folder=Path(folder), tell=tell, memory_limit=limit, quick=quick, alone=settings["alone"]
+        request.cell,
+        folder=request.folder,
+        tell=tell,
+        memory_limit=state["memory_limit_bytes"],
+        quick=request.quick,
+        alone=settings["alone"],
     )
     return {"record": record.to_json(), "points": points}
 
 
-def _pairs(
-    settings: dict[str, Any], state: dict[str, Any], *, cells: list[dict[str, Any]], rules: dict[str, Any], fewest: int
-) -> dict[str, Any]:
-    from attnbench.cell import Cell
-    from attnbench.measure.time import TimingRules
+def _take_turns(settings: dict[str, Any], state: dict[str, Any], request: TakeTurns) -> dict[str, Any]:
     from attnbench.run.pairs import measure_pairs
 
-    return asdict(measure_pairs([Cell.from_json(cell) for cell in cells], TimingRules(**rules), fewest))
+    return asdict(measure_pairs(request.cells, request.rules, request.fewest))
 
 
-def _laws(settings: dict[str, Any], state: dict[str, Any], *, variant: str, law: str) -> dict[str, Any]:
+def _hold_to_law(settings: dict[str, Any], state: dict[str, Any], request: HoldToLaw) -> dict[str, Any]:
     from attnbench.errors import Unsupported
     from attnbench.testing import check_variant
 
     try:
-        report = check_variant(variant, laws=[law])
+        report = check_variant(request.variant, laws=[request.law])
     except Unsupported as reason:
         return {"unsupported": str(reason)}
     return {"findings": [asdict(finding) for finding in report.findings]}
 
 
-def _limits_again(
-    settings: dict[str, Any], state: dict[str, Any], *, cells: list[dict[str, Any]], rows: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Measure the rates once more, keep the higher of both, and correct the rows of cells by them."""
-    from attnbench.cell import Cell
+def _limits_again(settings: dict[str, Any], state: dict[str, Any], request: MeasureLimits) -> dict[str, Any]:
+    """The rates once more, the higher of both times, and the rows of cells beside them."""
     from attnbench.measure.limits import faster_of
-    from attnbench.record import Record
     from attnbench.run.ceiling import corrected
 
     state.update(faster_of(state, _rates(settings)))
-    what = [(Cell.from_json(cell), Record.from_json(row)) for cell, row in zip(cells, rows, strict=True)]
-    records = [corrected(record, cell, _limits_of(state, cell)) for cell, record in what]
+    rows = zip(request.cells, request.records, strict=True)
+    records = [corrected(record, cell, _limits_of(state, cell)) for cell, record in rows]
     limits = {name: state[name] for name in ("matmul_rate", "exp_rate", "copy_rates")}
     return {"limits": limits, "rows": [record.to_json() for record in records]}
 
@@ -288,13 +267,25 @@ def _limits_of(state: dict[str, Any], cell: Cell) -> Limits:
     return Limits(state["matmul_rate"].get(cell.dtype), state["exp_rate"].get(cell.dtype), state["copy_rates"])
 
 
-_HANDLERS: dict[str, Callable[..., dict[str, Any]]] = {
-    "cell": _cell,
-    "score": _score,
-    "pairs": _pairs,
-    "laws": _laws,
-    "limits": _limits_again,
-}
+def _done(
+    settings: dict[str, Any], state: dict[str, Any], do: str, data: dict[str, Any], tell: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Do what was asked; the answer to it."""
+    from attnbench.run import protocol
+
+    if do == protocol.VisitCell.do:
+        return _visit(settings, state, protocol.VisitCell.from_json(data))
+    if do == protocol.Train.do:
+        return _train(settings, state, protocol.Train.from_json(data), tell)
+    if do == protocol.TakeTurns.do:
+        return _take_turns(settings, state, protocol.TakeTurns.from_json(data))
+    if do == "laws":
+        from attnbench.run.laws import HoldToLaw  # the laws take a while to import
+
+        return _hold_to_law(settings, state, HoldToLaw.from_json(data))
+    if do == protocol.MeasureLimits.do:
+        return _limits_again(settings, state, protocol.MeasureLimits.from_json(data))
+    raise ValueError(f"no request {do!r}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,260 @@
+"""What the parent asks of the worker, and what it gets: one class for each request, with its JSON both ways.
+
+A request is sent as ``{"do": its name, ...}``. :meth:`Request.answered` holds an answer to what it must be, since a
+worker runs foreign code, which can write anything.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypedDict, TypeVar
+
+from attnbench.cell import Cell
+from attnbench.measure.time import Sample, TimingRules
+from attnbench.record import Record
+from attnbench.run.pairs import Pairs
+from attnbench.status import Status
+from attnbench.verify import are_points, are_samples, checked
+
+if TYPE_CHECKING:
+    from attnbench.run.isolation import Worker
+
+Answer = TypeVar("Answer")
+
+
+class Ready(TypedDict):
+    """What a worker says about itself once it is set up, as JSON."""
+
+    environment: dict[str, Any]
+    machine_id: str
+    process: str
+    process_notes: list[str]
+    memory_limit_bytes: int | None
+    float32_products: str
+    window_products: str
+    matmul_rate: dict[str, float]
+    """FLOP/s by dtype; empty where no rates were wanted. Likewise ``exp_rate`` (1/s) and ``copy_rates``."""
+    exp_rate: dict[str, float]
+    copy_rates: list[Any]
+    timer_cost_s: float
+    noise_floor: float | None
+
+
+class Request(ABC, Generic[Answer]):
+    """Something that a worker can be asked."""
+
+    do: ClassVar[str]
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, strings and numbers."""
+
+    @classmethod
+    @abstractmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Inverse of :meth:`to_json`, after a trip through JSON text."""
+
+    @abstractmethod
+    def answered(self, answer: dict[str, Any]) -> Answer:
+        """Read an answer.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: it cannot be one to this request.
+        """
+
+    def ask(self, worker: Worker, timeout: float, **how: Any) -> Answer:
+        """Send the request and wait for its answer.
+
+        Args:
+            timeout: seconds that may pass without a message.
+            how: ``meanwhile`` and ``told``, as :meth:`attnbench.run.isolation.Worker.ask` takes them.
+
+        Raises:
+            CellFailed: no answer, or one that makes no sense; the worker is thrown away.
+        """
+        answer = worker.ask({"do": self.do, **self.to_json()}, timeout, **how)
+        try:
+            return self.answered(answer)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise worker.garbage() from None
+
+
+@dataclass(frozen=True, slots=True)
+class Visited:
+    """One round of a cell."""
+
+    record: Record
+    samples: dict[str, Any] | None
+    """The raw samples as a row of ``samples.jsonl``; None where none were taken."""
+
+    @property
+    def taken(self) -> list[dict[str, Any]]:
+        """The samples of that row."""
+        return self.samples["samples"] if self.samples else []
+
+
+@dataclass(frozen=True, slots=True)
+class VisitCell(Request[Visited]):
+    """Measure one round of a cell (:func:`attnbench.run.execute.run_cell`)."""
+
+    do = "cell"
+    cell: Cell
+    rules: TimingRules
+    round: int = 0
+    earlier: Sequence[Sequence[dict[str, Any]]] = ()
+    """Samples of each earlier round."""
+    previous: Record | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cell": self.cell.to_json(),
+            "rules": asdict(self.rules),
+            "round": self.round,
+            "earlier": list(self.earlier),
+            "previous": self.previous.to_json() if self.previous else None,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        previous = Record.from_json(data["previous"]) if data["previous"] else None
+        cell, rules = Cell.from_json(data["cell"]), TimingRules(**data["rules"])
+        return cls(cell, rules, data["round"], data["earlier"], previous)
+
+    def earlier_samples(self) -> list[list[Sample]]:
+        """The samples of each earlier round."""
+        return [[Sample(**sample) for sample in samples] for samples in self.earlier]
+
+    def answered(self, answer: dict[str, Any]) -> Visited:
+        visited = Visited(_row_of(self.cell, answer["record"]), answer.get("samples"))
+        if not are_samples(visited.taken):
+            raise ValueError("no samples")
+        return visited
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One training."""
+
+    record: Record
+    points: list[dict[str, Any]]
+    """The learning curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Train(Request[Trained]):
+    """Train a cell's model and test it (:func:`attnbench.run.scoring.score_cell`)."""
+
+    do = "score"
+    cell: Cell
+    folder: Path
+    """For its checkpoint."""
+    quick: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {"cell": self.cell.to_json(), "folder": str(self.folder), "quick": self.quick}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(Cell.from_json(data["cell"]), Path(data["folder"]), data["quick"])
+
+    def answered(self, answer: dict[str, Any]) -> Trained:
+        if not are_points(answer["points"]):
+            raise ValueError("no learning curve")
+        return Trained(_row_of(self.cell, answer["record"]), answer["points"])
+
+
+@dataclass(frozen=True, slots=True)
+class TakeTurns(Request[Pairs]):
+    """Time cells in turn (:func:`attnbench.run.pairs.measure_pairs`)."""
+
+    do = "pairs"
+    cells: Sequence[Cell]
+    rules: TimingRules
+    fewest: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cells": [cell.to_json() for cell in self.cells],
+            "rules": asdict(self.rules),
+            "fewest": self.fewest,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls([Cell.from_json(cell) for cell in data["cells"]], TimingRules(**data["rules"]), data["fewest"])
+
+    def answered(self, answer: dict[str, Any]) -> Pairs:
+        return checked_pairs(Pairs(**answer), len(self.cells))
+
+
+@dataclass(frozen=True, slots=True)
+class Remeasured:
+    """The machine's limits, measured once more."""
+
+    limits: dict[str, Any]
+    """``matmul_rate``, ``exp_rate`` and ``copy_rates``, as in :class:`Ready`."""
+    records: list[Record]
+    """The rows again, held to these limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureLimits(Request[Remeasured]):
+    """Measure the machine's limits once more, and hold these rows to them."""
+
+    do = "limits"
+    cells: Sequence[Cell]
+    records: Sequence[Record]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"cells": [cell.to_json() for cell in self.cells], "rows": [row.to_json() for row in self.records]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls([Cell.from_json(cell) for cell in data["cells"]], [Record.from_json(row) for row in data["rows"]])
+
+    def answered(self, answer: dict[str, Any]) -> Remeasured:
+        return Remeasured(dict(answer["limits"]), [checked(Record.from_json(row)) for row in answer["rows"]])
+
+
+def _row_of(cell: Cell, data: dict[str, Any]) -> Record:
+    record = checked(Record.from_json(data))
+    if record.cell_id != cell.cell_id:
+        raise ValueError("the row of another cell")
+    return record
+
+
+def checked_pairs(pairs: Pairs, cells: int) -> Pairs:
+    """``pairs`` itself, if it can be an answer about ``cells`` cells.
+
+    Raises:
+        TypeError: a field of the wrong type.
+        ValueError: a cell without an outcome, a missing column, a time that is not positive and finite.
+    """
+    named = [*pairs.ran, *(place for place, _, _ in pairs.left_out)]
+    if sorted(named) != list(range(cells)) or any(type(place) is not int for place in named):
+        raise ValueError(f"outcomes of {named}, not of {cells} cells")
+    for _, status, reason in pairs.left_out:
+        if Status(status) is Status.OK or not isinstance(reason, str):
+            raise ValueError(f"failed with {status}")
+    for block in pairs.blocks:
+        if len(block) != len(pairs.ran) or not all(_is_time(one) for one in block):
+            raise ValueError("a block is not one time for each cell")
+    if bool(pairs.blocks) != bool(pairs.ran):
+        raise ValueError("cells without times")
+    counts = (pairs.disturbed, pairs.taken, pairs.stopped)
+    if any(type(one) is not int for one in counts) or not 0 <= pairs.disturbed <= pairs.taken or pairs.stopped < 0:
+        raise ValueError("impossible counts of blocks")
+    for position, warning in pairs.warnings:
+        if position not in range(cells) or not isinstance(warning, str):
+            raise ValueError("a warning about no cell")
+    if pairs.others is not None and not (type(pairs.others) in (int, float) and 0 <= pairs.others < math.inf):
+        raise ValueError("an impossible load")
+    return pairs
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
