@@ -19,7 +19,7 @@ from attnbench.variant import Traits, register
 
 
 class CosineSums(NamedTuple):
-    """What is left of the keys so far."""
+    """What is kept of the keys so far."""
 
     sums: Tensor
     """Σ φ_j(k_j) (v_j, 1)ᵀ, ``(B, H, 2D, D + 1)``, float32 at least."""

@@ -69,7 +69,7 @@ def _differentiate_group(
     """Fill in the group's part of the gradients; takes what :func:`_attend_group` returned off the end of ``kept``."""
     q, features = call.q, call.features
     tiles = Tiles(features, group, call.rows, q, count=4)
-    d_sums = KeySums.empty(q, call.v.shape[-1], features, tiles.pairs)  # all but the top are gradients; last block first
+    d_sums = KeySums.empty(q, call.v.shape[-1], features, tiles.pairs)  # gradients, but for top; last block first
     room = call.room(d_sums)
     d_weights = q.new_zeros(tiles.pairs, q.shape[2] if features.offset else 0, 1, dtype=tiles.dtype)
     for block in reversed(call.blocks()):
