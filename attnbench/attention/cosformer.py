@@ -128,7 +128,7 @@ def _quotient(sums: Tensor) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, turns: tuple[tuple[Tensor, Tensor], ...], chunk: int | None) -> Tensor:
-    """For ``(G, N, D)``; causal if there is a chunk."""
+    """The output for inputs ``(G, N, D)``; causal if ``chunk`` is given."""
     N = q.shape[1]
     of_queries, of_keys = ([x[None] for x in turn] for turn in turns)
     if chunk is None:

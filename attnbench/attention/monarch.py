@@ -173,7 +173,7 @@ def _right(x: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> tuple
 
 
 def _left(q: Tensor, mean: Tensor, entropy: Tensor, read: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """By L, of q ``(g, l, D)`` and mean keys ``(g, k, D)``: what each query reads, or the mean query of each block."""
+    """What each query reads by L, or the mean query of each block k; q is ``(g, l, D)``, mean keys ``(g, k, D)``."""
     gain = torch.bmm(q, mean.mT) - entropy
     if read is not None:
         return (torch.bmm(gain.softmax(-1), read),)

@@ -33,7 +33,7 @@ class TaylorFeatures(FeatureMap):
             yield start, min(self.block, self.head_dim - start)
 
     def _pairs(self, features: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """Of each block: first channel, height, and products ``(G, c, height, D - start)`` with it and later ones."""
+        """First channel, height, and products ``(G, c, height, D - start)`` with own and later channels, by block."""
         at = 1 + self.head_dim
         for start, height in self._blocks():
             size = height * (self.head_dim - start)

@@ -40,7 +40,7 @@ class Windows:
         """For n tokens, the blocks whose every pair is seen, and those with some pair seen, ``(n / 128, n / 128)``."""
         starts = np.arange(0, n, BLOCK)
         ends = np.minimum(starts + BLOCK, n) - 1
-        least, most = starts[:, None] - ends, ends[:, None] - starts  # of the distances i - j in a block
+        least, most = starts[:, None] - ends, ends[:, None] - starts  # distances i - j in a block
         inside, touching = ends < self.global_tokens, starts < self.global_tokens
         full = (least >= -self.window) & (most <= self.window) | inside | inside[:, None]
         some = (most >= -self.window) & (least <= self.window) | touching | touching[:, None]

@@ -138,7 +138,7 @@ class Routing(nn.Module):
     def _pick(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
-        """For queries and keys: the tokens picked, ``(B·H, clusters, window)``, as rows of all heads; which count."""
+        """The queries and the keys picked, ``(B·H, clusters, window)`` rows of all heads, and which of each count."""
         heads = len(self.centroids)
         dtype = accumulator(q.dtype)
         centroids = self.centroids.to(dtype).repeat(len(q) // heads, 1, 1)

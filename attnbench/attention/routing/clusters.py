@@ -62,7 +62,11 @@ class AttendWithin(torch.autograd.Function):
 def _pieces(
     q: Tensor, k: Tensor, v: Tensor, at_q: Tensor, at_k: Tensor, real_q: Tensor | None, real_k: Tensor | None
 ) -> Iterator[tuple[Tensor, ...]]:
-    """By some clusters, or queries of one: queries, keys, values ``(c, ·, D)``, weights, rows of queries, of keys."""
+    """For some clusters, or some queries of one, at a time.
+
+    Yields:
+        Queries, keys and values ``(c, ·, D)``, weights, rows of the queries, and rows of the keys.
+    """
     dtype, D = accumulator(q.dtype), q.shape[1]
     (clusters, w), u = at_q.shape, at_k.shape[1]
     # Weights take no more room than the queries, or than the keys if a cluster is too large for the cache.

@@ -30,10 +30,10 @@ class Chunks:
         self.own = (seen[..., None] > top, at[..., None])  # whether, and where, the block holds the largest
         self.seen = torch.maximum(seen[..., None], top)  # (G, R, 1)
         tops = torch.cat([top, torch.unflatten(self.seen, 1, (count, -1))[:, :, -1]], 1)
-        self.decays = (tops.mT - tops).exp2_().tril_()  # of sums from one chunk to another, (G, m + 1, m + 1)
+        self.decays = (tops.mT - tops).exp2_().tril_()  # decay of sums between two chunks, (G, m + 1, m + 1)
         before, after = (x.reshape(-1, 1, 1) for x in (tops[:, :-1], tops[:, 1:]))
         own, rows = self.split(log_weight), self.split(self.seen)
-        self.weight = (own - after).exp2_()  # of a key in the sums after its chunk, (Gm, c, 1)
+        self.weight = (own - after).exp2_()  # weight of a key in the sums after its chunk, (Gm, c, 1)
         future = rows.new_full((rows.shape[1], rows.shape[1]), float("-inf")).triu_(1)
         self.pairs = (own.mT - rows).add_(future).exp2_()  # (Gm, c, c), 0 for j > i
         self.carried = (before - rows).exp2_()  # the weight of the sums so far in each row, (Gm, c, 1)

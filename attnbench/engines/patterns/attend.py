@@ -128,7 +128,7 @@ def _weights(
 
 
 def _numbers(line: Tensor, heads: Heads) -> Tensor:
-    """Which rows of line ``(H, ·)`` belong to these of the B·H heads."""
+    """Which rows of line ``(H, ·)`` belong to ``heads``, some of the B·H heads."""
     return torch.arange(heads[1].start, heads[1].stop, device=line.device) % len(line)
 
 
