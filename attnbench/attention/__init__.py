@@ -1,4 +1,4 @@
-"""All variants, in the order shown to users; imported when the table of variants is first asked."""
+"""All variants, in the order shown to users; imported when the table of variants is first used."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
 _GPU_TILE = 2**24
-"""Logits of all heads of a tile together on a GPU, where one head alone would not fill the device."""
+"""Logits in a tile of several heads on a GPU, which a single head would not fill."""
 
 
 @register(
@@ -37,13 +37,13 @@ class Chunked(CachedDecoding, nn.Module):
     """Exact softmax attention in tiles, O(n) memory forward and backward.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Each tile of ``query_chunk`` × ``key_chunk``
-    logits gives a softmax of its own and the logarithm L_c of its sum, and the tiles of a row are merged by those.
-    Causal: keys after the last query of a chunk are never touched. Statistics and sums are float32 (float64 for
-    float64). A query that sees no key gives 0. A bias of the positions is made tile by tile as well.
+    logits has a softmax of its own and the logarithm L_c of its sum, by which the tiles of a row are merged. Causal:
+    keys after the last query of a chunk are never touched. Statistics and sums are float32 (float64 for float64). A
+    query that sees no key gives 0. A bias of the positions is made tile by tile as well.
 
-    Differs from the paper: the backward pass is FlashAttention's, its algorithm 4 (q, k, v, the output and one L per
-    query are kept, tiles are computed again) instead of checkpointing; a few heads at a time, in tiles of 256 × 2048
-    instead of 1024 × 4096, so that they stay in the cache.
+    Differs from the paper: the backward pass is algorithm 4 of FlashAttention (q, k, v, the output and one L per query
+    are kept, tiles are computed again) instead of checkpointing; heads are taken a few at a time, in tiles of
+    256 × 2048 instead of 1024 × 4096, so that they stay in the cache.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Chunked(CachedDecoding, nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``; the new key is the last that the query sees, so that nothing is hidden from it."""
+        """q, k, v ``(B, H, 1, D)``; the new key is the last that the query sees, so nothing has to be hidden."""
         state = state.append(k, v)
         chunks = (self.query_chunk, self.key_chunk)
         tiles = _Tiles(q, state.keys, state.values, None, False, chunks, self.position_bias, state.length - 1)
@@ -121,7 +121,7 @@ class _Tiles:
             self.unseen = ~seeing(key_mask, causal).repeat_interleave(H, 0)[:, 0]
 
     def rows(self) -> Iterator[tuple[slice, slice]]:
-        """Heads and queries worked on together: on a CPU one tile of query rows per thread, each in its own cache."""
+        """Heads and queries computed together: on a CPU one tile of query rows per thread, each in its own cache."""
         heads, N, _ = self.Q.shape
         on_gpu = max(1, _GPU_TILE // (self.query_chunk * self.key_chunk))
         at_once = on_gpu if self.Q.is_cuda else max(1, self.query_chunk // N) * torch.get_num_threads()
@@ -135,13 +135,13 @@ class _Tiles:
         return (slice(c, min(c + self.key_chunk, last)) for c in range(0, last, self.key_chunk))
 
     def space(self) -> Tensor:
-        """Room for the largest tile."""
+        """Memory for the largest tile."""
         heads, queries = next(self.rows())
         size = heads.stop * queries.stop * min(self.key_chunk, self.K.shape[1])
         return torch.empty(size, dtype=self.sums, device=self.Q.device)
 
     def logits(self, Q: Tensor, heads: slice, queries: slice, keys: slice, space: Tensor) -> Tensor:
-        """One tile in ``space``, from scaled queries; hidden pairs lie far below all others."""
+        """One tile of logits in ``space``, from scaled queries; hidden pairs lie far below all others."""
         S = _product(Q, self.K[heads, keys].mT, space)
         first = max(queries.start + 1, keys.start)
         if self.causal and first < keys.stop:
@@ -187,11 +187,11 @@ class _Tiles:
                 log_sums[heads, queries] = total
         if self.unseen is not None:
             output.masked_fill_(self.unseen, 0)
-            log_sums.masked_fill_(self.unseen, 0)  # so that their probabilities come out as 0 again
+            log_sums.masked_fill_(self.unseen, 0)  # so that their probabilities are 0 when computed again
         return output.view_as(self.q), log_sums if keep_log_sums else None
 
     def gradients(self, grad: Tensor, output: Tensor, log_sums: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of q, k, v and the numbers of the bias from that of the output."""
+        """The gradients of q, k, v and the bias's parameters from that of the output."""
         G, output = _flat(grad), _flat(output)
         B, H, M, D = self.k.shape
         dQ = torch.empty(self.Q.shape, dtype=self.q.dtype, device=self.q.device)
@@ -203,7 +203,7 @@ class _Tiles:
         of_weights = [torch.zeros_like(x) for x in wanted]
         for heads, queries in self.rows():
             Q, g = self.Q[heads, queries] * self.scale, G[heads, queries]
-            mean = (g * output[heads, queries]).sum(-1, keepdim=True, dtype=self.sums)  # of dP under P
+            mean = (g * output[heads, queries]).sum(-1, keepdim=True, dtype=self.sums)  # the mean of dP under P
             dq = torch.zeros(Q.shape, dtype=self.sums, device=Q.device)
             for keys in self.keys(queries):
                 P = self.logits(Q, heads, queries, keys, space).sub_(log_sums[heads, queries]).exp_()
@@ -223,7 +223,7 @@ class _Tiles:
 
 
 def _flat(x: Tensor) -> Tensor:
-    """``(B·H, n, D)``; a CPU, whose products would return half precision, gets float32 instead."""
+    """x as ``(B·H, n, D)``; in float32 on a CPU, whose products would return half precision."""
     x = x.flatten(0, 1)
     return x.float() if x.dtype.itemsize == 2 and not x.is_cuda else x
 

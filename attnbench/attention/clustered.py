@@ -18,7 +18,7 @@ from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
 _SLOTS = 32
-"""Queries of one cluster that are multiplied with its keys at a time."""
+"""How many queries of one cluster are multiplied with its keys at a time."""
 
 
 @register(
@@ -41,23 +41,23 @@ class Clustered(nn.Module):
 
     Vyas et al. 2020, "Fast Transformers with Clustered Attention". q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` ->
     ``(B, H, N, D)``. Each query is hashed to ``bits`` signs of random projections, shared by the heads. Lloyd's
-    algorithm in Hamming distance puts the hashes into c = ``clusters`` clusters at most: it starts from the hashes of
-    queries evenly spaced over the sequence, assigns ``iterations`` times, and in between moves each centroid to the
-    majority of its members, bit by bit (an even count gives 1; an empty cluster stays). The mean query of a cluster
-    attends to all keys, and all members get its output. Of equally near centroids the first is taken; distances are
-    whole numbers, so that clusters do not depend on rounding once the signs are known.
+    algorithm in Hamming distance puts the hashes into at most c = ``clusters`` clusters. It starts from the hashes of
+    queries evenly spaced over the sequence and assigns ``iterations`` times. In between it moves each centroid to the
+    majority of its members, bit by bit (a tie gives 1; an empty cluster stays). The mean query of a cluster attends to
+    all keys, and all members get its output. Of equally near centroids the first is taken; distances are whole numbers,
+    so that clusters do not depend on rounding once the signs are known.
 
-    With t = ``improved`` it is the paper's i-clustered attention: of each cluster's weights the t largest are taken
-    together, and each member spreads their sum over these keys by its own softmax. The other keys keep the weight that
-    the mean query gives them. t >= M gives exact attention. It costs O(n·t·D) more.
+    With t = ``improved`` it is the paper's i-clustered attention: the t largest weights of each cluster are added up,
+    and each member spreads the sum over these keys by its own softmax. The other keys keep the weight that the mean
+    query gives them. t >= M gives exact attention. It costs O(n·t·D) more.
 
-    ``bits`` and ``iterations`` are by default those of the authors' code.
+    By default ``bits`` and ``iterations`` are those of the authors' code.
 
-    Padding is cut out: with ``key_mask``, padded queries (unless they are another sequence) are in no cluster and give
-    0. Gradients flow through means and weights, not through the clusters.
+    Padding is cut out: with ``key_mask``, padded queries (unless queries are another sequence) are in no cluster and
+    give 0. Gradients flow through means and weights, not through the clusters.
 
     Differs from the authors' code: hashes are signs of projections without a random offset, so that they follow angles
-    instead of distances; memory is O(n·d) forward where not ``improved``; padding may stand anywhere.
+    instead of distances; memory is O(n·d) forward unless ``improved``; padding may stand anywhere.
     """
 
     directions: Tensor
@@ -111,7 +111,7 @@ class Clustered(nn.Module):
         flat = q.reshape(G, N, D)
         with torch.no_grad():
             cluster = self.assign(flat, real)
-        # One cluster more, of what is padded.
+        # One more cluster for what is padded.
         at = (cluster + (C + 1) * torch.arange(G, device=q.device).unsqueeze(1)).flatten()
         count = at.new_zeros(G * (C + 1)).index_add_(0, at, torch.ones_like(at)).view(G, C + 1)
         dtype = accumulator(q.dtype)
@@ -122,7 +122,7 @@ class Clustered(nn.Module):
         bias = None if key_mask is None else added_to_logits(key_mask, q.dtype)[:, None, None]
         if self.improved is None:
             rows = scaled_dot_product_attention(mean.to(q.dtype), k, v, attn_mask=bias).reshape(-1, D)
-            # In float32, so that the gradients of a cluster's members are summed in it.
+            # In float32, so that the gradients of a cluster's members are summed in float32.
             out = rows.to(dtype)[at].to(q.dtype).view(B, H, N, D)
         else:
             out = self._improved(q, k, v, mean, bias, cluster, count)
@@ -143,7 +143,7 @@ class Clustered(nn.Module):
         best = largest(weights.detach().flatten(0, 1), keys)[1].view(G, C, keys)
         own = weights.gather(2, best).sum(2)
         others = torch.bmm(weights.scatter(2, best, 0.0).to(v.dtype), v.reshape(G, M, D)).to(dtype)
-        # Each cluster is cut into blocks of one size, the last one with empty slots; their number has a bound.
+        # Each cluster is cut into blocks of one size, the last one with empty slots; ``blocks`` bounds their number.
         filled = (count + _SLOTS - 1) // _SLOTS
         blocks, ends = N // _SLOTS + min(C, N), filled.cumsum(1)
         order = cluster.argsort(dim=1, stable=True)
@@ -157,7 +157,7 @@ class Clustered(nn.Module):
         queries = q.reshape(G * N, D)[token + N * heads].view(G, blocks, _SLOTS, D)
         if bias is not None:
             bias = bias[:, 0, 0].repeat_interleave(H, 0).flatten()[chosen].unsqueeze(2)
-        # In float32, so that the gradients of a key that several blocks choose are summed in it.
+        # In float32, so that the gradients of a key that several blocks choose are summed in float32.
         near, values = (x.reshape(G * M, D).to(dtype)[chosen].to(x.dtype) for x in (k, v))
         mixed = scaled_dot_product_attention(queries, near, values, attn_mask=bias)
         back = torch.empty_like(slot).scatter_(1, order, slot) + blocks * _SLOTS * heads
@@ -173,7 +173,7 @@ class Clustered(nn.Module):
             real: ``(G, N)`` bool, True where a query is no padding.
 
         Returns:
-            ``(G, N)`` int64; padding is in cluster min(clusters, N), which is no other's.
+            ``(G, N)`` int64; padding is in cluster min(clusters, N), which holds nothing else.
         """
         G, N, _ = q.shape
         C, bits = min(self.clusters, N), self.directions.shape[1]

@@ -19,7 +19,7 @@ from attnbench.variant import Traits, register
 
 
 class CosineSums(NamedTuple):
-    """What is left of the keys so far."""
+    """What is kept of the keys so far."""
 
     sums: Tensor
     """Σ φ_j(k_j) (v_j, 1)ᵀ, ``(B, H, 2D, D + 1)``, float32 at least."""
@@ -128,7 +128,7 @@ def _quotient(sums: Tensor) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, turns: tuple[tuple[Tensor, Tensor], ...], chunk: int | None) -> Tensor:
-    """For ``(G, N, D)``; causal if there is a chunk."""
+    """The output for inputs ``(G, N, D)``; causal if ``chunk`` is given."""
     N = q.shape[1]
     of_queries, of_keys = ([x[None] for x in turn] for turn in turns)
     if chunk is None:

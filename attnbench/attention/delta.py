@@ -40,17 +40,17 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the papers define the c
 class Delta(nn.Module):
     """Linear attention that overwrites instead of adding, DeltaNet.
 
-    The delta rule of Schlag et al. 2021, "Linear Transformers Are Secretly Fast Weight Programmers": the value that the
-    state holds for k_t is moved by β_t towards v_t. In parallel over the sequence as in Yang et al. 2024,
-    "Parallelizing Linear Transformers with the Delta Rule over Sequence Length": within a chunk the rank-one updates
-    are gathered by one triangular solve, and chunks hand on a D × D state.
+    The delta rule of Schlag et al. 2021, "Linear Transformers Are Secretly Fast Weight Programmers", moves the value
+    that the state holds for k_t by β_t towards v_t. It runs in parallel over the sequence as in Yang et al. 2024,
+    "Parallelizing Linear Transformers with the Delta Rule over Sequence Length": within a chunk, one triangular solve
+    combines the rank-one updates, and chunks pass on a D × D state.
 
     x ``(B, N, C)`` gives q, k, v by C × C projections, q = silu(·)/‖silu(·)‖ and k alike for each head, and one
     β = sigmoid per head. Every head's output goes through a root-mean-square norm over its D channels with a learned
     scale; the output projection is C × C. A padded token has β = 0 and writes nothing.
 
-    Not causal: the sum of the outputs of two recurrences, one over the tokens up to and with t, one from the end over
-    the tokens after t; the papers define the causal form.
+    Not causal: the outputs of two recurrences are added, one over the tokens up to t inclusive and one from the end
+    over the tokens after t; the papers define the causal form.
 
     Differs from the authors' code: no short convolution of q, k and v before the recurrence.
     """

@@ -23,10 +23,10 @@ class Averages(NamedTuple):
     context: Tensor
     """Average of the values, weighted by exp(k_c): ``(G, D, E)``."""
     log_total: Tensor
-    """log Σ exp(k_c), ``(G, 1, D)``, float64: keys are subtracted from it; :func:`hidden` before the first key."""
+    """log Σ exp(k_c), ``(G, 1, D)``, float64, since keys are subtracted; :func:`hidden` before the first key."""
 
     def then(self, k: Tensor, v: Tensor, log_total: Tensor) -> Averages:
-        """With more keys k ``(G, c, D)``, values v and the new ``log_total``; no exponent is above 0."""
+        """The averages with more keys k ``(G, c, D)``, values v and the new ``log_total``; no exponent is above 0."""
         kept = (self.log_total - log_total).to(k.dtype).exp().mT
         high, low = _parts(log_total, k.dtype)
         return Averages(torch.baddbmm(self.context * kept, (k - high - low).exp().mT, v), log_total)
@@ -50,16 +50,16 @@ class Averages(NamedTuple):
 class Efficient(nn.Module):
     """Two softmaxes: over channels of queries, over positions of keys.
 
-    Shen et al. 2021, "Efficient Attention: Attention with Linear Complexities", with softmax normalisation (their other
-    one divides by √n instead and is not here). q ``(B, H, N, D)``, k and v ``(B, H, M, D)``. Each channel c of the keys
-    averages the values with weights softmax_j(k_jc); a query mixes the D averages by softmax_c(q_c). Logits are not
-    scaled by 1/√D. A difference from softmax attention is a distance, not an error.
+    Shen et al. 2021, "Efficient Attention: Attention with Linear Complexities", with softmax normalisation (the other
+    one of the paper divides by √n and is not here). q ``(B, H, N, D)``, k and v ``(B, H, M, D)``. Each channel c of the
+    keys averages the values with weights softmax_j(k_jc); a query mixes the D averages by softmax_c(q_c). Logits are
+    not scaled by 1/√D. A difference from softmax attention is a distance, not an error.
 
     Causal: the average of channel c for query t is over the keys up to t, Σ_{j<=t} exp(k_jc) v_j / Σ_{j<=t} exp(k_jc).
     (One normaliser over all positions, with only the numerators summed up to t, would be another operator and would
     see the future.) Computed chunk by chunk, and inside a chunk by halves, quarters and so on: what a later half reads
-    from an earlier one is taken relative to log Σ exp at the border between them, so that no exponent is positive
-    whatever the keys. Decoding keeps the D averages and D sums. Padded keys get a logit of -∞.
+    from an earlier one is taken relative to log Σ exp at the border between them, so that no exponent is positive,
+    whatever the keys are. Decoding keeps D averages and D sums. Padded keys get a logit of -∞.
 
     Differs from the authors' code: heads as everywhere here, no convolutions, no residual; the causal form is this
     project's.
@@ -133,13 +133,13 @@ class Efficient(nn.Module):
 
 
 def _context(shares: Tensor, values: Tensor) -> Tensor:
-    """sharesᵀ · values, ``(G, D, E)``, of ``(G, N, D)`` and ``(G, N, E)``."""
+    """sharesᵀ · values, ``(G, D, E)``, from ``(G, N, D)`` and ``(G, N, E)``."""
     context: Tensor = _Context.apply(shares, values)  # type: ignore[no-untyped-call]  # untyped in torch
     return context
 
 
 class _Context(torch.autograd.Function):
-    """Its own gradient would come out transposed, and to lay it out again takes as long as a product."""
+    """A product with a gradient of its own: torch's would come out transposed, and copying it costs as much again."""
 
     @staticmethod
     def forward(ctx: Any, shares: Tensor, values: Tensor) -> Tensor:
@@ -153,10 +153,10 @@ class _Context(torch.autograd.Function):
 
 
 def _by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Where no gradient is wanted neither softmax exists as a whole; with one, to take both again costs more time."""
+    """The output with neither softmax in memory as a whole; with gradients, taking both again would cost more time."""
     (B, H, N, D), M, E = q.shape, k.shape[2], v.shape[3]
     out = q.new_empty(B, H, N, E)
-    # A tile of one head alone would leave its products to one core.
+    # With only one head in a tile, its products would run on one core.
     for group in head_groups(q, min(N, _ROWS) * D):
         first, *others = row_blocks(M, _ROWS)
         top, total, context = _sums(cut(k, group, first), cut(v, group, first))
@@ -173,7 +173,7 @@ def _by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _sums(keys: Tensor, values: Tensor, top: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Largest key of each channel, ``top`` included, then with w = exp(keys - largest) Σ w and Σ w·values."""
+    """The largest key of each channel, ``top`` included; Σ w and Σ w·values with w = exp(keys - largest)."""
     largest = keys.amax(1, keepdim=True)
     if top is not None:
         largest = torch.maximum(top, largest)
@@ -182,7 +182,7 @@ def _sums(keys: Tensor, values: Tensor, top: Tensor | None = None) -> tuple[Tens
 
 
 _ROWS = 4096
-"""Of a tile: products of fewer take longer, and what is made of them stays in the cache."""
+"""Rows of a tile: products of fewer take longer, and what is made of these stays in the cache."""
 
 
 def _empty(pairs: int, channels: int, v: Tensor) -> Averages:
@@ -191,7 +191,7 @@ def _empty(pairs: int, channels: int, v: Tensor) -> Averages:
 
 
 def _parts(log_total: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``log_total`` rounded to ``dtype``, from which another number may be subtracted at no loss, and the rest."""
+    """``log_total`` rounded to ``dtype``, so that subtracting another number loses nothing, and the remainder."""
     high = log_total.to(dtype)
     return high, (log_total - high).to(dtype)
 
@@ -200,7 +200,7 @@ def _triangle(log_q: Tensor, k: Tensor, v: Tensor, total: Tensor) -> Tensor:
     """Σ_{j<=i} Σ_c exp(log_q_ic + (k_jc - total_ic)) v_j inside a chunk ``(G, c, ·)``."""
     G, tokens, _ = k.shape
     out = (log_q + (k - total)).exp().sum(-1, keepdim=True) * v  # j = i
-    # Up to a power of two with the last token again, which no earlier one reads: nothing else is sure to stay finite.
+    # Filled up to a power of two with the last token, which no earlier one reads; other numbers might not stay finite.
     more = (1 << (tokens - 1).bit_length()) - tokens
     if more:
         log_q, k, v, total = (torch.cat([x, x[:, -1:].expand(-1, more, -1)], 1) for x in (log_q, k, v, total))

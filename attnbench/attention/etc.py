@@ -41,17 +41,18 @@ class Etc(nn.Module):
     """ETC: a long and a global input with relative positions.
 
     The sequence of n tokens is the concatenation of the paper's two inputs: the first g = ``global_tokens`` tokens are
-    the global input, the others the long input, and the output has the rows of both, as one layer has in the paper.
-    (With no projections here, global tokens that were parameters would be constants, and their rows would serve
-    nobody.) So g tokens of n are global; compare at equal n. A long token takes one softmax over the long tokens at
-    most ``window`` away, r in the paper, and all global tokens; a global token one over everything. g above n is n.
+    the global input, the others the long input. The output has the rows of both, as a layer in the paper has. (There
+    are no projections here: global tokens that were parameters would be constants, and nobody would use their rows.) So
+    g tokens of n are global; compare at equal n. A long token takes one softmax over all global tokens and the long
+    tokens at most ``window`` away, r in the paper; a global token takes one over everything. A g above n counts as n.
 
-    Logits are (q·k + q·a)/√D, a from a learned table of each head: within an input one entry for each distance j - i
-    clipped to ± ``max_distance``, and one for all pairs of a long and a global token. Long rows and global
-    rows have a table each, drawn from N(0, 0.02²). ``max_distance=0``: no tables; then it approximates softmax
-    attention, and equals it once the window covers the long input. Both inputs share the projections of q, k and v.
+    Logits are (q·k + q·a)/√D, where a comes from a learned table of each head. Within an input it has one entry for
+    each distance j - i clipped to ± ``max_distance``, and it has one for all pairs of a long and a global token. Long
+    rows and global rows have a table each, drawn from N(0, 0.02²). ``max_distance=0``: no tables; then it approximates
+    softmax attention, and equals it once the window covers the long input. Both inputs share the projections of q, k
+    and v.
 
-    Differs from the authors' code: without the structure of a document, one label stands for those that tell whether a
+    Differs from the authors' code: without the structure of a document, one label replaces those that tell whether a
     long token belongs to a global one, and no masks between the two inputs follow from it; the tables are drawn from a
     normal distribution that is not truncated.
 
@@ -78,7 +79,7 @@ class Etc(nn.Module):
             self.tables = nn.Parameter(torch.randn(2, shape.H, 2 * max_distance + 2, shape.D) * 0.02)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` by N × N logits, labels and mask."""
+        """:meth:`forward` with N × N logits, labels and mask."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
         g, most = self.global_tokens, self.max_distance
         allowed = ((i - j).abs() <= self.window) | (i < g) | (j < g)
@@ -96,7 +97,7 @@ class Etc(nn.Module):
         g = min(self.global_tokens, q.shape[2])
         if self.tables is None:
             return attend(q, k, v, around_global(q, g, self.window), key_mask=key_mask)
-        # q enters two products: its gradient is rounded once where it is their sum.
+        # q enters two products: in this dtype its gradient is rounded once, after they are added.
         x = q.to(accumulator(q.dtype))
         of_long, of_global = (self.tables.to(x.dtype) * q.shape[-1] ** -0.5).mT
         labelled = torch.cat([x[:, :, :g] @ of_global, x[:, :, g:] @ of_long], 2)
@@ -117,7 +118,7 @@ class Etc(nn.Module):
             yield replace(tile, labels=(*known[inside], *outside))
 
     def _distances(self, q: Tensor, shift: int, rows: int, columns: int) -> Iterator[Label]:
-        """Labels of ``columns`` keys of a row's own input, its own token ``shift`` after the first of them."""
+        """Labels of ``columns`` keys in the rows' own input; the first row's token is ``shift`` after the first key."""
         most = self.max_distance
         # Beyond the distances told apart every row has the same label: only a band is looked up pair by pair.
         first = min(columns, max(0, shift - most + 1))

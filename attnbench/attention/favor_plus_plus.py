@@ -1,4 +1,4 @@
-"""FAVOR++: positive random features whose free parameter is the one of least variance for the data."""
+"""FAVOR++: positive random features whose free parameter gives the least variance for the data."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ExponentialFeatures(PositiveFeatures):
 
     Args:
         weight: ``(D, R)``.
-        by_feature: each feature of the keys is relative to the largest of its own.
-        level: these largest exponents, to the base 2, ``(G, 1, R)``, which queries get back; or None for 0.
+        by_feature: whether each key feature is relative to its own largest value over the keys.
+        level: the exponents of these largest values, to the base 2, ``(G, 1, R)``, added to those of queries; None: 0.
     """
 
     def __init__(self, weight: Tensor, *, by_feature: bool, level: Tensor | None = None) -> None:
@@ -65,21 +65,21 @@ class FavorPlusPlus(FeatureAttention):
     """Positive features of bounded size and least variance, FAVOR++.
 
     Likhosherstov et al. 2022, "Chefs' Random Tables": optimal positive random features (OPRF), section 3. With
-    x = q/D^¼ and y = k/D^¼, f(x) = (1 - 4A)^(D/4)·exp(A‖ω‖² + √(1 - 4A)·ω·x - ‖x‖²/2) has f(x)·f(y) = exp(x·y) on
-    average for every A < 1/8 (theorem 3.1); A = 0 are the Performer's positive features, and A < 0 bounds f. The A of
-    least variance depends on S = ‖x + y‖² only: with t = (D + 2S + √((D + 2S)² + 8DS)) / 2D it is (1 - t) / 8.
+    x = q/D^¼ and y = k/D^¼, f(x) = (1 - 4A)^(D/4)·exp(A‖ω‖² + √(1 - 4A)·ω·x - ‖x‖²/2) satisfies f(x)·f(y) = exp(x·y)
+    on average for every A < 1/8 (theorem 3.1). A = 0 gives the Performer's positive features, and A < 0 bounds f. The A
+    of least variance depends only on S = ‖x + y‖²: with t = (D + 2S + √((D + 2S)² + 8DS)) / 2D it is (1 - t) / 8.
 
-    S is the mean over all pairs of query and key, of each batch entry and head by itself; from means of x, y, ‖x‖² and
-    ‖y‖², O(n·d). Gradients pass through it. Padded keys are left out, and where N = M so are the queries at the same
-    positions. Whatever S is, the products stay unbiased; only their variance moves.
+    S is the mean over all pairs of query and key, separately for each batch entry and head. It follows from the means
+    of x, y, ‖x‖² and ‖y‖² in O(n·d), and gradients pass through it. Padded keys are left out, and where N = M so are
+    the queries at the same positions. Whatever S is, the products stay unbiased; only their variance changes.
 
     Causal: the mean over all pairs would tell a query about later tokens, and sums that grow token by token need one A
     for all. So S is the fixed number ``spread``, or 2√D, its mean for standard normal q and k.
 
-    q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; one ω ``(R, D)`` for all heads. Each feature of the keys is relative
-    to its own largest: no denominator underflows as long as the exponents are finite. Causal, keys are relative to the
-    largest of all features so far: a denominator underflows, and gives NaN, where the features in which a query is
-    large are not those of its keys, in float32 from logits of some 200 on.
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; one ω ``(R, D)`` for all heads. Each key feature is taken relative to
+    its own largest value: no denominator underflows as long as the exponents are finite. If causal, keys are relative
+    to the largest of all features so far: a denominator underflows, and gives NaN, where a query is large in other
+    features than its keys are, in float32 from logits of about 200 on.
 
     Differs from the authors' code: Q of QR gets the signs that make it uniform; one S for each head and example, so
     that no example depends on another; nothing is added to the denominator.
@@ -112,7 +112,7 @@ class FavorPlusPlus(FeatureAttention):
         return ExponentialFeatures(torch.cat(rows), by_feature=not self.causal)
 
     def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        """√(1 - 4A)·x, A and -‖x‖²/2 side by side, ``(B, H, N, D + 2)``: the exponent is linear in them."""
+        """√(1 - 4A)·x, A and -‖x‖²/2 side by side, ``(B, H, N, D + 2)``, in which the exponent is linear."""
         x = x.to(accumulator(x.dtype))
         factor, constant = parameters or _parameters(x.new_full((), self.spread or 0.0), x.shape[-1])
         half_square = expectations.squares(x) * (-0.5 * x.shape[-1] ** -0.5)
@@ -127,7 +127,7 @@ class FavorPlusPlus(FeatureAttention):
         return self._kernel(q, k, torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device))
 
     def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """None for orthogonal ω, which have no closed form.
+        """The variance of f(q)·f(k) / R; None for orthogonal ω, which have no closed form.
 
         E f(x)²f(y)² = (1 - 4A)^D (1 - 8A)^(-D/2) exp(2(1 - 4A)/(1 - 8A)·‖z‖² - ‖x‖² - ‖y‖²).
         """
@@ -187,7 +187,7 @@ def _mean_spread(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
 
 
 _TOKENS = 2048
-"""Added up at a time, in the cache of a CPU."""
+"""Tokens added up at a time, which stay in a CPU's cache."""
 
 
 def _moments(x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""FNet: tokens are mixed by a discrete Fourier transform that has nothing to learn."""
+"""FNet: a discrete Fourier transform, with nothing to learn, mixes the tokens."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class FNet(nn.Module):
     """Real part of a Fourier transform over tokens and channels.
 
     Lee-Thorp et al. 2021, "FNet: Mixing Tokens with Fourier Transforms": the unnormalised discrete Fourier transform of
-    x along the channels and along the tokens, of which the real part is kept, once, at the end. x is ``(B, N, C)``, all
-    C channels of all heads together, and so is the output. There are no parameters and no projections; entries grow as
+    x along the channels and along the tokens. The real part is taken once, at the end. x is ``(B, N, C)``, the C
+    channels of all heads together, and so is the output. There are no parameters and no projections; entries grow as
     √(N·C/2). float16 and bfloat16 are transformed in float32.
 
-    Padding is cut out: frequencies depend on the length, so with ``key_mask`` each example is transformed by itself, at
+    Padding is cut out. Frequencies depend on the length, so with ``key_mask`` each example is transformed by itself, at
     the length of its real tokens (on CUDA each waits for the device); padded tokens give 0.
 
-    Differs from the authors' code: since x is real only half of the channels' frequencies are computed, the others
-    follow by symmetry; and as the operator is a symmetric matrix it is its own backward pass; padding is no token.
+    Differs from the authors' code: since x is real, only half of the channels' frequencies are computed, and the others
+    follow by symmetry; the operator is a symmetric matrix and so its own backward pass; padding is not transformed.
     """
 
     def __init__(self, shape: Shape) -> None:

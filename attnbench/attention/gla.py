@@ -44,14 +44,14 @@ class GLA(nn.Module):
     """Linear attention with a learned decay per token and channel, GLA.
 
     Yang et al. 2023, "Gated Linear Attention Transformers with Hardware-Efficient Training". Token t keeps α_t of the
-    state (equation 3), one number in (0, 1) for each channel of the keys: α = σ(x W₁ W₂ + b)^(1/``temperature``) with
-    W₁ of ``rank`` columns. x ``(B, N, C)`` gives q, k, v and a gate r, each by a C × C projection; every head's output
-    goes through a layer norm over its D channels, is multiplied by silu(r), and the output projection follows. ``rank``
-    and ``temperature`` are the paper's by default.
+    state (equation 3), one number in (0, 1) for each channel of the keys: α = σ(x W₁ W₂ + b)^(1/``temperature``), where
+    W₁ has ``rank`` columns. x ``(B, N, C)`` gives q, k, v and a gate r, each by a C × C projection. Every head's output
+    goes through a layer norm over its D channels and is multiplied by silu(r); the output projection follows. By
+    default ``rank`` and ``temperature`` are the paper's.
 
-    Pairs within a chunk are products of q and k that carry powers of α up to the border of two halves, quarters and so
-    on between the two tokens. All exponents are sums of logarithms of one sign: nothing overflows, however small α is,
-    and what follows a strong decay keeps its digits.
+    A chunk is halved again and again. The score of two tokens is a product of q and k, each of which carries the powers
+    of α up to the border between their halves. All exponents are sums of logarithms of one sign: nothing overflows,
+    however small α is, and what follows a strong decay keeps its digits.
 
     A padded token writes nothing and does not let the state fade. Not causal: the decay between two tokens is the same
     in both directions, the product of α over the tokens after the first up to the second; the paper is causal.
@@ -139,7 +139,7 @@ class GLA(nn.Module):
 
 
 SMALL = 2
-"""Tokens of a block up to which a product of matrices takes longer than sums of products of numbers."""
+"""Tokens in a block up to which a matrix product takes longer than elementwise products and sums."""
 
 
 def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
@@ -156,13 +156,13 @@ def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causa
     parts = stretches(chunk, q, k, v, log_decay)
     if causal:
         return rows_in_turn(_stretch, parts, N)[0]
-    # Backwards, what lies between tokens t and t + 1 is the decay of t + 1.
+    # Going backwards, the decay between tokens t + 1 and t is that of t + 1.
     later, _ = in_turn(_backwards, stretches(chunk, q, k, v, log_decay.roll(-1, 1))[::-1])
     return rows_in_turn(_stretch, [(*part, rows) for part, rows in zip(parts, later[::-1], strict=True)], N)[0]
 
 
 def _backwards(state: Tensor | None, *part: Tensor) -> tuple[Tensor, Tensor]:
-    """What a stretch reads from later tokens, for one that comes after all of them."""
+    """What a stretch reads from later tokens; stretches are given from the last to the first."""
     out, state = _stretch(state, *(x.flip(1, 2) for x in part), strict=True)
     return out.flip(1), state
 
@@ -177,7 +177,7 @@ def _stretch(
     *,
     strict: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The causal form, to which ``later`` is added; with ``strict`` a token does not see itself."""
+    """The causal form, plus ``later``; with ``strict``, a token does not see itself."""
     q = q * q.shape[-1] ** -0.5
     scores, since, until = _pairs(q, k, log_decay, strict)
     past, state = states_before((k * until.exp2()).mT @ v, since[:, :, -1:].mT.exp2(), state)
@@ -186,7 +186,7 @@ def _stretch(
 
 
 def _pairs(q: Tensor, k: Tensor, log_decay: Tensor, strict: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores of each chunk, and sums of log_decay from its start and after each token to its end.
+    """The scores in each chunk, and the sums of log_decay from its start to each token and from there to its end.
 
     Args:
         q, k, log_decay: ``(G, chunks, c, D)``.
@@ -195,7 +195,7 @@ def _pairs(q: Tensor, k: Tensor, log_decay: Tensor, strict: bool) -> tuple[Tenso
         ``(G, chunks, c, c)``, and twice ``(G, chunks, c, D)``.
     """
     q, k, since = (x.unsqueeze(3) for x in (q, k, log_decay))
-    # Both sums are added up, and neither is a difference: what follows a strong decay keeps its digits.
+    # Both sums are added up, neither is a difference: what follows a strong decay keeps its digits.
     until = torch.zeros_like(since)
     own = torch.linalg.vecdot(q, k)
     scores = (torch.zeros_like(own) if strict else own).unsqueeze(4)
@@ -214,12 +214,12 @@ def _pairs(q: Tensor, k: Tensor, log_decay: Tensor, strict: bool) -> tuple[Tenso
 
 
 def _halves(x: Tensor) -> tuple[Tensor, ...]:
-    """Every other block, and those between, of ``(G, chunks, blocks, ...)``."""
+    """The even and the odd blocks of ``(G, chunks, blocks, ...)``."""
     return torch.unflatten(x, 2, (-1, 2)).unbind(3)
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
-    """``x @ y.mT`` of blocks ``(..., c, D)``; of small ones without a product, which takes longer to begin."""
+    """``x @ y.mT`` for blocks ``(..., c, D)``; small ones avoid a matrix product, which takes longer to start."""
     if x.shape[-2] > SMALL:
         return x @ y.mT
     products: Tensor = torch.linalg.vecdot(x.unsqueeze(-2), y.unsqueeze(-3))

@@ -17,7 +17,7 @@ from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
 _ROWS = 256
-"""Rows of W at a time where causal, so that the half of it that is not seen is not multiplied either."""
+"""Rows of W taken at a time if causal, so that the half that no token sees is not multiplied either."""
 
 
 @register(
@@ -43,12 +43,12 @@ class GMLP(nn.Module):
     """Feed-forward unit with spatial gating, fixed maximum length.
 
     Liu et al. 2021, "Pay Attention to MLPs", section 2: x is projected to ``ffn`` units with GELU (erf form), which are
-    split into Z₁ and Z₂; ``s = Z₁ ⊙ (W·LN(Z₂) + b)`` with a learned N × N matrix W over the tokens, the same for every
-    channel and input, and one b for each position; s is projected back to C. x is ``(B, N, C)`` and so is the output.
+    split into Z₁ and Z₂. Then ``s = Z₁ ⊙ (W·LN(Z₂) + b)`` is projected back to C. W is a learned N × N matrix over the
+    tokens, the same for every channel and input, with one b for each position. x is ``(B, N, C)`` and so is the output.
     W starts near 0 (N(0, 10⁻⁶)) and b at 1, so that at first the unit is a feed-forward layer of each token alone.
 
-    With ``attention`` it is the paper's aMLP: softmax attention of one head of that width, of x to x, projected to
-    ``ffn / 2``, is added to the gate.
+    With ``attention`` it is the paper's aMLP: the output of one softmax attention head of that width over x, projected
+    to ``ffn / 2``, is added to the gate.
 
     A shorter input uses the first rows and columns of W. Causal: the lower triangle. Padding: columns of padded tokens
     are 0, which is what the shorter input gives. Decoding keeps LN(Z₂) of every token.
@@ -84,7 +84,7 @@ class GMLP(nn.Module):
         self.from_head = nn.Linear(attention, ffn // 2) if attention else None
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """With a matrix of its own for each example, in which what is hidden is 0."""
+        """The same with a matrix for each example, with zeros for what is hidden."""
         (x,) = emptied(key_mask, x)
         N = x.shape[1]
         visible = visible_pairs(x, x, self.causal, key_mask)[:, 0]
@@ -146,7 +146,7 @@ class GMLP(nn.Module):
         return scaled_dot_product_attention(q, k, v, attn_mask=visible | ~some).masked_fill(~some, 0.0)[:, 0]
 
     def begin(self, x: Tensor) -> Cache:
-        """x ``(B, n, C)``, n >= 0. The cache's values are LN(Z₂), its keys those of the head beside its values."""
+        """x ``(B, n, C)``, n >= 0. The cache's values are LN(Z₂); its keys are the head's keys and values."""
         return Cache.of(self._kept(x), self._halves(x)[1][:, None], self.longest)
 
     def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:

@@ -1,4 +1,4 @@
-"""Hedgehog: features of queries and keys that are learned so as to imitate softmax attention."""
+"""Hedgehog: features of queries and keys that learn to imitate softmax attention."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Hedgehog(FeatureAttention):
 
     Zhang et al. 2024, "The Hedgehog & the Porcupine": φ(x) = softmax([Wx, -Wx]) over the 2D features, with one D × D
     matrix W for the queries and one for the keys of each head. W starts as the identity, as in the paper, and is meant
-    to be fitted to the weights of softmax attention; before that an error against softmax says nothing. There is no
-    further temperature and no 1/√D, both of which W can learn. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; a padded
-    key has φ(k) = 0.
+    to be fitted to the weights of softmax attention; before that, an error against softmax means nothing. There is no
+    separate temperature and no 1/√D: W can learn both. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; a padded key has
+    φ(k) = 0.
 
     Where q and k are large and point to different channels, φ(q)·φ(k) underflows; a row in which all do gives NaN.
 

@@ -28,8 +28,8 @@ from attnbench.variant import No, Traits, register
 class Identity(nn.Module):
     """Returns V: the upper bound on speed.
 
-    Each token attends to itself alone. v ``(B, H, N, D)`` is handed back without a copy; q and k are not read. With a
-    key mask the rows of padded tokens, which see no key, are 0 and the result is a new tensor.
+    Each token attends only to itself. v ``(B, H, N, D)`` is returned without a copy; q and k are not read. With a key
+    mask, the rows of padded tokens, which see no key, are 0, and the result is a new tensor.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -1,4 +1,4 @@
-"""LARA: softmax attention by importance sampling, from one proposal near each run of queries and keys."""
+"""LARA: softmax attention by importance sampling, with one proposal near each run of queries and keys."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class LARA(nn.Module):
 
     Zheng et al. 2022, "Linear Complexity Randomized Self-attention Mechanism". With x = q/D^¼, y = k/D^¼ and ξ(x, ω) =
     exp(ω·x - ‖x‖²/2), exp(x·y) is the mean of ξ(x, ω)ξ(y, ω) over ω ~ N(0, I). The density that would give query n no
-    variance is a mixture around x_n + y_m; C = ``landmarks`` samples ω_c, each from N(μ_c, I) with μ_c = x̃_c + ỹ_c,
-    the means of the c-th of C runs of queries and of keys, serve all queries together, each with weights of its own:
+    variance is a mixture around x_n + y_m. Instead, C = ``landmarks`` samples ω_c serve all queries. Each is drawn from
+    N(μ_c, I), where μ_c = x̃_c + ỹ_c adds the means of the c-th of C runs of queries and of keys. Query n weighs it by
 
     α_nc = N(ω_c; μ_c, I) / Σ_c' N(ω_c; μ_c', I) + ``query_term``·(t_nc - 1/C),  t_n = softmax over c of x_n·x̃_c.
 
-    The first term is the balance heuristic; by itself (``query_term=0``) numerators and denominators are unbiased for
-    those of softmax attention. The second sums to 0 over c, draws the weight to proposals near the query, and is cut
-    where it would make α negative, which biases. ω_c = μ_c + ε_c with ε drawn once, for all heads and examples;
-    ``sampled=false`` takes ω_c = μ_c. All told it is attention to the ω_c with a bias of each, O(n·C·D).
+    The first term is the balance heuristic; by itself (``query_term=0``) it makes numerators and denominators unbiased
+    for those of softmax attention. The second sums to 0 over c and moves weight to proposals near the query. It is cut
+    where it would make α negative, which adds bias. ω_c = μ_c + ε_c with ε drawn once, for all heads and examples;
+    ``sampled=false`` takes ω_c = μ_c. In all, it is attention to the ω_c with one bias for each, O(n·C·D).
 
-    q ``(B, H, N, D)``, k and v ``(B, H, M, D)``. Runs are cut over the real tokens, where N = M by the key mask for
-    queries too, with lengths that differ by at most one; with fewer tokens than C each is a run. Where queries and keys
-    then have unlike numbers of runs, those beyond the smaller number are dropped.
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)``. The real tokens are cut into runs whose lengths differ by at most one;
+    where N = M the key mask holds for queries too. With fewer tokens than C, each is a run. If queries and keys then
+    have different numbers of runs, those beyond the smaller number are dropped.
 
     Differs from the authors' code: the means are of q and k themselves, without a linear layer and a layer norm, as
     with its option no-param-pool, and scaled as q and k are (there μ is not divided by D^¼); ε is drawn in the
-    constructor and stays (there it is drawn anew in training and 0 in evaluation, here ``sampled=false``).
+    constructor and stays (there it is drawn anew in training, and 0 in evaluation as with ``sampled=false`` here).
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LARA(nn.Module):
         self.register_buffer("noise", noise if sampled else torch.zeros_like(noise))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Example by example over its real tokens: the N × M weights Σ_c w_nc ξ(y_m, ω_c)."""
+        """The N × M weights Σ_c w_nc ξ(y_m, ω_c), example by example over its real tokens."""
         out = torch.zeros(*q.shape[:3], v.shape[3], dtype=v.dtype, device=v.device)
         for b in range(q.shape[0]):
             real = torch.ones(k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask[b]
@@ -102,7 +102,7 @@ class LARA(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
-        (q,) = emptied(key_mask if q.shape[2] == k.shape[2] else None, q)  # means of queries are weighted sums
+        (q,) = emptied(key_mask if q.shape[2] == k.shape[2] else None, q)  # since means of queries are weighted sums
         H, dtype = q.shape[1], accumulator(q.dtype)
         near_q, near_k, used = self._runs(q.to(dtype), k.to(dtype), key_mask)
         if key_mask is None or used is None:
@@ -130,11 +130,11 @@ class LARA(nn.Module):
         key_mask: Tensor | None = None,
         used: Tensor | None = None,
     ) -> Tensor:
-        """For ``(G, N, D)`` and the means of the runs ``(G, C, D)``; masks ``(G, M)`` and ``(G, C)`` are 0 or 1."""
+        """The outputs for q ``(G, N, D)`` and means of runs ``(G, C, D)``; masks ``(G, M)``, ``(G, C)`` are 0 or 1."""
         scale = float(q.shape[2] ** -0.25)
         mu = (near_q + near_k) * scale
         omega = mu + self.noise[: mu.shape[1]].to(mu.dtype)
-        # log N(ω_c; μ_c', I) up to what is the same for all c', (G, c, c')
+        # log N(ω_c; μ_c', I) up to a term that is the same for all c', (G, c, c')
         density = _hide(torch.baddbmm(_half_square(mu).mT, omega, mu.mT), used)
         own, mixture = density.diagonal(dim1=1, dim2=2)[:, None], density.logsumexp(-1)[:, None]
         omega = omega * scale
@@ -150,22 +150,22 @@ class LARA(nn.Module):
         return rows_in_turn(read, _parts(q), q.shape[1])[0]
 
     def _log_alpha(self, q: Tensor, near_q: Tensor, balance: Tensor, used: Tensor | None) -> Tensor:
-        """log of α ``(G, N, C)``, -∞ where it is cut."""
+        """log(α) ``(G, N, C)``, in effect -∞ where α is cut."""
         t = _hide(torch.bmm(q, near_q.mT), used).softmax(-1)
         share = 1 / t.shape[-1] if used is None else used.to(t.dtype).sum(1).clamp(min=1).reciprocal()[:, None, None]
         alpha = torch.add(balance, t - share, alpha=self.query_term)
-        # -1 or -2 where it is cut, times a large number; arithmetic, as comparisons are slower.
+        # -1 or -2 where it is cut, times a large number: arithmetic, since comparisons are slower.
         cut = alpha.detach().sign().sub_(1).mul_(-hidden(q.dtype))
         return alpha.clamp(min=torch.finfo(q.dtype).tiny).log() + cut
 
 
 def _parts(*inputs: Tensor) -> list[tuple[Tensor, ...]]:
-    """``(G, N, ...)`` in parts that stay in the cache."""
+    """The inputs ``(G, N, ...)`` in parts that stay in the cache."""
     return list(zip(*(torch.split(x, STRETCH, 1) for x in inputs), strict=True))
 
 
 Sums = tuple[Tensor, Tensor, Tensor]
-"""Σ ξ v ``(G, C, E)`` and Σ ξ ``(G, C, 1)`` over the keys so far, over 2^top, and top ``(G, C, 1)``."""
+"""Σ ξ v ``(G, C, E)`` and Σ ξ ``(G, C, 1)`` over the keys so far, both divided by 2^top, and top ``(G, C, 1)``."""
 
 
 def _add(
@@ -200,7 +200,7 @@ def _read(
 
 
 def _hide(logits: Tensor, there: Tensor | None) -> Tensor:
-    """-∞ in the columns ``(G, columns)`` that are not there."""
+    """The logits, with :func:`hidden` in the columns ``(G, columns)`` that are not there."""
     return logits if there is None else logits.masked_fill(there[:, None] == 0, hidden(logits.dtype))
 
 

@@ -16,7 +16,7 @@ from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
 _LEAST = 2.0**-120
-"""Of a feature of a key. Float32 has numbers down to 2^-126, and a smaller share shows in no sum beside a usual key."""
+"""Least feature of a key. Float32 reaches down to 2^-126, and so small a share is lost in any sum with a usual key."""
 
 _NO_STEP = "form=triton has whole sequences only: a step is a few small products, which form=torch takes"
 
@@ -24,8 +24,8 @@ _NO_STEP = "form=triton has whole sequences only: a step is a few small products
 class EluPlusOne(FeatureMap):
     """φ(x) = elu(x) + 1, computed as elu'(x)·(max(x, 0) + 1), which keeps its digits where elu is near -1.
 
-    The derivative is exp(x) below 0 and 1 above. A query that is negative throughout is divided by the largest of its
-    features, which cancels. Every key has at least :data:`_LEAST` of each feature, so that no product underflows.
+    The derivative is exp(x) below 0 and 1 above. The features of a query that is negative throughout are divided by the
+    largest of them, which cancels. Every feature of a key is at least :data:`_LEAST`, so that no product underflows.
     """
 
     def __init__(self, width: int) -> None:
@@ -69,19 +69,19 @@ class Linear(FeatureAttention):
     padded key has φ(k) = 0 (masking k itself would give φ(0) = 1); causal attention by prefix sums, chunk by chunk.
 
     ``form=triton`` is the same in a few fused kernels (:mod:`attnbench.engines.linear.triton`). It has been compiled
-    for an H200 and its numbers are those of Triton's interpreter; on a GPU it has not run yet.
+    for an H200, and its numbers are those of Triton's interpreter; it has not run on a GPU yet.
 
-    However negative q is, each row of weights sums to 1: a factor of a whole query cancels and is taken out. A key's
-    feature below 2^-120, where an entry of k is below -83, counts as that: less than a rounding of float32 beside a key
-    above -66 in the same channel, of float64 above -46. A query whose keys are all below -83 in the channels that it
-    weighs averages them alike. ``form=triton`` does neither: where the features of a query, or of all its keys,
-    underflow, below -87, it gives NaN.
+    However negative q is, each row of weights sums to 1: a factor of a whole query cancels and is taken out. A key
+    feature below 2^-120, where an entry of k is below -83, is raised to 2^-120. Beside a key above -66 in the same
+    channel (above -46 in float64) that is less than a rounding error. A query whose keys are all below -83 in the
+    channels that it weighs gives all of them the same weight. ``form=triton`` does neither: where the features of a
+    query, or of all its keys, underflow, below -87, it gives NaN.
 
     Differs from the authors' code: nothing is added to the denominator (they add 1e-6).
 
     Raises:
         Unsupported: ``form=triton`` without triton or a CUDA device, in float64, in decoding, or for D > 128.
-        UsageError: ``chunk`` with ``form=triton``, whose chunks are its own.
+        UsageError: ``chunk`` with ``form=triton``, which has chunks of its own.
     """
 
     def __init__(

@@ -49,26 +49,26 @@ class Linformer(nn.Module):
     """Attention to R learned mixtures of all keys, fixed maximum length.
 
     Wang et al. 2020, equation 7: ``softmax(Q (E K)ᵀ / √D) (F V)`` with E and F of size R × M. The projections are
-    learned; before training they are drawn from N(0, 1/R), the Johnson-Lindenstrauss distribution of the paper's
-    theorem 1, so that an error against softmax attention says nothing until they are fitted.
+    learned. Before training they are drawn from N(0, 1/R), the Johnson-Lindenstrauss distribution of the paper's
+    theorem 1; until they are fitted, an error against softmax attention means nothing.
 
     q is ``(B, H, N, D)``, k and v are ``(B, H, M, D)``. The projections have M = ``shape.M`` columns; fewer keys use
     the first columns, without rescaling. Padded keys and values are set to zero before the projection. Each query
-    then still attends to all R rows, which is exactly what it does on the shorter input.
+    then still attends to all R rows, exactly as it does on the shorter input.
 
     ``sharing``: ``unshared`` has one E and one F for each head, ``headwise`` one E and one F for all heads,
-    ``key-value`` one E = F for all heads, ``layerwise`` the same one in all layers of a model, its parameters counted
-    once.
+    ``key-value`` one E = F for all heads, and ``layerwise`` the same one in all layers of a model, with its parameters
+    counted once.
 
-    Other projections, for which section 4 of the paper names pooling and convolution:
+    Other projections; section 4 of the paper names pooling and convolution:
 
     - ``projection=mean-pool`` and ``projection=max-pool``: row r is the average or the elementwise maximum of the r-th
-      of R runs of real keys whose lengths differ by at most one. No parameters, no longest length; padding is cut out
+      of R runs of real keys whose lengths differ by at most one. No parameters, no maximum length; padding is cut out
       before the runs are formed.
     - ``projection=conv``: a convolution over all D channels with kernel = stride = ceil(M / R), without bias, drawn
-      from N(0, 1 / fan-in); zeros after the last key. No longest length; a block without a real key is hidden.
+      from N(0, 1 / fan-in); zeros after the last key. No maximum length; a block without a real key is hidden.
     - ``projection=jl``: the construction of theorem 2, E = δ·G and F = exp(-δ)·G with G from N(0, 1/R), one for all
-      heads. Its logits are of order δ, so that at ordinary inputs all R rows weigh nearly the same.
+      heads. Its logits are of order δ, so that at ordinary inputs all R rows have nearly the same weight.
 
     Differs from the paper: G is drawn once, not in each step, and R is the same for every layer.
 
@@ -120,7 +120,7 @@ class Linformer(nn.Module):
                 self.F = nn.Parameter(torch.randn(size) * scale)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same, example by example: its real keys and values in R rows, then softmax attention to the rows."""
+        """The same, example by example: real keys and values become R rows, then softmax attention to the rows."""
         out = torch.zeros_like(q)
         for b in range(q.shape[0]):
             real = torch.ones_like(k[b, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask[b]
@@ -133,7 +133,7 @@ class Linformer(nn.Module):
         return out
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Args as for every operator; at most ``shape.M`` keys where ``projection`` is ``learned`` or ``jl``."""
+        """Arguments as for every operator; at most ``shape.M`` keys if ``projection`` is ``learned`` or ``jl``."""
         k, v = emptied(key_mask, k, v)
         if self.E is None and self.projection != "jl":
             runs = Segments(self.rank, k.shape[2], key_mask)

@@ -50,8 +50,8 @@ class Local(nn.Module):
 
     Each is an exact softmax over those keys. The default window is this project's; Liu et al. take blocks of 256.
 
-    Differs from the papers: ``window`` counts one side, Longformer's both sides together; Liu et al. let no block see
-    its neighbours. A block is a run of neighbours; public code that reshapes the other way gives token i every
+    Differs from the papers: ``window`` counts one side, Longformer's counts both sides; in Liu et al. no block sees its
+    neighbours. A block is consecutive tokens; public code that reshapes the other way lets token i see every
     (n / block)-th token, which is another operator.
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + r)·D with r = 32 or 64
@@ -87,7 +87,7 @@ class Local(nn.Module):
         self.position_bias = position_bias(shape)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` by an N × N mask."""
+        """:meth:`forward` with an N × N mask."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
         if self.block is None:
             allowed = ((i - j).abs() <= self.window * self.dilation) & ((i - j) % self.dilation == 0)
@@ -108,7 +108,7 @@ class Local(nn.Module):
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Ring:
         """q, k, v ``(B, H, n, D)``, n >= 0."""
-        # In whole turns of the dilation, or blocks, so that their tokens come to lie in the same slots again.
+        # A multiple of the dilation, or of the block, so that their tokens come to lie in the same slots again.
         size = (self.window + 1) * self.dilation if self.block is None else (self.look_around + 1) * self.block
         return Ring.of(k, v, size, self.room)
 
@@ -120,7 +120,7 @@ class Local(nn.Module):
         if self.block is None:
             parts = [slice(slot % self.dilation, filled, self.dilation)]
         else:
-            # The slots of this block that are not yet overwritten hold the block that is just out of reach.
+            # The slots of this block that are not yet overwritten hold tokens of the block just out of reach.
             after = (slot // self.block + 1) * self.block
             parts = [slice(0, slot + 1), slice(after, filled)] if after < filled else [slice(0, slot + 1)]
         added = None
@@ -143,7 +143,7 @@ def _blocks(q: Tensor, block: int, around: int, causal: bool) -> Iterator[Tile]:
     outer = [(t, 1) for t in range(-(-n // block)) if t not in inner]
     for start, size in batches(0, min(block, n), ROWS):
         corner = triangle(q, 0, size)[0][1]
-        # Causal rows stop at their own last token, and see a triangle of their own columns.
+        # If causal, rows stop at their own last token and see a triangle of their own columns.
         most = blocks_per_tile(q, len(inner), size * (around + 1 + after) * block)
         for t, count in (*batches(inner.start, inner.stop, most), *outer):
             rows = range(t * block + start, min(n, t * block + start + size))

@@ -38,12 +38,12 @@ class Longformer(nn.Module):
     softmax over these g and its window: i ± t·δ for t = 0 .. ``window``, δ = ``dilation``; a global token inside the
     window counts once. ``window`` is one-sided: the paper's window of 512 is 256 here, the default.
 
-    The paper gives global rows projections of their own. q, k, v come projected, so with ``projections=own`` learned
-    (D, D) maps per head, initially the identity as the paper initialises its own from the local ones, act on q, k, v
-    where they serve the global rows. All heads have the same window and dilation.
+    The paper gives global rows projections of their own. Here q, k, v come projected, so ``projections=own`` applies
+    learned (D, D) maps per head to q, k, v where they serve the global rows. They start as the identity, as the paper
+    initialises its own from the local ones. All heads have the same window and dilation.
 
-    Differs from the authors' code: global rows share the projections of the others unless asked for; ``window`` is not
-    both sides together; N need not be a multiple of it. Their form in chunks has no dilation, and adds -10000 to the
+    Differs from the authors' code: global rows share the projections of the others unless asked for; ``window`` counts
+    one side, not both; N need not be a multiple of it. Their form in chunks has no dilation, and adds -10000 to the
     logits of keys that are left out here.
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·(2·window + 64 + 2·g)·D,
@@ -73,7 +73,7 @@ class Longformer(nn.Module):
             self.maps = nn.ParameterList(nn.Parameter(identity.clone()) for _ in "qkv")
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` by an N × N mask, the global rows apart."""
+        """:meth:`forward` with an N × N mask, and the global rows computed apart."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
         near = ((i - j).abs() <= self.window * self.dilation) & ((i - j) % self.dilation == 0)
         allowed = near | (i < self.global_tokens) | (j < self.global_tokens)

@@ -1,4 +1,4 @@
-"""The trivial approximation: whoever asks, the answer is the mean."""
+"""The trivial approximation: every query gets the mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnbench.variant import Traits, register
 
 
 class Mean(NamedTuple):
-    """What is kept of the tokens before."""
+    """What is kept of earlier tokens."""
 
     total: Tensor
     """Sum of their values ``(B, H, 1, D)``."""
@@ -33,12 +33,12 @@ class Mean(NamedTuple):
 class MeanValue(nn.Module):
     """Every row is the mean of the visible values: the trivial answer.
 
-    v ``(B, H, M, D)`` -> ``(B, H, N, D)``; of q only the shape is read, k not at all. An approximation with a larger
-    error than this one has learned nothing from q and k; for logits of standard deviation σ, Gaussian and independent,
+    v ``(B, H, M, D)`` -> ``(B, H, N, D)``; only the shape of q is read, and k not at all. An approximation with a
+    larger error than this one gets nothing out of q and k. For independent Gaussian logits of standard deviation σ,
     this error is about √(1 - exp(-σ²)). Sums are float32 (float64 for float64).
 
-    Causal: row i is the mean of the first i + 1 values. Otherwise all rows are one row in memory, expanded. A query
-    that sees no key gives 0.
+    Causal: row i is the mean of the first i + 1 values. Otherwise all rows are a single row in memory, expanded. A
+    query that sees no key gives 0.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -25,7 +25,7 @@ from attnbench.variant import Traits, register
 
 
 class Compressed(NamedTuple):
-    """State of decoding: the complete blocks, and the fewer than c tokens since the last of them."""
+    """State of decoding: the complete blocks, and the tokens since the last of them, fewer than c."""
 
     blocks: Cache
     k: Tensor
@@ -65,15 +65,15 @@ class MemoryCompressed(nn.Module):
     """Attention to blocks of c keys, each convolved into one.
 
     Liu et al. 2018, "Generating Wikipedia by summarizing long sequences". q ``(B, H, N, D)``, k and v ``(B, H, M, D)``
-    -> ``(B, H, N, D)``. Block b holds the keys b·c .. b·c + c - 1, the last one with zeros after its last key. A
-    convolution for k and another for v, each with a kernel of D × D for every head and place in the block, without
-    bias, drawn from N(0, 1 / (c·D)); time stays quadratic. c = 3 is the paper's.
+    -> ``(B, H, N, D)``. Block b holds the keys b·c .. b·c + c - 1; the last block has zeros after its last key. There
+    is one convolution for k and another for v, each with a D × D kernel for every head and place in the block, without
+    bias, drawn from N(0, 1 / (c·D)). Time stays quadratic. c = 3 is the paper's.
 
-    Causal: query i sees the blocks that end at or before i. Where there is none, as for i < c - 1, it attends to its
-    own key alone, uncompressed: its output is v_i.
+    Causal: query i sees the blocks that end at or before i. If there is none, as for i < c - 1, it attends only to its
+    own key, uncompressed: its output is v_i.
 
-    ``kernel=mean`` is the average of the real keys of a block; it has no parameters, and with ``compression=1`` is
-    softmax attention. Padded keys and values are set to zero and stay where they are; a block without a real key is
+    ``kernel=mean`` takes the average of the real keys of a block. It has no parameters, and with ``compression=1`` it
+    is softmax attention. Padded keys and values are set to zero and stay where they are; a block without a real key is
     hidden.
 
     Differs from the paper: it convolves the whole width of the model and does not say what the first queries of causal
@@ -99,7 +99,7 @@ class MemoryCompressed(nn.Module):
             self.of_keys, self.of_values = nn.Parameter(drawn[0].clone()), nn.Parameter(drawn[1].clone())
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same, block by block, with the matrix of queries and blocks."""
+        """The same, block by block, with the whole matrix of queries and blocks."""
         c, M = self.compression, k.shape[2]
         real = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
         rows: list[list[Tensor]] = [[], []]
@@ -146,7 +146,7 @@ class MemoryCompressed(nn.Module):
         mask = None if key_mask is None else key_mask[:, : T * c]
         keys = self._compress(k[:, :, : T * c], self.of_keys, mask)
         values = self._compress(v[:, :, : T * c], self.of_values, mask)
-        # Not in the fused kernel, which takes no mask beside the causal one and knows no staircase.
+        # Not with the fused kernel, which takes no mask beside the causal one and knows no staircase.
         blocks = None if filled is None else filled[:, :T]
         out = attend(q[:, :, c - 1 :], keys, values, self._staircase(q, T), key_mask=blocks)
         if blocks is not None:

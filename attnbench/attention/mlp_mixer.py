@@ -39,10 +39,10 @@ class MLPMixer(nn.Module):
     Tolstikhin et al. 2021, "MLP-Mixer", section 2, token mixing: ``W₂ GELU(W₁ X + b₁) + b₂`` (erf form), where W₁ is
     S × N and W₂ is N × S, the same for every channel. x is ``(B, N, C)`` and so is the output.
 
-    A shorter input uses the first columns of W₁ and the first rows of W₂ and b₂. Padded tokens are set to 0, which is
-    exactly what the shorter input gives. W₁ is drawn from N(0, 1/N), W₂ from N(0, 1/S), the biases are 0.
+    A shorter input uses the first columns of W₁ and the first rows of W₂ and b₂. Padded tokens are set to 0, which
+    gives exactly what the shorter input gives. W₁ is drawn from N(0, 1/N), W₂ from N(0, 1/S); the biases are 0.
 
-    Differs from the paper: token mixing only. The encoder has the LayerNorm before it and the residual path around it,
+    Differs from the paper: token mixing only. The encoder adds the LayerNorm before it and the residual path around it,
     and its feed-forward layer is the channel mixing. Padding and shorter inputs are not in the paper.
 
     Raises:
@@ -64,7 +64,7 @@ class MLPMixer(nn.Module):
         self.W2, self.b2 = nn.Parameter(torch.randn(N, S) * S**-0.5), nn.Parameter(torch.zeros(N))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Channel by channel, from the real tokens alone."""
+        """Channel by channel, from the real tokens only."""
         n = x.shape[1]
         examples = []
         for b, example in enumerate(x):

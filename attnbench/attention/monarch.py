@@ -38,22 +38,22 @@ class Monarch(nn.Module):
 
     Yaras et al. 2025, "MonarchAttention". Queries are numbered (l, j), keys (k, i): block l or k, place j or i among
     its ``block`` = b tokens. The matrix is P = L_jkl·R_kji with L a distribution over k and R over i, so that its rows
-    sum to 1. A row of softmax maximises ⟨p, logits⟩ + entropy(p); the same sum over all rows of P is maximised over R
-    and L in turn, ``steps`` times from L_jkl = [k = l]:
+    sum to 1. A row of softmax maximises ⟨p, logits⟩ + entropy(p). The sum of this over all rows of P is maximised over
+    R and L in turn, ``steps`` times, starting from L_jkl = [k = l]:
 
     - R_kj· = softmax_i(x_jk·k_ki), x_jk = Σ_l L_jkl q_lj / Σ_l L_jkl (queries scaled by 1/√D);
     - L_j·l = softmax_k(q_lj·Σ_i R_kji k_ki - Σ_i R_kji log R_kji);
 
-    and o_lj = Σ_k L_jkl Σ_i R_kji v_ki. No step lowers the sum. Exact where logits are a function of (j, k, l) plus one
-    of (k, j, i), and with ``block`` = 1 or b >= n. Neighbours share blocks: the order of the tokens matters.
+    and o_lj = Σ_k L_jkl Σ_i R_kji v_ki. No step lowers the sum. It is exact where logits are a function of (j, k, l)
+    plus one of (k, j, i), and with ``block`` = 1 or b >= n. Neighbours share blocks: the order of the tokens matters.
 
-    The last block may be partly empty: empty places get no weight and ask nothing, and where no query is left in Σ_l,
-    R is uniform. A key mask is cut out first (real tokens move together), so that a padded sequence gives what the
-    shorter one gives in the same module. Cross-attention cuts both sequences into blocks of the same size.
+    The last block may be partly empty: empty places get no weight and hold no query, and where no query is left in Σ_l,
+    R is uniform. Padding is cut out first (real tokens move together), so that a padded sequence gives what the shorter
+    one gives in the same module. Cross-attention cuts both sequences into blocks of the same size.
 
     Differs from the authors' code: x is computed as a softmax over l of log L, which neither divides by a small sum nor
-    adds a constant to it; by default b is √M, rounded up, of the shape the module was made for; a tile of L or R at a
-    time is in memory, forward and backward.
+    adds a constant to it; by default b is √M, rounded up, for the shape the module was made for; memory holds one tile
+    of L or R at a time, forward and backward.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, M)``.
     """
@@ -70,7 +70,7 @@ class Monarch(nn.Module):
         self.steps, self.cross = steps, shape.cross
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The updates with all N x M logits and the whole matrix P, example by example, over real tokens only."""
+        """The updates with all N x M logits and the whole matrix P, example by example over its real tokens."""
         out, D, b = torch.zeros_like(q), q.shape[3], self.block
         for e in range(len(q)):
             seen = torch.ones(k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask[e]
@@ -115,7 +115,7 @@ class Monarch(nn.Module):
         return take(out, order.argsort(1))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, asked: Tensor | None, keys: Tensor | None) -> Tensor:
-        """With real tokens at the front, as ``asked`` ``(B, N)`` and ``keys`` ``(B, M)`` say."""
+        """The output for real tokens at the front, which ``asked`` ``(B, N)`` and ``keys`` ``(B, M)`` mark."""
         (B, H, N, D), M = q.shape, k.shape[2]
         G, b, dtype = B * H, min(self.block, max(N, M)), accumulator(q.dtype)
         rows, columns = -(-N // b), -(-M // b)
@@ -127,7 +127,7 @@ class Monarch(nn.Module):
             for x, n in ((queries, rows), (k, columns), (v, columns))
         )
         x = pad(queries, (0, 0, 0, 0, 0, columns - rows))  # L is the identity; a negative width cuts off
-        queries = queries.transpose(1, 2).reshape(G * b, rows, D)  # all blocks at one place
+        queries = queries.transpose(1, 2).reshape(G * b, rows, D)  # all blocks at each place
         key, value = key.reshape(-1, b, D), value.reshape(-1, b, D)
         no_key, no_query = _hidden(keys, k, columns * b, dtype), _hidden(asked, q, rows * b, dtype)
         if no_key is not None:
@@ -158,7 +158,7 @@ def _hidden(real: Tensor | None, x: Tensor, places: int, dtype: torch.dtype) -> 
 
 
 def _right(x: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """R of x ``(g, b, D)`` and keys ``(g, b, D)``; of its rows the mean key, Σ R log R and, with v, the mean value."""
+    """For each row of R, from x and keys ``(g, b, D)``: the mean key, Σ R log R and, with v, the mean value."""
     logits = torch.bmm(x, k.mT)
     if bias is not None:
         logits = logits + bias
@@ -171,7 +171,7 @@ def _right(x: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> tuple
 
 
 def _left(q: Tensor, mean: Tensor, entropy: Tensor, read: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """L of q ``(g, l, D)`` and mean keys ``(g, k, D)``: what each query reads, or the mean query of each block k."""
+    """What each query reads by L, or the mean query of each block k; q is ``(g, l, D)``, mean keys ``(g, k, D)``."""
     gain = torch.bmm(q, mean.mT) - entropy
     if read is not None:
         return (torch.bmm(gain.softmax(-1), read),)
@@ -182,7 +182,7 @@ def _left(q: Tensor, mean: Tensor, entropy: Tensor, read: Tensor | None, bias: T
 def _in_tiles(
     function: Callable[..., tuple[Tensor, ...]], step: int, x: Tensor, *others: Tensor | None
 ) -> list[Tensor]:
-    """``function`` of ``step`` entries at a time, put together; the backward pass computes a tile again."""
+    """``function`` applied to ``step`` entries at a time and joined; the backward pass computes each tile again."""
     tensors, count = (x, *others), -(-len(x) // max(1, step))
     # Split, not sliced: the gradient of a slice is as large as the whole.
     tiles = zip(*([None] * count if t is None else torch.split(t, max(1, step)) for t in tensors), strict=True)

@@ -42,16 +42,16 @@ class Nystrom(nn.Module):
 
     Xiong et al. 2021, "Nyströmformer". q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. The landmarks
     Q̃ and K̃ are the averages (segment means, equation 16) of R runs of tokens whose lengths differ by at most one;
-    with fewer tokens than R each is its own landmark. 64 landmarks and 6 steps are the paper's. Padding is cut out
-    before the runs are formed, in self-attention that of the queries as well.
+    with fewer tokens than R, each is its own landmark. 64 landmarks and 6 steps are the paper's. Padding is cut out
+    before the runs are formed, in self-attention also from the queries.
 
     - ``pinv=newton``, equation 14: Z ← Z·(13 - AZ·(15 - AZ·(7 - AZ)))/4 from Aᵀ / (‖A‖₁·‖A‖∞), ``iterations`` times.
-      The number belongs to the operator: few steps leave out the small singular values of A, whose inverses are what
-      makes ``pinv=exact`` far worse where R is below N. Rows of the product sum to 1 only with the exact inverse.
-    - ``conv`` adds a depthwise convolution of V along the tokens, one learned kernel for each head. Only then is an
-      error against softmax attention not that of an approximation.
+      The number is part of the operator: few steps leave out the small singular values of A, whose inverses make
+      ``pinv=exact`` far worse where R is below N. Rows of the product sum to 1 only with the exact inverse.
+    - ``conv`` adds a depthwise convolution of V along the tokens, with one learned kernel for each head. With it, an
+      error against softmax attention is no longer that of an approximation.
 
-    With R = N and the exact pseudo-inverse it is softmax attention; the matrices are multiplied there too.
+    With R = N and the exact pseudo-inverse it is softmax attention; the matrices are multiplied even then.
 
     Differs from the authors' code: no convolution unless asked for, where theirs has a kernel of 33 or 35; norms are
     those of each head, not the largest of the batch; with R = N nothing is skipped; padding is not averaged into the
@@ -59,7 +59,7 @@ class Nystrom(nn.Module):
     in float32 at least, and so is the query side of half precision.
 
     Raises:
-        Unsupported: ``conv`` with keys from another sequence, whose tokens stand beside no query.
+        Unsupported: ``conv`` with keys from another sequence, whose tokens have no place beside a query.
         UsageError: an even ``conv``; ``iterations`` with the exact pseudo-inverse.
     """
 
@@ -88,7 +88,7 @@ class Nystrom(nn.Module):
         self.convolution = None if conv is None else nn.Parameter(torch.full((shape.H, conv), 1 / conv))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same example by example: tokens that are not there are cut out, then the formula is read aloud."""
+        """The same example by example: padded tokens are cut out, then the formula is taken word for word."""
         out = torch.zeros_like(q)
         for b in range(q.shape[0]):
             shown = torch.ones_like(k[b, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask[b]
@@ -120,7 +120,7 @@ class Nystrom(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
-        (q,) = emptied(None if self.cross else key_mask, q)  # means of queries are weighted sums
+        (q,) = emptied(None if self.cross else key_mask, q)  # since means of queries are weighted sums
         accumulate = accumulator(q.dtype)
         of_keys = Segments(self.landmarks, k.shape[2], key_mask)
         of_queries = Segments(self.landmarks, q.shape[2]) if self.cross else of_keys
@@ -128,13 +128,13 @@ class Nystrom(nn.Module):
         if key_mask is None:
             some, keys, columns = None, None, None
         else:
-            # A row without a key sees all of them, so that no kernel makes NaN of it; such examples end as 0.
+            # A row without a key sees all of them, so that no kernel makes NaN of it; such examples are set to 0.
             some = key_mask.any(1)[:, None, None, None]
             keys = key_mask[:, None, None] | ~some
             columns = of_keys.filled[:, None, None] | ~some if of_keys.filled is not None else None
         values = attend_from_few_queries(q_mean, k, v, keys)
         # Columns of the inverse that belong to empty runs are zero. Its product with the values may be far larger than
-        # what is left of it by the weights of a query: hence no half precision from here on.
+        # what the weights of a query leave of it: hence no half precision from here on.
         A = _weights(q_mean.to(accumulate), k_mean.to(accumulate), of_queries.filled, of_keys.filled)
         values = torch.matmul(self._inverse(A), values.to(accumulate))
         out = attend_to_few_keys(q.to(accumulate), k_mean.to(accumulate), values, columns, keep=True)
@@ -155,7 +155,7 @@ def _start(A: Tensor) -> Tensor:
 
 
 def _weights(q: Tensor, k: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
-    """softmax(q kᵀ / √D) in which the rows and columns of empty runs are zero."""
+    """softmax(q kᵀ / √D), with zeros in the rows and columns of empty runs."""
     logits = torch.matmul(q * q.shape[-1] ** -0.5, k.mT)
     if columns is None:
         return logits.softmax(-1)

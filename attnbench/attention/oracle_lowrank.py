@@ -16,16 +16,16 @@ from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
 _BLOCK = 24
-"""Columns that a Krylov space grows by: fewer waste the products, more need a larger space.
+"""Columns by which a Krylov space grows: fewer waste the products, more need a larger space.
 
 A product with 24 columns takes no longer than one with 16: float64 kernels with AVX2 work on 24 at a time.
 """
 
 _FIRST = 3
-"""Times the rank, the size of the space at which it is first asked what it holds."""
+"""Size of the space, as a multiple of the rank, at which it is first checked."""
 
 _REST = 1e-9
-"""Of what is left of the matrix: the last growth, by a quarter, has taken less from it; later ones take less yet."""
+"""Growth, by a quarter, ends once it takes off less than this share of what is left; later growth takes even less."""
 
 
 @register(
@@ -49,11 +49,11 @@ class OracleLowRank(nn.Module):
     """The best matrix of rank R: the line for low-rank methods.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. The singular value decomposition of P, one head at
-    a time, in float64 whatever the inputs are. No matrix of rank R is nearer to P in the Frobenius norm, hence none has
-    a smaller expected error over white values; for one given V a matrix chosen to suit that V may be nearer.
+    a time, in float64 whatever the inputs are. No matrix of rank R is nearer to P in the Frobenius norm, so none has a
+    smaller expected error over white values; for a given V, a matrix chosen to suit it may be nearer.
 
     ``rank`` >= min(N, M) gives exact attention. With a key mask, padded keys are left out, and in self-attention padded
-    queries as well (their rows are 0): both would use up rank.
+    queries as well (their rows are 0), since both would use up rank.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class OracleLowRank(nn.Module):
 
 
 def _apply_truncated(matrix: Tensor, v: Tensor, rank: int) -> Tensor:
-    """P_R·V as U·(Uᵀ·(P·V)), or as P·(W·(Wᵀ·V)), from the R leading singular vectors of the shorter side alone."""
+    """P_R·V as U·(Uᵀ·(P·V)) or P·(W·(Wᵀ·V)), from only the R leading singular vectors of the shorter side."""
     heads = matrix.flatten(0, 1)
     if matrix.shape[-2] <= matrix.shape[-1]:
         U = torch.unflatten(torch.stack([leading(head, rank) for head in heads]), 0, matrix.shape[:2])
@@ -115,9 +115,9 @@ def _apply_truncated(matrix: Tensor, v: Tensor, rank: int) -> Tensor:
 def leading(matrix: Tensor, rank: int) -> Tensor:
     """The R leading left singular vectors ``(n, R)`` of P ``(n, m)``, n <= m.
 
-    From a Krylov space of P·Pᵀ, block by block and orthogonal throughout, until what the R vectors leave of P falls by
-    less than one part in 10^9; products with V are then those of the best ones to some 1e-8. Of all n eigenvectors
-    where that would take no less time.
+    They come from a Krylov space of P·Pᵀ, which grows block by block and stays orthogonal, until what the R vectors
+    leave of P falls by less than one part in 10^9. Products with V then agree with those of the best vectors to about
+    1e-8. Where that would take no less time, all n eigenvectors are computed.
     """
     n, m = matrix.shape
     most = n // 2
@@ -131,7 +131,7 @@ def leading(matrix: Tensor, rank: int) -> Tensor:
         block, known = slice(size, size + _BLOCK), slice(0, size + _BLOCK)
         space[:, block] = own
         image = matrix @ (matrix.mT @ own)
-        for _ in range(2):  # the second time for what rounding has left
+        for _ in range(2):  # the second time for what rounding left over
             along = space[:, known].mT @ image
             small[known, block] += along
             image -= space[:, known] @ along
@@ -155,9 +155,9 @@ class _Truncate(torch.autograd.Function):
     """P -> P_R, with a derivative that stays finite where singular values below the cut coincide.
 
     Autograd through the decomposition divides by the difference of every two squared singular values. In the derivative
-    of P_R itself only pairs across the cut remain: with U, s, W the decomposition, A = Uᵀ·dP·W and i <= R < j,
+    of P_R itself, only pairs across the cut remain. With U, s, W the decomposition, A = Uᵀ·dP·W and i <= R < j,
     entry (i, j) of Uᵀ·dP_R·W is (s_i² A_ij + s_i s_j A_ji) / (s_i² - s_j²), and (j, i) likewise; entries with both
-    indices up to R are A's, those with both above are 0. The map is its own adjoint.
+    indices up to R are those of A, and those with both above are 0. The map is its own adjoint.
     """
 
     @staticmethod

@@ -40,19 +40,19 @@ _BLOCK = 256
 class OracleTopK(CachedDecoding, nn.Module):
     """Keeps each query's most probable keys: the line for sparse methods.
 
-    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Knows the exact probabilities, in float32 (float64
-    for float64), keeps the t = ``keys`` largest of each row and gives weight 0 to the others. Memory is O(n) forward,
-    256 rows at a time, and O(n²) where gradients are wanted.
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. It knows the exact probabilities, in float32
+    (float64 for float64), keeps the t = ``keys`` largest of each row and gives weight 0 to the others. Memory is O(n)
+    forward, 256 rows at a time, and O(n²) where gradients are wanted.
 
     With ``renormalise`` the kept weights sum to 1, as in every method that takes a softmax over the keys it selected:
-    this is what such a method gives that selects by probability and never errs. It is no lower bound: where attention
-    is flat, a few renormalised keys are noise, worse than ``mean-value``. Without it the matrix is the best one with t
-    entries per row in the Frobenius norm, and so in the mean over white values.
+    it shows such a method that selects by probability and never errs. It is no lower bound: where attention is flat, a
+    few renormalised keys are noise, worse than ``mean-value``. Without ``renormalise`` the matrix is the best one with
+    t entries per row in the Frobenius norm, and so in the mean over white values.
 
-    With ``renormalise`` it is the operator of ``topk``, which is Gupta et al.'s method at its real cost; here the code
+    With ``renormalise`` it is the operator of ``topk``, which is Gupta et al.'s method at its real cost. Here the code
     is as plain as the definition, and its time says nothing about that method.
 
-    t >= M gives exact attention. Keys of equal probability are chosen as ``torch.topk`` does.
+    t >= M gives exact attention. Ties are broken as ``torch.topk`` breaks them.
     """
 
     def __init__(

@@ -26,14 +26,14 @@ class Part(NamedTuple):
 
     spec: Spec
     heads: int | None
-    """None: a share of those that no other part names."""
+    """None: a share of the heads that no part names."""
 
 
 def parse_parts(text: str) -> list[Part]:
-    """``2*local[window=64]+performer`` is two heads of local:window=64, and the others of performer.
+    """``2*local[window=64]+performer`` gives two heads to local:window=64 and the others to performer.
 
     Raises:
-        UsageError: not variants with options in brackets, joined by +.
+        UsageError: the text is not variants with options in brackets, joined by +.
     """
     parts = []
     for one in re.split(r"\+(?![^\[]*\])", text):  # a + inside brackets belongs to a number
@@ -49,7 +49,7 @@ def parse_parts(text: str) -> list[Part]:
 
 
 def heads_of(parts: list[Part], total: int) -> list[int]:
-    """How many of ``total`` heads each part has: those named, and equal shares of the rest, the larger ones first.
+    """How many of ``total`` heads each part has: the number named, or an equal share of the rest, larger shares first.
 
     Raises:
         Unsupported: there are not as many heads as the parts name.
@@ -76,7 +76,7 @@ def heads_of(parts: list[Part], total: int) -> list[int]:
     time_exponent=1.0,
     memory_exponent=1.0,
     traits=Traits(
-        # Of the defaults; with other parts what these claim: see PerHead.claims.
+        # These hold for the default parts; for others see PerHead.claims.
         stochastic=True,
         decode=True,
         bias=True,
@@ -91,16 +91,16 @@ class PerHead(nn.Module):
     """A variant of its own for each group of heads of one layer.
 
     ``parts`` joins variants by +, options in brackets: ``parts=2*local[window=64]+performer`` gives two heads to local
-    attention and the others to the Performer; the parts without a number share the other heads equally, the first ones
-    taking what does not divide; with fewer heads than such parts the last ones have none. The groups run one after
-    another on views of their heads, so that times add up. Random parts draw one after another: a group alone is, with
-    the same seed, bit for bit the variant that it names.
+    attention and the others to the Performer. The parts without a number share the other heads equally; the first ones
+    take what does not divide, and with fewer heads than such parts the last ones have none. The groups run one after
+    another on views of their heads, so that times add up. Random parts draw one after another: with the same seed, a
+    group alone is bit for bit the variant that it names.
 
     It can do what all of its parts can: causality, cross-attention, key padding, decoding and a bias are refused with
     the reason of the first part that cannot. A part gets those rows of the layer's bias that belong to its heads. It
-    approximates softmax attention where all of its parts do; one that is another operator makes a distance of the
-    error, one that is to be fitted makes it mean nothing. Outputs of parts that do not average the values are on
-    another scale than those that do.
+    approximates softmax attention if all of its parts do. If one is another operator, the error is only a distance; if
+    one has to be fitted, the error means nothing. Parts that do not average the values have outputs on another scale
+    than those that do.
 
     Differs from the papers: Child et al. give the heads parts of one pattern, Roy et al. mix local and routing heads;
     here any operators can be mixed.
@@ -109,8 +109,8 @@ class PerHead(nn.Module):
 
     Raises:
         UsageError: ``parts`` is not of this form, or names a mixer, which has no heads to give.
-        Unsupported: more or fewer heads than the parts name, or a part does not allow the shape; with ``key_mask``, in
-            forward, and in ``begin``, where a part does not allow that.
+        Unsupported: there are more or fewer heads than the parts name, or a part does not allow the shape; in
+            ``forward``, a part does not allow ``key_mask``; in ``begin``, a part does not decode.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class PerHead(nn.Module):
             if reason := entry.unsupported_reason(own):
                 raise Unsupported(f"{entry.name}: {reason}")
             if heads:
-                # Not by build(): its seed would be the same for every part.
+                # Not with build(), whose seed would be the same for every part.
                 modules.append(entry.make(own, **options))
                 self.entries.append(entry)
                 sizes.append(heads)
@@ -145,7 +145,7 @@ class PerHead(nn.Module):
             self.groups.share(self.position_bias)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` by the formula of each part."""
+        """:meth:`forward` with the formula of each part."""
         return self.groups.joined(lambda part, *x: _formula(part, self.shape.causal)(*x, key_mask=key_mask), q, k, v)
 
     @classmethod
@@ -184,7 +184,7 @@ class PerHead(nn.Module):
         return out
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-        """q, k, v ``(B, H, n, D)``, n >= 0. The state holds that of each part."""
+        """q, k, v ``(B, H, n, D)``, n >= 0. The state holds the states of all parts."""
         self._require(decode=True)
         return self.groups.begin(q, k, v)
 
@@ -194,7 +194,7 @@ class PerHead(nn.Module):
 
 
 def _formula(part: Any, causal: bool) -> Callable[..., Tensor]:
-    """The documented formula of a part; softmax attention where it has none, which only exact variants lack."""
+    """The documented formula of a part, or softmax attention if it has none, as only exact variants do."""
 
     def softmax(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         bias = getattr(part, "position_bias", None)

@@ -1,4 +1,4 @@
-"""Latents: a few learned queries pack the keys, the queries attend to what is packed."""
+"""Latents: a few learned queries pack the keys, and the queries attend to what is packed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from attnbench.shape import Shape
 from attnbench.variant import Traits, register
 
 _CHUNK = 64
-"""Tokens of causal attention taken at a time: products of this size still fill the multipliers of a CPU."""
+"""Tokens of causal attention taken at a time: products of this size still keep the multipliers of a CPU busy."""
 
 _RISE = 60.0
-"""Of the logits of a latent within a chunk, up to which all weights of the chunk may be relative to its largest."""
+"""Rise of a latent's logits within a chunk up to which all weights there may be relative to the largest logit."""
 
 _SEGMENT = 1024
-"""Tokens of which gradients are taken at a time, from a second pass forward."""
+"""Tokens whose gradients are computed at a time, after a second forward pass over them."""
 
 
 class Packed(NamedTuple):
-    """What every latent has read: sums of exp(logit - top), of those times k, and times v."""
+    """What every latent has read: the sums of exp(logit - top), of that times k, and of that times v."""
 
     top: Tensor
     """``(B, H, R, 1)``, the largest logit so far."""
@@ -39,13 +39,13 @@ class Packed(NamedTuple):
     v: Tensor
 
     def rescaled(self, logits: Tensor) -> tuple[Packed, Tensor]:
-        """Itself and the weights of T more tokens, of ``logits`` ``(B, H, T, R)``, relative to the largest of all."""
+        """These sums, and the weights of T more tokens of ``logits`` ``(B, H, T, R)``, relative to the new ``top``."""
         top = torch.maximum(self.top, logits.detach().amax(2)[..., None])
         old, w = (self.top - top).exp(), (logits - top.mT).exp()
         return Packed(top, self.total * old, self.k * old, self.v * old), w
 
     def add(self, w: Tensor, k: Tensor, v: Tensor) -> Packed:
-        """With T more tokens, k and v ``(B, H, T, D)``, of weights ``(B, H, T, R)`` relative to ``top``."""
+        """These sums with T more tokens, k and v ``(B, H, T, D)``, of weights ``(B, H, T, R)`` relative to ``top``."""
         total = self.total + w.sum(2)[..., None]
         return Packed(self.top, total, self.k + torch.matmul(w.mT, k), self.v + torch.matmul(w.mT, v))
 
@@ -70,20 +70,20 @@ class Packed(NamedTuple):
 class Perceiver(nn.Module):
     """Learned latents pack the sequence, the sequence attends to them.
 
-    The cross-attention of learned latents to a long input is that of Jaegle et al. 2021, "Perceiver"; to attend back
+    The cross-attention of learned latents to a long input is that of Jaegle et al. 2021, "Perceiver"; attending back
     from the input is LUNA's pack and unpack (Ma et al. 2021). q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` ->
     ``(B, H, N, D)``. Every head has R latents of its own, drawn from N(0, 1). They are queries to k and pack keys and
     values with the same weights, so that R averages of keys stand for all M. Both softmaxes have the scale 1/√D.
 
-    Causal: query i attends to latents that have packed the keys 0 .. i, by running sums taken 64 tokens at a time, with
-    weights relative to the largest logit of each latent among the 64. Where a latent's logits rise by more than 60
-    within them, so that the weights of earlier tokens could underflow, the 64 are taken pair by pair, each relative to
-    the sum up to its query: with as many digits, but some twenty times slower. Padding before a real token among the 64
-    counts as such a rise.
+    Causal: query i attends to latents that have packed the keys 0 .. i. Running sums take 64 tokens at a time, with
+    weights relative to the largest logit of each latent so far. Where a latent's logits rise by more than 60 within the
+    64, the weights of earlier tokens could underflow. These 64 are then taken pair by pair, each relative to the sum up
+    to its query: with as many digits, but about twenty times slower. Padding before a real token among the 64 counts as
+    such a rise.
 
     Differs from the papers: packed keys and values are averages of k and of v, there are no layers between packing and
-    unpacking, and the latents are not handed to the next layer. LUNA's causal form packs with another activation
-    than softmax.
+    unpacking, and the latents are not passed to the next layer. LUNA's causal form packs with an activation other than
+    softmax.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Perceiver(nn.Module):
         self.latents = nn.Parameter(torch.randn(shape.H, latents, shape.D))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same with the matrices of both softmaxes; causal: once more for the prefix of each query."""
+        """The same with the matrices of both softmaxes; if causal, anew for the prefix of each query."""
         real = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
         rows = []
         for i in range(q.shape[2]) if self.causal else (k.shape[2],):
@@ -113,10 +113,10 @@ class Perceiver(nn.Module):
         latents = self.latents.to(q.dtype).expand(k.shape[0], -1, -1, -1)
         mask = some = None
         if key_mask is not None:
-            # With no real key the latents see all, so that no kernel makes NaN of it; such examples end as 0.
+            # With no real key the latents see all, so that no kernel makes NaN of it; such examples are set to 0.
             some = key_mask.any(1)[:, None, None, None]
             mask = key_mask[:, None, None] | ~some
-        # Twice the same weights: cheaper than to hold them, R × M numbers for each head.
+        # The same weights twice: cheaper than holding them, R × M numbers for each head.
         keys, values = (scaled_dot_product_attention(latents, k, x, attn_mask=mask) for x in (k, v))
         out = scaled_dot_product_attention(q, keys, values)
         return out if some is None else out.masked_fill(~some, 0.0)
@@ -127,7 +127,7 @@ class Perceiver(nn.Module):
         cut = [torch.split(x, _SEGMENT, 2) for x in (q, k, v)]
         masks = [None] * len(cut[0]) if key_mask is None else torch.split(key_mask, _SEGMENT, 1)
         for segment in zip(*cut, masks, strict=True):
-            if torch.is_grad_enabled() and len(masks) > 1:  # of what has been packed only the sums are kept
+            if torch.is_grad_enabled() and len(masks) > 1:  # only the sums packed so far are kept
                 out, state = checkpoint(self._segment, state, *segment, use_reentrant=False, preserve_rng_state=False)
             else:
                 out, state = self._segment(state, *segment)
@@ -138,7 +138,7 @@ class Perceiver(nn.Module):
     def _segment(
         self, state: Packed, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
     ) -> tuple[Tensor, Packed]:
-        """Outputs of the tokens of a segment, and what the latents have packed after it."""
+        """The outputs of a segment's tokens, and what the latents have packed after it."""
         dtype = q.dtype
         q, k, v = (x.to(accumulator(dtype)) for x in (q, k, v))
         q = q * q.shape[-1] ** -0.5
@@ -163,9 +163,9 @@ class Perceiver(nn.Module):
         return Packed(torch.full_like(k[..., :1], hidden(accumulate)), torch.zeros_like(k[..., :1]), k, v)
 
     def _logits(self, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Of every key and latent, ``(B, H, T, R)``."""
+        """The logits of every key and latent, ``(B, H, T, R)``."""
         logits = torch.matmul(k, (self.latents.to(k.dtype) * k.shape[-1] ** -0.5).mT)
-        # As low as top begins: weights of 1 until the first real key comes, which scales them to 0.
+        # As low as top begins: weights are 1 until the first real key comes, which scales them to 0.
         return logits if key_mask is None else logits.masked_fill(~key_mask[:, None, :, None], hidden(k.dtype))
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Packed:
@@ -186,8 +186,8 @@ class Perceiver(nn.Module):
 
 
 def _steep(logits: Tensor) -> list[bool]:
-    """For each chunk whether a token's largest logit so far may lie too far below that of the chunk for float32."""
-    if isinstance(logits, FakeTensor):  # a prediction is that of the usual way
+    """Whether, in each chunk, a token's largest logit so far may lie too far below the chunk's for float32."""
+    if isinstance(logits, FakeTensor):  # a prediction assumes the usual way
         return [False] * -(-logits.shape[2] // _CHUNK)
     rises = [(own.amax(2) - own[:, :, 0]).amax() for own in torch.split(logits, _CHUNK, 2)]
     steep: list[bool] = (torch.stack(rises) > _RISE).tolist()
@@ -195,7 +195,7 @@ def _steep(logits: Tensor) -> list[bool]:
 
 
 def _pair_by_pair(state: Packed, q: Tensor, k: Tensor, v: Tensor, logits: Tensor) -> Tensor:
-    """Outputs ``(B, H, T, D)`` of a chunk after ``state``, with the weight of each token for each query and latent.
+    """The outputs ``(B, H, T, D)`` of a chunk after ``state``, with a weight of each token for each query and latent.
 
     What a latent has packed up to token t is Σ exp(logit_j - log Z_t) k_j: no exponent is positive.
     """

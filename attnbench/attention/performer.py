@@ -54,19 +54,19 @@ class Performer(FeatureAttention):
     orthogonal rows of the defaults are the paper's.
 
     - ``kernel=positive``: exp(ω·x - ‖x‖²/2), lemma 1 and equation 7; ``kernel=hyperbolic``: the same in pairs ±ω.
-      ``kernel=trig``: cos and sin, which suits small logits; its denominators can be near 0 or negative and are left
-      so: read medians.
+      ``kernel=trig``: cos and sin, which suit small logits; denominators can be near 0 or negative and stay so: read
+      medians.
     - ``kernel=relu``: max(ω·x, 0) + 0.001, the paper's generalised attention, equation 5. It approximates another
       kernel (for Gaussian ω the arc-cosine kernel of order 1), so its error against softmax is only a distance.
-    - ``norms=sqrt-d`` (the paper's SMREG) and ``quantile`` (Su Jianlin) are slightly biased, of lower variance.
-    - ``eps`` is the paper's stabiliser: added to each exponential after the largest exponent was subtracted, of a
-      query over its features, of keys over all that are visible. It pulls every row towards the mean of V, and where
-      the variance is large that alone lowers the error. 0 leaves the products unbiased. A denominator that underflows,
-      at logits of several hundred, gives NaN.
+    - ``norms=sqrt-d`` (the paper's SMREG) and ``quantile`` (Su Jianlin) are slightly biased and have lower variance.
+    - ``eps`` is the paper's stabiliser. It is added to each exponential after the largest exponent is subtracted: that
+      of a query's own features, or that of all visible keys. It pulls every row towards the mean of V, which alone
+      lowers the error where the variance is large. 0 leaves the products unbiased. A denominator that underflows, at
+      logits of several hundred, gives NaN.
 
     Differs from the authors' code: Q of QR gets the signs that make it uniform (else positive features are biased);
-    eps is 0 unless asked for; the causal form subtracts a running maximum, so that no later key reaches an earlier
-    row; ω is redrawn by :meth:`redraw` only. In a module cast to half precision ω itself is rounded to it.
+    eps is 0 unless asked for; the causal form subtracts a running maximum, so that no later key affects an earlier
+    row; only :meth:`redraw` draws ω anew. In a module cast to half precision, ω itself is rounded to it.
 
     Raises:
         Unsupported: ``eps`` with ``kernel=trig`` or ``kernel=relu``, whose features are not exponentials.
@@ -154,7 +154,7 @@ class Performer(FeatureAttention):
         return phi[0] @ phi[1].mT / omega.shape[-2]
 
     def kernel_mean(self, q: Tensor, k: Tensor) -> Tensor:
-        """exp(q·k/√D), a little less where the lengths of ω are fixed, or the arc-cosine kernel of q and k over D^¼."""
+        """exp(q·k/√D), or a little less if ω has fixed lengths; for relu the arc-cosine kernel of q and k over D^¼."""
         x, y = self.scaled(q, k)
         fixed = self.drawn[1] != "chi"
         if self.kernel_name == "relu":

@@ -1,4 +1,4 @@
-"""Pooling as token mixing: each token against the average of its neighbours."""
+"""Pooling as token mixing: the average of each token's neighbours, minus the token."""
 
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ class Pooling(nn.Module):
     """Local average minus the token itself; nothing to learn.
 
     Yu et al. 2022, "MetaFormer is Actually What You Need for Vision", the token mixing of PoolFormer, along one axis:
-    an average over ``pool`` tokens side by side, stride 1, from which the token is subtracted because the residual path
-    around the layer adds it; 3 tokens in the paper. x is ``(B, N, C)`` and so is the output; there are no parameters
+    an average over ``pool`` tokens side by side, stride 1; 3 tokens in the paper. The token itself is subtracted
+    because the residual path around the layer adds it. x is ``(B, N, C)`` and so is the output; there are no parameters
     and no projections.
 
-    The window is centred, or holds the last ``pool`` tokens where ``shape.causal``. Only tokens that are there count:
-    at the ends and beside padding an average is over fewer of them. A token with no real one in its window gives 0.
-    Sums of windows are put together from sums of 1, 2, 4, ... tokens, in float32 at least. Decoding keeps the last
-    ``pool - 1`` tokens.
+    The window is centred, or holds the last ``pool`` tokens if ``shape.causal``. Only tokens that are there count: at
+    the ends and beside padding, fewer are averaged. A token with no real one in its window gives 0. Sums of windows are
+    put together from sums of 1, 2, 4, ... tokens, in float32 at least. Decoding keeps the last ``pool - 1`` tokens.
 
     Differs from the paper: one axis of tokens, where images have two; causal windows and padding are this project's.
 
@@ -102,7 +101,7 @@ class Pooling(nn.Module):
 
 
 class _Pool(torch.autograd.Function):
-    """Sums of windows over their counts, minus x. Tile by tile, for hardly anything is computed from a number read."""
+    """Sums of windows divided by their counts, minus x. Tile by tile, since little is computed per number read."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, counts: Tensor, back: int, ahead: int) -> Tensor:
@@ -120,7 +119,7 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (counts,) = ctx.saved_tensors
         dx = torch.empty_like(grad, memory_format=torch.contiguous_format)
-        # Who is in the window of a token has the token in a window that is turned round.
+        # A token's gradient comes from all tokens in its own window turned round: their windows hold it.
         for batch, near, own, inside in _tiles(grad, ctx.ahead, ctx.back):
             tile = grad[batch, near].to(counts.dtype)
             sums = _window_sums(tile / _of(counts, batch)[:, near], ctx.ahead, ctx.back)
@@ -133,7 +132,7 @@ def _of(counts: Tensor, batch: slice) -> Tensor:
 
 
 def _tiles(x: Tensor, back: int, ahead: int) -> Iterator[tuple[slice, slice, slice, slice]]:
-    """Tiles of ``(B, N, C)``: examples, the tokens in reach, those of the tile, and where they are among the former."""
+    """Tiles of ``(B, N, C)``: examples, the tokens in reach, those of the tile, and the latter among the former."""
     B, N, C = x.shape
     most = fitting(x.device)
     for batch, a, b in tiles(B, N, C, most, step=max(most // C, 4 * (back + ahead))):
@@ -142,10 +141,10 @@ def _tiles(x: Tensor, back: int, ahead: int) -> Iterator[tuple[slice, slice, sli
 
 
 def _window_sums(x: Tensor, back: int, ahead: int) -> Tensor:
-    """Of as many tokens as there are from ``back`` before to ``ahead`` after each of ``(B, n, C)``."""
+    """For each token of ``(B, n, C)``, the sum over those from ``back`` before to ``ahead`` after it that exist."""
     n = x.shape[1]
     back, ahead = min(back, n - 1), min(ahead, n - 1)
-    run = pad(x, (0, 0, back, ahead))  # row j: the sum of ``length`` tokens from j on
+    run = pad(x, (0, 0, back, ahead))  # row j is the sum of ``length`` tokens from j on
     left, start, length = back + 1 + ahead, 0, 1
     sums = None
     while left:

@@ -1,4 +1,4 @@
-"""Retention: linear attention whose keys fade at a fixed rate of each head."""
+"""Retention: linear attention whose keys fade at a fixed rate for each head."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnbench.variant import No, Traits, register
 
 
 class Retained(NamedTuple):
-    """What is left of the keys so far."""
+    """What is kept of the keys so far."""
 
     state: Tensor
     """Σ γ^(t-j) (R_j k_j) v_jᵀ, ``(B, H, D, D)``, float32 at least."""
@@ -59,9 +59,9 @@ class RetNet(nn.Module):
     Not causal: the weight is γ^|i-j|, the same for both directions; the paper defines only the causal form. With
     M != N the decay counts from position to position, as if both sequences began together.
 
-    Differs from the paper: of its three normalisations of the scores only the first, 1/√D, is in. The other two divide
-    whole rows, which the group norm after the heads undoes; that norm, the gate and the projections belong to the
-    layer and are not here.
+    Differs from the paper: of its three normalisations of the scores, only the first, 1/√D, is applied. The other two
+    divide whole rows, which the group norm after the heads undoes. That norm, the gate and the projections belong to
+    the layer and are not here.
 
     Raises:
         Unsupported: ``rotation`` with an odd D.
@@ -80,7 +80,7 @@ class RetNet(nn.Module):
         self.causal, self.rotation, self.chunk = shape.causal, rotation, chunk
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The N × M matrix of scores times the powers of γ, in complex numbers where it rotates."""
+        """The N × M matrix of scores times the powers of γ, in complex numbers if q and k are rotated."""
         H, D = q.shape[1], q.shape[3]
         i, j = (torch.arange(x.shape[2], dtype=torch.float64, device=q.device) for x in (q, k))
         apart = i[:, None] - j
@@ -134,7 +134,7 @@ def _turns(start: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angles at the positions from ``start`` on, ``(count, D/2)``."""
     D, device = like.shape[3], like.device
     theta = torch.exp2(torch.arange(0, D, 2, device=device, dtype=torch.float64) * (-log2(10000.0) / D))
-    # exp(i(a + b)θ) as a product of two: sines cost more than all the rest.
+    # exp(i(a + b)θ) as a product of two factors: sines cost more than all the rest.
     run = min(count, 64)
     coarse, fine = (
         torch.polar(torch.ones_like(angle), angle)
@@ -165,6 +165,6 @@ def _retain(
 
 
 def log2_gamma(like: Tensor) -> Tensor:
-    """log2(γ) of each head of ``(B, H, ...)``: ``(H, 1)``."""
+    """log2(γ) of each head in ``(B, H, ...)``: ``(H, 1)``."""
     lost = torch.exp2(-5.0 - torch.arange(like.shape[1], device=like.device, dtype=torch.float64))
     return (torch.log1p(-lost) * LOG2E).to(accumulator(like.dtype))[:, None]

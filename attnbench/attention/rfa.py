@@ -41,10 +41,10 @@ class RandomFeatureAttention(FeatureAttention):
     - ``kernel=arccos``: φ(x) = max(ω·x̂, 0) + 0.001, which estimates the arc-cosine kernel of order 1.
 
     What it approximates: as long as σ is 1, exp(-‖q̂ - k̂‖²/2) is exp(q̂·k̂) up to a factor that cancels, so that the
-    Gaussian kernel estimates softmax attention with the logits cos(q, k)/τ². Those are the logits q·k/√D only where
+    Gaussian kernel estimates softmax attention with the logits cos(q, k)/τ². These are the logits q·k/√D only where
     ‖q‖‖k‖ is √D/τ² for every pair; hence a difference from softmax attention is a distance, not an error.
 
-    Gaussian denominators can be near 0 or negative at small τ and are left so: read medians.
+    Gaussian denominators can be near 0 or negative at small τ and stay so: read medians.
 
     Differs from the authors' code: the denominator is neither clamped nor made positive (they do not let it fall below
     a constant, which shrinks the first tokens of a causal sequence); ω is drawn once and is the same for all heads;
@@ -52,7 +52,7 @@ class RandomFeatureAttention(FeatureAttention):
     ``rfa-gated``.
 
     Raises:
-        UsageError: a ``temperature`` with ``kernel=arccos``, whose features it scales as a whole, which cancels.
+        UsageError: a ``temperature`` with ``kernel=arccos``: it would scale the features as a whole, which cancels.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RandomFeatureAttention(FeatureAttention):
         return CosineSineFeatures(weight) if self.gaussian else ReluFeatures(weight)
 
     def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        """x̂, with σ of other heads if one is given."""
+        """x̂, with the σ given, else with that of the module."""
         (sigma,) = parameters or (self.sigma,)
         return unit(x) * (sigma / self.temperature)
 
@@ -106,7 +106,7 @@ class RandomFeatureAttention(FeatureAttention):
         return expectations.rectified(x, y, ReluFeatures.floor)
 
     def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """None where there is no closed form: dependent rows of ω, arccos."""
+        """The variance of φ(q)·φ(k) / R; None where there is no closed form: dependent rows of ω, arccos."""
         if not (self.gaussian and self.independent):
             return None
         return expectations.cosine_variance(self.prepare(q), self.prepare(k), self.projection.shape[-2])

@@ -43,15 +43,15 @@ _BOTH_WAYS = "the gates between two tokens count alike in both directions; the p
 class GatedRandomFeatureAttention(nn.Module):
     """Random feature attention whose memory fades by a learned gate.
 
-    Peng et al. 2021, "Random Feature Attention", section 3.2, on features as in ``rfa``. Head by head a token sets the
-    gate g_t = sigmoid(w·x_t + b), one number; the sums of the keys before it fade by g_t and its own key enters with
-    the weight 1 - g_t. x ``(B, N, C)``; q, k, v and the output by C × C projections without bias, w ``(H, C)``, b
-    ``(H)``. Computed chunk by chunk; no power of the gates overflows. A query of the head reads
-    Σ_j (φ(q_t)·φ(k_j)) (1 - g_j) Π g v_j over the same sum with 1 in the place of v_j, the product over the tokens
-    after j up to t.
+    Peng et al. 2021, "Random Feature Attention", section 3.2, with features as in ``rfa``. For each head, a token sets
+    one number, the gate g_t = sigmoid(w·x_t + b). The sums of the keys before it fade by g_t, and its own key enters
+    with the weight 1 - g_t. x ``(B, N, C)``; C × C projections without bias give q, k, v and the output; w ``(H, C)``,
+    b ``(H)``. Computed chunk by chunk; no power of the gates overflows. A query reads
+    Σ_j (φ(q_t)·φ(k_j)) (1 - g_j) Π g v_j, with the product over the tokens after j up to t, divided by the same sum
+    with 1 in place of v_j.
 
-    ``kernel=gaussian`` makes 2R features, ``arccos`` R, of queries and keys of length 1/τ; the decoding state is D + 1
-    sums of each. With g_t = (t - 1)/t it is ``rfa``. A padded token writes nothing and nothing fades.
+    From queries and keys of length 1/τ, ``kernel=gaussian`` makes 2R features and ``arccos`` R; the decoding state has
+    D + 1 sums for each. With g_t = (t - 1)/t it is ``rfa``. At a padded token nothing is written and nothing fades.
 
     Not causal: what lies between two tokens counts alike in both directions; the paper gates causal attention only.
 
@@ -59,7 +59,7 @@ class GatedRandomFeatureAttention(nn.Module):
     ω for all heads; arccos has a floor of 0.001.
 
     Raises:
-        UsageError: a ``temperature`` with ``kernel=arccos``, whose features it scales as a whole, which cancels.
+        UsageError: a ``temperature`` with ``kernel=arccos``: it would scale the features as a whole, which cancels.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class GatedRandomFeatureAttention(nn.Module):
         self.register_buffer("projection", draw_projection(features, shape.D, "iid"))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Weights of all pairs, N × N, from the running sum of the logarithms of the gates."""
+        """The weights of all pairs, N × N, from the running sum of the gates' logarithms."""
         (x,) = emptied(key_mask, x)
         B, N, C = x.shape
         q, k, v = (each.view(B, N, self.heads, -1).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
@@ -115,9 +115,9 @@ class GatedRandomFeatureAttention(nn.Module):
         return self._finish(self.mix(q, k, v, gate))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
-        """What the heads give, ``(B, H, N, D)``, for q, k, v ``(B, H, N, D)`` and w·x + b ``(B, H, N, 1)``.
+        """The outputs of the heads, ``(B, H, N, D)``, for q, k, v ``(B, H, N, D)`` and w·x + b ``(B, H, N, 1)``.
 
-        A gate of infinity is that of a padded token.
+        A padded token has w·x + b = infinity.
         """
         scale = (self.sigma / self.temperature).expand(q.shape[0], -1, -1, -1)
         return by_heads(partial(self._compute, chunk=self.chunk), q, k, v, gate, scale)

@@ -46,10 +46,10 @@ class Sdpa(CachedDecoding, nn.Module):
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Memory is O(n) in the fused kernels and O(n²) in
     ``math``. With ``auto`` PyTorch chooses; the results name what ran.
 
-    PyTorch refuses a mask together with ``is_causal`` and would want the N × M mask spelt out, which costs O(n²)
-    memory, and flash on a GPU takes no mask at all. There the key mask becomes extra columns instead: a large number in
-    every query, its negative in every hidden key. That keeps both, for D + 8 instead of D columns. A bias of the
-    positions has no such form: with one, memory is O(n²), and a CPU trains a learned one in ``math`` alone. A query
+    PyTorch refuses a mask together with ``is_causal``: it wants the N × M mask written out, which costs O(n²) memory.
+    Flash on a GPU takes no mask at all. In both cases the key mask becomes extra columns instead: a large number in
+    every query, its negative in every hidden key. That keeps O(n) memory, with D + 8 columns instead of D. A bias of
+    the positions has no such form: with one, memory is O(n²), and a CPU trains a learned one only in ``math``. A query
     that sees no key gives 0.
 
     Differs from PyTorch's own call: a key mask may stand beside causality, and in every back end a query that sees no
@@ -93,12 +93,12 @@ class Sdpa(CachedDecoding, nn.Module):
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         """q, k, v ``(B, H, 1, D)``."""
         state = state.append(k, v)
-        # PyTorch's is_causal is aligned at the first key, which would be the only one that a lone query sees.
+        # PyTorch aligns is_causal at the first key, which would then be the only one that a lone query sees.
         row = None if self.position_bias is None else last_row(self.position_bias, state.length, q.dtype)[None]
         return self._attend(q, state.keys, state.values, row, causal=False), state
 
     def _with_bias(self, bias: PositionBias, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The way that PyTorch offers: bias and every mask in one tensor of H x N x M numbers."""
+        """The only way that PyTorch offers: bias and all masks in one tensor of H x N x M numbers."""
         N, M = q.shape[2], k.shape[2]
         added = bias(slice(0, N), slice(0, M), q.dtype)[None]
         hidden = torch.ones(N, M, dtype=torch.bool, device=q.device).triu(1) if self.causal else None
@@ -126,7 +126,7 @@ class Sdpa(CachedDecoding, nn.Module):
     ) -> Tensor:
         if self.backend == "auto":
             return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
-        # PyTorch tells in warnings why a kernel cannot run.
+        # PyTorch says in warnings why a kernel cannot run.
         with warnings.catch_warnings(record=True) as told, sdpa_kernel(BACKENDS[self.backend]):
             warnings.simplefilter("always")
             try:
@@ -142,7 +142,7 @@ class Sdpa(CachedDecoding, nn.Module):
 
 
 def _with_mask_columns(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with ``_EXTRA`` more columns, such that hidden keys get a logit far below every other."""
+    """q, k and v with ``_EXTRA`` more columns, which give hidden keys a logit far below all others."""
     # The kernels multiply in float32 at least, where every product and their sum must stay finite.
     far = min(torch.finfo(k.dtype).max, torch.finfo(torch.float32).max ** 0.5 / _EXTRA)
     q = pad(q, (0, _EXTRA), value=far)

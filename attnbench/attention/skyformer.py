@@ -17,7 +17,7 @@ from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
 _ROWS = 512
-"""Tokens whose kernel values are held at a time where no gradient is wanted."""
+"""How many tokens' kernel values are held at a time where no gradient is wanted."""
 
 _BITS = 31
 
@@ -41,23 +41,23 @@ _BITS = 31
 class Skyformer(nn.Module):
     """Gaussian kernel attention through R landmarks.
 
-    Chen et al. 2021, "Skyformer". q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. What is
-    approximated is the paper's kernelized attention C·V with C_ij = κ(q_i, k_j) = exp(-‖q_i - k_j‖² / (2√D)). That is
-    exp(q·k/√D) divided by exp(‖q‖²/(2√D)) and by exp(‖k‖²/(2√D)), and not by the sum of the row: another operator
-    than softmax attention, from which a difference is only a distance.
+    Chen et al. 2021, "Skyformer". q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. It approximates the
+    paper's kernelized attention C·V with C_ij = κ(q_i, k_j) = exp(-‖q_i - k_j‖² / (2√D)). That is exp(q·k/√D) divided
+    by exp(‖q‖²/(2√D)) and by exp(‖k‖²/(2√D)), but not by the sum of the row: an operator other than softmax attention,
+    so that a difference from that is only a distance.
 
-    κ of all N + M points is positive semi-definite, which κ(Q, K) is not: Nyström's method takes R of those points as
-    landmarks X and reads off the block of queries and keys. Memory is that of R kernel values for each token in
-    training, and of one tile otherwise. With all points as landmarks it tends to C·V as the ``ridge`` γ tends to 0.
+    The matrix κ of all N + M points is positive semi-definite, while κ(Q, K) is not: Nyström's method takes R of these
+    points as landmarks X and reads off the block of queries and keys. Memory holds R kernel values for each token in
+    training, and one tile otherwise. With all points as landmarks it tends to C·V as the ``ridge`` γ tends to 0.
 
-    - ``sampling=random``: one point drawn from each of R runs of the N + M, queries first, whose lengths differ by at
-      most one; ``strided``: the middle of each run. Runs are cut over what is not padding.
-    - ``inverse=newton``: third-order iterations from the identity on T^-½·(κ(X, X) + γI)·T^-½, T the sums of its rows,
-      which brings its eigenvalues into (0, 1]; ``exact`` solves.
+    - ``sampling=random``: the N + M points, queries first, are cut into R runs whose lengths differ by at most one, and
+      one point is drawn from each; ``strided``: the middle of each run. Padding is left out of the runs.
+    - ``inverse=newton``: third-order iterations from the identity on T^-½·(κ(X, X) + γI)·T^-½, with T the sums of its
+      rows, which brings the eigenvalues into (0, 1]; ``exact`` solves.
 
     Differs from the authors' code: landmarks come from runs, not from independent draws, so that no point comes twice;
     they are drawn in the constructor, not in each step, and one draw is one landmark. The iterations start from the
-    identity, not from a multiple of the transpose. γ is 0.1 by default as there; their scale 32^-¼ is D^-¼ here for
+    identity, not from a multiple of the transpose. As there, γ is 0.1 by default; their scale 32^-¼ is D^-¼ here, for
     every D. Sums are in float32 at least.
 
     Raises:
@@ -85,13 +85,13 @@ class Skyformer(nn.Module):
             raise UsageError("skyformer: iterations needs inverse=newton; the exact inverse has none")
         self.landmarks, self.inverse, self.cross, self.ridge = landmarks, inverse, shape.cross, ridge
         self.iterations = 6 if iterations is None else iterations
-        # Whole numbers, which a cast to half precision leaves alone, in units of 2^-31.
+        # Integers, in units of 2^-31: a cast to half precision leaves them alone.
         place = torch.randint(2**_BITS, (landmarks,)) if sampling == "random" else torch.full((landmarks,), 2**30)
         self.place: Tensor
         self.register_buffer("place", place)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same example by example from the distances of all pairs, without the tokens that are padding."""
+        """The same, example by example, from the distances of all pairs and without padding."""
         out = torch.zeros_like(q)
         for b in range(q.shape[0]):
             shown = torch.ones_like(k[b, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask[b]
@@ -128,7 +128,7 @@ class Skyformer(nn.Module):
             sums = sums + _gaussian(X, K.to(accumulate)) @ V.to(accumulate)
         gram = _gaussian(X, X)
         if filled is not None:
-            # Points that are not there: rows of the identity, and nothing of them to hand on.
+            # Points that are not there become rows of the identity, and pass nothing on.
             there = filled[:, None, :, None]
             gram = gram.masked_fill(~(there & there.mT), 0.0) + torch.diag_embed((~there[..., 0]).to(accumulate))
             sums = sums.masked_fill(~there, 0.0)
@@ -142,7 +142,7 @@ class Skyformer(nn.Module):
         return torch.cat([(_gaussian(Q.to(accumulate), X) @ values).to(q.dtype) for Q in torch.split(q, _ROWS, 2)], 2)
 
     def _sample(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Landmarks ``(B, H, R, D)`` and, with a mask, which of them are there ``(B, R)``."""
+        """The landmarks ``(B, H, R, D)`` and, with a mask, which of them are there, ``(B, R)``."""
         (B, _, N, _), points = q.shape, q.shape[2] + k.shape[2]
         count = min(self.landmarks, points)
         if key_mask is None:

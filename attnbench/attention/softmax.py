@@ -26,8 +26,8 @@ class Softmax(CachedDecoding, nn.Module):
     """Exact softmax attention with the whole N × M matrix in memory.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Two batched products and a softmax, differentiated
-    by plain autograd; where no gradient is wanted the softmax overwrites the logits, so that one matrix is held, not
-    two. A bias of the positions takes up to H × N × M numbers more.
+    by plain autograd. Where no gradient is wanted, the softmax overwrites the logits, so that one matrix is held, not
+    two. A bias of the positions takes up to H × N × M more numbers.
 
     Differs from the paper: a padded key has the lowest logit of the dtype instead of -∞, and a query that sees no key
     gives 0.

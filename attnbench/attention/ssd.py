@@ -1,4 +1,4 @@
-"""State space duality: linear attention whose decay is a number that each token chooses for each head."""
+"""State space duality: linear attention in which each token chooses one decay for each head."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class SSD(nn.Module):
     """Linear attention with a chosen decay per token and head, Mamba-2.
 
     Dao and Gu 2024, "Transformers are SSMs", the state space dual layer: h_t = a_t h_{t-1} + B_t (Δ_t x_t)ᵀ and
-    y_t = C_tᵀ h_t, with one number a_t = exp(-Δ_t A) per token and head, which is a product with the semiseparable
-    matrix (C_i·B_j) a_{j+1}···a_i Δ_j. u ``(B, N, C)`` gives x (C × C), Δ (one per head), and B and C of width
-    ``state`` that all heads share; the output projection is C × C. Computed chunk by chunk; the state of a head is
+    y_t = C_tᵀ h_t, with one number a_t = exp(-Δ_t A) per token and head. This is a product with the semiseparable
+    matrix (C_i·B_j) a_{j+1}···a_i Δ_j. u ``(B, N, C)`` gives x (by C × C), Δ (one per head), and B and C, of width
+    ``state``, which all heads share; the output projection is C × C. Computed chunk by chunk; the state of a head is
     ``state`` × D.
 
-    A is drawn from U[1, 16] for each head, and the bias of Δ so that softplus of it is log-uniform in [0.001, 0.1].
+    A is drawn from U[1, 16] for each head, and the bias of Δ such that its softplus is log-uniform in [0.001, 0.1].
     A padded token has Δ = 0: it neither writes nor lets the state fade.
 
     Not causal: the decay between two tokens is the same in both directions, exp(-|L_i - L_j|) with L the running sum
     of -Δ·A, as if the semiseparable matrix were mirrored; the paper's layer is causal.
 
-    Differs from the authors' code: the block around the layer is not here, which is the short convolution of x, B and
-    C, the gate with its norm, and the skip connection of x.
+    Differs from the authors' code: the block around the layer is left out, that is the short convolution of x, B and C,
+    the gate with its norm, and the skip connection of x.
     """
 
     def __init__(

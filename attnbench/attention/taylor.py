@@ -33,7 +33,7 @@ class TaylorFeatures(FeatureMap):
             yield start, min(self.block, self.head_dim - start)
 
     def _pairs(self, features: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """First channel, height, and products ``(G, c, height, D - start)`` with its own and later channels."""
+        """First channel, height, and products ``(G, c, height, D - start)`` with own and later channels, by block."""
         at = 1 + self.head_dim
         for start, height in self._blocks():
             size = height * (self.head_dim - start)
@@ -46,7 +46,7 @@ class TaylorFeatures(FeatureMap):
         torch.mul(x, self.scale, out=own)
         for start, height, pairs in self._pairs(out):
             torch.mul(own[..., start : start + height, None], own[..., None, start:], out=pairs)
-            pairs[..., :height].mul_(0.5**0.5)  # both orders are there
+            pairs[..., :height].mul_(0.5**0.5)  # pairs within a block occur in both orders
 
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         own = features[..., 1 : 1 + self.head_dim]
@@ -84,7 +84,7 @@ class Taylor(FeatureAttention):
     about D²/2 features, so that time is O(n·D³).
 
     Differs from the paper: Based projects q and k to 16 channels first and mixes in sliding-window attention; here
-    the map is applied to q and k as they are, of all D channels.
+    the map is applied to all D channels of q and k as they are.
     """
 
     def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:

@@ -38,21 +38,21 @@ class Thinformer(nn.Module):
     """Attention to about 2^g·√n keys, thinned so that sums over them stay.
 
     Carrell et al. 2025, "Low-Rank Thinning": KH-Compress(g), g = ``oversampling``, on the pairs (k, v) under the kernel
-    exp(k·k'/√D)·(v·v' + b²), b the largest |entry| of V; its feature space holds numerator and denominator of softmax
-    attention, so that what halving keeps there is kept for every query. One halving takes the points two by two, f_i
-    the difference of the two kernel functions, and keeps the first with probability (1 - α_i/a_i)/2, else the second:
-    α_i is the product of f_i with the signed sum of the earlier differences, a_i = ‖f_i‖·max_{j<=i} ‖f_j‖·(1/2 +
-    log(2s/δ_s)) for s points, probabilities clipped to 0..1. Compress halves 4^(R-1) runs of keys, joins four halves
-    to one, halves these, and so on for R = floor(log₄ M) - g rounds: M/2^R keys are left, all of equal weight. With
-    fewer than 4^(g+1) keys nothing is thinned: softmax attention.
+    exp(k·k'/√D)·(v·v' + b²), with b the largest |entry| of V. The kernel's feature space holds numerator and
+    denominator of softmax attention: what halving preserves there is preserved for every query. One halving takes the
+    points two by two; f_i is the difference of their kernel functions. It keeps the first with probability
+    (1 - α_i/a_i)/2, clipped to 0..1, else the second. α_i is the product of f_i with the signed sum of the earlier
+    differences, and a_i = ‖f_i‖·max_{j<=i} ‖f_j‖·(1/2 + log(2s/δ_s)) for s points. Compress halves 4^(R-1) runs of
+    keys, joins every four halves into one, halves these, and so on for R = floor(log₄ M) - g rounds: M/2^R keys are
+    left, all of equal weight. With fewer than 4^(g+1) keys nothing is thinned: softmax attention.
 
     The random numbers, one for each pair, are drawn in the constructor; heads and examples share them. The choice
-    itself is not differentiated. A key mask is cut out first, so that a padded sequence gives what the shorter one
-    gives; as the number of kept keys depends on that of real keys, examples are then thinned one by one.
+    itself is not differentiated. Padded keys are cut out first, so that a padded sequence gives what the shorter one
+    gives. Since the number of kept keys depends on that of real keys, examples are then thinned one by one.
 
-    Differs from the authors' code: runs of any even length, so that at most the remainder (M modulo 2·4^(R-1) keys,
-    evenly spaced) is dropped before thinning, where they first drop all beyond the largest power of four; each run has
-    signs of its own, of which the first is a fair coin, instead of one coin that may swap all halves.
+    Differs from the authors' code: runs may have any even length, so that at most the remainder (M modulo 2·4^(R-1)
+    keys, evenly spaced) is dropped before thinning, where they first drop all beyond the largest power of four; each
+    run has signs of its own, the first of them a fair coin, instead of one coin that may swap all halves.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, M)``. Kernels are float32
     (float64 for float64). More keys than ``shape.M`` use the drawn numbers again.
@@ -107,11 +107,11 @@ class Thinformer(nn.Module):
         return max(0, (M.bit_length() - 1) // 2 - self.oversampling)
 
     def _wideness(self, points: int, n: int, rounds: int) -> float:
-        """1/2 + log(2s/δ_s) where s ``points`` of the n are halved, δ_s = δ·s²/(4^(g+1)·R·n)."""
+        """1/2 + log(2s/δ_s) for s ``points`` of the n that are halved, with δ_s = δ·s²/(4^(g+1)·R·n)."""
         return 0.5 + math.log(2 * 4 ** (self.oversampling + 1) * rounds * n / (self.failure * points))
 
     def coreset(self, k: Tensor, v: Tensor) -> Tensor:
-        """``(B, H, kept)``: positions of the kept keys among those of k, v ``(B, H, M, D)``, M >= 4^(g+1)."""
+        """``(B, H, kept)``: the positions of the keys kept of k, v ``(B, H, M, D)``, M >= 4^(g+1)."""
         (B, H, M, D), dtype = k.shape, accumulator(k.dtype)
         x, y = (k.to(dtype) * D**-0.25).reshape(B * H, M, D), v.to(dtype).reshape(B * H, M, D)
         shift = torch.linalg.vecdot(x, x).amax(-1).neg_().view(-1, 1, 1, 1)
@@ -133,7 +133,7 @@ class Thinformer(nn.Module):
         return kept.view(B, H, -1)
 
     def _compress(self, kernel: Tensor, level: int, run: int) -> list[int]:
-        """The keys that are left of run ``run`` after ``level`` halvings."""
+        """The keys left of run ``run`` after ``level`` halvings."""
         m, rounds = len(kernel), self._rounds(len(kernel))
         points = m // (2 * 4 ** (rounds - 1)) * 2
         n = 4 ** (rounds - 1) * points
@@ -165,9 +165,9 @@ def _paired(x: Tensor, kept: Tensor, pairs: int) -> Tensor:
 
 
 def _products(x: Tensor, y: Tensor, shift: Tensor, offset: Tensor) -> Tensor:
-    """Products ``(X, P, P)`` of the differences f_i and f_j of a run, of x, y ``(X, P, 2, D)``.
+    """Products ``(X, P, P)`` of the differences f_i and f_j of each run, from x and y ``(X, P, 2, D)``.
 
-    Keys ``x`` are scaled; ``shift`` ``(X, 1, 1)`` keeps the exponential finite and scales the kernel of a head.
+    The keys ``x`` are scaled; ``shift`` ``(X, 1, 1)`` keeps the exponential finite and scales the kernel of a head.
     """
     X, P = x.shape[:2]
     out = x.new_empty(X, P, P)

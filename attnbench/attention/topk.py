@@ -22,7 +22,7 @@ from attnbench.variant import Traits, register
 class _Attend(torch.autograd.Function):
     """q ``(G, N, D)``, k and v ``(G, M, D)``, G = B·H; mask ``(G, M)``. Keeps N·keys indices and weights, no matrix.
 
-    bias ``(H, N + M - 1)`` is added to the logits: entry j - i + N - 1 to that of query i and key j.
+    bias is ``(H, N + M - 1)``; its entry j - i + N - 1 is added to the logit of query i and key j.
     """
 
     @staticmethod
@@ -53,7 +53,7 @@ class _Attend(torch.autograd.Function):
             if mask is not None:
                 logits.masked_fill_(~mask[heads, None, : logits.shape[2]], -torch.inf)
             kept, chosen = largest(logits.flatten(0, 1), min(keys, logits.shape[2]))
-            # Where nothing is seen every logit is -inf, and every weight 0.
+            # Where nothing is seen, every logit is -inf and every weight 0.
             part = kept.sub_(kept.amax(-1, keepdim=True).clamp(min=torch.finfo(dtype).min)).exp_()
             part /= part.sum(-1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
             first = torch.arange(heads.start, heads.stop, device=q.device) * M
@@ -114,15 +114,16 @@ class TopK(nn.Module):
 
     Gupta et al. 2021, "Memory-efficient Transformers via Top-k Attention". q ``(B, H, N, D)``, k and v ``(B, H, M, D)``
     -> ``(B, H, N, D)``. All logits of a chunk of queries are computed, the t = ``keys`` largest of each row are kept,
-    and the values of just these are read. Time stays O(n²·d) forward; memory is O(chunk·M + n·t), as only indices and
-    weights of the kept keys are saved, and the backward pass costs O(n·t·d). The default of 64 keys is this project's.
+    and only the values of these are read. Time stays O(n²·d) forward. Memory is O(chunk·M + n·t), since only indices
+    and weights of the kept keys are saved, and the backward pass costs O(n·t·d). The default of 64 keys is this
+    project's.
 
-    t >= M gives exact attention. Of keys with equal logits ``torch.topk`` says which are kept. Gradients flow
-    through the kept logits only; the choice has none. Where fewer than t keys are visible all of them are kept.
-    A bias is added before the largest are chosen.
+    t >= M gives exact attention. Ties are broken as ``torch.topk`` breaks them. Gradients flow only through the kept
+    logits; the choice has none. Where fewer than t keys are visible, all of them are kept. A bias is added before the
+    largest are chosen.
 
-    The operator is that of ``oracle-topk:renormalise=true``, which is written to be plain and stands for the
-    best that a sparse method can select; this is the method, at what it costs.
+    The operator is that of ``oracle-topk:renormalise=true``, which is plain code and stands for the best that a sparse
+    method can select; this is the method itself, at its real cost.
 
     Differs from the authors' code: the values of the kept keys are summed as a sparse product, as in their
     AttentionNoCacheSparse, where AttentionNoCache takes a dense one; no top-k in the feed-forward layer.

@@ -1,4 +1,4 @@
-"""Cross-covariance attention: channels attend to channels, tokens only say how alike two channels are."""
+"""Cross-covariance attention: channels attend to channels; tokens only say how alike two channels are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
 _TOKENS = 4096
-"""Whose squares are added up at a time, in the cache of a CPU."""
+"""Tokens whose products are added up at a time, in a CPU's cache."""
 
 
 @register(
@@ -34,13 +34,13 @@ class XCA(nn.Module):
     """Attention among the D channels of a head instead of the tokens.
 
     El-Nouby et al. 2021, "XCiT: Cross-Covariance Image Transformers", cross-covariance attention: the columns of q and
-    k, a channel over all tokens each, are divided by their norms; channel c of the output is the average of the
-    channels of v with the weights ``softmax_c'(τ · q̂_c · k̂_c')``. The matrix is D × D for each head, τ is learned, one
+    k, each a channel over all tokens, are divided by their norms. Channel c of the output is the average of the
+    channels of v with the weights ``softmax_c'(τ · q̂_c · k̂_c')``. The matrix is D × D for each head; τ is one learned
     number for each head, 1 at first. q, k and v are ``(B, H, N, D)``.
 
-    Padded tokens are 0 in q, k and v, which is exactly what the shorter sequence gives; their own output is 0. No
-    matrix of tokens exists, so that the weights of a row of tokens have no sum; those of a channel sum to 1. A
-    difference from softmax attention is a distance, not an error.
+    Padded tokens are 0 in q, k and v, which gives exactly what the shorter sequence gives; their own output is 0. There
+    is no matrix of tokens, so that weights of tokens have no row sums; those of a channel sum to 1. A difference from
+    softmax attention is a distance, not an error.
 
     Differs from the paper: τ multiplies, as in the authors' code, where the paper divides by it. The local patch
     interaction, a block of its own between XCA and the feed-forward layer, is not here.
@@ -51,7 +51,7 @@ class XCA(nn.Module):
         self.temperature = nn.Parameter(torch.ones(shape.H, 1, 1))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Channel by channel, from the real tokens alone."""
+        """Channel by channel, from the real tokens only."""
         output = torch.zeros_like(v)
         for b in range(q.shape[0]):
             real = slice(None) if key_mask is None else key_mask[b]
@@ -72,7 +72,7 @@ class XCA(nn.Module):
 
 
 def _sums(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """QᵀK ``(B, H, D, D)`` and the squares of the channels of each ``(B, H, 1, D)``, in float32 at least."""
+    """QᵀK ``(B, H, D, D)`` and the squared norms of the channels of each ``(B, H, 1, D)``, in float32 at least."""
     dtype = accumulator(q.dtype)
     products = q.new_zeros(*q.shape[:2], q.shape[3], k.shape[3], dtype=dtype)
     of_queries, of_keys = (torch.zeros_like(products[:, :, :1]) for _ in range(2))
@@ -85,5 +85,5 @@ def _sums(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _norms(squares: Tensor) -> Tensor:
-    """Never 0."""
+    """The norms, never 0."""
     return squares.clamp(min=1e-24).sqrt()

@@ -1,12 +1,12 @@
-"""What algorithms share: the arithmetic of attention, by no algorithm's name.
+"""The arithmetic of attention that algorithms share; nothing here is named after an algorithm.
 
-An engine imports other engines, shapes and errors, and nothing of :mod:`attnbench.attention`; a test holds it to that.
+An engine imports other engines, shapes and errors, but nothing from :mod:`attnbench.attention`; a test checks that.
 
 ========== ===============================================================================
 Word       Meaning, here and in all names
 ========== ===============================================================================
 tile       what is in cache at a time: some rows of queries with the keys that they see
-chunk      consecutive tokens whose pairs are formed, in front of which a state stands
+chunk      consecutive tokens whose pairs are formed; a state holds all that came before
 block      what a pattern is made of: consecutive or equally spaced tokens seen as one
 run        consecutive tokens that are averaged into one
 stretch    a thousand tokens or so, computed one after the other to keep memory constant

@@ -9,9 +9,9 @@ from attnbench.engines.precision import hidden
 
 
 def emptied(key_mask: Tensor | None, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Tensors ``(B, M, ·)`` or ``(B, H, M, ·)`` with zeros at their padded tokens; as they are where no mask is given.
+    """Tensors ``(B, M, ·)`` or ``(B, H, M, ·)`` with zeros at their padded tokens; unchanged if there is no mask.
 
-    A weight of 0 hides no NaN and no infinity, since 0·NaN is NaN. Zeros do, and the logit of an emptied key is 0.
+    A weight of 0 hides neither NaN nor infinity, since 0·NaN is NaN. Zeros do, and the logit of an emptied key is 0.
     """
     if key_mask is None:
         return inputs
@@ -20,9 +20,10 @@ def emptied(key_mask: Tensor | None, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def added_to_logits(key_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """``(B, M)``: 0 for real keys, :func:`hidden` for padded ones, which must be emptied; faster than to fill.
+    """``(B, M)``: 0 for real keys, :func:`hidden` for padded ones, which must be emptied; faster than filling logits.
 
-    An example without a real key keeps all of its keys, so that no softmax makes NaN of it; its outputs must become 0.
+    An example without a real key keeps all of its keys, so that softmax does not turn it into NaN; its outputs must be
+    set to 0.
     """
     padded = ~key_mask & key_mask.any(1, keepdim=True)
     return torch.zeros_like(key_mask, dtype=dtype).masked_fill_(padded, hidden(dtype))
@@ -37,7 +38,7 @@ def seeing(key_mask: Tensor, causal: bool) -> Tensor:
 def visible_pairs(q: Tensor, k: Tensor, causal: bool, key_mask: Tensor | None) -> Tensor:
     """The pairs that see each other, ``(B, 1, N, M)`` bool, of q ``(B, ..., N, ·)`` and k ``(B, ..., M, ·)``.
 
-    For dense forms, with which nothing is shared that they are to prove.
+    For dense forms, which share no code with what they check.
     """
     pairs = torch.ones(q.shape[0], 1, q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
     if causal:

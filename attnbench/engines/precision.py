@@ -1,4 +1,4 @@
-"""In which dtype sums are taken, and what stands for -∞ in it."""
+"""The dtype in which sums are taken, and what stands for -∞ in it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.nn.functional import layer_norm
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """In which inputs of ``dtype`` are summed: float32, or float64 for float64."""
+    """The dtype in which inputs of ``dtype`` are summed: float32, or float64 for float64."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def hidden(dtype: torch.dtype) -> float:
     """Logit of a pair that does not count, below every other; finite, so that a row of nothing else is not NaN.
 
-    In float16 it is the lowest number, and must be the logit itself. Elsewhere it may be added to a logit, or be there
+    In float16 it is the lowest number, and must replace the logit. In other dtypes it may be added to a logit, even
     twice, and the sum is still finite.
     """
     return max(torch.finfo(dtype).min, torch.finfo(torch.float32).min / 4)
@@ -34,7 +34,7 @@ def softmax_and_log_sum(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm whose gradients are sums in float32 too, in which torch's own for a CPU keeps to the input's dtype."""
+    """Layer norm that sums its gradients in float32 too; torch's own sums them in the input's dtype on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
         dtype = accumulator(input.dtype)

@@ -1,7 +1,8 @@
-"""Float32 products on a CPU for which torch's default library is the better one, where the process has another.
+"""Float32 products on a CPU that torch's default library computes better than the other library of the process.
 
-oneDNN, which multiplies wherever the precision is not "highest", is the faster one for large dense matrices alone.
-Matrices with gaps between them, or that overlap, it is given copies of: of windows four to nine times the keys.
+That other library is oneDNN, which multiplies wherever the precision is not "highest". It is faster for large dense
+matrices only. Matrices that overlap or have gaps between them are copied for it: for windows, four to nine times the
+keys.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from attnbench.engines.precision import accumulator
 
 _SMALL = 1 << 21
-"""Multiplications of a product up to which the 10 to 20 µs that oneDNN takes before the first of them decide."""
+"""Multiplications in a product up to which the 10 to 20 µs that oneDNN takes to start outweigh all else."""
 
 _in_place: ContextVar[bool] = ContextVar("windows_in_place", default=False)
 
@@ -35,7 +36,7 @@ def windows_in_place(wanted: bool) -> Iterator[None]:
 
 
 class DefaultLibrary:
-    """Products inside are those of torch's default library. A class, since a generator would add 1 µs to a product."""
+    """Products inside go to torch's default library. A class, since a generator would add 1 µs to each product."""
 
     __slots__ = ("_precision",)
 
@@ -48,14 +49,14 @@ class DefaultLibrary:
 
 
 def copied_by_products(x: Tensor) -> bool:
-    """Whether a product copies x if it has gaps or overlaps."""
-    if torch.compiler.is_compiling():  # which can trace no change of library
+    """Whether a product copies x if x has gaps or overlaps."""
+    if torch.compiler.is_compiling():  # it cannot trace a change of library
         return _two_libraries(x)
     return not _in_place.get() and torch.get_float32_matmul_precision() != "highest" and _two_libraries(x)
 
 
 def without_copies(x: Tensor) -> AbstractContextManager[None]:
-    """For products with x, which the default library reads in place where it has gaps or overlaps."""
+    """The context for products with x: the default library, which reads it in place, if it has gaps or overlaps."""
     dense = x.is_contiguous() or x.mT.is_contiguous()
     return DefaultLibrary() if not dense and _has_a_choice(x) and _in_place.get() else nullcontext()
 
@@ -66,18 +67,18 @@ def side_by_side(own: Tensor) -> Tensor:
 
 
 def product(x: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
-    """``(·, a, c)`` of x ``(·, a, b)`` and own ``(·, b, c)``, which is read where it is if it may be."""
+    """``(·, a, c)`` from x ``(·, a, b)`` and own ``(·, b, c)``, which is read in place where that is wanted."""
     with without_copies(own):
         return torch.bmm(x, own, out=out)
 
 
 def for_small_products(x: Tensor, multiplications: int) -> AbstractContextManager[None]:
-    """The default library where x is multiplied with so few multiplications, else what the process has."""
+    """The context for products with x: the default library for few multiplications, else the one in use."""
     return DefaultLibrary() if multiplications <= _SMALL and _has_a_choice(x) else nullcontext()
 
 
 def small_bmm(x: Tensor, y: Tensor) -> Tensor:
-    """``(·, a, c)`` of x ``(·, a, b)`` and y ``(·, b, c)``, which may be few and small."""
+    """``(·, a, c)`` from x ``(·, a, b)`` and y ``(·, b, c)``, which may be few and small."""
     with for_small_products(x, x.numel() * y.shape[2]):
         return torch.bmm(x, y)
 
@@ -87,13 +88,14 @@ def _has_a_choice(x: Tensor) -> bool:
 
 
 def _two_libraries(x: Tensor) -> bool:
-    """On a GPU the precision that chooses here is another matter."""
+    """Whether oneDNN may multiply x. On a GPU the precision, which chooses the library here, means something else."""
     return x.device.type == "cpu" and accumulator(x.dtype) == torch.float32
 
 
 def writes_gaps() -> bool:
     """Whether a product can be written into matrices with gaps between them at no cost.
 
-    oneDNN can; torch's default library then multiplies one at a time, half as long again, and torch.compile refuses.
+    oneDNN can. Torch's default library then multiplies one at a time and takes half as long again; torch.compile
+    refuses.
     """
     return not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest"

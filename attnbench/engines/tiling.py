@@ -1,4 +1,4 @@
-"""How many matrices that are too large to keep are cut into pieces that stay in cache."""
+"""Cutting many matrices, too large to keep, into pieces that stay in cache."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from attnbench.engines.products import writes_gaps
 
 
 def threads() -> int:
-    """How many cores share a tile. torch.compile knows no number of threads, and takes small tiles apart itself."""
+    """How many cores share a tile; 1 for torch.compile, which knows no thread number and splits small tiles itself."""
     return 1 if torch.compiler.is_compiling() else torch.get_num_threads()
 
 
 def cached(log2: int = 18) -> int:
-    """Entries that stay in the caches of all cores in use, 2^log2 in each."""
+    """How many entries stay in the caches of all cores in use, 2^log2 in each."""
     return threads() << log2
 
 
 def fitting(device: torch.device, log2: int = 18) -> int:
-    """Entries of a piece: those that stay in the caches of a CPU; a GPU wants fewer and larger kernels."""
+    """How many entries a piece has: what stays in a CPU's caches; a GPU wants fewer and larger kernels."""
     return cached(log2) if device.type == "cpu" else 1 << 26
 
 
@@ -34,10 +34,10 @@ def tiles(
     """Pieces of at most ``most`` entries (but at least one row): several whole matrices, or rows a to b of one.
 
     Args:
-        matrices: how many of ``rows`` × ``columns`` there are.
-        rows: of each.
-        columns: of each.
-        most: entries of a piece.
+        matrices: how many matrices of ``rows`` × ``columns`` there are.
+        rows: rows of each.
+        columns: columns of each.
+        most: entries of a piece at most.
         step: rows of a piece, instead of as many as fit.
 
     Yields:
@@ -63,7 +63,7 @@ Group = tuple[slice, slice]
 
 
 def tile_elements(device: torch.device) -> int:
-    """Elements that a tile of features may have: a GPU wants fewer and larger kernels."""
+    """How many elements a tile of features may have: a GPU wants fewer and larger kernels."""
     return CPU_TILE * (max(1, threads() // 2) if device.type == "cpu" else 64)
 
 
@@ -71,7 +71,7 @@ def head_groups(x: Tensor, elements: int) -> list[Group]:
     """Cut the pairs of ``(B, H, ...)`` into groups, adjacent in memory, whose tiles are within the limit.
 
     Args:
-        elements: what a tile of one pair has.
+        elements: how many one pair has in a tile.
     """
     batch, heads = x.shape[:2]
     most = max(1, tile_elements(x.device) // elements)
@@ -88,7 +88,7 @@ def row_blocks(length: int, rows: int) -> list[slice]:
 
 
 def cut(x: Tensor, group: Group, block: slice = slice(None)) -> Tensor:
-    """``(G, c, ·)`` of ``(B, H, N, ·)``: a view where layout and dtype allow it, else a copy of this tile only."""
+    """``(G, c, ·)`` from ``(B, H, N, ·)``: a view where layout and dtype allow it, else a copy of this tile only."""
     return x[(*group, block)].flatten(0, 1).to(accumulator(x.dtype))
 
 
@@ -99,7 +99,7 @@ def put(x: Tensor, group: Group, block: slice, tile: Tensor) -> None:
 
 
 def fill(out: Tensor, function: Callable[..., Tensor], *inputs: Any) -> None:
-    """``function(*inputs, out=out)``, where ``out`` may have gaps, which torch.compile refuses."""
+    """``function(*inputs, out=out)``, also where ``out`` has gaps, which torch.compile refuses to write to."""
     if torch.compiler.is_compiling():
         out.copy_(function(*inputs))
     else:
@@ -107,7 +107,7 @@ def fill(out: Tensor, function: Callable[..., Tensor], *inputs: Any) -> None:
 
 
 def place(x: Tensor, group: Group, block: slice = slice(None)) -> Tensor | None:
-    """View of ``(G, c, ·)`` that a product is best written into at once; None where it is not."""
+    """View ``(G, c, ·)`` of x into which a product is best written directly; None where it is not."""
     part = x[(*group, block)]
     if part.dtype != accumulator(x.dtype) or torch.compiler.is_compiling():
         return None
@@ -116,7 +116,7 @@ def place(x: Tensor, group: Group, block: slice = slice(None)) -> Tensor | None:
 
 
 def put_product(x: Tensor, group: Group, block: slice, left: Tensor, right: Tensor) -> None:
-    """``put`` of left · right."""
+    """Like :func:`put`, with left · right as the tile."""
     target = place(x, group, block)
     product = torch.bmm(left, right, out=target)
     if target is None:
@@ -124,27 +124,27 @@ def put_product(x: Tensor, group: Group, block: slice, left: Tensor, right: Tens
 
 
 _TILE_SCORES = 5 * 2**16
-"""Scores per tile on the CPU: 1.25 MiB of float32, which stays in the caches between the passes over it."""
+"""Scores per tile on a CPU: 1.25 MiB of float32, which stays in the caches between the passes over it."""
 
 _COPIED = 2**18
-"""Numbers of keys that a step on the CPU may copy to hold several heads: 1 MiB of float32, which caches hold."""
+"""How many numbers of keys a step on a CPU may copy to hold several heads: 1 MiB of float32, which caches hold."""
 
 _SHORT = 2**16
-"""Numbers of q in an example up to which a copy takes less time than steps of its own."""
+"""How many numbers q may have per example so that copying an example takes less time than steps of its own."""
 
 
 def large_steps(q: Tensor) -> bool:
-    """Whether few large steps beat many that fit a cache, even where keys have to be copied for it."""
+    """Whether few large steps beat many that fit a cache, even where keys have to be copied for them."""
     return q.device.type != "cpu"
 
 
 def short_examples(q: Tensor) -> bool:
-    """Whether copying examples end to end, for steps that hold heads of several, beats steps for each of them."""
+    """Whether copying the examples end to end, so that a step holds heads of several, beats steps for each of them."""
     return q.shape[0] > 1 and q[0].numel() <= _SHORT
 
 
 def heads_copied(numbers: int) -> int:
-    """How many heads one step on the CPU may hold where it copies so many numbers of the keys of each."""
+    """How many heads one step on a CPU may hold if it copies ``numbers`` numbers of keys for each."""
     return max(1, _COPIED // numbers)
 
 
@@ -154,9 +154,9 @@ def learned(q: Tensor) -> bool:
 
 
 def tile_scores(q: Tensor) -> int:
-    """Scores that one step should hold at most.
+    """How many scores one step should hold at most.
 
-    With gradients of long inputs, which take more memory than a tile, up to twice as many: fewer calls.
+    With gradients up to twice as many, for fewer calls, if inputs are long and so take more memory than a tile.
     """
     if large_steps(q):
         return max(2**24, q.numel())

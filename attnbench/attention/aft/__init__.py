@@ -1,4 +1,4 @@
-"""Attention Free Transformer: each channel weighs the values by its own keys and a learned bias of the positions."""
+"""Attention Free Transformer: each channel weighs the values by its own keys and a learned bias of positions."""
 
 from attnbench.attention.aft.algorithm import AFT
 

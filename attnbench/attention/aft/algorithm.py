@@ -1,4 +1,4 @@
-"""Attention Free Transformer: each channel weighs the values by its own keys and a learned bias of the positions."""
+"""Attention Free Transformer: each channel weighs the values by its own keys and a learned bias of positions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BELONGS: dict[str, tuple[Mode, ...]] = {"factors": ("full", "local"), "window":
 
 
 class Recent(NamedTuple):
-    """Decoding with a bias of bounded reach: what lies beyond it as one sum, the tokens within it."""
+    """State of decoding with a bias of bounded reach: one sum over what lies beyond it, and the tokens within it."""
 
     log: Tensor
     """``(B, 1, C)``."""
@@ -73,20 +73,20 @@ class AFT(nn.Module):
       (``factors=0``); O(n²·d) time, O(n·d) memory;
     - ``mode=local``: the same within ``window`` tokens, 0 beyond. Tokens beyond still count: 0 is not -∞. O(n·w·d);
     - ``mode=simple``: 0. O(n·d);
-    - ``mode=conv``: one number for each head and distance, ``kernel`` distances around 0, those up to ``kernel - 1``
-      back where ``shape.causal``; 0 beyond. O(n·kernel·d).
+    - ``mode=conv``: one number for each head and distance; ``kernel`` distances around 0, or up to ``kernel - 1`` back
+      if ``shape.causal``; 0 beyond. O(n·kernel·d).
 
     x is ``(B, N, C)`` and so is the output: projections to q, k, v and an output projection, all C × C without bias,
     belong to the variant. Entries of w are drawn with variance 1. ``full`` and ``local`` are made for ``shape.N``
-    tokens, of which a shorter input uses the first. Padded and, where causal, later keys get no weight; a token that
-    sees none gives 0. Sums over keys are held as logarithms and means, so that no row overflows or feels a key that it
-    does not see. e^(k + w) is e^k · e^w in a product: a key is lost where w lies below the largest that the row sees,
-    and k below the largest of the channel, by more than 87 together (708 in float64). A channel of nothing else gives
-    0.
+    tokens; a shorter input uses the first of them. Padded keys and, if causal, later keys get no weight; a token that
+    sees no key gives 0. Sums over keys are held as logarithms and means, so that no row overflows or is affected by a
+    key that it does not see. A product computes e^(k + w) as e^k · e^w. It loses a key whose w lies so far below the
+    largest w of the row, and whose k so far below the largest k of the channel, that both together exceed 87 (708 in
+    float64). A channel in which all keys are lost gives 0.
 
-    Differs from the paper: ``window`` is the largest |i - j| with a bias, the paper's s is one more; w is learned as it
-    is, without the normalisation and the initial 0 of AFT-conv; there is an output projection, as in the other layers
-    here.
+    Differs from the paper: ``window`` is the largest |i - j| with a bias, and the paper's s is one more; w is learned
+    as it is, without the normalisation and the initial 0 of AFT-conv; there is an output projection, as in the other
+    layers here.
 
     Raises:
         UsageError: an option of another mode; an even kernel, unless causal.
@@ -194,7 +194,7 @@ class AFT(nn.Module):
     def _fold(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
         """``(B, N, C)`` as ``(G, N, B·C/G)``, so that one row of w serves the whole batch in one product.
 
-        With padding, which is each example's own, as ``(B, G, N, C/G)``.
+        With padding, which differs between examples, as ``(B, G, N, C/G)``.
         """
         B, N, _ = x.shape
         groups = self.heads if self.mode == "conv" else 1
@@ -204,7 +204,7 @@ class AFT(nn.Module):
         return heads.permute(2, 1, 0, 3).reshape(groups, N, -1)
 
     def _seen_bias(self, tokens: int, key_mask: Tensor | None, rows: Tensor, keys: Tensor) -> Tensor:
-        """:meth:`_bias` of keys that may be padded, or lie outside of 0 .. ``tokens`` - 1."""
+        """:meth:`_bias` for keys that may be padded, or lie outside of 0 .. ``tokens`` - 1."""
         inside = keys.clamp(0, tokens - 1)
         if key_mask is None:
             return self._bias(rows, inside)
@@ -212,12 +212,12 @@ class AFT(nn.Module):
         return self._bias(rows, keys).masked_fill(~real[:, None, :, None], -torch.inf)
 
     def _bias(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """w of the positions ``(squares, r)`` and ``(squares, s)``: ``(G, squares, r, s)``."""
+        """w ``(G, squares, r, s)`` for the positions ``(squares, r)`` and ``(squares, s)``."""
         if self.mode == "conv":
             rows, keys = rows[:1], keys[:1]  # only the distance counts, and it is the same in every square
         distance = keys[:, None] - rows[:, :, None]
         inside = (distance + self.back).clamp(0, self.back + self.ahead)
-        dtype = accumulator(self.out.weight.dtype)  # converted first, so that gradients of one number are summed in it
+        dtype = accumulator(self.out.weight.dtype)  # converted first: gradients of one number are summed in it
         if self.mode == "conv":
             w = self.w.to(dtype)[:, inside]
         else:

@@ -1,4 +1,4 @@
-"""AFT with a bias for every pair of positions: some rows of the biases exist at a time."""
+"""AFT with a bias for every pair of positions, of which only some rows exist at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from attnbench.attention.aft.sums import EMPTY, Bias, Sums, Weighed, blocks, join, power_of_two, triangles
 
 _ROWS = 128
-"""Rows at a time."""
+"""Rows taken at a time."""
 
 
 def full(
@@ -26,9 +26,9 @@ def full(
 
     Args:
         k, v: ``(..., 1, n, X)``.
-        rows, columns: w is ``rows @ columnsᵀ``, ``(n, F)`` each; for None w is ``rows``, ``(n, n)``.
+        rows, columns: w is ``rows @ columnsᵀ``, ``(n, F)`` each; if ``columns`` is None, w is ``rows``, ``(n, n)``.
         bias: the same w.
-        padded: ``(..., 1, 1, n)`` bool, True where a key is not there; None if all are.
+        padded: ``(..., 1, 1, n)`` bool, True where there is no key; None if all are there.
     """
     n = k.shape[-2]
     length = min(_ROWS, power_of_two(n))

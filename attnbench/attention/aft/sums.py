@@ -1,10 +1,10 @@
-"""Softmax over keys with logits of their own for each channel: what AFT computes, in sums that never overflow.
+"""Softmax over keys that has separate logits for each channel: what AFT computes, in sums that never overflow.
 
-Channel x of the result is ``Σ_j e^(k_jx + w_ij) v_jx / Σ_j e^(k_jx + w_ij)``. A set of keys is summed up as the
-logarithm of its denominator and its weighted mean, for each query and channel; two sets are joined by a convex
-combination of the means. So no row overflows, and no row can feel a key that it does not see, however large.
+Channel x of the result is ``Σ_j e^(k_jx + w_ij) v_jx / Σ_j e^(k_jx + w_ij)``. For each query and channel, a set of keys
+is summed up as the logarithm of its denominator and its weighted mean; two sets are joined by a convex combination of
+the means. So no row overflows, and no key, however large, affects a row that does not see it.
 
-k and v are ``(..., n, X)`` in float32 or float64, w is ``(..., rows, n)`` and broadcasts against them. A key that is
+k and v are ``(..., n, X)`` in float32 or float64; w is ``(..., rows, n)`` and broadcasts against them. A key that is
 not there has k = :data:`EMPTY`, v = 0 and w = -inf.
 """
 
@@ -25,31 +25,31 @@ EMPTY = hidden(torch.float32)
 """k of a key that is not there; finite, so that the difference of two of them is 0 and not NaN."""
 
 _RUN = 16
-"""Tokens to a run of :func:`running`."""
+"""Tokens in a run of :func:`running`."""
 
 _PIECE = {"cpu": 1 << 18}
-"""Numbers in the k of the blocks taken at a time; a GPU wants fewer and larger kernels."""
+"""How many numbers k has in the blocks taken at a time; a GPU wants fewer and larger kernels."""
 
 Bias = Callable[[Tensor, Tensor], Tensor]
-"""w ``(..., squares, rows, keys)`` of the positions ``(squares, rows)`` and ``(squares, keys)``, or of one square if
-all have the same. A key that is not there must not decide what its row is relative to: if padded it has w = -inf,
-outside of 0 .. n - 1 that of the nearest key inside."""
+"""w ``(..., squares, rows, keys)`` for the positions ``(squares, rows)`` and ``(squares, keys)``, or for one square if
+all have the same. A key that is not there must not decide what its row is relative to: a padded key has w = -inf, and
+one outside of 0 .. n - 1 has the w of the nearest key inside."""
 
 
 class Sums(NamedTuple):
-    """Some keys, as seen by each query and channel; one of them looks like a key with k = log and v = mean."""
+    """Some keys, as seen by each query and channel; together they look like one key with k = log and v = mean."""
 
     log: Tensor
     """``log Σ e^(k + w)``."""
     mean: Tensor
 
     def last(self) -> Sums:
-        """Of the last row, ``(..., 1, X)``."""
+        """The sums of the last row, ``(..., 1, X)``."""
         return Sums(self.log[..., -1:, :], self.mean[..., -1:, :])
 
 
 def join(a: Sums, b: Sums) -> Sums:
-    """Of both sets of keys."""
+    """The sums over both sets of keys."""
     return Sums(torch.logaddexp(a.log, b.log), torch.lerp(b.mean, a.mean, torch.sigmoid(a.log - b.log)))
 
 
@@ -68,10 +68,11 @@ class Weighed(NamedTuple):
         return cls(top, torch.cat((weight, weight * v), -1))
 
     def read(self, w: Tensor | None) -> Sums:
-        """By queries with the biases w; by one query without biases for None.
+        """The sums for queries with the biases w, or for one query without biases if w is None.
 
-        One product does it, because e^(w + k) is taken apart. A key is lost where w lies below the largest of the row,
-        and k below that of the channel, by more than 87 together (in float64 708); a row of nothing else gives 0.
+        One product does it, because e^(w + k) is split into factors. It loses a key whose w lies so far below the
+        largest of the row, and whose k so far below that of the channel, that both together exceed 87 (708 in float64).
+        A row in which all keys are lost gives 0.
         """
         if w is None:
             log, total = self.top, self.both.sum(-2, keepdim=True)
@@ -84,7 +85,7 @@ class Weighed(NamedTuple):
 
 
 def read(k: Tensor, v: Tensor, w: Tensor | None = None) -> Sums:
-    """All keys of k and v, ``(..., n, X)``, under the biases w ``(..., rows, n)``."""
+    """The sums over all keys of k and v, ``(..., n, X)``, under the biases w ``(..., rows, n)``."""
     return Weighed.of(k, v).read(w)
 
 
@@ -99,8 +100,8 @@ def blocks(x: Tensor, length: int, value: float) -> Tensor:
 def _piecewise(work: Callable[[int, Tensor, Tensor], Sums], k: Tensor, v: Tensor, *, around: bool = False) -> Sums:
     """``work(number of the first block, k, v)`` for some blocks ``(..., blocks, T, X)`` at a time.
 
-    What it holds stays small, and in the cache of a CPU; for gradients it is computed again. With ``around`` it gets
-    the block before and the one after those it is to answer for.
+    What ``work`` holds stays small, and in a CPU's cache; for gradients it is computed again. With ``around``, ``work``
+    also gets the block before and the block after those that it computes.
     """
     size = max(1, _PIECE.get(k.device.type, 1 << 23) * k.shape[-3] // k.numel())
     pieces = zip(_split(k, size, EMPTY, around), _split(v, size, 0.0, around), strict=True)
@@ -127,7 +128,7 @@ def _split(x: Tensor, size: int, value: float, around: bool) -> list[Tensor]:
 
 
 def triangles(k: Tensor, v: Tensor, bias: Bias | None) -> Sums:
-    """Row i of each block over the keys j <= i of the block.
+    """The sums of row i of each block over the keys j <= i of the block.
 
     A triangle is cut into squares: the second half of the rows with the first half of the keys, and so on in each
     half. No square holds a key that one of its rows does not see.
@@ -165,7 +166,7 @@ def _triangles(start: int, k: Tensor, v: Tensor, bias: Bias | None) -> Sums:
 
 
 def running(k: Tensor, v: Tensor) -> Sums:
-    """Row i over the keys j <= i without biases, in O(n): k, v ``(..., n, X)``."""
+    """The sums of row i over the keys j <= i without biases, in O(n); k and v are ``(..., n, X)``."""
     n = k.shape[-2]
     length = min(_RUN, power_of_two(n))
     inside = triangles(blocks(k, length, EMPTY), blocks(v, length, 0.0), None)
@@ -176,13 +177,13 @@ def running(k: Tensor, v: Tensor) -> Sums:
 
 
 def _before(ends: Sums, steps: int) -> Sums:
-    """Running sums ``(..., blocks, X)`` as those of what lies ``steps`` blocks back, ``(..., blocks, 1, X)``."""
+    """From running sums ``(..., blocks, X)``, those up to ``steps`` blocks before each, ``(..., blocks, 1, X)``."""
     moved = (pad(x, (0, 0, steps, -steps), value=value) for x, value in zip(ends, (EMPTY, 0.0), strict=True))
     return Sums(*(x.unsqueeze(-2) for x in moved))
 
 
 def windowed(k: Tensor, v: Tensor, reach: int, bias: Bias, *, alike: bool, causal: bool) -> Sums:
-    """Every row over all keys, or those up to its own, with biases that are 0 beyond ``reach`` tokens: O(n·reach).
+    """The sums of every row over all keys, or those up to its own, with biases 0 beyond ``reach`` tokens: O(n·reach).
 
     Args:
         k, v: ``(..., n, X)``.
@@ -193,7 +194,7 @@ def windowed(k: Tensor, v: Tensor, reach: int, bias: Bias, *, alike: bool, causa
     length = min(power_of_two(max(reach, 32)), power_of_two(n))
     k, v = blocks(k, length, EMPTY), blocks(v, length, 0.0)
     count = k.shape[-3]
-    near = range(1) if causal else range(3)  # the block before, and itself and the one after where nothing is hidden
+    near = range(1) if causal else range(3)  # the block before; if not causal, also itself and the one after
 
     def work(first: int, k: Tensor, v: Tensor) -> Sums:
         inner = k.shape[-3] - 2
@@ -219,5 +220,5 @@ def windowed(k: Tensor, v: Tensor, reach: int, bias: Bias, *, alike: bool, causa
 
 
 def power_of_two(n: int) -> int:
-    """The smallest that is at least n."""
+    """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()

@@ -49,27 +49,27 @@ _ONE_LENGTH = "form=flex compiles a kernel for each length, and padding makes on
 class BigBird(nn.Module):
     """BigBird (ITC): random, window and global blocks.
 
-    Tokens are cut into blocks, of which the last may be shorter. The queries of block I take one softmax over the
-    keys of blocks I - 1, I, I + 1, the first, the last, and r = ``random_blocks`` others, drawn without repetition for
-    each head and block. The queries of the first and the last block see everything. Where fewer blocks are left than
-    random ones wanted, all are seen: up to 4 + r blocks this is exact attention.
+    Tokens are cut into blocks; the last may be shorter. The queries of block I take one softmax over the keys of blocks
+    I - 1, I, I + 1, the first, the last, and r = ``random_blocks`` others, drawn without repetition for each head and
+    block. The queries of the first and the last block see everything. Where fewer blocks are left than random ones are
+    wanted, all are seen: up to 4 + r blocks, this is exact attention.
 
     The draws are uniform and fixed in the constructor, up to shape.N tokens; a shorter sequence uses the same random
-    numbers over fewer blocks. With ``key_mask`` the blocks are cut over each sequence's tokens up to its last real
-    one, so that padding at the end changes nothing (this reads the mask's lengths, a synchronisation on CUDA); rows
-    beyond give 0. The defaults are the paper's.
+    numbers over fewer blocks. With ``key_mask``, each sequence is cut into blocks up to its last real token, so that
+    padding at the end changes nothing (this reads the mask's lengths, a synchronisation on CUDA); rows beyond give 0.
+    The defaults are the paper's.
 
     Differs from the authors' code: there random blocks can coincide with window or global ones, whose keys then count
     twice, and a sequence must be a whole number of blocks.
 
-    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``. Time N·(7 + r)·block·D: two blocks for the global rows.
+    q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``. Time N·(7 + r)·block·D: two blocks are for the global rows.
 
-    ``form=flex`` is the same in one kernel of FlexAttention, which is compiled at the first call and takes the blocks
-    that a row sees from a list, of (N / block)² numbers for each head. On a GPU it has not run yet.
+    ``form=flex`` is the same in one kernel of FlexAttention. It is compiled at the first call and takes the blocks that
+    a row sees from a list of (N / block)² numbers for each head. It has not run on a GPU yet.
 
     Raises:
-        Unsupported: in ``forward``, more blocks than ``shape.N`` has; with ``form=flex`` padding, on a CPU float64 or
-            gradients, or blocks that are no multiple of 16.
+        Unsupported: in ``forward``, more blocks than ``shape.N`` has; with ``form=flex``, padding, float64 or gradients
+            on a CPU, or blocks that are no multiple of 16.
     """
 
     draws: Tensor
@@ -92,7 +92,7 @@ class BigBird(nn.Module):
         self.register_buffer("draws", torch.randint(2**53, (-(-shape.N // block), shape.H, random_blocks)))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` by an N × N mask for each head and example."""
+        """:meth:`forward` with an N × N mask for each head and example."""
         real = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
         whole, bias = slice(0, q.shape[2]), self.position_bias
         added = None if bias is None else bias(whole, whole, q.dtype)
@@ -115,7 +115,7 @@ class BigBird(nn.Module):
             if key_mask is not None:
                 raise Unsupported(_ONE_LENGTH)
             return self.fused.attend(q, k, v, self.draws, self.position_bias)
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # blocks are gathered as wholes
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # blocks are gathered whole
         if key_mask is None:
             return attend(q, k, v, self._tiles(q), position_bias=self.position_bias)
         position = torch.arange(1, key_mask.shape[1] + 1, device=key_mask.device)
@@ -130,7 +130,7 @@ class BigBird(nn.Module):
         return out
 
     def _plan(self, head: int, total: int) -> Iterator[set[int]]:
-        """The blocks that each of ``total`` blocks sees, those drawn picked one by one from a list of the others."""
+        """The blocks that each of ``total`` blocks sees; random ones are picked one by one from a list of the rest."""
         for I in range(total):
             seen = set(range(total)) & {0, I - 1, I, I + 1, total - 1}
             left = sorted(set(range(total)) - seen)
@@ -161,11 +161,11 @@ class BigBird(nn.Module):
         columns = [here - 1, here, here + 1, here * 0, *(() if short else (here * 0 + total - 1,))]
         seen = torch.stack(columns, 1)[:, None].expand(-1, chosen.shape[1], -1)
         table = torch.cat([seen, chosen], 2).transpose(0, 1).contiguous()
-        # Blocks 1 and total - 2 have a global block in their window, so that one more is left to choose.
+        # Blocks 1 and total - 2 have a global block in their window, so that one more is left to choose from.
         yield Tile(Blocks(size, size), (_Gathered(table[:, 1:2, 1:], size), *short), by_head=bool(short))
         table, before_last = table[:, :, : len(columns) + total - 5], table[:, total - 2 : total - 1]
         # One head at a time, since its blocks are gathered many times over and then stay in the cache. The copies do
-        # not, so that a tile may be larger than where keys are read in place.
+        # not stay there, so that a tile may be larger than where keys are read in place.
         most = blocks_per_tile(q, total - 4, size * (n % size + table.shape[2] * size) // 2, least=2)
         for t, count in batches(2, total - 2, most):
             keys = _Gathered(table[:, t : t + count], size)
@@ -192,7 +192,7 @@ class _Gathered:
         return tokens.flatten(2)[:, :, None]
 
     def _picked(self, heads: Heads, whole: int) -> Tensor:
-        """Numbers of the blocks seen, among the ``whole`` ones of each of ``heads`` laid end to end."""
+        """Indices of the blocks seen, where the ``whole`` blocks of each of ``heads`` lie end to end."""
         first, stop = heads[1].start, heads[1].stop
         if stop == first + 1:
             return self.table[first % len(self.table)].flatten()

@@ -16,9 +16,9 @@ from attnbench.position_bias import PositionBias
 def random_blocks(draws: Tensor) -> Tensor:
     """Blocks that each block sees by chance, ``(blocks, H, picks)``, from draws ``(blocks, H, r)`` of 0 .. 2^53 - 1.
 
-    Never one of the first, the last and those next to it; no two alike; each such set is as likely as any other.
-    ``picks`` is at most what blocks 1 and blocks - 2 have left; the others have one less, and their last pick is void
-    where r exceeds it. The rows of the first and the last block mean nothing.
+    Never the first, the last, the block itself or its neighbours; no two alike; every such set is equally likely.
+    ``picks`` is at most what blocks 1 and blocks - 2 have to choose from. The other blocks have one less, and where r
+    exceeds that, their last pick is void. The rows of the first and the last block mean nothing.
     """
     total, _, wanted = draws.shape
     here = torch.arange(total, device=draws.device)[:, None]
@@ -56,7 +56,7 @@ def seen_blocks(draws: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def seen_pairs(n: int, block: int, wanted: int) -> int:
-    """Pairs of n tokens that see each other in one head with ``wanted`` random blocks, whichever these are."""
+    """How many pairs of n tokens are seen in one head with ``wanted`` random blocks, whichever these are."""
     total = -(-n // block)
     last = n - (total - 1) * block
     pairs = 0
@@ -75,11 +75,11 @@ class FusedBlocks:
             raise Unsupported(f"form=flex needs blocks that are a multiple of 16 tokens, not {block}")
         self.block, self.kernel = block, FlexKernel()
         self.side = next(size for size in (64, 32, 16) if block % size == 0)
-        """Of the squares that a GPU takes a block apart into."""
+        """Side of the squares into which a GPU divides a block."""
         self._kept: tuple[tuple[object, ...], BlockMask] | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, draws: Tensor, position_bias: PositionBias | None) -> Tensor:
-        """``(B, H, N, D)`` of q, k, v ``(B, H, N, D)`` and draws of as many blocks as there are, or more.
+        """``(B, H, N, D)`` from q, k, v ``(B, H, N, D)`` and draws for as many blocks as there are, or more.
 
         Raises:
             Unsupported: see :meth:`FlexKernel.__call__`.
@@ -101,13 +101,13 @@ class FusedBlocks:
         )
 
     def _mask(self, n: int, draws: Tensor) -> BlockMask:
-        """The blocks of n tokens, kept while length and draws stay what they are."""
+        """The block mask of n tokens, kept as long as length and draws stay the same."""
         known = (n, draws.device, draws.data_ptr(), 0 if draws.is_inference() else draws._version)
         if self._kept is None or self._kept[0] != known:
             with torch.inference_mode(False):  # gradients may be wanted next time
                 seen = seen_blocks(draws[: -(-n // self.block)])
                 count, index = seen.sum(2).int()[None], (~seen).byte().argsort(dim=2, stable=True).int()[None]
-                # Blocks to be asked about are given even where there are none, and apart: code for a CPU relies on it.
+                # Blocks to be asked about are given even where there are none, as a copy: code for a CPU relies on it.
                 mask = BlockMask.from_kv_blocks(
                     torch.zeros_like(count),
                     index.clone(),

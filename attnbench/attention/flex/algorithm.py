@@ -28,7 +28,7 @@ _SAME_PLACES = "the window needs queries and keys at the same positions"
 _FORWARD_ONLY: dict[str, Any] = (
     {"compute_q_blocks": False} if "compute_q_blocks" in inspect.signature(BlockMask.from_kv_blocks).parameters else {}
 )
-"""Leaves out of a block mask what only gradients need, which takes longer than a decoding step."""
+"""Leaves out of a block mask what only gradients need: making it takes longer than a decoding step."""
 
 
 @register(
@@ -53,22 +53,22 @@ class Flex(CachedDecoding, nn.Module):
     """PyTorch's FlexAttention: one kernel compiled for the shape.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Causality is a block mask: blocks of 128 × 128
-    above the diagonal are skipped, those below it are computed without a mask. A key mask and a bias are functions of a
-    pair compiled into the kernel; with a key mask every block left asks it. Memory is O(n). A query that sees no key
-    gives 0. A decoding step reads the blocks of the cache that are filled.
+    above the diagonal are skipped, and those below it are computed without a mask. A key mask and a bias are functions
+    of a pair, compiled into the kernel; a key mask is asked in every block that is computed. Memory is O(n). A query
+    that sees no key gives 0. A decoding step reads only the blocks of the cache that are filled.
 
-    With ``window`` w token i sees i - w .. i + w, as in ``local``; with ``global_tokens`` g besides, the first g tokens
-    see every token and are seen by all, as in ``longformer``; causal, of these tokens those up to i. Blocks of which no
-    pair is seen are skipped.
+    With ``window`` w, token i sees i - w .. i + w, as in ``local``. With ``global_tokens`` g as well, the first g
+    tokens see every token and are seen by all, as in ``longformer``. If causal, token i sees only those of these tokens
+    up to i. Blocks without a pair that is seen are skipped.
 
-    Compiled at the first call for each shape and type, for seconds to a minute, with the sizes as constants, which is
-    faster than one kernel for all sizes. Only compiled code ever runs.
+    It is compiled at the first call for each shape and type, which takes seconds to a minute. The sizes are constants,
+    which is faster than one kernel for all sizes. Only compiled code ever runs.
 
-    Differs from the paper: which blocks to compute is laid out from the lengths, not found by asking the mask about
-    every pair, which takes O(n²) memory.
+    Differs from the paper: the blocks to compute are listed from the lengths, not found by asking the mask about every
+    pair, which takes O(n²) memory.
 
     Raises:
-        Unsupported: on a CPU float64 or gradients, which PyTorch does not compile there, or no C++ compiler; a window
+        Unsupported: float64 or gradients on a CPU, which PyTorch does not compile there, or no C++ compiler; a window
             with M != N or in decoding.
         UsageError: ``global_tokens`` without ``window``.
     """
@@ -93,7 +93,7 @@ class Flex(CachedDecoding, nn.Module):
         self.kernel = FlexKernel()
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` by an N × M mask."""
+        """:meth:`forward` with an N × M mask."""
         (N, M), windows = (q.shape[2], k.shape[2]), self.windows
         allowed = masks.visible_pairs(q, k, self.causal, key_mask)
         if windows is not None:
@@ -118,7 +118,7 @@ class Flex(CachedDecoding, nn.Module):
             if key_mask is not None:
                 mod = _of_real_keys(key_mask, causal=self.causal)
                 return _block_mask(full, asked, N, M, mod, q.device, gradients=learned)
-            # Also where nothing is masked: without blocks the code for a CPU holds all scores at once.
+            # Even where nothing is masked: without blocks, the code for a CPU holds all scores at once.
             return _kept_blocks(N, M, self.causal, q.device)
 
         pairs = _pairs(full, asked, N, M) if self.windows is None else self.windows.pairs(N)
@@ -150,7 +150,7 @@ class Flex(CachedDecoding, nn.Module):
 
 
 def _ranges(N: int, M: int, *, causal: bool, asking: bool) -> tuple[list[int], list[int]]:
-    """Of each block of queries, how many blocks of keys it sees in full, and how many after them pair by pair."""
+    """For each block of queries: how many blocks of keys it sees in full, and how many after them are asked by pair."""
     rows = range(-(-N // BLOCK))
     if causal:
         return ([0 for _ in rows], [row + 1 for row in rows]) if asking else (list(rows), [1 for _ in rows])
@@ -159,7 +159,7 @@ def _ranges(N: int, M: int, *, causal: bool, asking: bool) -> tuple[list[int], l
 
 
 def _pairs(full: list[int], asked: list[int], N: int, M: int) -> int:
-    """Pairs of queries and keys that are computed for one head."""
+    """How many pairs of query and key are computed for one head."""
     seen = (min(M, (f + a) * BLOCK) for f, a in zip(full, asked, strict=True))
     return sum(min(BLOCK, N - row * BLOCK) * keys for row, keys in enumerate(seen))
 

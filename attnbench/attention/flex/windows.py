@@ -1,4 +1,4 @@
-"""A sliding window and global tokens for FlexAttention: which blocks it computes, and which pairs of them it sees."""
+"""A sliding window and global tokens for FlexAttention: which blocks it computes, and which pairs in them it sees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
-"""Queries and keys of a block that is computed, computed without looking at single pairs, or left out."""
+"""Queries and keys in a block, which is left out, computed whole, or computed with every pair asked about."""
 
 Blocks = NDArray[np.bool_]
 
@@ -25,34 +25,34 @@ class Windows:
     window: int
     """Token i sees i - window .. i + window."""
     global_tokens: int
-    """The first tokens, so many, see every token and are seen by every token."""
+    """How many first tokens see every token and are seen by every token."""
     causal: bool
-    """And of all these those up to i only."""
+    """Whether token i sees only those of all these up to i."""
 
     def sees(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Whether query i sees key j, for FlexAttention to compile: of numbers alone, which become constants."""
+        """Whether query i sees key j, as a function for FlexAttention to compile; its numbers become constants."""
         window, first = self.window, self.global_tokens
         if self.causal:
             return lambda i, j: (j <= i) & ((i - j <= window) | (j < first))
         return lambda i, j: ((i - j <= window) & (j - i <= window)) | (i < first) | (j < first)
 
     def blocks(self, n: int) -> tuple[Blocks, Blocks]:
-        """Of n tokens, the blocks of which every pair is seen, and those of which some are, ``(n / 128, n / 128)``."""
+        """For n tokens, the blocks whose every pair is seen, and those with some pair seen, ``(n / 128, n / 128)``."""
         starts = np.arange(0, n, BLOCK)
         ends = np.minimum(starts + BLOCK, n) - 1
-        least, most = starts[:, None] - ends, ends[:, None] - starts  # distances i - j within a block
+        least, most = starts[:, None] - ends, ends[:, None] - starts  # distances i - j in a block
         inside, touching = ends < self.global_tokens, starts < self.global_tokens
         full = (least >= -self.window) & (most <= self.window) | inside | inside[:, None]
         some = (most >= -self.window) & (least <= self.window) | touching | touching[:, None]
         return (full & (least >= 0), some & (most >= 0)) if self.causal else (full, some)
 
     def pairs(self, n: int) -> int:
-        """Pairs of n tokens in the blocks that are computed."""
+        """How many pairs of n tokens the computed blocks hold."""
         sizes = np.minimum(BLOCK, n - np.arange(0, n, BLOCK))
         return int(sizes @ self.blocks(n)[1] @ sizes)
 
     def block_mask(self, n: int, device: torch.device, key_mask: Tensor | None) -> BlockMask:
-        """For n queries and keys; with a key mask ``(B, n)`` every block asks it."""
+        """The block mask for n queries and keys; a key mask ``(B, n)`` is asked in every block."""
         if key_mask is None:
             return _kept(self, n, device)
         full, some = self.blocks(n)
@@ -60,7 +60,7 @@ class Windows:
         return _block_mask(np.zeros_like(full), some, lambda b, h, i, j: real[b, j] & sees(i, j), n, device)
 
     def seeing(self, key_mask: Tensor) -> Tensor:
-        """The queries that see a real key, ``(B, 1, N, 1)`` bool."""
+        """Which queries see a real key, ``(B, 1, N, 1)`` bool."""
         n = key_mask.shape[1]
         count = torch.nn.functional.pad(key_mask.cumsum(1), (1, 0))
         i = torch.arange(n, device=key_mask.device)

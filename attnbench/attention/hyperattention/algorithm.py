@@ -49,28 +49,28 @@ class HyperAttention(Decoding, nn.Module):
     as a Gray code, so that neighbours in the sorted order are buckets one sign apart. Queries and keys are each sorted
     by it (equal hashes by position) and cut into ceil(M / ``block``) blocks whose sizes differ by at most one; a query
     attends to all keys of the block at its own place. Of all M sorted keys, m = ``samples`` are drawn, one in each of m
-    equal strata; those outside the own block enter the same softmax with weight M/m. On average over the draw, the
+    equal strata; those outside the query's block enter the same softmax with weight M/m. On average over the draw, the
     numerator and the denominator are thus those of softmax attention. ``block`` or ``samples`` of M or more give
     softmax attention. The defaults are those of the authors' code.
 
-    More queries than keys: chunks of at most ``block`` queries, several of which share a block of keys. Blocks and
-    strata are cut over the real tokens only; in self-attention padded positions give 0.
+    With more queries than keys, several chunks of at most ``block`` queries share a block of keys. Blocks and strata
+    are cut over the real tokens only; in self-attention padded positions give 0.
 
     Causal: the paper's recursion. The tokens are halved until ``block`` are left, among which attention is exact. Of
-    every two halves the later one asks the earlier one, a rectangle without a mask: a query sees one of its blocks of
-    ``block`` sorted keys, and ``samples`` of its keys. All that a query sees enters one softmax. With a rectangle of
-    each size on the way, the cost is O(n·log(n/b)·(b + m)·d).
+    every two halves, the later one attends to the earlier one, a rectangle without a mask: a query sees one of its
+    blocks of ``block`` sorted keys, and ``samples`` of its keys. All that a query sees enters one softmax. With a
+    rectangle of each size on the way, the cost is O(n·log(n/b)·(b + m)·d).
 
     Differs from the authors' code: strata instead of independent draws, drawn once in the constructor as fractions
     of the sequence; blocks of equal size instead of a last one filled with zeros; projections are shared by the heads;
-    a sampled key is never counted twice on any device; short sequences are not handed to exact attention. Where causal,
-    the paper sorts the queries of a rectangle as well, so that later ones move the borders of the blocks of earlier
-    ones. Here each picks its block alone: where its hash falls among the sorted hashes of the keys; of keys with its
-    own hash, those as far along as it stands in its half. The halves are cut at multiples of ``block``·2^i instead of
-    at n/2, so that they do not depend on the length. No later token thus changes anything.
+    a sampled key is never counted twice on any device; short sequences are not handed to exact attention. In the causal
+    form, the paper sorts the queries of a rectangle as well, so that later ones move the borders of the blocks of
+    earlier ones. Here each query finds its block alone, where its hash falls among the sorted hashes of the keys; among
+    keys with its own hash, it takes those as far along as it stands in its half. The halves are cut at multiples of
+    ``block``·2^i instead of at n/2, so that they do not depend on the length. Thus no later token changes anything.
 
     Decoding keeps all keys and values, and the hash and position of each key before the current block, sorted: a token
-    costs O(log(n/b)·(b + m)·D). More tokens than ``shape.N`` will do.
+    costs O(log(n/b)·(b + m)·D). More tokens than ``shape.N`` are allowed.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``; ``key_mask`` ``(B, M)``.
     """
@@ -93,7 +93,7 @@ class HyperAttention(Decoding, nn.Module):
         self.register_buffer("draws", torch.randint(1 << GRID, (samples,)))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The formula with N x M matrices, head by head; blocks and sample are found again, token by token."""
+        """The formula with N x M matrices, head by head; blocks and sample are found anew, token by token."""
         (B, H, _, D), out = q.shape, torch.zeros_like(q)
 
         def hashes(x: Tensor) -> list[int]:
@@ -129,7 +129,7 @@ class HyperAttention(Decoding, nn.Module):
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         if key_mask is not None:
-            # The halves are those of the real tokens, which go first.
+            # The real tokens are moved to the front and halved there.
             order = (~key_mask).int().sort(dim=1, stable=True).indices[:, None, :, None].expand_as(q)
             first = self._causal(q.gather(2, order), k.gather(2, order), v.gather(2, order), None)
             return torch.zeros_like(first).scatter(2, order, first).masked_fill(~key_mask[:, None, :, None], 0)
@@ -140,20 +140,20 @@ class HyperAttention(Decoding, nn.Module):
         return out.view(q.shape)
 
     def codes(self, x: Tensor) -> Tensor:
-        """``(B, H, n)``: hashes of x ``(B, H, n, D)``."""
+        """The hashes ``(B, H, n)`` of x ``(B, H, n, D)``."""
         dtype = accumulator(x.dtype)
         projections = self.projections.to(dtype)
         place = 1 << torch.arange(projections.shape[1] - 1, -1, -1, device=x.device)
         codes = []
         for rows in torch.split(x.reshape(-1, x.shape[3]), 2048):
             gray = ((rows.to(dtype) @ projections > 0) * place).sum(1)
-            for shift in (1, 2, 4, 8):  # bits of which an odd number of higher ones and itself are set
+            for shift in (1, 2, 4, 8):  # each bit becomes the parity of itself and the higher ones
                 gray ^= gray >> shift
             codes.append(gray)
         return torch.cat(codes).view(x.shape[:3])
 
     def _order(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """``(B, H, n)``: tokens by hash and position, padding last."""
+        """The tokens sorted by hash and position, ``(B, H, n)``, padding last."""
         (B, H, n, _), bits, code = x.shape, self.projections.shape[1], self.codes(x)
         if real is not None:
             code = code.masked_fill(~real[:, None], 1 << bits)
@@ -163,7 +163,7 @@ class HyperAttention(Decoding, nn.Module):
         return tokens - heads * n
 
     def _plan(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, ...]:
-        """Rows of q of each chunk of queries, B·H·N for none, of k of its block of keys and of the sample; bias."""
+        """Rows of q in each chunk (B·H·N for none), rows of k in its block and in the sample, and the bias."""
         (B, H, N, _), M, device = q.shape, k.shape[2], q.device
         b, S = min(self.block, max(N, M)), min(self.samples, M)
         C = -(-max(N, M) // b)
@@ -210,7 +210,7 @@ class HyperAttention(Decoding, nn.Module):
         return [[1.0 if own[i] == rank_k[j] * blocks // m else times[rank_k[j]] for j in range(m)] for i in range(n)]
 
     def _halves(self, asked: list[int], keys: list[int]) -> list[list[float]]:
-        """w of each pair of n tokens, from their hashes: two halves, and the later one against the earlier one."""
+        """w of each pair of n tokens, from their hashes: both halves, and the later one against the earlier one."""
         n, b = len(keys), self.block
         times = [[0.0] * n for _ in range(n)]
 
@@ -245,7 +245,7 @@ class HyperAttention(Decoding, nn.Module):
 
 
 def _ranks(codes: list[int]) -> list[int]:
-    """Places of the tokens in the order of their hashes, equal ones by position."""
+    """The places of the tokens in the order of their hashes; equal hashes are ordered by position."""
     places = [0] * len(codes)
     for rank, token in enumerate(sorted(range(len(codes)), key=codes.__getitem__)):
         places[token] = rank

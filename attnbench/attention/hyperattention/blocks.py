@@ -1,4 +1,4 @@
-"""Attention of chunks of queries, each to its own keys and to a sample that all of them share."""
+"""Attention of chunks of queries, each to keys of its own and to a sample that all chunks share."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Tile = tuple[slice, slice]
 class Attend(torch.autograd.Function):
     """Chunks of queries to their block of keys and to the sample, in one softmax; backward computes weights again.
 
-    q ``(T, D)``, k and v ``(U, D)``: the rows of all G heads. Of these, asked ``(G, C, r)`` are the queries of each of
-    C chunks, each row once, and T where there is none; own ``(G, C, c)`` its keys; sampled ``(G, S)`` those of all
-    chunks; bias ``(G, C, c + S)``.
+    q ``(T, D)``, k and v ``(U, D)`` are the rows of all G heads. asked ``(G, C, r)`` says which rows are the queries of
+    each of C chunks, each row once, and T where there is none; own ``(G, C, c)`` which are the keys of a chunk; sampled
+    ``(G, S)`` which are keys of all chunks. bias is ``(G, C, c + S)``.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, asked: Tensor, own: Tensor, sampled: Tensor, bias: Tensor
     ) -> Tensor:
-        # The row behind the last is written where there is no query and never read.
+        # The row behind the last is written where there is no query, and never read.
         out = q.new_empty(len(q) + 1, v.shape[1])
         for tile in _tiles(asked, bias.shape[2]):
             rows, _, _, _, values, weights = _tile((q, k, v, asked, own, sampled, bias), tile)
@@ -54,14 +54,14 @@ class Attend(torch.autograd.Function):
             for dx, dboth in ((dk, torch.bmm(dlogits.mT, queries)), (dv, dvalues)):
                 add = dx.index_add_
                 add(0, seen[:, :, :c].flatten(), dboth[:, :c].flatten(0, 1))
-                # Chunks of a head have the same sample.
+                # All chunks of a head have the same sample.
                 shared = torch.unflatten(dboth, 0, seen.shape[:2])[:, :, c:].sum(1)
                 add(0, seen[:, 0, c:].flatten(), shared.flatten(0, 1))
         return dq[: len(q)], dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
 
 
 def _tiles(asked: Tensor, width: int) -> Iterator[Tile]:
-    """Heads and chunks whose weights stay in cache: several whole heads, or a part of one."""
+    """Heads and chunks whose weights stay in cache: several whole heads, or part of one."""
     G, C, r = asked.shape
     return ((heads, slice(a, b)) for heads, a, b in tiles(G, C, r * width, fitting(asked.device)))
 
@@ -71,8 +71,12 @@ def _rows(x: Tensor, which: Tensor, like: Tensor) -> Tensor:
 
 
 def _tile(tensors: tuple[Tensor, ...], tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Rows of q ``(g·r)``, of k ``(heads, chunks, c + S)``; scaled queries ``(g, r, D)``, keys and values
-    ``(g, c + S, D)``, and weights ``(g, r, c + S)``."""
+    """What one tile reads and its weights.
+
+    Returns:
+        Rows of q ``(g·r)``, rows of k ``(heads, chunks, c + S)``, scaled queries ``(g, r, D)``, keys and values
+        ``(g, c + S, D)``, and weights ``(g, r, c + S)``.
+    """
     q, k, v, asked, own, sampled, bias = tensors
     bias = bias[tile].flatten(0, 1).unsqueeze(1)
     rows, own = asked[tile].flatten(), own[tile]

@@ -15,11 +15,11 @@ from attnbench.engines.tiling import fitting
 
 GRID = 20
 """Bits of a drawn position: integers stay exact in a module cast to half precision."""
-_ROWS = 64  # queries of a chunk; more leave more slots empty, fewer read the keys of their block more often
+_ROWS = 64  # queries of a chunk: more leave more slots empty, fewer read the keys of their block more often
 
 
 def strata(draws: Tensor, tokens: int) -> Tensor:
-    """Ranks ``(S,)`` of the sample of ``tokens`` sorted keys, one in each of S = min(m, tokens) equal strata."""
+    """Ranks ``(S,)`` of the keys sampled of ``tokens`` sorted ones, one in each of S = min(m, tokens) equal strata."""
     S = min(len(draws), tokens)
     return ((torch.arange(S, device=draws.device) << GRID) + draws[:S]) * tokens // (max(S, 1) << GRID)
 
@@ -28,15 +28,15 @@ def place(left: Tensor, right: Tensor, at: Tensor | int, tokens: int, block: int
     """The block of sorted keys that a query picks.
 
     Args:
-        left: keys with a smaller hash.
-        right: keys with a smaller or the same hash.
+        left: how many keys have a smaller hash.
+        right: how many keys have a smaller or the same hash.
         at: place of the query among the ``tokens`` places of its rectangle, which spreads equal hashes.
     """
     return (left + (right - left) * at // tokens).clamp(max=tokens - 1) // block
 
 
 class Rectangles(NamedTuple):
-    """``repeats`` rectangles, ``step`` tokens apart; on the diagonal, where both first tokens are the same, squares."""
+    """``repeats`` rectangles, ``step`` tokens apart; squares on the diagonal, where both first tokens are the same."""
 
     first_key: int
     first_query: int
@@ -47,7 +47,7 @@ class Rectangles(NamedTuple):
 
 
 def rectangles(n: int, block: int) -> Iterator[Rectangles]:
-    """The recursion over n tokens, by size: what is cut off at the end has the same keys, or is the last square."""
+    """The recursion over n tokens, by size: what the end cuts off keeps all its keys, unless it is the last square."""
     whole, rest = divmod(n, block)
     if whole:
         yield Rectangles(0, 0, block, whole, block, block)
@@ -63,7 +63,7 @@ def rectangles(n: int, block: int) -> Iterator[Rectangles]:
 
 
 def spans(n: int, block: int) -> Iterator[tuple[int, int]]:
-    """First token and length of the keys of each rectangle that token n is a query of; n is a multiple of block."""
+    """First token and number of the keys of each rectangle in which token n is a query; n is a multiple of block."""
     first = 0
     for bit in reversed(range((n // block).bit_length())):
         if n // block >> bit & 1:
@@ -72,12 +72,12 @@ def spans(n: int, block: int) -> Iterator[tuple[int, int]]:
 
 
 class _Part(NamedTuple):
-    """Chunks of r queries, each with one block of keys and the sample of its rectangle; T rows of q in all."""
+    """Chunks of r queries, each with one block of keys and the sample of its rectangle; q has T rows in all."""
 
     asked: Tensor
-    """``(chunks, r)``: rows of q, T in an empty slot."""
+    """``(chunks, r)``: rows of q; T in an empty slot."""
     block: Tensor
-    """``(chunks,)``: whose keys they see."""
+    """``(chunks,)``: the block whose keys they see."""
     own: Tensor
     """``(blocks, b)``: rows of k."""
     sample: Tensor
@@ -99,7 +99,7 @@ class Plan:
     bits: int
 
     def parts(self) -> Iterator[_Part]:
-        # Not kept for the backward pass: all of them take O(n log n).
+        # Not kept for the backward pass: all of them together take O(n log n) memory.
         return map(self._part, rectangles(self.keys.shape[1], self.block))
 
     @torch.no_grad()
@@ -147,12 +147,12 @@ class Plan:
 
 
 class Attend(torch.autograd.Function):
-    """q, k, v ``(heads · n, D)`` -> the same; parts are merged by log-sum-exp, and nothing of them is kept."""
+    """q, k, v ``(heads · n, D)`` -> the same shape; parts are merged by log-sum-exp, and nothing of them is kept."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
         T, dtype = len(q), accumulator(q.dtype)
-        # The row behind the last is written by empty slots and never read.
+        # The row behind the last is written by empty slots, and never read.
         out = torch.zeros(T + 1, q.shape[1], dtype=dtype, device=q.device)
         lse = torch.full((T + 1,), -torch.inf, dtype=dtype, device=q.device)
         for part in plan.parts():

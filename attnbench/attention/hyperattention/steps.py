@@ -23,11 +23,11 @@ class Span(NamedTuple):
 
 
 class State(NamedTuple):
-    """What decoding keeps: all tokens, and for those before the current block two whole numbers each."""
+    """What decoding keeps: all tokens, and two integers for each of those before the current block."""
 
     cache: Cache
     spans: tuple[Span, ...]
-    """Largest first, one for each 1 in the binary number of whole blocks."""
+    """Largest first, one for each 1 in the number of whole blocks written in binary."""
 
 
 class Decoding:
@@ -35,7 +35,7 @@ class Decoding:
 
     block: int
     length: int
-    """Tokens for which room is made at once; more are allowed."""
+    """Tokens for which room is made from the start; more are allowed."""
     draws: Tensor
 
     def codes(self, x: Tensor) -> Tensor:

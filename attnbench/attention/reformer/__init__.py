@@ -1,4 +1,4 @@
-"""Attention among the tokens that a locality-sensitive hash puts side by side."""
+"""Attention among tokens that a locality-sensitive hash puts side by side."""
 
 from attnbench.attention.reformer.algorithm import Reformer
 

@@ -1,4 +1,4 @@
-"""Attention among the tokens that a locality-sensitive hash puts side by side."""
+"""Attention among tokens that a locality-sensitive hash puts side by side."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
-_COLUMNS = 64  # of one rotation; more buckets than 2 · 64 come from pairs of hashes
+_COLUMNS = 64  # most columns of one rotation; more buckets than 2 · 64 come from pairs of hashes
 _PADDING = 2 * _COLUMNS**2 * 2  # sorts behind every bucket
 
 
 class State(NamedTuple):
-    """What decoding keeps: all tokens, and in every round the latest ones of every bucket."""
+    """What decoding keeps: all tokens, and the latest tokens of every bucket in every round."""
 
     cache: Cache
     latest: Tensor
     """``(B, H, rounds, buckets · (chunk + 1))``: a ring of positions for each bucket."""
     fill: Tensor
-    """``(B, H, rounds, buckets)``: tokens that went into each ring."""
+    """``(B, H, rounds, buckets)``: how many tokens went into each ring."""
 
 
 _LATEST = (
@@ -62,26 +62,27 @@ class Reformer(nn.Module):
 
     Kitaev et al. 2020, section 2, equations 2-6. One vector x of each token is its query and, normalised, its key:
     here k, and q is not read. Logits are xᵢ·xⱼ/‖xⱼ‖ without a further scale, as in the authors' code; an error against
-    softmax of q, k, v is therefore only a distance. A round sorts the tokens by (bucket, position), the bucket being
-    the hash argmax([xR; -xR]), and cuts them into chunks, which attend to themselves and to the chunk before. A token
-    attends to itself only where it has no other key.
+    softmax of q, k, v is therefore only a distance. A round sorts the tokens by (bucket, position), where the bucket is
+    the hash argmax([xR; -xR]). It cuts them into chunks, which attend to themselves and to the chunk before. A token
+    attends to itself only if it has no other key.
 
     With ``correction=true`` a pair that several rounds see counts once (the paper's N_ij; here the pair is dropped in
     all rounds but the first, which gives the same sum), so that the result is exactly one softmax over the union of the
     pairs seen. Without it, as in the authors' code, a pair seen twice weighs twice.
 
-    ``members=chunk``: a round sees everything in both chunks (section 2, "LSH attention"), by position where causal.
-    Later tokens get no weight, but they move the borders between chunks, so that outputs do depend on them a little.
-    ``members=bucket``: only pairs with equal hash (equation 4), and where causal the latest of these before the query,
-    as many as a chunk has, which no later token changes. ``members=auto`` is ``bucket`` where causal, else ``chunk``.
+    ``members=chunk``: a round sees everything in both chunks (section 2, "LSH attention"), if causal up to the query's
+    position. Later tokens get no weight, but they move the borders between chunks, so that outputs do depend on them a
+    little. ``members=bucket``: only pairs with equal hash (equation 4); if causal, the latest of these before the
+    query, as many as a chunk has, which no later token changes. ``members=auto`` is ``bucket`` if causal, else
+    ``chunk``.
 
-    More than 128 ``buckets`` are pairs of two hashes, as one rotation with n / chunk columns would cost n². By default
-    their number follows the number of real tokens, and padding is sorted behind every chunk, so that a padded sequence
-    gives what the shorter one gives; padded positions give 0.
+    More than 128 ``buckets`` are pairs of two hashes, since one rotation with n / chunk columns would cost n². By
+    default their number follows the number of real tokens, and padding is sorted behind every chunk, so that a padded
+    sequence gives what the shorter one gives; padded positions give 0.
 
-    Decoding needs ``members=bucket``, whose pairs no later token changes: all keys and values are kept, and rings of
-    the latest positions in each bucket, so that a token costs O(rounds·chunk·D) however many came before, beside a
-    copy of one counter for each bucket. Buckets are then as many as ``forward`` makes at ``shape.N`` tokens.
+    Decoding needs ``members=bucket``, whose pairs no later token changes. It keeps all keys and values, and rings of
+    the latest positions in each bucket. A token costs O(rounds·chunk·D) however many came before, plus a copy of one
+    counter for each bucket. There are as many buckets as ``forward`` makes for ``shape.N`` tokens.
 
     Differs from the authors' code: rotations are drawn once and shared by the heads; the first chunk does not look
     back to the last; any N (the last chunk is filled up with empty slots); by default n / chunk buckets, where the
@@ -118,7 +119,7 @@ class Reformer(nn.Module):
         self.register_buffer("rotations", torch.randn(shape.D, 2, rounds, _COLUMNS))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """One softmax over the pairs seen, with an N × N matrix of how often; head by head, over real tokens only."""
+        """One softmax over the pairs seen, with an N × N matrix of how often; head by head over real tokens."""
         out = torch.zeros_like(v)
         for b, h in product(range(k.shape[0]), range(k.shape[1])):
             real = torch.arange(k.shape[2], device=k.device) if key_mask is None else key_mask[b].nonzero()[:, 0]
@@ -171,7 +172,7 @@ class Reformer(nn.Module):
         ends = count.cumsum(3).gather(3, code)
         rank = torch.arange(n, device=k.device) - (ends - count.gather(3, code))
         kept = rank >= count.gather(3, code) - ring
-        # One column more than there is, for those that newer tokens replace.
+        # One extra column, for tokens that newer ones replace.
         place = torch.where(kept, code * ring + rank % ring, buckets * ring)
         latest = code.new_zeros((B, H, self.rounds, buckets * ring + 1)).scatter_(3, place, order)
         return State(Cache.of(k, v, self.length), latest, count)
@@ -185,7 +186,7 @@ class Reformer(nn.Module):
         latest = state.latest.scatter_(3, code * ring + before % ring, now)
         slots = torch.arange(ring, device=k.device)
         found = latest.gather(3, code * ring + slots)
-        # An empty slot is one more of the token itself, which has no weight beside any other.
+        # An empty slot stands for the token itself, which has no weight beside any other.
         found = found.masked_fill(slots > before, now).flatten(2).sort(-1).values
         keys, values = (
             x.gather(2, found.unsqueeze(-1).expand(-1, -1, -1, x.shape[3])).to(dtype) for x in (cache.k, cache.v)
@@ -200,17 +201,17 @@ class Reformer(nn.Module):
         return out.to(v.dtype), State(cache, latest, count)
 
     def _sizes(self, N: int) -> tuple[int, int]:
-        """Hashes that make one code at length N, and columns of the rotation of each."""
+        """How many hashes make one code at length N, and how many columns the rotation of each has."""
         half = max(1, (N + self.chunk) // (2 * self.chunk)) if self.buckets is None else self.buckets // 2
         return (1, half) if half <= _COLUMNS else (2, min(math.ceil(math.sqrt(half / 2)), _COLUMNS))
 
     def hashes(self, x: Tensor, real: Tensor | None = None, *, length: int | None = None) -> Tensor:
-        """Bucket of every token in every round.
+        """The bucket of every token in every round.
 
         Args:
             x: ``(..., N, D)``.
             real: ``(..., N)`` bool, True where a token is no padding.
-            length: the number of tokens that the number of buckets follows; None: those in ``x``.
+            length: how many tokens the number of buckets is made for; None: those in ``x``.
 
         Returns:
             ``(rounds, ..., N)`` int64; padding gets a number above every bucket.
@@ -252,12 +253,12 @@ class Reformer(nn.Module):
         slot = torch.arange(N, device=x.device).repeat(rows)
         row = torch.arange(rows, device=x.device).unsqueeze(1) * (_PADDING + 1)
         for r in range(self.rounds):
-            # One flat sort, which is several times faster than one per row; stable, so by position within a bucket.
+            # One flat sort is several times faster than one per row; it is stable, so by position within a bucket.
             buckets, tokens = torch.sort((found[r] + row).view(-1), stable=True)
             order[r, back * C :].view(rows, chunks * C)[:, :N] = tokens.view(rows, N)
             at = slot if self.same_bucket and self.causal else slot // C
             if self.same_bucket:
-                # Puts other buckets out of reach: the next one is at least the factor away.
+                # Puts other buckets out of reach: the next one is at least this factor away.
                 at = at + (buckets % (_PADDING + 1)) * (C + 1 if self.causal else 2)
             place[r].index_copy_(0, tokens, 2 * at.int())
         hidden = None

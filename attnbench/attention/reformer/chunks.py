@@ -1,4 +1,4 @@
-"""Attention in chunks of tokens sorted by a hash, round after round, without a matrix of all pairs."""
+"""Attention in chunks of tokens sorted by a hash, round by round, without a matrix of all pairs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Plan:
     """N, the tokens of one head."""
     chunk: int
     chunks: int
-    """Chunks of one head."""
+    """How many chunks one head has."""
     back: int
-    """Chunks looked back: 1, or 0 where there is only one."""
+    """How many chunks a chunk looks back: 1, or 0 if there is only one."""
     order: Tensor
     """``(rounds, back·chunk + B·H·chunks·chunk)``: the token in each slot."""
     place: Tensor
@@ -44,24 +44,24 @@ class Plan:
 
     @property
     def skip(self) -> int:
-        """Slots of a tile before its first query."""
+        """How many slots of a tile come before its first query."""
         return self.back * self.chunk
 
     def tiles(self) -> list[tuple[int, int, int]]:
-        """(round, first chunk, last chunk + 1), so that the weights of one tile stay in cache."""
+        """(round, first chunk, last chunk + 1) of each tile; its weights stay in cache."""
         weights = cached() if self.order.device.type == "cpu" else 1 << 24
         step = max(1, weights // (self.chunk * (self.chunk + self.skip)))
         total = self.tokens // self.row * self.chunks
         return [(r, a, min(a + step, total)) for r in range(len(self.order)) for a in range(0, total, step)]
 
     def windows(self, slots: Tensor) -> Tensor:
-        """Own and previous chunk of every chunk, overlapping, without a copy: ``(g, (1 + back)·chunk, D)``."""
+        """Each chunk with the one before it, overlapping, without a copy: ``(g, (1 + back)·chunk, D)``."""
         width, chunk = slots.shape[1], self.chunk
         chunks = len(slots) // chunk - self.back
         return slots.as_strided((chunks, chunk * (1 + self.back), width), (chunk * width, width, 1))
 
     def mask(self, logits: Tensor, r: int, first: int, slots: Tensor) -> None:
-        """Push every pair that does not count in round ``r`` out of reach; arithmetic, as comparisons are slower."""
+        """Push every pair that does not count in round ``r`` out of reach, by arithmetic: comparisons are slower."""
 
         def apart(table: Tensor) -> Tensor:
             values = table.unsqueeze(1)
@@ -81,7 +81,7 @@ class Plan:
             logits.sub_(self.windows(self.hidden[slots].to(logits.dtype).unsqueeze(1)).transpose(1, 2))
         if self.back:
             logits[-first % self.chunks :: self.chunks, :, : self.chunk] = -APART
-        # In one round only: sums of several logits as low as this lose digits.
+        # SELF in one round only: sums of several logits this low lose digits.
         logits[:, :, self.skip :].diagonal(dim1=1, dim2=2).fill_(-APART if r else SELF)
 
 
@@ -93,7 +93,7 @@ class Attend(torch.autograd.Function):
         dtype = accumulator(q.dtype)
         norm = torch.linalg.vector_norm(q, dim=-1, dtype=dtype)
         inverse = torch.where(norm > 0, 1 / norm, 0)
-        # The row behind the last is written by empty slots and never read.
+        # The row behind the last is written by empty slots, and never read.
         out = q.new_empty((plan.tokens + 1, v.shape[1]), dtype=dtype)
         lse = q.new_empty(plan.tokens + 1, dtype=dtype)
         for r, a, b in plan.tiles():
@@ -143,7 +143,7 @@ class Attend(torch.autograd.Function):
             dkeys.addcmul_(keys, torch.linalg.vecdot(keys, dkeys).unsqueeze(1), value=-1)
             dkeys.mul_(inverse[source].unsqueeze(1))
             dkeys[plan.skip :] += product(dlogits, plan.windows(keys)).view(-1, q.shape[1])
-            # A token has one slot per tile, so that copying the sum back is adding.
+            # A token has one slot per tile, so that copying the sum back amounts to adding.
             dq.index_copy_(0, slots, dkeys.add_(dq.index_select(0, slots)))
             dv.index_copy_(0, slots, dvalues.add_(dv.index_select(0, slots)))
         return dq[: plan.tokens].to(q.dtype), dv[: plan.tokens].to(v.dtype), None

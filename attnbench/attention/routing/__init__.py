@@ -1,4 +1,4 @@
-"""Attention within clusters: every centroid picks the queries and the keys that are nearest to it."""
+"""Attention within clusters: every centroid picks the queries and keys nearest to it."""
 
 from attnbench.attention.routing.algorithm import Routing
 

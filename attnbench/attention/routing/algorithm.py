@@ -1,4 +1,4 @@
-"""Attention within clusters: every centroid picks the queries and the keys that are nearest to it."""
+"""Attention within clusters: every centroid picks the queries and keys nearest to it."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class Routing(nn.Module):
     Roy et al. 2021, "Efficient Content-Based Sparse Attention with Routing Transformers". q ``(B, H, N, D)``, k and v
     ``(B, H, M, D)`` -> ``(B, H, N, D)``. Queries and keys are layer-normalised without scale and bias. Each of the
     ``clusters`` centroids μ of a head picks the ``window`` queries of largest μ·LN(q) and the ``window`` keys of
-    largest μ·LN(k), by default as many as are in a cluster on average, and these queries attend to these keys only.
+    largest μ·LN(k), by default as many as a cluster has on average. These queries attend only to these keys.
 
-    A query that several centroids pick gets the average of their outputs, one that none picks gets 0, which is more
-    than a third of them for directions drawn at random; :meth:`coverage` counts. Gradients do not flow through the
-    choice. Memory is O(n·d): the scores of centroids are ranked a few centroids at a time.
+    A query that several centroids pick gets the average of their outputs. One that none picks gets 0; with directions
+    drawn at random, that is more than a third of them; :meth:`coverage` counts. Gradients do not flow through the
+    choice. Memory is O(n·d): the scores of a few centroids at a time are ranked.
 
     Centroids are unit vectors drawn in the constructor. The paper moves them in training, by a running average of the
-    tokens assigned to them, and leaves them alone at inference, which is what ``kmeans=0`` costs; only training can
-    tell where they end. ``kmeans`` > 0 moves them in each call instead, by as many steps of spherical k-means on the
-    keys of that head, at O(n·clusters·d) each; a centroid with no key stays.
+    tokens assigned to them, and leaves them alone at inference. ``kmeans=0`` has the cost of inference; only training
+    can tell where centroids end. ``kmeans`` > 0 moves them in each call instead, by that many steps of spherical
+    k-means on the keys of the head, at O(n·clusters·d) each; a centroid with no key stays.
 
-    Padding is cut out: with ``key_mask`` (of queries too, unless they are another sequence) the number of tokens that
+    Padding is cut out: with ``key_mask`` (for queries too, unless they are another sequence), the number of tokens that
     a centroid picks follows the real ones, so that a padded sequence gives what the shorter one gives; padded queries
     give 0. The number of centroids follows ``shape``, not the call.
 
@@ -63,8 +63,7 @@ class Routing(nn.Module):
     still depends on later ones); no loss pulls tokens to centroids; all heads route, while theirs share a layer with
     heads of local attention, as ``per-head`` can.
 
-    ``window`` above the number of tokens means all of them. Which of equally near tokens are picked is ``torch.topk``'s
-    choice.
+    ``window`` above the number of tokens means all of them. Ties are broken as ``torch.topk`` breaks them.
     """
 
     centroids: Tensor
@@ -87,7 +86,7 @@ class Routing(nn.Module):
         self.register_buffer("centroids", normalize(torch.randn(shape.H, count, shape.D), dim=-1))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Cluster by cluster, with a matrix of all (real) pairs in which the pairs that did not meet are -inf."""
+        """Cluster by cluster, with a matrix of all (real) pairs that is -inf for pairs that do not meet."""
         out = torch.zeros_like(q)
         q, k = ((x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt() for x in (q, k))
         for b, h in product(range(q.shape[0]), range(q.shape[1])):
@@ -139,7 +138,7 @@ class Routing(nn.Module):
     def _pick(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
-        """For queries and keys: tokens picked ``(B·H, clusters, window)``, counted over all heads, and which count."""
+        """The queries and the keys picked, ``(B·H, clusters, window)`` rows of all heads, and which of each count."""
         heads = len(self.centroids)
         dtype = accumulator(q.dtype)
         centroids = self.centroids.to(dtype).repeat(len(q) // heads, 1, 1)
@@ -152,7 +151,7 @@ class Routing(nn.Module):
         (G, N, _), C = x.shape, centroids.shape[1]
         most = min(N, self.window or -(-N // C))
         chosen = torch.empty((G, C, most), dtype=torch.long, device=x.device)
-        # No more than x has, or memory would grow faster than n until the caches of all cores are full.
+        # No more scores than x has numbers, or memory would grow faster than n until the caches of all cores are full.
         together = min(fitting(x.device, 17), x.numel())
         room = x.new_empty(max(N, min(G * C * N, together)))
         for heads, a, b in tiles(G, C, N, together):
@@ -186,5 +185,5 @@ class Routing(nn.Module):
 
 
 def _normed(x: Tensor) -> Tensor:
-    """LN(x) ``(B·H, N, D)``, in float32 at least: rounded, it would be nearest to other centroids."""
+    """LN(x) ``(B·H, N, D)``, in float32 at least: rounding would make other centroids the nearest."""
     return layer_norm(x.to(accumulator(x.dtype)), x.shape[-1:]).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Attention of the queries of a cluster to its keys, gathered a few clusters at a time."""
+"""Attention of a cluster's queries to its keys, gathered a few clusters at a time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.tiling import fitting, tiles
 
 _LOG2 = 16
-"""Of the entries of weights held at once."""
+"""log2 of how many weights are held at once."""
 
 
 class AttendWithin(torch.autograd.Function):
-    """Mean over the clusters that hold a query of its attention to their keys; 0 where none holds it.
+    """A query's attention to the keys of each cluster that holds it, averaged; 0 where none holds it.
 
     q ``(N, D)``, k and v ``(M, D)``, of all heads together; at_q ``(clusters, w)``, at_k ``(clusters, u)`` say which
-    rows are in a cluster; real_q, real_k of the same shapes, or None, which of these count; times ``(N, 1)``, how
-    often a query counts, at least 1. -> ``(N, D)``. The backward pass gathers and computes the weights again.
+    rows are in a cluster; real_q, real_k, of the same shapes or None, say which of these count; times ``(N, 1)`` says
+    how often a query counts, at least 1. -> ``(N, D)``. The backward pass gathers and computes the weights again.
     """
 
     @staticmethod
@@ -62,13 +62,17 @@ class AttendWithin(torch.autograd.Function):
 def _pieces(
     q: Tensor, k: Tensor, v: Tensor, at_q: Tensor, at_k: Tensor, real_q: Tensor | None, real_k: Tensor | None
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Some clusters, or queries of one: queries, keys, values ``(c, ·, D)``, weights, rows of queries and of keys."""
+    """For some clusters, or some queries of one, at a time.
+
+    Yields:
+        Queries, keys and values ``(c, ·, D)``, weights, rows of the queries, and rows of the keys.
+    """
     dtype, D = accumulator(q.dtype), q.shape[1]
     (clusters, w), u = at_q.shape, at_k.shape[1]
-    # Weights take no more than the queries, or than the keys beside them where a cluster is too large for the cache.
+    # Weights take no more room than the queries, or than the keys if a cluster is too large for the cache.
     for some, a, b in tiles(clusters, w, u, max(min(fitting(q.device, _LOG2), q.numel()), u * D)):
         to_q, to_k = at_q[some, a:b].flatten(), at_k[some].flatten()
-        # An index_select costs a seventh of an index.
+        # An index_select costs a seventh of an indexing.
         queries = q.index_select(0, to_q).view(-1, b - a, D).to(dtype)
         keys, values = (x.index_select(0, to_k).view(-1, u, D).to(dtype) for x in (k, v))
         weights = queries.new_empty((len(keys), b - a, u))

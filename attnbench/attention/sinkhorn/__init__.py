@@ -1,4 +1,4 @@
-"""Attention to the own block and to one that a learned, soft permutation puts beside it."""
+"""Attention to a query's own block and to one that a learned, soft permutation puts beside it."""
 
 from attnbench.attention.sinkhorn.algorithm import Sinkhorn
 

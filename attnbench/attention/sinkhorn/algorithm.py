@@ -1,4 +1,4 @@
-"""Attention to the own block and to one that a learned, soft permutation puts beside it."""
+"""Attention to a query's own block and to one that a learned, soft permutation puts beside it."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ from attnbench.variant import No, Traits, register
 class Sinkhorn(nn.Module):
     """Own block and one softly sorted block, by Sinkhorn-balanced scores.
 
-    Tay et al. 2020, "Sparse Sinkhorn Attention". The sequence is cut into n / ``block`` blocks, a sort net scores pairs
-    of blocks, ``iterations`` of Sinkhorn normalisation make exp(scores / ``temperature``) doubly stochastic (S), and
-    block I attends with one softmax to its own keys and to the mixture Σ_J S_IJ K_J, offset by offset. Mixing costs
-    n²·d/b operations, as much as attending at n = 2·b²; memory is O(n·d + (n/b)²), of which the second part is the
-    smaller one up to n = b²·d.
+    Tay et al. 2020, "Sparse Sinkhorn Attention". The sequence is cut into n / ``block`` blocks. A sort net scores pairs
+    of blocks, and ``iterations`` of Sinkhorn normalisation make exp(scores / ``temperature``) doubly stochastic (S).
+    Block I attends with one softmax to its own keys and to the mixture Σ_J S_IJ K_J, offset by offset. Mixing costs
+    n²·d/b operations, as much as attending at n = 2·b². Memory is O(n·d + (n/b)²); the second part is the smaller one
+    up to n = b²·d.
 
     ``sort=bilinear`` scores the mean query of block I against the mean key of block J, without parameters and for
-    any N; ``sort=learned`` is the paper's net, relu(x̄ W + w) U on the mean key x̄ of block I, whose outputs are the
+    any N. ``sort=learned`` is the paper's net, relu(x̄ W + w) U on the mean key x̄ of block I. Its outputs are the
     blocks J, so that N may not exceed ``shape.N`` (a bias per block J would cancel in the normalisation).
 
     Causal: block I is scored from the mean over its first token and all before it, S is strictly lower triangular, and
     column sums run only over blocks up to I (the paper's run over all, which reads later tokens): S_IJ =
-    exp(R_IJ - f_I) / Σ_{L<=I} exp(R_LJ - f_L), with f making rows sum to 1. The first block attends to itself only.
-    Decoding sorts in one step of every ``block``, which costs O(n·d); the others cost O(b·d).
+    exp(R_IJ - f_I) / Σ_{L<=I} exp(R_LJ - f_L), with f making rows sum to 1. The first block attends only to itself.
+    Decoding sorts in one of every ``block`` steps, which costs O(n·d); the others cost O(b·d).
 
-    ``sort_cut``: the paper's SortCut. There is no own block: every query attends to the first ``sort_cut`` mixtures
-    only, Σ_J S_IJ K_J for I < ``sort_cut``, all of them where there are fewer. That costs O(n·sort_cut·b·d), beside the
+    ``sort_cut``: the paper's SortCut. No query sees its own block; all attend only to the first ``sort_cut`` mixtures,
+    Σ_J S_IJ K_J for I < ``sort_cut``, or to all of them if there are fewer. That costs O(n·sort_cut·b·d), beside the
     scores of pairs of blocks.
 
-    Last block shorter, or padded: means run over real tokens, blocks without any take no part, and where block J has no
-    token at an offset the mixture there averages the others and weighs as much as they have in S. With padding at the
-    end the result is that of the shorter sequence.
+    If the last block is shorter, or padded: means run over real tokens, and blocks without any take no part. Where
+    block J has no token at an offset, the mixture there averages the others and weighs as much as they have in S. With
+    padding at the end, the result is that of the shorter sequence.
 
     Differs from the authors' code: iterations end with the rows, so that every mixture is an average (rows of S sum to
     exactly 1, columns nearly); one softmax over both blocks instead of the sum of two logits or of two softmaxes; no
@@ -137,7 +137,7 @@ class Sinkhorn(nn.Module):
         share = (S / rows)[..., home][:, :, :, None] * (
             real[:, :, :, None] & (offset == torch.arange(b, device=q.device)[:, None])
         )
-        mass = share.sum(-1)  # (B, H, n, b): of the mixture at an offset of a block
+        mass = share.sum(-1)  # (B, H, n, b): the mass of the mixture at each offset of a block
         some = mass.masked_fill(mass == 0, 1)[..., None]
         keys, values = (share @ x[:, :, None] / some for x in (k, v))
         if self.sort_cut:
@@ -187,12 +187,12 @@ class Sinkhorn(nn.Module):
             log_mass = log_mass[:, :cut].reshape(G, 1, -1)
             mixed = [x * inverse_mass(log_mass[:, 0]) for x in mixed]
             bias = log_mass.clamp(min=hidden(q.dtype)).to(q.dtype).unsqueeze(1)
-        # A head axis of 1, as only with four axes is there a kernel without the matrix of weights.
+        # With a head axis of 1: only for four axes is there a kernel without the matrix of weights.
         keys, values = (x.to(q.dtype).unsqueeze(1) for x in mixed)
         return scaled_dot_product_attention(q.flatten(1, 2).unsqueeze(1), keys, values, attn_mask=bias).squeeze(1)
 
     def sort_matrix(self, q: Tensor, k: Tensor, H: int, real: Tensor | None = None) -> Tensor:
-        """S ``(B·H, n, n)`` of q, k ``(B·H, n, b, D)``; ``real`` ``(B·H, n, b)``; k is 0 where not real."""
+        """S ``(B·H, n, n)`` from q, k ``(B·H, n, b, D)``; ``real`` is ``(B·H, n, b)``; k is 0 where not real."""
         G, n, _, D = q.shape
         dtype = accumulator(q.dtype)
         if self.net:
@@ -211,7 +211,7 @@ class Sinkhorn(nn.Module):
         return balanced
 
     def _learned(self, mean: Tensor, n: int) -> Tensor:
-        """Scores ``(B, H, rows, n)`` of blocks of mean key ``(B, H, rows, D)`` with the first n blocks."""
+        """Scores ``(B, H, rows, n)`` of blocks with mean keys ``(B, H, rows, D)`` against the first n blocks."""
         W, w, U = (self.net[name].to(mean.dtype) for name in ("W", "w", "U"))
         if n > U.shape[-1]:
             raise Unsupported(f"sort=learned knows {U.shape[-1]} blocks and the sequence has {n}")
@@ -220,7 +220,7 @@ class Sinkhorn(nn.Module):
 
     @staticmethod
     def _mean(x: Tensor, real: Tensor | None, cumulative: bool, dtype: torch.dtype) -> Tensor:
-        """``(G, n, D)``: over each block, or over its first token and everything before it."""
+        """The means ``(G, n, D)`` over each block, or over its first token and everything before it."""
         total = x.sum(2, dtype=dtype)
         if real is None:
             count = x.new_full((1, x.shape[1], 1), x.shape[2], dtype=dtype)
@@ -228,7 +228,7 @@ class Sinkhorn(nn.Module):
         else:
             count, first = real.sum(2, dtype=dtype).unsqueeze(-1), real[:, :, :1].to(dtype)
         if cumulative:
-            # Shifted, not subtracted: what comes later must not even leave a rounding error.
+            # Shifted, not subtracted: later tokens must not even leave a rounding error.
             total = pad(total.cumsum(1), (0, 0, 1, -1)) + x[:, :, 0].to(dtype)
             count = pad(count.cumsum(1), (0, 0, 1, -1)) + first
         return total / count.clamp(min=1)
@@ -260,7 +260,7 @@ class Sinkhorn(nn.Module):
         return attend(q, keys, torch.cat([state.values, state.cache.values[:, :, start:]], 2)), state
 
     def _begin_block(self, state: Sorted, first: Tensor, start: int, *, mix: bool = True) -> Sorted:
-        """Sort for the block of which ``first`` ``(B, H, 1, D)`` is the first token, the one at ``start``."""
+        """Sort for the block whose first token, at ``start``, is ``first`` ``(B, H, 1, D)``."""
         n = start // self.block
         if not n:
             return state

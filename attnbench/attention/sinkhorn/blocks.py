@@ -1,4 +1,4 @@
-"""What a block mixed from all blocks takes: balanced scores, and attention to it beside the own block."""
+"""What a block mixed from all blocks takes: balanced scores, and attention to it beside a query's own block."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from attnbench.engines.precision import hidden
 from attnbench.engines.tiling import fitting, tiles
 
 _LOG2 = 19
-"""Of the entries of a piece: calls of small products cost more than what does not fit into a core's own cache."""
+"""log2 of how many weights a piece holds: small products cost more in calls than large ones in cache misses."""
 
 _KEPT = 5 / 2
-"""Weights kept for the backward pass, at most so many times the entries of q: time for memory, which stays linear."""
+"""Most weights kept for the backward pass, as a multiple of q's entries: saves time for memory that stays linear."""
 
 
 class Balance(torch.autograd.Function):
@@ -51,7 +51,7 @@ class Balance(torch.autograd.Function):
             part = (x - columns - rows).exp_().mul_(drows)
             dcolumns = dcolumns - (part if ctx.causal else part.sum(-2, keepdim=True))
             dx += part
-            if ctx.causal:  # in logarithms and by sign, as the factors may be far apart
+            if ctx.causal:  # in logarithms and by sign, since the factors may be far apart
                 tiny = torch.finfo(x.dtype).tiny
                 later = (dcolumns.clamp(min=tiny).log() - columns, (-dcolumns).clamp(min=tiny).log() - columns)
                 up, down = ((x - before + t.flip(-2).logcumsumexp(-2).flip(-2)).exp_() for t in later)
@@ -65,7 +65,7 @@ class Balance(torch.autograd.Function):
 
 
 class Attend(torch.autograd.Function):
-    """Softmax over own and sorted block; the backward pass computes weights that were not kept again.
+    """Softmax over own and sorted block; the backward pass computes again the weights that were not kept.
 
     q, k, v ``(G, n, b, D)`` with G = B·H heads of n blocks; sort ``(G, n, n)``; log_mass and real ``(G, n, b)``.
     """
@@ -118,7 +118,7 @@ class Attend(torch.autograd.Function):
                 dout = _batch(grad[heads, blocks]).to(sort.dtype)
                 dlogits = torch.bmm(dout, _batch(values[:, blocks]).mT, out=dlogits_room[: len(weights)])
                 torch.ops.aten._softmax_backward_data.out(dlogits, weights, -1, weights.dtype, grad_input=dlogits)
-                # From here on gradients stand where the keys and values of these blocks stood.
+                # From here on, gradients take the place of the keys and values of these blocks.
                 torch.bmm(weights.mT, dout, out=_batch(values[:, blocks]))
                 if dmass is not None:
                     dmass[heads, blocks] = dlogits[:, :, b:].sum(1).view(dmass[heads, blocks].shape)
@@ -138,14 +138,14 @@ class Attend(torch.autograd.Function):
 
 
 def _pieces(q: Tensor) -> Iterator[tuple[slice, Iterator[slice]]]:
-    """Heads, of which all blocks are mixed at once, and their blocks in pieces whose weights stay in cache."""
+    """Heads whose blocks are all mixed at once, and their blocks in pieces whose weights stay in cache."""
     G, n, b, _ = q.shape
     for heads, pieces in groupby(tiles(G, n, 2 * b * b, fitting(q.device, _LOG2)), itemgetter(0)):
         yield heads, (slice(first, stop) for _, first, stop in pieces)
 
 
 def _rooms(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """For keys and values ``(heads, n, 2b, D)`` and weights ``(blocks, b, 2b)``: all pieces use the same memory."""
+    """Memory that all pieces use for keys and values ``(heads, n, 2b, D)`` and weights ``(blocks, b, 2b)``."""
     n, b, D = q.shape[1:]
     heads, first, stop = next(tiles(len(q), n, 2 * b * b, fitting(q.device, _LOG2)))
     g = heads.stop - heads.start
@@ -171,7 +171,7 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def inverse_mass(log_mass: Tensor) -> Tensor:
-    """1 / mass, with one axis more at the end; where there is no mass, a finite number for a sum that is 0."""
+    """1 / mass, with one more axis at the end; where there is no mass, a finite number for a sum that is 0."""
     return log_mass.clamp(min=-80).neg().exp().unsqueeze(-1)
 
 
@@ -197,7 +197,7 @@ def _weights(
     blocks: slice,
     room: Tensor,
 ) -> Tensor:
-    """``(g, b, 2b)``, in ``room``; keys ``(heads, n, 2b, D)``."""
+    """The weights ``(g, b, 2b)`` of these blocks, in ``room``; keys are ``(heads, n, 2b, D)``."""
     b, D = q.shape[2:]
     queries = _batch(q[heads, blocks]).to(keys.dtype)
     weights = room[: len(queries)]

@@ -12,12 +12,12 @@ from attnbench.engines.decoding.kv_cache import Cache
 
 
 class Sorted(NamedTuple):
-    """What is known after some tokens, of which the last ones belong to a block that may still be open."""
+    """What is known after some tokens; the last of them belong to a block that may still be open."""
 
     cache: Cache
     """Every token: what is mixed anew when a block begins, and the open block."""
     total: Tensor
-    """``(B, H, 1, D)``: sum over all tokens of the vectors, queries or keys, whose means are sorted by."""
+    """``(B, H, 1, D)``: sum over all tokens of the vectors, queries or keys, whose means are scored."""
     columns: Tensor
     """``(B, H, iterations, n)``: log of the sum of each of the n columns over all rows so far, in each iteration."""
     keys: Tensor
@@ -26,10 +26,10 @@ class Sorted(NamedTuple):
 
 
 def balanced_row(scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """The next row of S, and the column sums with it.
+    """The next row of S, and the column sums that include it.
 
-    Column sums of a causal S run over earlier rows only, and so does what they were in each iteration: a new row
-    changes no earlier one.
+    Column sums of a causal S run only over rows so far, and so do those in each iteration: a new row changes no
+    earlier one.
 
     Args:
         scores: ``(B, H, 1, n)`` of the new block with all n before it, n >= 1.

@@ -32,9 +32,9 @@ class Summaries(NamedTuple):
     """What decoding with summaries keeps."""
 
     summaries: Cache
-    """``fixed``: of whole blocks only."""
+    """The summary tokens; with ``fixed`` those of whole blocks only."""
     block: Cache
-    """``fixed``: the block that is not yet whole."""
+    """With ``fixed`` the block that is not yet whole, else empty."""
     length: int
 
 
@@ -69,14 +69,14 @@ class Sparse(nn.Module):
 
     - ``pattern=strided``: A¹ = {i - l .. i}, A² = {j : (i - j) mod l = 0};
     - ``pattern=fixed``: A¹ = {j : ⌊j / l⌋ = ⌊i / l⌋}, A² = {j : j mod l >= l - c}, c = ``summary``;
-    - ``pattern=stride``, ``pattern=summary``: A² of strided, or of fixed, alone. Tokens i < l - c, for which the latter
+    - ``pattern=stride``, ``pattern=summary``: only A² of strided, or of fixed. Tokens i < l - c, for which the latter
       is empty, see themselves.
 
     ``heads=merged``: every head takes one softmax over the union; a key that lies in both parts counts once.
-    ``heads=split``: the first half of the heads (the larger, of an odd number) takes A¹, the others A². The patterns
-    are causal by definition. Without ``causal`` the mask is symmetrised: i and j see one another where the later of
-    them sees the earlier; so with ``pattern=fixed`` summary tokens see all that follows, the others only the summaries
-    before them.
+    ``heads=split``: the first half of the heads (the larger one if their number is odd) takes A¹, the others A². The
+    patterns are causal by definition. Without ``causal`` the mask is symmetrised: i and j see each other where the
+    later of them sees the earlier. With ``pattern=fixed``, summary tokens then see all that follows; outside their
+    block, the others see only the summaries before it.
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``, any N. Time N·√N·D, or N·(l + c·N / l)·D. The paper's memory is
     that of its N·√N scores; here they exist for one tile at a time, forward and backward, which is O(N). (Strided, not
@@ -87,7 +87,7 @@ class Sparse(nn.Module):
     that is not causal is this project's. The paper takes c of 8, 16 or 32 with l of 128 or 256.
 
     Raises:
-        UsageError: ``summary`` with a pattern that has none, or above ``length``; ``heads=split`` of a single part.
+        UsageError: ``summary`` with a pattern that has none, or above ``length``; ``heads=split`` with a single part.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Sparse(nn.Module):
                 self.groups.share(self.position_bias)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` by an N × N mask for each head."""
+        """:meth:`forward` with an N × N mask for each head."""
         length, n = self.length, q.shape[2]
         i, j = torch.arange(n, device=q.device)[:, None], torch.arange(n, device=q.device)
         if self.pattern in ("strided", "stride"):
@@ -160,7 +160,7 @@ class Sparse(nn.Module):
             return out
         length = self.length
         if self.pattern == "strided" and not self.causal and (missing := -q.shape[2] % length):
-            # Columns of equal length; the band never reaches the padding, and a column masks its own.
+            # Makes columns equally long; the band never reaches the padding, and each column masks its own.
             k, v = nn.functional.pad(k, (0, 0, 0, missing)), nn.functional.pad(v, (0, 0, 0, missing))
             key_mask = None if key_mask is None else nn.functional.pad(key_mask, (0, missing))
         return attend(q, k, v, self._tiles(q), key_mask=key_mask, position_bias=self.position_bias)
@@ -177,7 +177,7 @@ class Sparse(nn.Module):
                 return tiles.summaries(q, self.length, self.summary, self.causal)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-        """q, k, v ``(B, H, n, D)``, n >= 0. The state is a Cache, Summaries, or that of each half of the heads."""
+        """q, k, v ``(B, H, n, D)``, n >= 0. The state is a Cache, Summaries, or a state for each half of the heads."""
         if self.groups is not None:
             return self.groups.begin(q, k, v)
         if self.pattern in ("strided", "stride"):

@@ -15,12 +15,12 @@ from attnbench.engines.tiling import tile_scores
 
 
 def strided(q: Tensor, length: int, causal: bool) -> Iterator[Tile]:
-    """The band of ``length`` before (and after), and every ``length``-th token; k and v are padded to whole blocks."""
+    """A band of ``length`` before (and after), and every ``length``-th token; k and v are padded to whole blocks."""
     n = q.shape[2]
     total = -(-n // length)
 
     def column(rows: Blocks) -> tuple[Keys, ...]:
-        # The band holds the distances 0 and l already: blocks t - 1, t and (both ways) t + 1 are not in the column.
+        # The band already holds the distances 0 and l: blocks t - 1, t and (both ways) t + 1 are not in the column.
         t, residue = divmod(rows.start, length)
         width = t + rows.count - 2 if causal else total
         if width < 1 or total < 3:
@@ -87,7 +87,7 @@ def stride(q: Tensor, length: int, causal: bool) -> Iterator[Tile]:
 
 
 def _summaries(q: Tensor, length: int, summary: int, t: int, count: int) -> tuple[Keys, ...]:
-    """Summaries of the blocks before t .. t + count - 1."""
+    """The summaries of earlier blocks, for each of the blocks t .. t + count - 1."""
     if t + count < 2:
         return ()
     block = torch.arange(count, device=q.device)[:, None, None]
@@ -97,12 +97,12 @@ def _summaries(q: Tensor, length: int, summary: int, t: int, count: int) -> tupl
 
 
 def fixed(q: Tensor, length: int, summary: int, causal: bool) -> Iterator[Tile]:
-    """Own block, and the last ``summary`` tokens of the blocks before it."""
+    """Each token's own block, and the last ``summary`` tokens of the blocks before it."""
     n = q.shape[2]
     total = n // length
     ordinary = length if causal else length - summary
     for start, size in batches(0, ordinary, ROWS):
-        # Causal rows stop at their own last token, and see a triangle of their own columns.
+        # If causal, rows stop at their own last token and see a triangle of their own columns.
         span = start + size if causal else length
         masks = triangle(q, start, size) if causal else ()
         most = blocks_per_tile(q, total, size * (span + total * summary))
@@ -122,7 +122,7 @@ def fixed(q: Tensor, length: int, summary: int, causal: bool) -> Iterator[Tile]:
 
 
 def summaries(q: Tensor, length: int, summary: int, causal: bool) -> Iterator[Tile]:
-    """The last ``summary`` tokens of each block alone; a token before the first of them sees itself."""
+    """Only the last ``summary`` tokens of each block; a token before the first of them sees itself."""
     n = q.shape[2]
     total = n // length
     ordinary = length - summary

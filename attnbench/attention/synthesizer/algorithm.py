@@ -25,7 +25,7 @@ from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
 _TILE = {"cpu": 1 << 21, "cuda": 1 << 26}
-"""Weights computed at once: a few MiB stay in the cache of a CPU, a GPU needs enough of them to be busy."""
+"""Weights computed at once: a few MiB stay in a CPU's cache, and a GPU needs enough of them to be busy."""
 
 Mode = Literal["dense", "random", "factorized-random", "factorized-dense", "mixture"]
 Mixture = Literal["random+dense", "random+dot", "dense+dot", "random+dense+dot"]
@@ -65,20 +65,20 @@ class Synthesizer(nn.Module):
     - ``mode=random``: row i of a learned N × N matrix, the same for every input;
     - ``mode=factorized-random``: row i of ``R₁ R₂ᵀ`` with two learned matrices of ``factors`` columns, by default the
       paper's 8;
-    - ``mode=factorized-dense``: ``A_i[j mod a] · B_i[j div a]`` with A_i and B_i, of length a = ``factors`` and N / a,
-      from token i through one hidden layer;
-    - ``mode=mixture``: ``Σ α_p B_p`` of two or three of these and of dot products ``q_i · k_j / √D``, one before the
-      softmax, where α is the softmax of learned numbers, equal at first.
+    - ``mode=factorized-dense``: ``A_i[j mod a] · B_i[j div a]``, where A_i and B_i, of length a = ``factors`` and
+      N / a, come from token i through one hidden layer;
+    - ``mode=mixture``: ``Σ α_p B_p`` over two or three of these and of dot products ``q_i · k_j / √D``, mixed before
+      the one softmax; α is the softmax of learned numbers, equal at first.
 
     x is ``(B, N, C)`` and so is the output: the value and the output projection, both C × C without bias, belong to the
-    variant. A shorter input uses the first rows and columns of B. Hidden keys, later ones where ``shape.causal`` and
-    padded ones, get no weight; a query that sees no key gives 0. Decoding keeps values, and the keys of dot products.
+    variant. A shorter input uses the first rows and columns of B. Padded keys and, if ``shape.causal``, later keys get
+    no weight; a query that sees no key gives 0. Decoding keeps values, and the keys of dot products.
 
-    Entries of R are drawn from N(0, 1), those of the factors so that the product has variance 1, W₂ from
-    N(0, 1/``hidden``). W₁ maps to ``hidden`` units of its own for each head. Nothing is divided by √D but dot products.
+    Entries of R are drawn from N(0, 1), those of the factors such that the product has variance 1, W₂ from
+    N(0, 1/``hidden``). W₁ maps to ``hidden`` units of its own for each head. Only dot products are divided by √D.
 
-    Differs from the paper: a need not divide N, the last of the N / a numbers is then used for fewer keys; A_i and B_i
-    share their hidden layer.
+    Differs from the paper: a need not divide N, and the last of the N / a numbers is then used for fewer keys; A_i and
+    B_i share their hidden layer.
 
     Raises:
         UsageError: an option of another mode.
@@ -123,7 +123,7 @@ class Synthesizer(nn.Module):
         self.per_example = any(source.per_example for source in self._sources())
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """With every weight in memory, ``(B, H, N, N)``."""
+        """The same with every weight in memory, ``(B, H, N, N)``."""
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         visible = visible_pairs(x, x, self.causal, key_mask)
@@ -193,7 +193,7 @@ class Synthesizer(nn.Module):
         if hidden is None:
             return logits.softmax(-1)
         weights = logits.masked_fill(hidden, float("-inf")).softmax(-1)
-        # Only padding can hide every key of a row, whose softmax is then NaN.
+        # Only padding can hide every key of a row; its softmax is then NaN.
         return weights if key_mask is None else weights.masked_fill(hidden, 0.0)
 
     def begin(self, x: Tensor) -> Cache:
@@ -211,7 +211,7 @@ class Synthesizer(nn.Module):
         return out, state
 
     def _kept(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys, of no width where nothing needs them, and values, ``(B, H, n, D)``."""
+        """Keys, of width 0 where nothing needs them, and values, ``(B, H, n, D)``."""
         values = self.value(x).view(*x.shape[:2], self.heads, x.shape[2] // self.heads).transpose(1, 2)
         keys = self._key_rows(x)
         return values[..., :0] if keys is None else keys.transpose(0, 1), values

@@ -1,7 +1,7 @@
-"""Where a Synthesizer's logits come from: one class for each way to have them.
+"""Where a Synthesizer's logits come from: one class for each source.
 
-A source gives ``rows``, what belongs to the queries, ``(H, B, N, ·)`` or ``(H, 1, N, ·)`` where it is the same for
-every example, and from any slice of those the logits of that slice over the first keys.
+A source gives ``rows``, what belongs to the queries: ``(H, B, N, ·)``, or ``(H, 1, N, ·)`` if it is the same for every
+example. From any slice of these it gives the logits of that slice over the first keys.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Source(nn.Module):
     per_example = True
 
     def rows(self, x: Tensor, start: int = 0) -> Tensor:
-        """Of the tokens x ``(B, n, C)`` at the positions ``start, start + 1, ...``."""
+        """What belongs to the tokens x ``(B, n, C)`` at the positions ``start, start + 1, ...``."""
         raise NotImplementedError
 
     def logits(self, rows: Tensor, keys: int, key_rows: Tensor | None) -> Tensor:
-        """``key_rows`` ``(H, B, >= keys, D)`` are those of :class:`DotProduct`."""
+        """The logits of ``rows`` over the first ``keys``; ``key_rows`` ``(H, B, >= keys, D)`` are for DotProduct."""
         raise NotImplementedError
 
     def of_pairs(self, x: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Dense(Source):
 
 
 class FactorizedDense(Source):
-    """``A_i[j mod a] · B_i[j div a]`` with A_i and B_i from token i as in :class:`Dense`."""
+    """``A_i[j mod a] · B_i[j div a]``, where A_i and B_i come from token i as in :class:`Dense`."""
 
     def __init__(self, shape: Shape, units: int, a: int) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class DotProduct(Source):
         return self._heads(self.q(x) * self.scale)
 
     def keys(self, x: Tensor) -> Tensor:
-        """``(H, B, N, D)``."""
+        """The keys of x, ``(H, B, N, D)``."""
         return self._heads(self.k(x))
 
     def _heads(self, x: Tensor) -> Tensor:

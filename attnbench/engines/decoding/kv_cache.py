@@ -23,13 +23,13 @@ class Cache(NamedTuple):
     def of(cls, k: Tensor, v: Tensor, capacity: int) -> Cache:
         """A cache with room for ``capacity`` tokens (at least those of k) that holds k and v ``(B, H, n, D)``."""
         n = k.shape[2]
-        # Zeros, because a kernel that reads whole blocks multiplies what lies behind the last key by a weight of 0.
+        # Zeros, since a kernel that reads whole blocks multiplies what lies behind the last key by a weight of 0.
         room_k, room_v = (x.new_zeros(*x.shape[:2], max(capacity, n), x.shape[3]) for x in (k, v))
         room_k[:, :, :n], room_v[:, :, :n] = k, v
         return cls(room_k, room_v, n)
 
     def append(self, k: Tensor, v: Tensor) -> Cache:
-        """With one more key and value ``(B, H, 1, D)``; written in place where there is room, else room doubles."""
+        """The cache with one more key and value ``(B, H, 1, D)``, written in place; a full cache doubles its room."""
         cache = self if self.length < self.k.shape[2] else Cache.of(self.k, self.v, 2 * self.length + 1)
         cache.k[:, :, self.length : self.length + 1] = k
         cache.v[:, :, self.length : self.length + 1] = v
@@ -49,7 +49,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None) -> Tens
     """Softmax attention of the last query ``(B, H, 1, D)`` to k and v ``(B, H, n, D)``; statistics in float32 at least.
 
     Args:
-        added: to the logits, ``(H, 1, n)``.
+        added: what is added to the logits, ``(H, 1, n)``.
     """
     accumulate = accumulator(q.dtype)
     logits = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(2, 3)).to(accumulate)
@@ -59,7 +59,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None) -> Tens
 
 
 def pick(x: Tensor, parts: list[slice]) -> Tensor:
-    """Rows of x ``(..., n, d)`` in some ranges, side by side; a view where there is one range."""
+    """Rows of x ``(..., n, d)`` in the ranges ``parts``, side by side; a view if there is only one range."""
     pieces = [x[..., part, :] for part in parts]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)
 
@@ -71,7 +71,7 @@ def last_row(bias: PositionBias, n: int, dtype: torch.dtype) -> Tensor:
 
 
 class CachedDecoding:
-    """Decoding of a variant whose every query sees all earlier keys, with its ``position_bias`` if it has one.
+    """Decoding for variants whose every query sees all earlier keys, with their ``position_bias`` if they have one.
 
     The state is the :class:`Cache`.
     """

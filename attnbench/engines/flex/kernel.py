@@ -14,20 +14,20 @@ from attnbench.compiled import out_of_sight
 from attnbench.errors import Unsupported
 
 Mod = Callable[..., Tensor]
-"""A function of a pair, which is compiled into the kernel."""
+"""A function of a pair that is compiled into the kernel."""
 
 DTYPES = ("bfloat16", "float16", "float32")
-"""In which it runs on a CPU."""
+"""The dtypes in which it runs on a CPU."""
 
 
 class FlexKernel:
     """softmax(q kᵀ / √D) v over the blocks of a block mask, in code compiled at the first call for each shape and type.
 
-    Only compiled code ever runs, and the FLOPs booked are those of the blocks that it computes.
+    Only compiled code ever runs. The FLOPs recorded are those of the blocks that it computes.
     """
 
     def __init__(self) -> None:
-        # Code of its own for each module: torch.compile gives up after a few shapes of one piece of code.
+        # Each module gets code of its own: torch.compile gives up after a few shapes of one piece of code.
         own = FunctionType(_attend.__code__.replace(), _attend.__globals__)
         self._compiled = torch.compile(own, dynamic=False, fullgraph=True)
 
@@ -47,13 +47,13 @@ class FlexKernel:
 
         Args:
             blocks: makes the block mask, if anything is to run.
-            pairs: of queries and keys in the blocks computed, of all heads of one example.
+            pairs: how many pairs of query and key the computed blocks hold, over all heads of one example.
             learned: whether gradients are wanted.
             score_mod: changes scores.
-            options: of the kernel on a GPU.
+            options: the kernel's options on a GPU.
 
         Raises:
-            Unsupported: on a CPU float64 or gradients, which PyTorch does not compile there, or no C++ compiler.
+            Unsupported: float64 or gradients on a CPU, which PyTorch does not compile there, or no C++ compiler.
         """
         if q.device.type == "cpu" and (learned or q.dtype == torch.float64):
             raise Unsupported(f"FlexAttention has no {'backward pass' if learned else 'float64'} on a CPU")
@@ -80,12 +80,12 @@ class FlexKernel:
 
 
 def added_by_distance(line: Tensor, middle: int) -> Mod:
-    """Adds ``line`` ``(H, ·)`` at ``middle`` + j - i to the score of query i and key j."""
+    """A function that adds ``line`` ``(H, ·)`` at ``middle`` + j - i to the score of query i and key j."""
     return lambda score, b, h, i, j: score + line[h, j - i + middle]
 
 
 def added_to_key(row: Tensor) -> Mod:
-    """Adds ``row`` ``(H, ·)`` at j to the score of key j."""
+    """A function that adds ``row`` ``(H, ·)`` at j to the scores of key j."""
     return lambda score, b, h, i, j: score + row[h, j]
 
 

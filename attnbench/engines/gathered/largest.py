@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 STRIDE = 4
-"""Entries in a group of which only the maximum takes part in the first search."""
+"""Entries in a group; only the maximum of each group takes part in the first search."""
 
 
 def largest(x: Tensor, count: int, *, ordered: bool = False) -> tuple[Tensor, Tensor]:
     """The ``count`` largest entries of each row of x ``(rows, M)``, and where they are, both ``(rows, count)``.
 
-    From the largest down where ``ordered``, else in any order. Of equal entries ``torch.topk`` says which are taken.
+    From the largest down if ``ordered``, else in any order. Ties are broken as ``torch.topk`` breaks them.
     """
     rows, M = x.shape
     groups = M // STRIDE
@@ -28,12 +28,12 @@ def largest(x: Tensor, count: int, *, ordered: bool = False) -> tuple[Tensor, Te
 
 
 def _largest(x: Tensor, count: int, ordered: bool) -> tuple[Tensor, Tensor]:
-    """torch.topk, which on a CPU takes a quarter less for whole numbers."""
+    """torch.topk, which on a CPU takes a quarter less time for integers."""
     whole = {torch.float32: torch.int32, torch.float64: torch.int64}.get(x.dtype)
     if x.device.type != "cpu" or whole is None:
         kept, chosen = x.topk(count, sorted=ordered)
         return kept, chosen
-    # The bits of a number, as a whole one, are in its order but below 0, where they run backwards.
+    # Read as integers, the bits of floats have the same order, except below 0, where they run backwards.
     bits = x.contiguous().view(whole)
     bits = bits ^ (bits >> 63 if whole == torch.int64 else bits >> 31).bitwise_and_(torch.iinfo(whole).max)
     chosen = bits.topk(count, sorted=ordered).indices
@@ -41,9 +41,9 @@ def _largest(x: Tensor, count: int, ordered: bool) -> tuple[Tensor, Tensor]:
 
 
 def argmax(x: Tensor) -> Tensor:
-    """Where the largest entry of each row of x ``(..., C)`` is, ``(..., 1)``; of equal ones, the last.
+    """Where the largest entry of each row of x ``(..., C)`` is, ``(..., 1)``; the last of equal ones on a CPU.
 
-    torch's own takes twice as long on a CPU as a maximum, a comparison, and the maximum of the indices of all hits.
+    There torch's own takes twice as long as a maximum, a comparison, and the maximum of the indices of all hits.
     """
     if x.device.type != "cpu":
         return x.argmax(-1, keepdim=True)

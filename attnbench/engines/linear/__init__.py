@@ -1,1 +1,1 @@
-"""Linear attention, φ(q)·φ(k) in place of exp(q·k): feature maps, and sums over keys all at once or causally."""
+"""Linear attention, φ(q)·φ(k) in place of exp(q·k): feature maps, and sums over all keys at once or causally."""

@@ -1,4 +1,4 @@
-"""Linear attention over all keys: sum φ(k) vᵀ once, then read the sum with every query.
+"""Linear attention over all keys: φ(k) vᵀ is summed once, and every query reads the sum.
 
 out_i = φ(q_i)ᵀ S / φ(q_i)ᵀ z with S = Σ_j φ(k_j) v_jᵀ and z = Σ_j φ(k_j). The backward pass computes the features again
 instead of keeping them, so that memory beyond inputs, output and gradients does not grow with the sequence.
@@ -28,7 +28,7 @@ def attend_all(
         q: ``(B, H, N, D)``; k: ``(B, H, M, D)``; v: ``(B, H, M, E)``.
         features: the feature map φ.
         key_mask: ``(B, M)`` bool, True where a key is real.
-        rows: tokens taken at a time; None for what fits the cache. Has no effect on the result but rounding.
+        rows: tokens taken at a time; None for what fits the cache. It changes nothing in the result but rounding.
 
     Returns:
         ``(B, H, N, E)`` in q's dtype. A query that sees no key gives 0.
@@ -39,10 +39,10 @@ def attend_all(
 
 
 def _rows(q: Tensor, numbers: int) -> int:
-    """Rows of a tile of all heads; if there are many heads, so many rows that a call costs less than its work.
+    """How many rows a tile of all heads has; with many heads, enough that the work costs more than the call.
 
     Args:
-        numbers: features, values and outputs of a row.
+        numbers: how many features, values and outputs a row has.
     """
     most = 2 * tile_elements(q.device) // (q.shape[0] * q.shape[1] * numbers)
     return max(512 if numbers < 320 else 256, most // 64 * 64)
@@ -61,7 +61,7 @@ def add_keys(
     """Take all keys of a group into its sums, ``rows`` at a time.
 
     Args:
-        largest: ``(G, 1, 1)``, for a map with an offset set to where the largest log weight is.
+        largest: ``(G, 1, 1)``; set to where the largest log weight is, for a map with an offset.
         spare: memory for a tile of values, see :func:`attnbench.engines.linear.key_sums.weigh`.
     """
     for block in row_blocks(k.shape[2], rows):
@@ -119,7 +119,7 @@ class _AttendAll(torch.autograd.Function):
                 x, phi = tiles.queries(q, block)
                 above = tiles.numerator_grad(grad, divisors, block)
                 d_phi = torch.bmm(above, of_values, out=tiles.blank(x.shape[1], 1))
-                # Numerator times its gradient, from what is there: the output need not be kept.
+                # Numerator times its gradient, from what is at hand: the output need not be kept.
                 below = torch.linalg.vecdot(phi, d_phi)[..., None].div_(tiles.cut(divisors, block)).neg_()
                 d_phi.addcmul_(below, sums.of_ones)
                 d_of_values.baddbmm_(above.mT, phi)

@@ -1,9 +1,9 @@
 """Causal linear attention: each query reads the sums of φ(k) vᵀ over the keys up to its own.
 
-A chunk of c tokens reads what came before from the running sums, and its own keys from a c x c triangle, so that the
-work is O(n) and no sum per token exists. The chunks of a block are worked on at once; only the sums run from one to the
-next. Log weights are taken relative to the largest one *up to each token*: a later key, however large, can neither
-underflow an earlier row nor change it.
+A chunk of c tokens reads what came before from the running sums, and its own keys from a c x c triangle: the work is
+O(n), and no sum per token exists. The chunks of a block are computed at once; only the sums pass from one to the next.
+Log weights are taken relative to the largest one *up to each token*: a later key, however large, can neither make an
+earlier row underflow nor change it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def attend_causally(
         q, k: ``(B, H, N, D)``; v: ``(B, H, N, E)``.
         features: the feature map φ.
         key_mask: ``(B, N)`` bool, True where a key is real.
-        chunk: c; None for what is fast. Has no effect on the result but rounding.
+        chunk: c; None for what is fast. It changes nothing in the result but rounding.
 
     Returns:
         ``(B, H, N, E)`` in q's dtype. A query that sees no key gives 0.
     """
     if chunk is None:
-        # Pairs within a chunk cost more the longer it is, sums between chunks the more features there are.
+        # Pairs within chunks cost more the longer the chunks are, sums between chunks the more features there are.
         chunk = 256 if q.device.type != "cpu" else 32 if features.width < 256 else 64
     chunk = min(chunk, q.shape[2])
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
@@ -46,7 +46,7 @@ def attend_causally(
 
 
 def _attend_group(call: Call, group: Group, out: Tensor, *, differentiable: bool) -> list[Tensor]:
-    """Fill in the group's part of the output, and of what the call says about it.
+    """Fill in the group's part of the output, and of the call's ``divisors`` and ``largest_at``.
 
     Returns:
         If ``differentiable``, the sums before each block, four tensors each.
@@ -66,10 +66,10 @@ def _attend_group(call: Call, group: Group, out: Tensor, *, differentiable: bool
 def _differentiate_group(
     call: Call, group: Group, kept: list[Tensor], grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor
 ) -> None:
-    """Fill in the group's part of the gradients; ``kept``, which is used up, is what :func:`_attend_group` returned."""
+    """Fill in the group's part of the gradients; takes what :func:`_attend_group` returned off the end of ``kept``."""
     q, features = call.q, call.features
     tiles = Tiles(features, group, call.rows, q, count=4)
-    d_sums = KeySums.empty(q, call.v.shape[-1], features, tiles.pairs)  # of all but the top; last block first
+    d_sums = KeySums.empty(q, call.v.shape[-1], features, tiles.pairs)  # gradients, but for top; last block first
     room = call.room(d_sums)
     d_weights = q.new_zeros(tiles.pairs, q.shape[2] if features.offset else 0, 1, dtype=tiles.dtype)
     for block in reversed(call.blocks()):

@@ -13,30 +13,30 @@ from attnbench.engines.linear.key_sums import KeySums, real, weigh, weigh_ones
 from attnbench.engines.tiling import row_blocks, within
 
 BLOCK = 512
-"""Tokens of a block, between two sums that are kept for the backward pass; those in between are computed again."""
+"""Tokens in a block. Sums are kept for the backward pass once per block; those in between are computed again."""
 
 
 class _Constant:
     """A constant feature in a block: each real key has 1 of it, each query its share.
 
     Args:
-        sums: before the block.
+        sums: those before the block.
         phi_q: ``(Gm, c, F)``.
         values: ``(Gm, c, E)``.
         real: 1 at the real keys, 0 at the padded ones, ``(Gm, c, 1)``; None if all are.
     """
 
     def __init__(self, offset: float, sums: KeySums, phi_q: Tensor, values: Tensor, real: Tensor | None) -> None:
-        self.share = offset * phi_q.sum(-1, keepdim=True)  # of a query, (Gm, c, 1)
+        self.share = offset * phi_q.sum(-1, keepdim=True)  # each query's, (Gm, c, 1)
         self.real = real
         size = values.new_full((len(values), 1, 1), values.shape[1]) if real is None else real.sum(1, keepdim=True)
         own = torch.cat([weigh_ones(real, values), size], -1)
         met = torch.cat([sums.plain, own.view(len(sums.plain), -1, own.shape[2])], 1).cumsum(1)
-        self.before = met[:, :-1].reshape(own.shape)  # of (v, 1) before each chunk, (Gm, 1, E + 1)
-        self.after = met[:, -1:].clone()  # the block
+        self.before = met[:, :-1].reshape(own.shape)  # sum of (v, 1) before each chunk, (Gm, 1, E + 1)
+        self.after = met[:, -1:].clone()  # the same after the block
 
     def of_pairs(self, pairs: Tensor) -> Tensor:
-        """``(Gm, c, c)`` with 0 in the place of padded keys and of future ones, in place."""
+        """Set ``pairs`` ``(Gm, c, c)`` to 0, in place, for padded keys and for future ones."""
         return (pairs if self.real is None else pairs.mul_(self.real.mT)).tril_()
 
 
@@ -56,11 +56,11 @@ class Call(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Tokens of a block."""
+        """Tokens in a block."""
         return max(1, BLOCK // self.chunk) * self.chunk
 
     def blocks(self) -> list[slice]:
-        """Whole chunks, some at a time, and what is left, which is one shorter chunk."""
+        """Blocks of whole chunks, and what is left as a block of one shorter chunk."""
         length = self.q.shape[2]
         whole = length - length % self.chunk
         rest = [slice(whole, length)] if whole < length else []
@@ -76,7 +76,7 @@ class Call(NamedTuple):
 def attend_block(
     call: Call, tiles: Tiles, block: slice, room: Tensor, sums: KeySums, largest: Tensor | None, out: Tensor
 ) -> tuple[KeySums, Tensor | None]:
-    """The sums after the block, and the key with the largest log weight, from those before it."""
+    """The sums after the block and the key with the largest log weight so far, from those before the block."""
     q, k, v, key_mask, features, chunk, divisors, largest_at = call
     _, phi_q = tiles.queries(q, block)
     _, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
@@ -84,7 +84,7 @@ def attend_block(
     of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
     of_values, of_ones, after = chunks.sums_before(sums, of_chunks, phi_k, by_feature=True)
     scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
-    # The features of the keys have served.
+    # The features of the keys are no longer needed: their memory is free.
     free = within(phi_k, of_chunks.shape) if of_chunks.numel() <= phi_k.numel() else None
     numerator = chunks.carry_(torch.bmm(phi_q, of_values.mT, out=free))
     constant = None
@@ -128,7 +128,7 @@ def differentiate_block(
     of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
     of_values, of_ones, _ = chunks.sums_before(sums, of_chunks, phi_k, by_feature=False)
     above = chunks.split(tiles.numerator_grad(grad, divisors, block))
-    # Numerators times their gradients, from what is there: the output need not be kept.
+    # Numerators times their gradients, from what is at hand: the output need not be kept.
     scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
     constant = None
     if log_weight is not None and features.offset:
@@ -144,13 +144,13 @@ def differentiate_block(
         below.addcmul_(constant.share, earlier)
     below.div_(chunks.split(tiles.cut(divisors, block))).neg_()
     below_sums = chunks.carry(below)
-    # The chunks' own pairs.
+    # Pairs within the chunks.
     d_scores.add_(below)
     d_share = None if constant is None else constant.of_pairs(d_scores.clone()).sum(-1, keepdim=True)
     chunks.weigh_(d_scores)
     d_values = torch.bmm(scores.mT, above)
     d_phi_k = torch.bmm(d_scores.mT, phi_q, out=chunks.split(tiles.blank(x_q.shape[1], 3)))
-    # Their queries reading earlier keys, and their keys as later queries read them.
+    # Their queries as they read earlier keys, and their keys as later queries read them.
     d_phi_q.addcmul_(below_sums, of_ones).baddbmm_(d_scores, phi_k)
     d_of_values, all_values = chunks.run(d_sums.of_values, above_sums.mT, phi_q, back=True)
     d_of_ones, all_ones = chunks.run_ones(d_sums.of_ones, torch.bmm(below_sums.mT, phi_q), back=True)

@@ -1,4 +1,4 @@
-"""Chunks of consecutive tokens in causal linear attention: their pairs' weights, and the sums from one to the next."""
+"""Chunks in causal linear attention: the weights of their pairs, and the sums from one chunk to the next."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Chunks:
 
     Args:
         log_weight: ``(G, R, 1)`` or None.
-        top: the largest before the block, ``(G, 1, 1)``.
+        top: the largest log weight before the block, ``(G, 1, 1)``.
         count: m.
-        room: memory for the sums of the chunks, ``(Gm + 1, E, F)`` or more: the same for all blocks, which is in the
-            cache then.
+        room: memory for the sums of the chunks, ``(Gm + 1, E, F)`` or more; the same for all blocks, so that it is in
+            the cache.
     """
 
     def __init__(self, log_weight: Tensor | None, top: Tensor, count: int, room: Tensor) -> None:
@@ -30,38 +30,38 @@ class Chunks:
         self.own = (seen[..., None] > top, at[..., None])  # whether, and where, the block holds the largest
         self.seen = torch.maximum(seen[..., None], top)  # (G, R, 1)
         tops = torch.cat([top, torch.unflatten(self.seen, 1, (count, -1))[:, :, -1]], 1)
-        self.decays = (tops.mT - tops).exp2_().tril_()  # of the sums between two chunks, (G, m + 1, m + 1)
+        self.decays = (tops.mT - tops).exp2_().tril_()  # decay of sums between two chunks, (G, m + 1, m + 1)
         before, after = (x.reshape(-1, 1, 1) for x in (tops[:, :-1], tops[:, 1:]))
         own, rows = self.split(log_weight), self.split(self.seen)
-        self.weight = (own - after).exp2_()  # of a key in the sums after its chunk, (Gm, c, 1)
+        self.weight = (own - after).exp2_()  # weight of a key in the sums after its chunk, (Gm, c, 1)
         future = rows.new_full((rows.shape[1], rows.shape[1]), float("-inf")).triu_(1)
         self.pairs = (own.mT - rows).add_(future).exp2_()  # (Gm, c, c), 0 for j > i
-        self.carried = (before - rows).exp2_()  # what the sums so far count for in each row, (Gm, c, 1)
+        self.carried = (before - rows).exp2_()  # the weight of the sums so far in each row, (Gm, c, 1)
 
     def split(self, x: Tensor) -> Tensor:
         """``(G, R, ·)`` to ``(Gm, c, ·)``, contiguous."""
         return x.reshape(x.shape[0] * self.count, -1, x.shape[2]).contiguous()
 
     def weigh_(self, scores: Tensor) -> Tensor:
-        """Scores ``(Gm, c, c)`` of each chunk's own pairs, future ones set to 0."""
+        """Weigh the scores ``(Gm, c, c)`` of each chunk's own pairs, in place; future ones become 0."""
         return scores.tril_() if self.weight is None else scores.mul_(self.pairs)
 
     def carry(self, rows: Tensor) -> Tensor:
-        """Rows ``(Gm, c, ·)`` read from the sums before the chunk."""
+        """Weigh rows ``(Gm, c, ·)`` that read from the sums before the chunk."""
         return rows if self.weight is None else rows * self.carried
 
     def carry_(self, rows: Tensor) -> Tensor:
-        """The same, in place."""
+        """Like :meth:`carry`, in place."""
         return rows if self.weight is None else rows.mul_(self.carried)
 
     def sums_before(
         self, sums: KeySums, values: Tensor, phi: Tensor, *, by_feature: bool
     ) -> tuple[Tensor, Tensor, KeySums]:
-        """What each chunk reads, ``(Gm, E, F)`` and ``(Gm, 1, F)``, and the sums after the block, but for plain.
+        """What each chunk reads, ``(Gm, E, F)`` and ``(Gm, 1, F)``, and the sums after the block, except ``plain``.
 
         Args:
-            by_feature: the former lies in memory as ``(Gm, F, E)``, which is how a product with features reads it
-                best; else a product with values does.
+            by_feature: whether the first lies in memory as ``(Gm, F, E)``, which suits products with features; else
+                as ``(Gm, E, F)``, which suits products with values.
         """
         values = weigh(values, self.weight)
         if by_feature:
@@ -73,15 +73,15 @@ class Chunks:
         return of_values, of_ones, KeySums(all_values, all_ones, top, sums.plain)
 
     def run(self, total: Tensor, left: Tensor, right: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
-        """Sums before each chunk, ``(Gm, E, F)``, and after the last; of gradients, with ``back``, the other way.
+        """Sums before each chunk, ``(Gm, E, F)``, and after the last; with ``back``, for gradients, the other way.
 
-        The memory of the former is that of the last call.
+        The former overwrite those of the call before.
 
         Args:
-            total: ``(G, E, F)``, before the first chunk, or after the last.
+            total: ``(G, E, F)``, the sum before the first chunk; with ``back``, after the last.
             left, right: ``(Gm, E, c)`` and ``(Gm, c, F)``; a chunk adds their product. Or all with E and F exchanged.
         """
-        # What a chunk adds is written where the sum that it goes into will stand: in the place of the next chunk.
+        # What a chunk adds is written where the sum that it goes into will be: in the place of the next chunk.
         room = self.room[: left.shape[0] + 1].view(-1, *total.shape[1:])
         added, met = (room[:-1], room[1:]) if back else (room[1:], room[:-1])
         torch.bmm(left, right, out=added)
@@ -101,7 +101,7 @@ class Chunks:
         return met, end
 
     def run_ones(self, total: Tensor, added: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
-        """The same of ``(Gm, 1, F)``: so little that the number of calls is what takes time."""
+        """Like :meth:`run`, for sums ``(Gm, 1, F)``: so little that the number of calls decides the time."""
         own = added.view(total.shape[0], self.count, -1)
         parts = torch.cat([own, total] if back else [total, own], 1)
         if self.decays is not None:

@@ -1,4 +1,4 @@
-"""What products of random features are on average, and their variance, in closed form.
+"""Means and variances of products of random features, in closed form.
 
 x ``(..., N, D)`` and y ``(..., M, D)`` give ``(..., N, M)``. z = x + y and Δ = x - y; R is the number of rows of ω.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def squared_sums(x: Tensor, y: Tensor) -> Tensor:
-    """‖x + y‖² of every pair."""
+    """‖x + y‖² for every pair."""
     return squares(x) + squares(y).mT + 2 * x @ y.mT
 
 
@@ -23,26 +23,26 @@ def squares(x: Tensor) -> Tensor:
 
 
 def positive_variance(x: Tensor, y: Tensor, features: int) -> Tensor:
-    """exp(ω·x - ‖x‖²/2)·exp(ω·y - ‖y‖²/2), independent ω: (e^‖z‖² - 1) e^(2x·y) / R."""
+    """Variance of exp(ω·x - ‖x‖²/2)·exp(ω·y - ‖y‖²/2) for independent ω: (e^‖z‖² - 1) e^(2x·y) / R."""
     return torch.expm1(squared_sums(x, y)) * (2 * x @ y.mT).exp() / features
 
 
 def hyperbolic_variance(x: Tensor, y: Tensor, features: int) -> Tensor:
-    """The mean of the above for ω and -ω: ½(1 - e^-‖z‖²) times as much."""
+    """Variance of the mean over ω and -ω of that product: ½(1 - e^-‖z‖²) times :func:`positive_variance`."""
     return positive_variance(x, y, features) * -torch.expm1(-squared_sums(x, y)) / 2
 
 
 def cosine_variance(x: Tensor, y: Tensor, features: int) -> Tensor:
-    """cos(ω·Δ), independent ω: (1 - e^-‖Δ‖²)² / 2R, about the mean e^(-‖Δ‖²/2)."""
+    """Variance of cos(ω·Δ) for independent ω: (1 - e^-‖Δ‖²)² / 2R, about the mean e^(-‖Δ‖²/2)."""
     return torch.expm1(-squared_sums(x, -y)).square() / (2 * features)
 
 
 def radial_mean(square: Tensor, radii: Tensor) -> Tensor:
-    """Mean of exp(r u·z) over directions u, uniform on the sphere, and the given radii: 0F1(D/2; r²‖z‖²/4).
+    """Mean of exp(r u·z) over directions u, uniform on the sphere, and the given radii r: 0F1(D/2; r²‖z‖²/4).
 
     Args:
         square: ‖z‖², any shape; negative for the mean of cos(r u·z).
-        radii: ``(R, D)`` rows of the lengths that are meant.
+        radii: ``(R, D)``, rows whose lengths are the radii.
     """
     from scipy.special import hyp0f1  # loads slowly, and only this needs it
 
@@ -53,10 +53,10 @@ def radial_mean(square: Tensor, radii: Tensor) -> Tensor:
 
 
 def rectified(x: Tensor, y: Tensor, floor: float, first: float = 1.0, second: float = 1.0) -> Tensor:
-    """Mean of (max(ω·x, 0) + floor)·(max(ω·y, 0) + floor), for rows ω with directions that are uniform.
+    """Mean of (max(ω·x, 0) + floor)·(max(ω·y, 0) + floor), for rows ω of uniform directions.
 
-    For ω ~ N(0, I) and no floor: ‖x‖‖y‖ (sin θ + (π - θ) cos θ) / 2π, half of the arc-cosine kernel of order 1 of Cho
-    and Saul 2009.
+    For ω ~ N(0, I) and no floor it is ‖x‖‖y‖ (sin θ + (π - θ) cos θ) / 2π, half the arc-cosine kernel of order 1 of
+    Cho and Saul 2009.
 
     Args:
         x: ``(..., N, D)``.

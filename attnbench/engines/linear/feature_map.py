@@ -1,7 +1,7 @@
 """Feature maps as the linear-attention engines see them, and the tiles of queries, keys and values they work on.
 
 A tile holds c tokens of G pairs of batch entry and head: ``(G, c, D)`` inputs, ``(G, c, F)`` features. It is small
-enough to stay in the cache, so that the features of a whole sequence never exist in memory.
+enough to stay in the cache; the features of a whole sequence never exist in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attnbench.engines.tiling import Group, cut, fill, put
 
 
 class FeatureMap(ABC):
-    """φ with φ(q)·φ(k) in the place of exp(q·k/√D); of keys as of queries unless a subclass says otherwise.
+    """φ with φ(q)·φ(k) in place of exp(q·k/√D); the same for keys and queries unless a subclass says otherwise.
 
     A row of query features may carry any positive factor, which cancels in the output. Key features come with a log
     weight w to the base 2, ``(G, c, 1)``, or None for w = 0: φ(k) = 2^w · features, so that nothing overflows.
@@ -26,17 +26,17 @@ class FeatureMap(ABC):
     width: int
     """F, the number of features."""
     offset: float = 0.0
-    """Added to every key feature after the largest 2^w so far was divided out; 0 for none."""
+    """Added to every key feature after division by the largest 2^w so far; 0 for none."""
     by_feature: bool = False
-    """Key features are their own log weights: :meth:`keys` writes and returns these, ``(G, c, F)``. Relative to the
-    largest of each feature, the sum of none underflows. Only where all queries see the same keys."""
+    """Whether key features are their own log weights: :meth:`keys` then writes and returns these, ``(G, c, F)``.
+    Taken relative to the largest of each feature, no sum underflows. Only where all queries see the same keys."""
 
     def of(self, group: Group) -> FeatureMap:
         """The map for one group of pairs; itself if it is the same for all."""
         return self
 
     def at(self, level: Tensor) -> FeatureMap:
-        """For queries, the map that gives them back what was taken off the keys ``by_feature``: ``(G, 1, F)``."""
+        """The map for queries that makes up for the ``level`` ``(G, 1, F)`` divided out of keys ``by_feature``."""
         return self
 
     @abstractmethod
@@ -50,10 +50,10 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
-        """Gradient of ``x`` from ``grad``, that of its features; both of them may be overwritten."""
+        """The gradient of ``x`` from ``grad``, that of its features; it may overwrite ``features`` and ``grad``."""
 
     def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
-        """As :meth:`queries_grad`, through 2^w · features.
+        """Like :meth:`queries_grad`, but through 2^w · features.
 
         Args:
             d_weight: for a map with an offset, the gradient of w·ln(2) where w is the largest, ``(G, c, 1)``.
@@ -83,7 +83,7 @@ class Tiles:
         put(x, self.group, block, tile)
 
     def queries(self, q: Tensor, block: slice) -> tuple[Tensor, Tensor]:
-        """Queries of the block and their features."""
+        """The queries of the block and their features."""
         x = self.cut(q, block)
         phi = self.blank(x.shape[1])
         self.features.queries(x, phi)
@@ -92,7 +92,7 @@ class Tiles:
     def keys(
         self, k: Tensor, v: Tensor, key_mask: Tensor | None, block: slice, which: int = 0
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Keys, values and key features of the block, and log weights: -inf at padded keys, None if all are 0."""
+        """The keys, values and key features of the block, and log weights: -inf at padded keys, None if all are 0."""
         x, values, padded = self.cut(k, block), self.cut(v, block), None
         if key_mask is not None:
             batch, heads = self.group
@@ -117,13 +117,13 @@ class Tiles:
         *,
         in_place: bool = False,
     ) -> None:
-        """Quotient into ``out`` and what it was divided by into ``divisors``.
+        """Write the quotient into ``out`` and the divisor into ``divisors``.
 
         A query without keys gives 0; a denominator that underflows gives NaN, and a negative one keeps its sign.
 
         Args:
             top: the largest log weight a query has seen (as in ``KeySums.empty``), or None if no key is padded.
-            in_place: the numerator is the block of ``out``.
+            in_place: whether the numerator is already in the block of ``out``.
         """
         target, divisor = out[(*self.group, block)], divisors[(*self.group, block)]
         divisor.copy_(denominator.view_as(divisor))
@@ -136,12 +136,12 @@ class Tiles:
             fill(target, torch.div, numerator.view_as(target), divisor)
 
     def numerator_grad(self, grad: Tensor, divisors: Tensor, block: slice) -> Tensor:
-        """Gradient of the numerator of the quotient, ``(G, c, E)``."""
+        """The gradient of the numerator of the quotient, ``(G, c, E)``."""
         return self.cut(grad, block) / self.cut(divisors, block)
 
 
 class Prepared(FeatureMap):
-    """φ of what ``prepare(x, *parameters)`` makes of each row, without gradients.
+    """φ applied to what ``prepare(x, *parameters)`` makes of each row, without gradients.
 
     Args:
         prepare: takes x ``(G, c, D)`` and the parameters ``(G, ...)``.

@@ -14,7 +14,7 @@ from attnbench.engines.tiling import Group, within
 
 
 def weigh(values: Tensor, weight: Tensor | None, spare: Tensor | None = None) -> Tensor:
-    """``(G, c, E)``, without gaps where a product would copy it again.
+    """Values times weights, ``(G, c, E)``; without gaps where a product would copy them again.
 
     Args:
         spare: contiguous memory that may be overwritten, ``(G, ·, E)`` with at least c rows.
@@ -28,37 +28,37 @@ def weigh(values: Tensor, weight: Tensor | None, spare: Tensor | None = None) ->
 
 
 def weigh_ones(weight: Tensor | None, phi: Tensor) -> Tensor:
-    """Σ weight · φ over the tokens: ``(G, 1, F)``; of None all weights are 1."""
+    """Σ weight · φ over the tokens, ``(G, 1, F)``; with None, all weights are 1."""
     return phi.sum(1, keepdim=True) if weight is None else torch.bmm(weight.mT, phi)
 
 
 def real(log_weight: Tensor) -> Tensor:
-    """1 at the real keys and 0 at the padded ones, ``(G, c, 1)``: how often a constant feature counts."""
+    """1 at real keys and 0 at padded ones, ``(G, c, 1)``: how often a constant feature counts."""
     return (log_weight > float("-inf")).to(log_weight.dtype)
 
 
 def relative(phi: Tensor, log_weight: Tensor, top: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Features and weights ``(G, c, 1)`` relative to the largest; of a map that is by_feature, features alone."""
+    """Features and weights ``(G, c, 1)``, relative to the largest; for a map that is by_feature, features and None."""
     if log_weight is phi:
         return log_weight.sub_(top).exp2_(), None
     return phi, (log_weight - top).exp2_()
 
 
 class KeySums(NamedTuple):
-    """Sums over keys, by pair of batch entry and head."""
+    """Sums over keys, for each pair of batch entry and head."""
 
     of_values: Tensor
-    """Σ v φ(k)ᵀ / 2^top, ``(G, E, F)``; in memory ``(G, F, E)``: a product turns its right side slowly."""
+    """Σ v φ(k)ᵀ / 2^top, ``(G, E, F)``; in memory ``(G, F, E)``, since a product transposes its right side slowly."""
     of_ones: Tensor
-    """Σ φ(k)ᵀ / 2^top, ``(G, 1, F)``. Apart, since oneDNN takes a quarter longer for 65 columns than for 64."""
+    """Σ φ(k)ᵀ / 2^top, ``(G, 1, F)``. Kept apart, since oneDNN takes a quarter longer for 65 columns than for 64."""
     top: Tensor
-    """Largest log weight, ``(G, 1, 1)``; of each feature, ``(G, 1, F)``, for a map that is by_feature."""
+    """The largest log weight, ``(G, 1, 1)``; that of each feature, ``(G, 1, F)``, for a map that is by_feature."""
     plain: Tensor
-    """Σ (v, 1), ``(G, 1, E + 1)``; kept up only for a feature map with an offset."""
+    """Σ (v, 1), ``(G, 1, E + 1)``; kept up to date only for a feature map with an offset."""
 
     @classmethod
     def empty(cls, like: Tensor, values: int, features: FeatureMap, *count: int) -> KeySums:
-        """No keys yet. Their largest log weight is finite, so that the difference of two such is 0 and not NaN."""
+        """No keys yet. The largest log weight is finite, so that the difference of two such is 0 and not NaN."""
         dtype = accumulator(like.dtype)
         return cls(
             like.new_zeros(*count, features.width, values, dtype=dtype).mT,
@@ -68,7 +68,7 @@ class KeySums(NamedTuple):
         )
 
     def of(self, group: Group) -> KeySums:
-        """Views of one group of ``(B, H, ...)``, its pairs in one dimension."""
+        """Views of one group of ``(B, H, ...)``, with its pairs in one dimension."""
         return KeySums(*(each[group].flatten(0, 1) for each in self))
 
     def clone(self) -> KeySums:
@@ -92,7 +92,7 @@ class KeySums(NamedTuple):
 
         Args:
             spare: see :func:`weigh`.
-            padded: whether some of the keys may be.
+            padded: whether some of the keys may be padded.
         """
         weight = None
         if log_weight is None:
@@ -114,7 +114,7 @@ class KeySums(NamedTuple):
             self.plain[..., -1:].add_(values.shape[1] if once is None else once.sum(1, keepdim=True))
 
     def read(self, phi: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for query features, which it overwrites.
+        """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for the query features ``phi``, which it overwrites.
 
         Args:
             into: where the numerators go, or None.

@@ -23,7 +23,7 @@ Chunk = Annotated[
 
 
 class FeatureAttention(nn.Module):
-    """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j), for a subclass that says what φ and the weights are."""
+    """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j); a subclass says what φ and the weights are."""
 
     def __init__(self, shape: Shape, chunk: int | None) -> None:
         super().__init__()
@@ -37,15 +37,15 @@ class FeatureAttention(nn.Module):
         """Weights ``(B, H, N, M)`` by the plain formula, for :meth:`dense`.
 
         Args:
-            allowed: ``(B, 1, N, M)`` bool, the pairs that see each other. Others may have any finite weight.
+            allowed: ``(B, 1, N, M)`` bool, which pairs see each other. The others may have any finite weight.
         """
         raise NotImplementedError
 
     def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        """What φ is given of queries or keys ``(B, H, N, D)``, row by row; of x's dtype or a wider.
+        """What φ is applied to, made of queries or keys ``(B, H, N, D)`` row by row; in x's dtype or a wider one.
 
         Args:
-            parameters: what :meth:`attend_prepared` was given; none in decoding.
+            parameters: what :meth:`attend_prepared` was given; nothing in decoding.
         """
         return x
 
@@ -62,15 +62,15 @@ class FeatureAttention(nn.Module):
     def attend_prepared(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, parameters: tuple[Tensor, ...]
     ) -> Tensor:
-        """:meth:`forward` for others.
+        """:meth:`forward` for queries and keys that :meth:`prepare` changes first.
 
         Args:
-            parameters: of :meth:`prepare`, ``(B, H, ...)``; gradients reach them.
+            parameters: those of :meth:`prepare`, ``(B, H, ...)``; gradients reach them.
         """
         if self.causal or torch.is_grad_enabled():
             (k,) = emptied(key_mask, k)
             return self.attend(self.prepare(q, *parameters), self.prepare(k, *parameters), v, key_mask).to(q.dtype)
-        # Nothing is kept for gradients, which would take longer through every tile than at once.
+        # Tile by tile only without gradients, which would take longer through every tile than all at once.
         features = Prepared(self.feature_map(q.dtype), self.prepare, parameters)
         return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
 

@@ -22,11 +22,11 @@ def draw_projection(
     Args:
         features: R.
         head_dim: D.
-        projection: ``iid``: independent uniform directions. ``orthogonal``: blocks of D rows, each block the rows of
-            a Haar-distributed orthogonal matrix (the last one cut), blocks independent.
-        norms: ``chi``: independent chi radii with D degrees of freedom, so that each row is N(0, I) by itself.
-            ``sqrt-d``: every radius √D. ``quantile``: the chi quantiles i / (R + 1), i = 1 .. R, dealt to the rows by
-            a random permutation.
+        projection: ``iid``: independent uniform directions. ``orthogonal``: independent blocks of D rows, each the
+            rows of a Haar-distributed orthogonal matrix (the last block cut).
+        norms: ``chi``: independent chi radii with D degrees of freedom, so that each row by itself is N(0, I).
+            ``sqrt-d``: every radius is √D. ``quantile``: the chi quantiles i / (R + 1), i = 1 .. R, given to the rows
+            by a random permutation.
 
     Returns:
         ``(R, D)`` float32.
@@ -44,8 +44,8 @@ def draw_projection(
 def haar(count: int, size: int) -> Tensor:
     """``(count, size, size)`` float64 orthogonal matrices, uniformly distributed.
 
-    QR alone is not uniform, for LAPACK fixes signs by its own rule; Q · sign(diag R) is. (So is sign(diag R) · Q: the
-    reflections behind Q turn the sign of R_jj with that of row j as with that of column j.)
+    QR alone is not uniform, since LAPACK fixes the signs by its own rule; Q · sign(diag R) is. (So is sign(diag R) · Q:
+    in the reflections behind Q, the sign of R_jj goes with the sign of row j as it goes with that of column j.)
     """
     q, r = torch.linalg.qr(torch.randn(count, size, size, dtype=torch.float64))
     signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)
@@ -62,7 +62,7 @@ def _radii(features: int, head_dim: int, norms: Norms) -> Tensor:
     import numpy as np
     from scipy.stats import chi  # loads slowly, and only this option needs it
 
-    # No tensor on the way: shapes alone may be traced.
+    # No tensors in between: this may run where only shapes are traced.
     levels = np.arange(1, features + 1) / (features + 1)
     quantiles = torch.tensor(chi(head_dim).ppf(levels).tolist(), dtype=torch.float64)
     return quantiles[torch.randperm(features)]

@@ -28,13 +28,13 @@ class Projected(FeatureMap):
     def project(self, weight: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
         if weight.dim() == 3:
             return torch.bmm(x, weight) if out is None else torch.bmm(x, weight, out=out)
-        # As one matrix: of a weight that is repeated for each pair, a batched product would make copies.
+        # As one matrix: a batched product would copy the weight for each pair.
         rows = x.flatten(0, 1)
         u = torch.mm(rows, weight) if out is None else torch.mm(rows, weight, out=out.view(len(rows), -1))
         return u.view(*x.shape[:2], -1)
 
     def pull_back(self, grad: Tensor) -> Tensor:
-        """Gradient of x from that of u."""
+        """The gradient of x from that of u."""
         return self.project(self.weight.mT, grad)
 
     def half_square(self, x: Tensor) -> Tensor:
@@ -46,8 +46,8 @@ class Projected(FeatureMap):
 class PositiveFeatures(Projected):
     """φ(x) = exp(ω·x - ‖x‖²/2): unbiased for exp(x·y), never negative (lemma 1 of the paper).
 
-    ``offset`` is the paper's stabiliser, exp(exponent - largest exponent) + offset: the largest over the features of
-    one query, or over all keys seen.
+    ``offset`` is the paper's stabiliser: features are exp(exponent - largest exponent) + offset. The largest is taken
+    over the features of one query, or over all keys seen.
     """
 
     def __init__(self, weight: Tensor, offset: float = 0.0) -> None:
@@ -93,7 +93,7 @@ class PositiveFeatures(Projected):
 def add_at_largest(grad: Tensor, features: Tensor, amount: Tensor) -> Tensor:
     """Add ``amount`` ``(G, c, 1)`` to ``grad`` where a row of ``features`` is largest, in equal parts; overwrites both.
 
-    Torch's argmax takes as long as a product with ω on a CPU.
+    Torch's argmax would take as long as a product with ω on a CPU.
     """
     largest = features.eq_(features.amax(-1, keepdim=True))
     return grad.addcmul_(largest, amount / largest.sum(-1, keepdim=True))
@@ -116,7 +116,7 @@ class HyperbolicFeatures(PositiveFeatures):
 
 
 class CosineSineFeatures(Projected):
-    """φ(x) = [cos(ω·x), sin(ω·x)]: φ(x)·φ(y) is the mean of cos(ω·(x - y)), for ω ~ N(0, I) about exp(-‖x - y‖²/2)."""
+    """φ(x) = [cos(ω·x), sin(ω·x)]: φ(x)·φ(y) averages cos(ω·(x - y)), about exp(-‖x - y‖²/2) for ω ~ N(0, I)."""
 
     sides = 2
 
@@ -145,7 +145,7 @@ class TrigFeatures(CosineSineFeatures):
 
 
 class ReluFeatures(Projected):
-    """φ(x) = max(ω·x, 0) + 0.001: another kernel than exp(x·y)."""
+    """φ(x) = max(ω·x, 0) + 0.001: a kernel other than exp(x·y)."""
 
     floor = 1e-3
 

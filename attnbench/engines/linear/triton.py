@@ -1,10 +1,10 @@
 """Linear attention with φ = elu + 1 in a few fused Triton kernels, for a GPU.
 
 A sequence is cut into segments, as many as fill a GPU and no more, so that memory beyond inputs and outputs does not
-grow with the sequence. A first kernel adds up φ(k) (v, 1)ᵀ over each segment; the sums before a segment (not causal:
-over all of them) are what it begins with. A second goes through the segment chunk by chunk: each query reads the sums
-so far and the triangle of its chunk's own pairs, and the chunk joins the sums. Backward the same twice: forward in time
-for q, whose denominators are computed again, and backward in time for k and v.
+grow with the sequence. A first kernel adds up φ(k) (v, 1)ᵀ over each segment; a segment begins with the sums before it
+(not causal: with those over all segments). A second kernel goes through the segment chunk by chunk: each query reads
+the sums so far and the triangle of its chunk's own pairs, and the chunk joins the sums. The backward pass does the same
+twice: forward in time for q, whose denominators are computed again, and backward in time for k and v.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from attnbench.compiled import out_of_sight
 from attnbench.errors import Unsupported
 
 TILES = {("tf32", 64): (64, 4), ("tf32", 128): (32, 8), ("ieee", 64): (16, 8), ("ieee", 128): (16, 16)}
-"""Tokens of a chunk and warps of a program, by the products' precision and the largest head width that they are for:
-what ptxas fits into registers, or nearly. None has been timed."""
+"""Tokens in a chunk and warps in a program, by the precision of products and the largest head width they are for.
+
+They are what ptxas fits into registers, or nearly. None has been timed."""
 
 PROGRAMS = 512
-"""Segments of all pairs of batch entry and head together: some four for each multiprocessor of the largest GPUs."""
+"""Segments of all pairs of batch entry and head together: about four per multiprocessor of the largest GPUs."""
 
 WIDEST = 128
-"""Largest head width of which the D x D sums fit the registers of a multiprocessor."""
+"""Largest head width whose D x D sums fit the registers of a multiprocessor."""
 
 Factors = tuple[Tensor, Tensor]
-"""Of each query ``(B, H, N)``: 1 / denominator, by which the gradient of the output becomes that of the numerator, and
-the gradient of the denominator."""
+"""Two numbers per query, each ``(B, H, N)``: 1 / denominator, which turns the gradient of the output into that of the
+numerator, and the gradient of the denominator."""
 
 
 def require_triton(head_dim: int) -> None:
-    """Do nothing where the kernels can run.
+    """Do nothing if the kernels can run.
 
     Raises:
-        Unsupported: no triton, no GPU (nor triton's interpreter), or heads that are too wide.
+        Unsupported: there is no triton, or no GPU (nor triton's interpreter), or heads are too wide.
     """
     if find_spec("triton") is None:
         raise Unsupported("form=triton needs triton, which comes with torch for CUDA and is not installed here")
@@ -51,19 +52,19 @@ def require_triton(head_dim: int) -> None:
 
 
 def _interpreted() -> bool:
-    """Triton's own interpreter stands in for its compiler, on any device."""
+    """Whether Triton's own interpreter stands in for its compiler, on any device."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None = None) -> Tensor:
-    """φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k), φ = elu + 1, the sums over all keys or, causal, over those up to the query's own.
+    """φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k), φ = elu + 1, summed over all keys or, if causal, over those up to the query's own.
 
-    Sums and normaliser are float32 whatever the inputs are; the products that they are of are float32 for float32
-    inputs and TF32 for bfloat16 and float16, which TF32 holds exactly.
+    Sums and normaliser are float32 whatever the inputs are. The products in them are float32 for float32 inputs, and
+    TF32 for bfloat16 and float16 inputs, which TF32 holds exactly.
 
     Args:
         q: ``(B, H, N, D)``; k, v: ``(B, H, M, D)``.
-        causal: query i sees the keys j <= i; M = N.
+        causal: whether query i sees only the keys j <= i; M = N then.
         key_mask: ``(B, M)`` bool, True where a key is real.
 
     Returns:
@@ -112,7 +113,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _in_rows(x: Tensor) -> Tensor:
-    """With the numbers of a token side by side, as the kernels read them."""
+    """x with the numbers of each token side by side, as the kernels read them."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -142,7 +143,7 @@ class _Kernels:
         self.how |= {"num_warps": warps, "num_stages": 1}
 
     def _segments(self, x: Tensor) -> tuple[int, int]:
-        """How many segments its sequences have, and how many chunks each."""
+        """How many segments the sequences of x have, and how many chunks a segment has."""
         chunks = -(-x.shape[2] // self.rows)
         each = -(-chunks // min(chunks, -(-PROGRAMS // self.pairs)))
         return -(-chunks // each), each
@@ -150,11 +151,12 @@ class _Kernels:
     def states(self, x: Tensor, y: Tensor, factors: Factors | None = None) -> Tensor:
         """What a segment begins with, ``(pairs, count, D + 1, D)``: sums of φ(x) (y, 1)ᵀ over the segments before it.
 
-        With ``factors``, sums of φ(x) (y·first, second)ᵀ over those after it, in reverse order. Not causal: over all.
+        With ``factors``, sums of φ(x) (y·first, second)ᵀ over the segments after it, in reverse order. If not causal,
+        over all segments.
         """
         (segments, chunks), tokens, weighted = self._segments(x), x.shape[2], factors is not None
         count, mask = segments, None if weighted else self.mask
-        if self.causal:  # all segments but one: after the last, or before the first, there is nothing
+        if self.causal:  # all segments but one: none needs the last, or in reverse the first
             count -= 1
             tokens = tokens - chunks * self.rows if weighted else count * chunks * self.rows
         states = x.new_empty(self.pairs, count, self.D + 1, self.D, dtype=torch.float32)
@@ -173,8 +175,7 @@ class _Kernels:
         return states.cumsum(1) if self.causal else states.sum(1, keepdim=True)
 
     def queries(self, states: Tensor, out: Tensor, grad: Tensor | None = None, factors: Factors | None = None) -> None:
-        """Outputs into ``out``; with ``grad``, the gradients of q, and what numerators and denominators have for
-        gradients into ``factors``."""
+        """Write the outputs into ``out``; with ``grad``, the gradients of q, and ``factors`` as well."""
         (segments, chunks), tokens, backward = self._segments(self.q), self.q.shape[2], grad is not None
         self._launch(
             "attend",
@@ -191,7 +192,7 @@ class _Kernels:
         )
 
     def keys(self, states: Tensor, grad: Tensor, factors: Factors, dk: Tensor, dv: Tensor) -> None:
-        """Gradients of keys and values."""
+        """Write the gradients of keys and values into ``dk`` and ``dv``."""
         (segments, chunks), tokens = self._segments(self.k), self.k.shape[2]
         self._launch(
             "key_gradients",
@@ -220,10 +221,10 @@ class _Kernels:
         """Run a kernel on each segment of each pair.
 
         Args:
-            tokens: how many all segments of a pair have together.
-            features: how often φ is taken of each.
-            across: products of ``(tokens, D)`` and ``(D, D)``, for the counting of FLOPs.
-            within: products of ``(c, D)`` and ``(D, c)`` in each chunk of c tokens.
+            tokens: how many tokens all segments of a pair have together.
+            features: how often φ is computed per token.
+            across: number of products of ``(tokens, D)`` and ``(D, D)``, to count FLOPs.
+            within: number of products of ``(c, D)`` and ``(D, c)`` in each chunk of c tokens.
         """
         whole, rest = divmod(tokens, self.rows)
         products = 2 * self.D * (tokens * self.D * across + (whole * self.rows**2 + rest**2) * within)

@@ -1,11 +1,11 @@
-"""Triton code of linear attention with φ = elu + 1: the only module that imports triton, and itself imported on use.
+"""Triton code of linear attention with φ = elu + 1: the only module that imports triton, and imported only when used.
 
 A pair of batch entry and head is cut into segments of ``chunks`` chunks of ``ROWS`` tokens. A program takes one segment
 of one pair, chunk by chunk, and holds a state in registers: S ``(D, D)`` and z ``(D,)``, in memory one above the other.
 All numbers are float32 inside, whatever the inputs are. ``PRECISION`` is that of the products: ``ieee``, true float32,
 or ``tf32``, which holds bfloat16 and float16 inputs exactly and rounds features to 11 bits.
 
-Every tensor comes with its strides along batch, head and token; along the last dimension it is 1.
+Every tensor comes with its strides along batch, head and token; the stride along the last dimension is 1.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -43,7 +43,7 @@ def _features(block, inside):
 
 @triton.jit
 def _dot(a, b, PRECISION: tl.constexpr):
-    if PRECISION == "tf32":  # of which the matrix units read the first 19 bits: adding half of the last one rounds
+    if PRECISION == "tf32":  # matrix units read the first 19 bits only: adding half of the last of them rounds
         a = (a.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
         b = (b.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
     return tl.dot(a, b, input_precision=PRECISION)
@@ -51,7 +51,7 @@ def _dot(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def _fine_dot(a, b, PRECISION: tl.constexpr):
-    """For sums that cancel: TF32 of what the first TF32 leaves over as well, which is nearly float32."""
+    """A product for sums that cancel: TF32 also multiplies what the first TF32 leaves over, which is nearly float32."""
     return tl.dot(a, b, input_precision="tf32x3" if PRECISION == "tf32" else PRECISION)
 
 
@@ -81,8 +81,9 @@ def add_up(
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     MASKED: tl.constexpr, WEIGHTED: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip  # one line for the tensors, one for the sizes
-    """Sums of one segment: S = Σ φ(x) yᵀ and z = Σ φ(x); with ``WEIGHTED`` those of φ(x) (y·inverse)ᵀ and φ(x)·slope.
-    ``REVERSED``: the segments from the last to the second."""
+    """Sums of one segment: S = Σ φ(x) yᵀ and z = Σ φ(x); with ``WEIGHTED``, Σ φ(x) (y·inverse)ᵀ and Σ φ(x)·slope.
+
+    With ``REVERSED``, the segments run from the last to the second."""
     pair, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     segment = tl.num_programs(1) - place if REVERSED else place
     f = tl.arange(0, WIDTH)
@@ -114,8 +115,10 @@ def attend(
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, BACKWARD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip  # one line for the tensors, one for the sizes
-    """Outputs of one segment of queries, forward in time; with ``BACKWARD`` the gradient of q in their place, and what
-    each query's numerator and denominator were divided by and have for a gradient: ``inverses`` and ``slopes``."""
+    """Outputs of one segment of queries, forward in time; with ``BACKWARD``, the gradient of q in their place.
+
+    ``BACKWARD`` also writes, for each query, 1 / denominator to ``inverses`` and the denominator's gradient to
+    ``slopes``."""
     pair, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
     S, z = _state(states, pair, count, segment - 1 if CAUSAL else 0, D, WIDTH)
     for chunk in range(chunks):
@@ -162,7 +165,7 @@ def key_gradients(
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip  # one line for the tensors, one for the sizes
-    """Gradients of one segment of keys and values, backward in time; the state is the gradient of S and z."""
+    """Gradients of one segment of keys and values, backward in time; the state holds the gradients of S and z."""
     pair, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
     S, z = _state(states, pair, count, tl.num_programs(1) - 2 - segment if CAUSAL else 0, D, WIDTH)
     for step in range(chunks):

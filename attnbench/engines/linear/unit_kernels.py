@@ -1,4 +1,4 @@
-"""What kernels of vectors of length one share: their options, and the length."""
+"""What kernels of vectors of length one share: their options, and the scaling to that length."""
 
 from __future__ import annotations
 

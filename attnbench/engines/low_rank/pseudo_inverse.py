@@ -9,7 +9,7 @@ from attnbench.engines.products import for_small_products
 
 
 def newton(A: Tensor, Z: Tensor, iterations: int) -> Tensor:
-    """The pseudo-inverse of A ``(..., R, S)`` nearly, by ``iterations`` steps of third order from Z ``(..., S, R)``."""
+    """Nearly the pseudo-inverse of A ``(..., R, S)``: ``iterations`` steps of third order from Z ``(..., S, R)``."""
     size = (*A.shape[:-2], *Z.shape[-2:])
     A, Z = A.reshape(-1, *A.shape[-2:]), Z.expand(size).reshape(-1, *Z.shape[-2:])
     with for_small_products(A, A.numel() * A.shape[-2]):

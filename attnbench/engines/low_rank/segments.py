@@ -14,7 +14,7 @@ class Segments:
     """At most ``count`` runs of the real tokens of a sequence, whose lengths differ by at most one, longer ones first.
 
     Padding, wherever it stands, is cut out before the runs are formed, so that they are those of the shorter sequence.
-    With fewer real tokens than ``count`` each is a run of its own and the remaining runs are empty.
+    With fewer real tokens than ``count``, each is a run of its own, and the remaining runs are empty.
 
     Args:
         count: runs wanted.
@@ -26,7 +26,7 @@ class Segments:
         self.count = min(count, tokens)
         self.tokens = tokens
         self.filled: Tensor | None = None
-        """``(B, R)`` bool: the runs with a token in them; None: all."""
+        """``(B, R)`` bool: which runs have a token in them; None: all."""
         if key_mask is None:
             return
         start, self.length = split(key_mask.sum(1), self.count)
@@ -61,12 +61,12 @@ class Segments:
         return [torch.unflatten(part, 2, size) for part, size in parts]
 
     def _slots(self, x: Tensor) -> Tensor:
-        """``(B, H, R, longest, D)``: the tokens of each run, then others."""
+        """``(B, H, R, longest, D)``: the tokens of each run, filled up with others."""
         return torch.unflatten(take(x, self.position), 2, self.inside.shape[1:])
 
 
 def split(real: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Start and length ``(B, count)`` of the runs into which ``real`` ``(B,)`` tokens are cut; empty ones last."""
+    """Start and length ``(B, count)`` of the runs into which ``real`` ``(B,)`` tokens are cut; empty runs last."""
     runs = real.clamp(min=1, max=count)[:, None]
     index = torch.arange(count, device=real.device)
     short, longer = real[:, None] // runs, real[:, None] % runs
@@ -75,12 +75,12 @@ def split(real: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def nth_real(key_mask: Tensor, rank: Tensor) -> Tensor:
-    """Position ``(B, R)`` of the token before which ``rank`` ``(B, R)`` others are real; the last one if beyond."""
+    """Position ``(B, R)`` of the real token after ``rank`` ``(B, R)`` real ones; the last token's if there is none."""
     return torch.searchsorted(key_mask.cumsum(1), rank + 1).clamp(max=key_mask.shape[1] - 1)
 
 
 def take(x: Tensor, position: Tensor) -> Tensor:
-    """Rows ``position`` ``(B, R)`` of x ``(B, H, n, D)``: ``(B, H, R, D)``."""
+    """The rows ``position`` ``(B, R)`` of x ``(B, H, n, D)``: ``(B, H, R, D)``."""
     B, H, n, D = x.shape
     heads = torch.arange(B * H, device=x.device).view(B, H, 1) * n
     # Whole rows of a matrix: six times faster on a CPU than gather, which looks up every element.
@@ -106,12 +106,12 @@ def strided_convolution(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def any_real(key_mask: Tensor, c: int) -> Tensor:
-    """``(B, ceil(M / c))`` bool: the blocks of c tokens with a real one, from ``key_mask`` ``(B, M)``."""
+    """``(B, ceil(M / c))`` bool: which blocks of c tokens hold a real one, from ``key_mask`` ``(B, M)``."""
     return torch.unflatten(pad(key_mask, (0, -key_mask.shape[1] % c)), 1, (-1, c)).any(2)
 
 
 def attend_to_filled(q: Tensor, k: Tensor, v: Tensor, filled: Tensor | None) -> Tensor:
-    """Softmax attention to R rows, of which ``filled`` ``(B, R)`` are there; the others must be zero."""
-    # With no real key every row is zero: attending to all of them gives 0, to none gives NaN on some devices.
+    """Softmax attention to those of R rows that ``filled`` ``(B, R)`` marks; the others must be zero."""
+    # With no real key every row is zero: attending to all of them gives 0, attending to none NaN on some devices.
     mask = None if filled is None else (filled | ~filled.any(1, keepdim=True))[:, None, None]
     return attend_to_few_keys(q, k, v, mask, keep=True)

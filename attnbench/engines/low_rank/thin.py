@@ -1,4 +1,4 @@
-"""Softmax attention with few keys or few queries, whose weights go through a CPU's cache a tile at a time."""
+"""Softmax attention with few keys or few queries; the weights pass through a CPU's cache one tile at a time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from attnbench.engines.precision import softmax_and_log_sum
 from attnbench.engines.tiling import fitting, short_examples, within
 
 FEW = 256
-"""Keys or queries up to which products and softmax of a tile, one after the other, beat a fused kernel."""
+"""Keys or queries up to which separate products and a softmax per tile beat a fused kernel."""
 
 _LOG2 = 18
-"""Of the entries of a piece's weights."""
+"""log2 of how many weights one piece holds."""
 
 _Heads = tuple[int, slice]
 """An example and some of its heads."""
 _Piece = tuple[int, slice, slice]
-"""The same and some of their tokens."""
+"""An example, some of its heads, and some of their tokens."""
 
 
 def attend_to_few_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, keep: bool = False) -> Tensor:
@@ -33,7 +33,7 @@ def attend_to_few_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = No
         k: ``(B, H, R, D)``.
         v: ``(B, H, R, Dv)``.
         mask: True where a key takes part, ``(B, 1, 1, R)``; None: all do.
-        keep: weights are kept for the backward pass, R for each query, which saves a seventh of a training step.
+        keep: whether to keep the weights, R per query, for the backward pass, which saves a seventh of a training step.
 
     Returns:
         ``(B, H, N, Dv)``.
@@ -98,7 +98,7 @@ class _FewKeys(torch.autograd.Function):
 
 
 class _FewQueries(torch.autograd.Function):
-    """All queries against pieces of the keys, whose softmaxes are joined by their shares of the whole sum."""
+    """All queries against pieces of the keys; the pieces' outputs are weighted by their shares of the whole sum."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class _FewQueries(torch.autograd.Function):
 
 
 def _joined(*inputs: Tensor) -> list[Tensor]:
-    """``(1, B · H, ...)`` of each ``(B, H, ...)``: of all examples, so that a piece may hold several heads."""
+    """Each ``(B, H, ...)`` as ``(1, B · H, ...)``, so that a piece may hold heads of several examples."""
     return [x.flatten(0, 1)[None] for x in inputs]
 
 
@@ -148,16 +148,16 @@ def _tiled(x: Tensor, few: int) -> bool:
 
 
 def _sizes(x: Tensor, few: int) -> tuple[int, int]:
-    """Tokens of a piece of x ``(B, H, n, D)``, and heads, so that its weights with ``few`` others stay in cache.
+    """Tokens and heads in a piece of x ``(B, H, n, D)`` whose weights with ``few`` others stay in cache.
 
-    Several heads, which have to be copied, only as far as they fill the cache of one core.
+    Several heads have to be copied, and are taken only as far as they fill the cache of one core.
     """
     tokens = min(x.shape[2], max(1, fitting(x.device, _LOG2) // few))
     return tokens, min(x.shape[1], max(1, (1 << _LOG2) // (few * tokens)))
 
 
 def _pieces(x: Tensor, few: int) -> Iterator[tuple[int, _Heads, _Piece]]:
-    """Where in its sequence a piece of x stands, counted from 0; its heads; and what it is of x."""
+    """Each piece of x: its place in the sequence, counted in pieces from 0; its heads; and its index in x."""
     tokens, heads = _sizes(x, few)
     for i, b, h in product(range(-(-x.shape[2] // tokens)), range(x.shape[0]), range(0, x.shape[1], heads)):
         some = slice(h, h + heads)
@@ -165,25 +165,25 @@ def _pieces(x: Tensor, few: int) -> Iterator[tuple[int, _Heads, _Piece]]:
 
 
 def _rooms(x: Tensor, few: int, count: int) -> Tensor:
-    """Memory ``(count, ·)`` that the weights of all pieces share, one after the other."""
+    """Memory ``(count, ·)`` that the weights of all pieces use in turn."""
     tokens, heads = _sizes(x, few)
     return x.new_empty((count, heads * tokens * few))
 
 
 def _scaled(x: Tensor) -> Tensor:
-    """x ``(B, H, R, D)`` / √D. The few are scaled, not the logits, which a product would do in another pass."""
+    """x ``(B, H, R, D)`` / √D. The few rows are scaled, not the logits, which would take a pass after the product."""
     scale: float = x.shape[3] ** -0.5
     return x * scale
 
 
 def _columns(x: Tensor) -> Tensor:
-    """``(B, H, D, R)`` of x ``(B, H, R, D)``, copied: oneDNN takes up to a quarter longer where it has to transpose."""
+    """``(B, H, D, R)``, a copy of x ``(B, H, R, D)``: oneDNN takes up to a quarter longer if it has to transpose."""
     return x.mT.contiguous()
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor, *, beta: float = 0.0) -> Tensor:
     """a b + beta·out, head by head, in ``out``."""
-    if len(a) == 1:  # without the copy that a product of many makes of a strided one
+    if len(a) == 1:  # a product of many would copy a strided one
         torch.addmm(out[0], a[0], b[0], beta=beta, out=out[0])
     else:
         torch.baddbmm(out, a, b, beta=beta, out=out)
@@ -191,12 +191,12 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor, *, beta: float = 0.0) -> Tensor
 
 
 def _dense(x: Tensor) -> Tensor:
-    """A copy of several strided heads, as a product with their transposes would make a slower one."""
+    """x, copied if it is several strided heads: a product with their transposes would make a slower copy."""
     return x if len(x) == 1 else x.contiguous()
 
 
 def _weights(queries: Tensor, columns: Tensor, room: Tensor, log_sum: Tensor | None = None) -> Tensor:
-    """Softmax of queries · columns, in ``room``; ``log_sum`` takes the logarithm of the sum of their exponentials."""
+    """Softmax of queries · columns, in ``room``; ``log_sum`` receives the logarithms of the sums of exponentials."""
     logits = within(room, (len(queries), queries.shape[1], columns.shape[2]))
     _multiply(queries, columns, logits)
     if log_sum is None:
@@ -207,5 +207,5 @@ def _weights(queries: Tensor, columns: Tensor, room: Tensor, log_sum: Tensor | N
 
 
 def _like(x: Tensor, columns: int) -> Tensor:
-    """Uninitialised, its axes in memory in the order of those of x."""
+    """An uninitialised tensor, in memory like x if it has as many columns, else contiguous."""
     return torch.empty_like(x) if columns == x.shape[3] else x.new_empty((*x.shape[:3], columns))

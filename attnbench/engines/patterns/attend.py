@@ -34,18 +34,18 @@ def attend(
 
     Args:
         q: ``(B, H, N, D)``; k, v: ``(B, H, M, D)``; any strides and floating dtype.
-        tiles: every row of q in exactly one tile, every key at most once per row.
+        tiles: every row of q is in exactly one tile, and sees every key at most once.
         key_mask: ``(B, M)`` bool, True where the key is real.
-        labelled: ``(B, H, N, labels)``, what a row adds to the score of each pair of a label, unscaled.
+        labelled: ``(B, H, N, labels)``, what each row adds to the scores of its pairs with a label, unscaled.
         position_bias: added to the scores.
 
     Returns:
-        ``(B, H, N, D)`` in q's dtype; accumulated in float32, float64 for float64. Rows that see no key give 0.
+        ``(B, H, N, D)`` in q's dtype, accumulated in float32, or float64 for float64. Rows that see no key give 0.
     """
     k, v = emptied(key_mask, k, v)
     bias = None if key_mask is None else minus_infinity(~key_mask, q)[:, None, :, None].expand(-1, q.shape[1], -1, -1)
     flat = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)]
-    # Then one step may hold heads of several examples.
+    # As one example, so that one step may hold heads of several.
     if large_steps(q) or short_examples(q) or all(x.is_contiguous() for x in flat):
         flat = [x.contiguous().view(1, -1, *x.shape[2:]) for x in flat]
         bias = None if bias is None else bias.reshape(1, -1, *bias.shape[2:])
@@ -59,7 +59,7 @@ def attend(
 
 
 def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A new tensor whose heads lie inside its tokens if those of x do."""
+    """A new tensor whose heads lie inside its tokens in memory if those of x do."""
     B, H, n, d = x.shape
     if x.stride(1) < x.stride(2):
         return torch.empty(B, n, H, d, dtype=dtype, device=x.device).transpose(1, 2)
@@ -67,7 +67,7 @@ def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _head_batches(q: Tensor, tile: Tile) -> Iterator[Heads]:
-    # Few rows with many keys have small scores, but gradients of all of those keys.
+    # Few rows with many keys have few scores, but gradients for all of those keys.
     held = tile.scores // tile.rows.size * max(tile.rows.size, q.shape[-1])
     count = max(1, tile_scores(q) // held)
     if not large_steps(q) and (tile.by_head or tile.rows.count > 1):
@@ -128,18 +128,18 @@ def _weights(
 
 
 def _numbers(line: Tensor, heads: Heads) -> Tensor:
-    """Which rows of line ``(H, ·)`` belong to some of the B·H heads."""
+    """Which rows of line ``(H, ·)`` belong to ``heads``, some of the B·H heads."""
     return torch.arange(heads[1].start, heads[1].stop, device=line.device) % len(line)
 
 
 def _distances(tile: Tile, heads: Heads, line: Tensor) -> Tensor:
     """Where in ``line`` the number for each pair is, ``(heads, blocks, rows, keys)``.
 
-    The first two are 1 where heads, or blocks, are alike.
+    The size of the first or second dimension is 1 where all heads, or all blocks, are alike.
     """
     rows, middle = tile.rows.positions(line.device)[:, :, None], line.shape[1] // 2
     parts = [keys.positions(tile.rows, heads, line.device) - rows + middle for keys in tile.keys]
-    # Blocks of queries and of keys that are the same step apart are alike.
+    # All blocks are alike if those of queries and those of keys are the same step apart.
     step = (tile.rows.step, tile.rows.stride)
     if all(isinstance(keys, Window) and (keys.blocks.step, keys.blocks.stride) == step for keys in tile.keys):
         parts = [part[:, :1] for part in parts]
@@ -163,7 +163,7 @@ def _by_label(tile: Tile, ds: Tensor, like: Tensor) -> Tensor:
 
 
 def _mixed(tile: Tile, p: Tensor, seen: list[Tensor], out: Tensor | None = None) -> Tensor:
-    """Each row's sum of what its keys have, weighted by p; ``(heads, blocks, rows, d)``. Overwrites ``out``."""
+    """Each row's sum of what its keys hold, weighted by p, ``(heads, blocks, rows, d)``; in ``out`` if given."""
     if len(seen) == 1:
         return tile.keys[0].mix(p, seen[0], out)
     parts = [keys.mix(p[..., columns], own, None) for (keys, columns), own in zip(tile.columns(), seen, strict=True)]
@@ -173,7 +173,7 @@ def _mixed(tile: Tile, p: Tensor, seen: list[Tensor], out: Tensor | None = None)
 
 
 def _room(rows: Tensor) -> Tensor | None:
-    """The rows of a result, if a product can be read from and written to them."""
+    """The rows of a result, if products can read them and write to them; else None."""
     written = rows.dtype == accumulator(rows.dtype) and rows.is_contiguous() and not torch.compiler.is_compiling()
     return rows if written else None
 
@@ -220,9 +220,9 @@ def _differentiate_tile(
 
 
 class _BlockSparse(torch.autograd.Function):
-    """q, k, v ``(B, H, n, D)``, tokens contiguous; bias ``(B, H, n, 1)``, labelled ``(B, H, n, labels)``, or None.
+    """q, k, v ``(B, H, n, D)``, tokens contiguous; bias ``(B, H, n, 1)`` and labelled ``(B, H, n, labels)`` or None.
 
-    line ``(H, 2n - 1)``, what is added at the distances 1 - n .. n - 1, or None.
+    line is ``(H, 2n - 1)``, what is added at the distances 1 - n .. n - 1, or None.
     """
 
     @staticmethod

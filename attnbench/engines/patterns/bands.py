@@ -14,17 +14,17 @@ from attnbench.engines.products import copied_by_products
 from attnbench.engines.tiling import large_steps, learned, short_examples, threads, tile_scores
 
 ROWS = 64
-"""Query rows per product: fewer waste less in the corners of a window, more use the matrix units better."""
+"""Query rows per product. Fewer waste less in the corners of a window; more use the matrix units better."""
 
 _FULL_SCORES = 2**19
-"""Scores that a tile of rows that see every key may have, if it has more than ROWS rows: 2 MiB in float32."""
+"""Most scores in a tile whose rows see every key, if it has more than ROWS rows: 2 MiB in float32."""
 
 
 def band_rows(q: Tensor, keys: int) -> int:
     """Query rows per product of a window of ``keys`` keys.
 
-    Half of ROWS where its corners would be much of it, unless keys are copied for every block of rows, or gradients of
-    keys are summed over them.
+    Half of ROWS where the corners would be a large part of the window, unless keys are copied for every block of rows,
+    or gradients of keys are summed over the blocks.
     """
     return ROWS if keys > 512 or not _only_scores(q) else ROWS // 2
 
@@ -42,7 +42,7 @@ def blocks_per_tile(q: Tensor, blocks: int, scores: int, *, least: int = 1) -> i
         return 1  # one block of many heads at a time makes fewer steps than many blocks of one head
     if most >= blocks:
         return max(least, blocks)
-    # Tiles of the same size, a multiple of the cores, which would wait for the one with a block more.
+    # Tiles of the same size, a multiple of the number of cores: else all would wait for the one with a block more.
     alike, cores = -(-blocks // -(-blocks // most)), threads()
     return max(least, min(most, -(-alike // cores) * cores))
 
@@ -50,7 +50,7 @@ def blocks_per_tile(q: Tensor, blocks: int, scores: int, *, least: int = 1) -> i
 def full_rows(q: Tensor, rows: Blocks) -> Iterator[Tile]:
     """Tiles in which the rows of these blocks see every key."""
     n = q.shape[2]
-    # As many as have no more scores than a head has numbers, or a cache: all keys are read again for every tile.
+    # As many as the limit on scores allows: all keys are read again for every tile.
     most = max(ROWS, (tile_scores(q) if large_steps(q) else _FULL_SCORES) // n)
     if rows.count > 1 and rows.count * rows.size <= most:
         yield Tile(rows, (Shared(Blocks(0, n)),))
@@ -61,7 +61,7 @@ def full_rows(q: Tensor, rows: Blocks) -> Iterator[Tile]:
 
 
 def triangle(q: Tensor, column: int, size: int) -> tuple[Mask]:
-    """Causal among ``size`` rows and as many columns from ``column`` on."""
+    """The causal mask of ``size`` rows and as many columns from ``column`` on."""
     i = torch.arange(size, device=q.device)
     return ((column, minus_infinity(i > i[:, None], q)),)
 
@@ -81,10 +81,10 @@ def band(
     """Tiles of a band over the tokens start, start + stride, ...: token i sees i - before .. i + after of them.
 
     Args:
-        step: blocks of one tile are ``step`` tokens apart, and at most ``rows`` long, which is the default.
+        step: how many tokens apart the blocks of one tile are; None: ``rows``, the most that a block is long.
         also: further keys for the query blocks of a tile.
         rows: query rows per product; None: :func:`band_rows`.
-        least: fewest blocks in a tile, where there are so many; above 1, one head at a time.
+        least: fewest blocks in a tile, where there are that many; above 1, one head at a time.
     """
     length = len(range(start, q.shape[2], stride))
     before, after = min(before, length), min(after, length)
@@ -113,7 +113,7 @@ def around_global(q: Tensor, g: int, window: int, dilation: int = 1) -> Iterator
     yield from full_rows(q, Blocks(0, g))
     seen_by_all: tuple[Keys, ...] = (Shared(Blocks(0, g)),) if g else ()
     copied = bool(g) and not large_steps(q)
-    # The band runs over the tokens after the global ones, so that these are never counted twice.
+    # The band covers only the tokens after the global ones, so that these are never counted twice.
     for start in range(g, min(g + dilation, q.shape[2])):
         also = (lambda rows: seen_by_all) if g else None
         rows = ROWS if copied else None
@@ -122,7 +122,7 @@ def around_global(q: Tensor, g: int, window: int, dilation: int = 1) -> Iterator
 
 
 def _beside(tile: Tile) -> Tile:
-    """The same with its windows and shared keys in one product."""
+    """The same tile with its windows and shared keys in one product."""
     (window, shared) = tile.keys
     assert isinstance(window, Window)
     assert isinstance(shared, Shared)
@@ -130,8 +130,10 @@ def _beside(tile: Tile) -> Tile:
 
 
 def _corners(q: Tensor, shift: int, rows: int, keys: int, before: int, after: int) -> Iterator[Mask]:
-    """Where a rectangle sticks out of the band, its first row ``shift`` after its first key: fewer than ``rows``
-    columns on either side."""
+    """Masks where a rectangle sticks out of the band: fewer than ``rows`` columns on either side.
+
+    Its first row is ``shift`` tokens after its first key.
+    """
     i = torch.arange(shift, shift + rows, device=q.device)[:, None]
     for columns in (range(shift + rows - 1 - before), range(max(0, shift + after + 1), keys)):
         if columns:

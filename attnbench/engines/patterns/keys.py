@@ -12,14 +12,14 @@ from attnbench.engines.patterns.tiles import Blocks, Heads, Mask
 from attnbench.engines.products import product, side_by_side
 
 
-# By bmm: of a single transposed matrix in four dimensions, matmul makes a copy.
+# By bmm, since matmul copies a single transposed matrix in four dimensions.
 def inner_products(x: Tensor, own: Tensor) -> Tensor:
-    """``(heads, blocks, rows, width)`` of x ``(heads, blocks, rows, d)`` and own ``(heads·blocks, width, d)``."""
+    """``(heads, blocks, rows, width)`` from x ``(heads, blocks, rows, d)`` and own ``(heads·blocks, width, d)``."""
     return product(x.flatten(0, 1), own.transpose(1, 2)).view(*x.shape[:3], -1)
 
 
 def weighted_sums(p: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
-    """``(heads, blocks, rows, d)`` of p ``(heads, blocks, rows, width)`` and own ``(heads·blocks, width, d)``."""
+    """``(heads, blocks, rows, d)`` from p ``(heads, blocks, rows, width)`` and own ``(heads·blocks, width, d)``."""
     if out is not None:
         product(p.flatten(0, 1), own, out.flatten(0, 1))
         return out
@@ -27,7 +27,7 @@ def weighted_sums(p: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def sums_by_key(p: Tensor, x: Tensor) -> Tensor:
-    """``(heads, blocks, width, d)`` of p ``(heads, blocks, rows, width)`` and x ``(heads, blocks, rows, d)``."""
+    """``(heads, blocks, width, d)`` from p ``(heads, blocks, rows, width)`` and x ``(heads, blocks, rows, d)``."""
     return torch.bmm(p.flatten(0, 1).transpose(1, 2), x.flatten(0, 1)).view(*p.shape[:2], p.shape[3], -1)
 
 
@@ -59,7 +59,7 @@ class Window:
 
 
 def _add(b: Blocks, sums: Tensor, into: Tensor, heads: Heads) -> None:
-    """Add to each of the blocks, which may overlap, its own sums ``(heads, count, size, d)``."""
+    """Add to each of the blocks, which may overlap, its own part of ``sums`` ``(heads, count, size, d)``."""
     target = b.of(into, heads)
     apart = b.count == 1 or b.step < b.stride
     for piece in (slice(None),) if apart else _pieces(b.size, b.step // b.stride):
@@ -67,7 +67,7 @@ def _add(b: Blocks, sums: Tensor, into: Tensor, heads: Heads) -> None:
 
 
 def _pieces(size: int, step: int) -> Iterator[slice]:
-    """Pieces of a block no longer than the step, so that they do not overlap those of other blocks."""
+    """Pieces of a block, no longer than the step, so that they do not overlap the same piece of other blocks."""
     for first in range(0, size, step):
         yield slice(first, first + step)
 
@@ -105,8 +105,8 @@ class Shared:
 class Beside:
     """The queries of block t see the keys of block t of ``own``, and every query those of ``shared``.
 
-    They are copied side by side: one product, where a :class:`Window` and a :class:`Shared` make two, and their scores
-    have to be joined.
+    Both are copied side by side for a single product. A :class:`Window` and a :class:`Shared` take two products, and
+    their scores have to be joined.
     """
 
     own: Blocks

@@ -1,8 +1,8 @@
 """How a pattern of blocks is written down: tiles of query rows and all the keys that they see.
 
-A pattern is a list of :class:`Tile`. A tile holds some query rows and *all* the keys that they see, so that one
-softmax per row is complete inside its tile. No key is ever counted twice as long as the key sets of a tile do not
-intersect; that is the duty of whoever lists the tiles.
+A pattern is a list of :class:`Tile`. A tile holds some query rows and *all* the keys that they see, so that the
+softmax of each row is complete inside its tile. No key is counted twice as long as the key sets of a tile do not
+intersect; whoever lists the tiles must see to that.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Heads = tuple[int, slice]
 """Index of consecutive heads of one example in a tensor ``(B, H, n, d)``."""
 
 Mask = tuple[int, Tensor]
-"""A first column and 0 / -inf, broadcastable to (blocks, rows, columns), added to the scores from that column on."""
+"""A first column, and 0 / -inf, broadcastable to (blocks, rows, columns), to add to the scores from that column on."""
 
 Label = tuple[slice, int | Tensor]
-"""Some columns, and the label of their pairs: one for all, or (rows, columns)."""
+"""Some columns, and the labels of their pairs: one for all, or (rows, columns)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """``count`` blocks of ``size`` tokens: blocks ``step`` positions apart, the tokens of a block ``stride``.
+    """``count`` blocks of ``size`` tokens: blocks are ``step`` positions apart, the tokens of a block ``stride``.
 
-    Of several blocks, one of step and stride is a multiple of the other.
+    If there are several blocks, step is a multiple of stride or the other way round.
     """
 
     start: int
@@ -42,7 +42,7 @@ class Blocks:
     def of(self, x: Tensor, heads: Heads, dtype: torch.dtype | None = None) -> Tensor:
         """View of x ``(B, H, n, d)`` as ``(heads, count, size, d)``; blocks may overlap, nothing is copied.
 
-        Of another dtype than x, a view of the tokens converted.
+        If the dtype is not x's, a view of a converted copy of these tokens.
         """
         if (dtype is not None and dtype != x.dtype) or torch.compiler.is_compiling():
             return self._sliced(x, heads, x.dtype if dtype is None else dtype)
@@ -55,7 +55,7 @@ class Blocks:
         )
 
     def _sliced(self, x: Tensor, heads: Heads, dtype: torch.dtype) -> Tensor:
-        """The same in several steps, which take longer, but can be compiled, and convert no more than the tokens."""
+        """The same in several steps, which take longer but can be compiled, and convert only these tokens."""
         b, some = heads
         stop = self.start + (self.count - 1) * self.step + (self.size - 1) * self.stride + 1
         interleaved = self.count > 1 and self.step < self.stride
@@ -65,7 +65,7 @@ class Blocks:
         return part.unfold(1, self.size, max(1, self.step // self.stride)).transpose(2, 3)
 
     def positions(self, device: torch.device) -> Tensor:
-        """``(count, size)``."""
+        """The positions of all tokens, ``(count, size)``."""
         block, token = torch.arange(self.count, device=device), torch.arange(self.size, device=device)
         return self.start + block[:, None] * self.step + token * self.stride
 
@@ -73,20 +73,20 @@ class Blocks:
 class Keys(Protocol):
     """Some keys of a tile, and the three products of attention with them.
 
-    x is ``(heads, blocks, rows, d)`` in the dtype of accumulation; y and ``into`` are ``(B, H, n, d)``, p
-    is ``(heads, blocks, rows, width)``; ``heads`` says which of y's heads x has. ``own`` is what :meth:`of` gave.
+    x is ``(heads, blocks, rows, d)`` in the dtype of accumulation, y and ``into`` are ``(B, H, n, d)``, and p is
+    ``(heads, blocks, rows, width)``. ``heads`` says which of y's heads x has. ``own`` is what :meth:`of` returned.
     """
 
     @property
     def width(self) -> int:
-        """Keys per query row."""
+        """How many keys each query row sees."""
 
     @property
     def masks(self) -> tuple[Mask, ...]:
-        """Which of the pairs are not attended to; columns count from this object's first."""
+        """Masks of the pairs that are not attended to; columns count from this object's first."""
 
     def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
-        """Of the keys of ``rows``, broadcastable to ``(heads, blocks, rows, width)``."""
+        """The positions of the keys that ``rows`` see, broadcastable to ``(heads, blocks, rows, width)``."""
 
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
         """What ``rows`` see of y, laid out for the products."""
@@ -95,7 +95,7 @@ class Keys(Protocol):
         """Inner products of the rows with their keys, shaped as p."""
 
     def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
-        """Each row's sum of its keys' y, weighted by p; shaped as x. Written to ``out`` where it is given."""
+        """Each row's sum of its keys' y, weighted by p; shaped as x. Written to ``out`` if that is given."""
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         """The transpose of :meth:`mix`: add p times the row's x to each of its keys."""
@@ -108,13 +108,13 @@ class Tile:
     rows: Blocks
     keys: tuple[Keys, ...]
     by_head: bool = False
-    """On the CPU, one head at a time: where batching heads would copy keys."""
+    """One head at a time on a CPU: for tiles where batching heads would copy keys."""
     labels: tuple[Label, ...] = ()
-    """Which of its row's logits by label is added to a pair's score; columns count over all ``keys``."""
+    """The labels of pairs: a row's logit for the label is added to the score. Columns count over all ``keys``."""
 
     @property
     def scores(self) -> int:
-        """Scores of one head."""
+        """How many scores one head has."""
         return self.rows.count * self.rows.size * sum(keys.width for keys in self.keys)
 
     def columns(self) -> Iterator[tuple[Keys, slice]]:
@@ -131,6 +131,6 @@ def minus_infinity(blocked: Tensor, like: Tensor) -> Tensor:
 
 
 def batches(first: int, stop: int, count: int) -> Iterator[tuple[int, int]]:
-    """(start, length) of consecutive runs of at most ``count`` in first .. stop - 1."""
+    """(start, length) of consecutive pieces of at most ``count`` in first .. stop - 1."""
     for start in range(first, stop, count):
         yield start, min(count, stop - start)

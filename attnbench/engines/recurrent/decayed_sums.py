@@ -1,10 +1,10 @@
 """Sums of keys and values that fade: what the recurrent variants have in common.
 
-S_t = a_t S_{t-1} + k_t v_tᵀ and o_t = q_tᵀ S_t, with 0 < a_t <= 1, is the product of a lower triangular matrix,
+S_t = a_t S_{t-1} + k_t v_tᵀ and o_t = q_tᵀ S_t, with 0 < a_t <= 1, amount to a product with a lower triangular matrix,
 o_i = Σ_{j<=i} (q_i·k_j) a_{j+1}···a_i v_j. It is computed chunk by chunk: pairs within a chunk as a c x c matrix, all
-earlier keys through the one state in front of the chunk, so that the work is O(n). Every factor is a power of two with
-an exponent that is a sum of logarithms between two tokens and never positive: nothing overflows, however strong a decay
-is, and what follows a strong one keeps its digits.
+earlier keys through the one state in front of the chunk, so that the work is O(n). Every factor is a power of two. Its
+exponent is the sum of the logarithms between two tokens and never positive: nothing overflows, however strong a decay
+is, and what follows a strong decay keeps its digits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Chunk = Annotated[int, Field(ge=1, description="tokens whose pairs are formed. M
 
 
 def states_before(added: Tensor, kept: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """State in front of each chunk, S_{b+1} = kept_b ⊙ S_b + added_b, and the one after the last.
+    """The state in front of each chunk, S_{b+1} = kept_b ⊙ S_b + added_b, and the one after the last.
 
     Args:
         added: ``(G, chunks, D, E)``.
-        kept: broadcast against it; of one chunk if all are alike.
+        kept: broadcastable against it; for one chunk only if all are alike.
         state: S_0 ``(G, D, E)``; None for 0.
     """
     state = torch.zeros_like(added[:, 0]) if state is None else state
@@ -41,7 +41,7 @@ def states_before(added: Tensor, kept: Tensor, state: Tensor | None = None) -> t
 
 
 _STRONGEST = -1100.0
-"""Of the logarithms of a decay: 2^-1100 is 0 in float64, and lower ones would cost the sums of the others digits."""
+"""Lowest log2 of a decay: 2^-1100 is 0 in float64, and a lower one would cost sums with the others digits."""
 
 
 def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
@@ -49,8 +49,8 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
 
     Args:
         q, k: ``(G, N, D)``; v: ``(G, N, E)``.
-        log_decay: log2(a_t) <= 0, ``(G, N)``, or ``(G, 1)`` where it is the same for all tokens. Else summed in
-            float64: a difference of two sums is all that is left of tokens that follow a strong decay.
+        log_decay: log2(a_t) <= 0, ``(G, N)``, or ``(G, 1)`` if it is the same for all tokens. The former is summed in
+            float64: tokens that follow a strong decay are known only by differences of such sums.
     """
     N = q.shape[1]
     chunk = min(chunk, N)
@@ -69,7 +69,7 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
 
 
 def _states_after(state: Tensor | None, keys: Tensor, values: Tensor, since: Tensor) -> tuple[Tensor, Tensor]:
-    """State behind each chunk, of all later keys."""
+    """The state behind each chunk, which holds all later keys."""
     begun = since[..., None].to(keys.dtype).exp2()
     states, state = states_before(((keys * begun).mT @ values).flip(1), begun[:, :, -1:].flip(1), state)
     return states.flip(1), state
@@ -85,7 +85,7 @@ def _read(
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    # From the start of the chunk to a token, itself included, and from there to the end.
+    # What is left from the start of the chunk to a token, its own decay included, and from there to the end.
     begun, until = (x[..., None].to(keys.dtype).exp2() for x in (since, since[..., -1:] - since))
     past, state = states_before((keys * until).mT @ values, begun[:, :, -1:], state)
     out = (queries @ keys.mT * _weights(since, causal, keys.dtype)) @ values + (queries * begun) @ past
@@ -110,6 +110,6 @@ def last_state(k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
         k: ``(B, H, n, D)``; v: ``(B, H, n, E)``.
         log_decay: log2(a_t), ``(B, H, n, 1)`` or ``(B, H, n, D)``.
     """
-    # Of the tokens after each: nothing is subtracted, so that what follows a strong decay keeps its digits.
+    # Summed over the tokens after each: nothing is subtracted, so that what follows a strong decay keeps its digits.
     until = pad(log_decay[:, :, 1:], (0, 0, 0, 1)).flip(2).cumsum(2).flip(2)
     return (k * until.exp2()).mT @ v

@@ -1,4 +1,4 @@
-"""A long sequence a stretch at a time, many heads a group at a time, and what the backward pass computes again."""
+"""Long sequences by stretches, many heads by groups, and what the backward pass computes again."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from torch.utils.checkpoint import checkpoint
 from attnbench.engines.tiling import Group, cut, head_groups
 
 Compute = Callable[..., Tensor]
-"""Tensors ``(G, ...)`` of G pairs of batch entry and head, in float32 or float64, to an output ``(G, N, E)``."""
+"""Maps tensors ``(G, ...)`` of G pairs of batch entry and head, in float32 or float64, to an output ``(G, N, E)``."""
 
 
 SHORT = 2**18
-"""Numbers of an input up to which intermediate results are kept for gradients: some ten times as many are a few MiB."""
+"""Numbers in an input up to which intermediate results, about ten times as many, are kept for gradients: a few MiB."""
 
 
 def by_heads(compute: Compute, *inputs: Tensor, again: bool | None = None) -> Tensor:
     """Run ``compute`` on as many heads at a time as stay in the cache.
 
-    Of long inputs the backward pass runs it again for each group, so that only the inputs are kept and the intermediate
-    results of one group exist at a time. Of short ones, up to :data:`SHORT` numbers, those are no more than a group's.
+    For long inputs the backward pass runs it again for each group: only the inputs are kept, and the intermediate
+    results of one group at a time exist. For short inputs, of up to :data:`SHORT` numbers, all are kept: they are no
+    more than those of one group.
 
     Args:
-        again: False keeps what ``compute`` keeps of long inputs too, where computing it again takes longer than reading
-            it; then ``compute`` is one that takes STRETCH tokens at a time.
+        again: False keeps the intermediate results of long inputs too, for a ``compute`` whose results take longer to
+            compute again than to read; it must take STRETCH tokens at a time.
         inputs: ``(B, H, ...)``, the first of them ``(B, H, N, D)`` and the third ``(B, H, N, E)``.
 
     Returns:
@@ -50,7 +51,7 @@ def by_heads(compute: Compute, *inputs: Tensor, again: bool | None = None) -> Te
 
 
 def _groups(tokens: int, first: Tensor, _: Tensor, values: Tensor, *others: Tensor) -> list[Group]:
-    """Of heads of which so many ``tokens`` are in use at a time, in some ten tensors."""
+    """Groups of heads small enough that ``tokens`` tokens of about ten tensors fit the cache."""
     return head_groups(first, 2 * min(tokens, first.shape[2]) * max(first.shape[3], values.shape[3]))
 
 
@@ -96,11 +97,11 @@ def chunked(x: Tensor, chunk: int) -> Tensor:
 
 
 STRETCH = 1024
-"""Tokens computed at a time, so that what is needed on the way stays in the cache, however long the sequence is."""
+"""Tokens computed at a time, so that intermediate results stay in the cache, however long the sequence is."""
 
 
 def stretches(chunk: int, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
-    """``(G, N, ...)`` in parts of some STRETCH tokens, each :func:`chunked`."""
+    """Parts of the inputs ``(G, N, ...)`` of about STRETCH tokens, each :func:`chunked`."""
     tokens = chunk * max(1, STRETCH // chunk)
     return [
         tuple(chunked(x, chunk) for x in part)
@@ -109,7 +110,7 @@ def stretches(chunk: int, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 KEPT = 16
-"""Stretches of which everything is kept for gradients; computing them again takes a fifth of the time more, or two."""
+"""Stretches up to which everything is kept for gradients; computing them again adds one or two fifths to the time."""
 
 
 def in_turn(
@@ -117,7 +118,7 @@ def in_turn(
 ) -> tuple[list[Any], Any]:
     """Outputs of ``work(state, *part)`` and the state after it, part by part.
 
-    For the gradients of more than :data:`KEPT` parts each is computed again: only the states between them are kept.
+    If there are more than :data:`KEPT` parts, gradients compute each part again: only the states between are kept.
     """
     outputs = []
     for out, after in _in_turn(work, parts, state):
@@ -129,9 +130,9 @@ def in_turn(
 def rows_in_turn(
     work: Callable[..., tuple[Tensor, Any]], parts: Sequence[tuple[Any, ...]], tokens: int, state: Any = None
 ) -> tuple[Tensor, Any]:
-    """As :func:`in_turn`, the outputs of all parts as one: ``(G, tokens, E)`` without the rows beyond.
+    """Like :func:`in_turn`, with the outputs of all parts joined: ``(G, tokens, E)``, without the rows beyond.
 
-    Where nothing is kept for gradients, each goes to its place while it is in the cache.
+    Where nothing is kept for gradients, each output is put in its place while it is still in the cache.
     """
     if torch.is_grad_enabled():
         outputs, state = in_turn(work, parts, state)
