@@ -17,10 +17,10 @@ Pass = Literal["forward", "backward", "training", "decode"]
 """decode: the last token of the sequence against a state made of all tokens before it."""
 Measure = Literal["time", "memory", "error", "score"]
 Positions = Literal["learned", "sinusoid"]
-"""What a position embedding starts from: N(0, 0.02²), or sinusoids of unit size, which are learned on as well."""
+"""What a position embedding starts from, N(0, 0.02²) or sinusoids of unit size; training changes both."""
 
 METHOD_VERSION = 5
-"""Raised whenever a number may change because the way of measuring changed; rows of two methods are never mixed."""
+"""Incremented when a change in how we measure may change a number; rows of two methods are never mixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,18 @@ class Training:
     steps: int = 300
     learning_rate: float = 2e-3
     warm_up: float = 0.1
-    """Share of the steps in which the rate rises to it; it then falls to 0 along a cosine."""
+    """Share of the steps in which the rate rises to ``learning_rate``; it then falls to 0 along a cosine."""
     weight_decay: float = 0.01
     protocol: Literal["fixed", "sweep"] = "fixed"
-    """``sweep``: one of several rates, of which that with the best validation score counts."""
+    """``sweep``: this is one of several rates; the one with the best validation score counts."""
     sweep_seeds: int = 2
-    """Seeds with which each rate is tried; those after them are trained with the best one alone."""
+    """Number of seeds that try each rate; later seeds are trained at the best rate alone."""
     pretrain_steps: int = 0
-    """Steps of filling in masked tokens of the task's own examples before."""
+    """Number of earlier steps that fill in masked tokens of the task's own examples."""
     evaluations: int = 6
-    """Points of the learning curve."""
+    """Number of points on the learning curve."""
     solved: float | None = None
-    """What softmax must score, and identity must not be above chance, or all rows of the task carry a warning."""
+    """The score that softmax must reach while identity stays at chance; else all rows of the task carry a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,16 @@ class Cell:
     model: ModelSize | None = None
     error_draws: int = 5
     compile: bool = False
-    """By ``torch.compile``, all of it or nothing (see :mod:`attnbench.compiled`)."""
+    """Whether ``torch.compile`` compiles it, all of it or nothing (see :mod:`attnbench.compiled`)."""
     padding: float = 0.0
-    """Share of the tokens of the batch that are padding (see :mod:`attnbench.padding`)."""
+    """Share of the batch's tokens that are padding (see :mod:`attnbench.padding`)."""
     task: Spec | None = None
     """What the model reads and answers (see :mod:`attnbench.task`), at level model only; None for random bytes."""
     training: Training | None = None
-    """None unless it is scored."""
+    """None unless the cell is scored."""
 
     def __post_init__(self) -> None:
-        if self.pass_ == "decode" and not self.shape.causal:  # what comes after the last token is not known yet
+        if self.pass_ == "decode" and not self.shape.causal:  # the tokens after the last one are not known yet
             object.__setattr__(self, "shape", replace(self.shape, causal=True))
 
     @property
@@ -92,7 +92,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """What ``-k`` matches and progress shows: ``performer:features=64/n4096``."""
+        """The text that ``-k`` matches and progress shows: ``performer:features=64/n4096``."""
         return f"{self.variant.label}/n{self.shape.N}"
 
     def to_json(self) -> dict[str, Any]:
@@ -116,8 +116,8 @@ class Cell:
 
 
 def _identify(cell: Cell) -> str:
-    """Of the cell as JSON with sorted keys, put together from parts that most cells of a suite share."""
-    import hashlib  # not for whoever only asks what passes there are: it loads OpenSSL
+    """Digest of the cell as JSON with sorted keys, put together from parts that most cells of a suite share."""
+    import hashlib  # loads OpenSSL, so only here: a caller may only want to know what passes there are
 
     parts = ", ".join([_canonical(names, values_of(cell)) for names, values_of in _parts_of(cell)])
     return hashlib.sha256(f"[{METHOD_VERSION}, {{{parts}}}]".encode()).hexdigest()[:16]
@@ -125,13 +125,13 @@ def _identify(cell: Cell) -> str:
 
 @lru_cache(maxsize=100_000)
 def _canonical(names: tuple[str, ...], values: Any) -> str:
-    """Some fields and their values, between the braces of a JSON object."""
+    """Some fields and their values as JSON, without the braces around the object."""
     given = dict(zip(names, values if len(names) > 1 else (values,), strict=True))
     return _ENCODER.encode(given)[1:-1]
 
 
 _ADDED_TO_PARTS = {"bias": "none", "positions": "learned", "dropout": 0.0}
-"""Fields of a part that came later: cells from before, in which they stand for these, keep their names."""
+"""Fields that were added to a part later -> what older cells mean by leaving them out, so that their ids stay."""
 
 
 def _plain(part: Shape | Spec | ModelSize | Training) -> dict[str, Any]:
@@ -146,7 +146,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, default=_plain)
 
 
 def _parts(names: list[str]) -> list[tuple[tuple[str, ...], Callable[[Cell], Any]]]:
-    """The fields in three parts, and what gives the values of each: the shape, which cells share least, is one."""
+    """The fields in three parts, each with a getter of its values; the shape, which cells share least, is one part."""
     at = names.index("shape")
     parts = (names[:at], names[at : at + 1], names[at + 1 :])
     return [(tuple(part), attrgetter(*part)) for part in parts]
@@ -156,14 +156,14 @@ _NAMES = sorted(field.name for field in fields(Cell))
 _LATER = {
     field.name: field.default for field in fields(Cell) if field.name in ("compile", "padding", "task", "training")
 }
-"""Fields that came later, with what they stand for in the cells from before, which keep their ids."""
+"""Fields that were added to cells later -> what older cells mean by leaving them out, so that their ids stay."""
 _later = attrgetter(*_LATER)
 _AS_BEFORE = tuple(_LATER.values())
 
 
 def _parts_of(cell: Cell) -> list[tuple[tuple[str, ...], Callable[[Cell], Any]]]:
     values = _later(cell)
-    if values == _AS_BEFORE:  # as in nearly all cells of large suites
+    if values == _AS_BEFORE:  # true of nearly all cells in large suites
         return _parts_without(tuple(_LATER))
     return _parts_without(tuple(name for name, value in zip(_LATER, values, strict=True) if value == _LATER[name]))
 
