@@ -32,8 +32,8 @@ class PeerSinkhorn(nn.Module):
     """sinkhorn-transformer's SinkhornAttention: wrong, since its sorted values are the sorted keys.
 
     This is the core alone, with q ``(B, H, N, D)``; N must be whole blocks. Scores, temperature and number of
-    iterations are those of ``sinkhorn``. ``check`` finds the fault by the law "average": v = 1 does not give 1, nor v =
-    0 give 0.
+    iterations are those of ``sinkhorn``. ``check`` finds the fault by the law "average": v = 1 does not give 1 (and
+    v = 0 does not give 0).
 
     Where else it differs: scores go through log(max(0, ·) + 1e-6) and get Gumbel noise in every call, so that two calls
     differ; iterations end with the columns, so that the weights of a row do not sum to 1.
