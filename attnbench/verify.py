@@ -25,7 +25,7 @@ _OF_THE_CELL = [name for name in _FIELDS[: _FIELDS.index("status")] if name not 
 
 @functools.cache
 def _kinds() -> dict[str, tuple[type, ...]]:
-    """Types that may stand in each field of a record."""
+    """Types that each field of a record may have."""
     kinds = {}
     for name, hint in typing.get_type_hints(Record).items():
         members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)

@@ -22,7 +22,7 @@ from attnbench.plots.ticks import log_axis, padded, power_ticks
 
 TITLE = "Every variant: time, memory, error, decoding"
 ENOUGH = 24
-"""Number of labels at one length from which on a scatter plot cannot name them all."""
+"""Fewest labels at one length that are too many for a scatter plot to name."""
 NEEDS = f"times of {ENOUGH} variants"
 
 _STEP = 0.165
