@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _TOKEN = re.compile(r"\s*(log|sqrt|√|[0-9]+(?:\.[0-9]+)?|[a-zA-Z](?![a-zA-Z]{3})|[²³]|[-+·*/^()])")
-"""A letter stands for itself, and ``nd`` for n·d; four letters in a row are a word, which is no product."""
+"""A letter stands for itself, and ``nd`` for n·d; four letters in a row are a word, not a product."""
 _SQUARE = {"²": 2.0, "³": 3.0}
 
 

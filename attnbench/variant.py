@@ -127,7 +127,7 @@ def register(
     """Class decorator that puts a variant into the table. The first line of the class's docstring is its summary.
 
     Args:
-        cost: ``O(n·d²)``, say; the claimed time grows with this power of n, unless ``time_exponent`` claims more.
+        cost: ``O(n·d²)``, say. Its power of n is claimed for the time, unless ``time_exponent`` claims a larger one.
 
     Raises:
         UsageError: the name is taken, or an argument or the class breaks the contract; the message names the rule.

@@ -99,7 +99,7 @@ def run(
             worker.begin()  # so that it imports torch at the same time as this process
         from attnbench.measure.time import garbage_collection_off
 
-        with garbage_collection_off():  # imports are no garbage, and searching them takes long
+        with garbage_collection_off():  # imports are not garbage, and searching them takes long
             from attnbench.plugins import load
             from attnbench.run.plan import Options, make_plan
 

@@ -187,7 +187,7 @@ def _panels(page: Page, table: _Table, baseline: str) -> None:
 
 
 def _ratio(cell: Row, other: Row | None, column: str, baseline: str) -> tuple[str, float]:
-    """Text and log2 of baseline over variant, or the reason why there is no ratio and NaN."""
+    """Text and log2 of baseline over variant; without a ratio, the reason and NaN."""
     if cell["status"] != Status.OK:
         return str(cell["status"]), math.nan
     if other is None:

@@ -202,7 +202,7 @@ def _keys(page: Page, points: pd.DataFrame, largest: float) -> None:
 
 
 def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> None:
-    """Draw errors without a speed: the oracles, and answering mean(V), which is no worse than any method below it.
+    """Draw errors without a speed: the oracles, and answering mean(V), which no method below the line can beat.
 
     For scores the lines are chance and a model that mixes no tokens.
     """
