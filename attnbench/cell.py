@@ -52,7 +52,7 @@ class Training:
     evaluations: int = 6
     """Number of points on the learning curve."""
     solved: float | None = None
-    """The score that softmax must reach while identity stays at chance; else all rows of the task carry a warning."""
+    """Score that softmax must reach; if it fails, or identity is above chance, all rows of the task get a warning."""
 
 
 @dataclass(frozen=True, slots=True)
