@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name == "run":
-        return import_module("attnbench.run")  # which can be called
+        return import_module("attnbench.run")  # a package that can be called
     if name not in _HOME:
         raise AttributeError(f"module 'attnbench' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

@@ -55,30 +55,30 @@ def run(
 
     Args:
         suite: a shipped name such as ``"quick"``, the path of a YAML file, or what :func:`attnbench.load_suite` gave.
-        out: the results folder; the run has a folder of its own in it.
+        out: the results folder; the run gets a folder of its own in it.
         select: only the cells that match, as after ``-k``: ``"performer and not n4096"``, ``"causal"``.
         overrides: axis -> value, list of values or text, as after ``--set``: ``{"seq_len": [512, 1024]}``,
             ``{"variant": "sdpa,performer:features=64", "dtype": "bfloat16"}``.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
         threads: CPU threads; all cores where None.
         rounds: shuffled visits of each cell; the suite's where None.
-        min_time: least seconds of samples for each cell; the suite's where None.
-        cell_timeout: seconds that one visit of a cell may take.
+        min_time: seconds of samples that each cell needs at least; the suite's where None.
+        cell_timeout: seconds that one visit to a cell may take.
         memory_limit: bytes, or text such as ``"8GiB"``; most of what is free where None.
         process: ``tuned``, or ``as-shipped``: allocator and matmul library as torch has them.
-        plugins: files and modules with further variants, which the measuring process imports as well.
+        plugins: files and modules with further variants; the measuring process imports them as well.
         quick: one sample a cell, no interval.
         fresh: start a new run instead of resuming one.
         retry_failed: measure again the cells that failed.
-        progress: show how far it is.
+        progress: show a progress bar.
 
     Returns:
-        The rows of ``results.csv``, one a cell, as :func:`attnbench.read_results` reads them; ``status`` and
-        ``reason`` say how a cell ended that could not be measured.
+        The rows of ``results.csv``, one per cell, as :func:`attnbench.read_results` reads them. Where a cell could not
+        be measured, ``status`` and ``reason`` say how it ended.
 
     Raises:
-        UsageError: an option, an axis, or a selection of nothing.
-        SuiteError: the suite.
+        UsageError: an option or an axis is wrong, or nothing is selected.
+        SuiteError: the suite cannot be used.
         StoreError: the results cannot be written.
     """
     from attnbench.cli.screen import Screen
@@ -144,11 +144,11 @@ def compare(
         inputs: where q, k and v come from, such as ``"gaussian:logit_std=2"``; ``attnbench list inputs`` names them.
         error: measure the error against exact attention as well, at level ``operator``.
         timeout: seconds for one length.
-        min_time: least seconds of samples at each length.
+        min_time: seconds of samples that each length needs at least.
         device, threads, memory_limit, process, plugins, progress: as for :func:`run`.
 
     Raises:
-        UsageError: a variant, an option, or fewer than two different variants.
+        UsageError: a variant or an option is wrong, or there are fewer than two different variants.
     """
     question = Question(
         variants,
@@ -194,9 +194,9 @@ def plot(
     """Draw the figures of a run, as ``attnbench plot`` does.
 
     Args:
-        results: rows as :func:`run` returns them, or what :func:`attnbench.read_results` reads: a results folder, one
-            run in it, a ``results.csv``, or several of them.
-        figures: names of those to draw, such as ``["scaling"]``; all that apply where None.
+        results: rows as :func:`run` returns them, or anything that :func:`attnbench.read_results` reads: a results
+            folder, one run in it, a ``results.csv``, or several of these.
+        figures: names of the figures to draw, such as ``["scaling"]``; all that apply where None.
         save: a folder to write them to, in ``formats`` (``svg``, ``png``, ``pdf``); nothing is written where None.
         options: as :func:`attnbench.plots.draw` takes them: ``n``, ``x``, ``y``, ``inputs``, ``only``, ``title``,
             ``style``, ``width``.
@@ -206,7 +206,7 @@ def plot(
 
     Raises:
         UsageError: a figure, a format or an option that does not exist.
-        ResultsError: nothing that can be read, or drawn.
+        ResultsError: there is nothing that can be read or drawn.
         StoreError: a file cannot be written.
     """
     from attnbench.plots import draw
@@ -221,7 +221,7 @@ def plot(
 
 
 class Figures(dict[str, "Figure"]):
-    """Figures by name, which a notebook shows one below the other."""
+    """Figures by name; a notebook shows them one below the other."""
 
     def _repr_html_(self) -> str:
         from base64 import b64encode
@@ -252,7 +252,7 @@ class Compared:
 
     @property
     def crossovers(self) -> dict[tuple[str, str], Any]:
-        """Pair -> from which length on the other one is faster, with its 95 % interval, or why that is not known."""
+        """Pair -> the length from which the other one is faster, with its 95 % interval, or why it is not known."""
         return dict(self.comparison.crossovers)
 
     def __repr__(self) -> str:
@@ -284,7 +284,7 @@ def _bytes(size: int | str | None) -> int | None:
 
 
 def _must_be_importable(specs: Iterable[Spec]) -> None:
-    """Refuse what the measuring process could not find: a class that exists in this session only."""
+    """Refuse a class that exists in this session only: the measuring process could not find it."""
     for spec in specs:
         if VARIANTS.get(spec.name).make.__module__ == "__main__":
             raise UsageError(

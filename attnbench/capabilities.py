@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 @runtime_checkable
 class Dense(Protocol):
-    """It has its documented formula beside the fast path: all pairs at once, in plain torch."""
+    """It writes out its documented formula beside the fast path: all pairs at once, in plain torch."""
 
     def dense(self, *inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The output of ``forward`` for the same inputs."""
@@ -19,14 +19,14 @@ class Dense(Protocol):
 
 @runtime_checkable
 class Decoding(Protocol):
-    """It answers one token after the other."""
+    """It can process one token after another."""
 
     def begin(self, *inputs: Tensor) -> Any:
         """The state after n >= 0 tokens: q, k, v ``(B, H, n, D)`` of an operator, x ``(B, n, C)`` of a mixer."""
         ...
 
     def step(self, state: Any, *inputs: Tensor) -> tuple[Tensor, Any]:
-        """The output of the next token, given with n = 1, and the state after it."""
+        """The output for the next token, whose inputs have n = 1, and the state after it."""
         ...
 
 
@@ -34,12 +34,12 @@ class Decoding(Protocol):
 class RandomKernel(Protocol):
     """It estimates a kernel of queries and keys by random features.
 
-    Modules that know its mean have ``kernel_mean(q, k)`` too (else it is exp(q·k/√D)), and those that know its variance
-    ``kernel_variance(q, k)``, relative to the squared mean or None.
+    A module that knows the mean of its estimate also has ``kernel_mean(q, k)``; without it the mean is exp(q·k/√D). One
+    that knows the variance has ``kernel_variance(q, k)``, which gives it relative to the squared mean, or None.
     """
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
-        """The estimate ``(B, H, N, M)`` with the features that were drawn."""
+        """The estimate ``(B, H, N, M)`` from the features that were drawn."""
         ...
 
 

@@ -15,10 +15,10 @@ Pass = Literal["forward", "backward", "training", "decode"]
 """decode: the last token of the sequence against a state made of all tokens before it."""
 Measure = Literal["time", "memory", "error", "score"]
 Positions = Literal["learned", "sinusoid"]
-"""What a position embedding starts from: N(0, 0.02²), or sinusoids of unit size, which are learned on as well."""
+"""What a position embedding starts from, N(0, 0.02²) or sinusoids of unit size; training changes both."""
 
 METHOD_VERSION = 5
-"""Raised whenever a number may change because the way of measuring changed; rows of two methods are never mixed."""
+"""Incremented when a change in how we measure may change a number; rows of two methods are never mixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class Training:
     steps: int = 300
     learning_rate: float = 2e-3
     warm_up: float = 0.1
-    """Share of the steps in which the rate rises to it; it then falls to 0 along a cosine."""
+    """Share of the steps in which the rate rises to ``learning_rate``; it then falls to 0 along a cosine."""
     weight_decay: float = 0.01
     protocol: Literal["fixed", "sweep"] = "fixed"
-    """``sweep``: one of several rates, of which that with the best validation score counts."""
+    """``sweep``: this is one of several rates; the one with the best validation score counts."""
     sweep_seeds: int = 2
-    """Seeds with which each rate is tried; those after them are trained with the best one alone."""
+    """Number of seeds that try each rate; later seeds are trained at the best rate alone."""
     pretrain_steps: int = 0
-    """Steps of filling in masked tokens of the task's own examples before."""
+    """Number of earlier steps that fill in masked tokens of the task's own examples."""
     evaluations: int = 6
-    """Points of the learning curve."""
+    """Number of points on the learning curve."""
     solved: float | None = None
-    """What softmax must score, and identity must not be above chance, or all rows of the task carry a warning."""
+    """Score that softmax must reach; if it fails, or identity is above chance, all rows of the task get a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,16 @@ class Cell:
     model: ModelSize | None = None
     error_draws: int = 5
     compile: bool = False
-    """By ``torch.compile``, all of it or nothing (see :mod:`attnbench.compiled`)."""
+    """Whether ``torch.compile`` compiles it, all of it or nothing (see :mod:`attnbench.compiled`)."""
     padding: float = 0.0
-    """Share of the tokens of the batch that are padding (see :mod:`attnbench.padding`)."""
+    """Share of the batch's tokens that are padding (see :mod:`attnbench.padding`)."""
     task: Spec | None = None
     """What the model reads and answers (see :mod:`attnbench.task`), at level model only; None for random bytes."""
     training: Training | None = None
-    """None unless it is scored."""
+    """None unless the cell is scored."""
 
     def __post_init__(self) -> None:
-        if self.pass_ == "decode" and not self.shape.causal:  # what comes after the last token is not known yet
+        if self.pass_ == "decode" and not self.shape.causal:  # the tokens after the last one are not known yet
             object.__setattr__(self, "shape", replace(self.shape, causal=True))
 
     @property
@@ -90,7 +90,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """What ``-k`` matches and progress shows: ``performer:features=64/n4096``."""
+        """The text that ``-k`` matches and progress shows: ``performer:features=64/n4096``."""
         return f"{self.variant.label}/n{self.shape.N}"
 
     def to_json(self) -> dict[str, Any]:
@@ -119,9 +119,9 @@ _LATER = {
     "task": None,
     "training": None,
 }
-"""Fields that came later: cells from before, in which they stand for these, keep their ids."""
+"""Fields that were added to cells later -> what older cells mean by leaving them out, so that their ids stay."""
 _LATER_IN_PARTS = {"bias": "none", "positions": "learned", "dropout": 0.0}
-"""The same for the fields of shapes, models and trainings."""
+"""The same for fields of shapes, models and trainings."""
 
 
 @lru_cache(maxsize=100_000)

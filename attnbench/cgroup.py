@@ -1,16 +1,16 @@
-"""What the control groups of this process allow it: cores and memory, and how often it was held back.
+"""The limits that control groups put on this process: cores, memory, and how often it was held back.
 
-Linux puts every process into a group, and groups lie in groups. A container is such a group, and so is a job of a
+Linux puts every process into a group, and groups are nested. A container is such a group, and so is a job on a
 cluster. Each group may have limits, and the tightest one on the way up counts.
 
 - **Version 2** has one tree of groups. ``cpu.max`` says "150000 100000": 150 ms of work in each 100 ms, which is one
   core and a half; "max" is no limit. ``memory.max`` is a number of bytes, or "max".
-- **Version 1** has a tree for each kind of limit. The same stands in ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``, -1
-  being no limit, and in ``memory.limit_in_bytes``, where a number beyond all machines is no limit.
+- **Version 1** has a tree for each kind of limit. The quota is in ``cpu.cfs_quota_us``, where -1 is no limit, and
+  ``cpu.cfs_period_us``. The memory limit is in ``memory.limit_in_bytes``, where a number beyond all machines is none.
 
-Both may be there at once. ``/proc/self/cgroup`` says in which group of each tree the process is.
-``/proc/self/mountinfo`` says where the trees are, and with which of its groups each begins: a container may see no more
-than its own. In ``cpu.stat``, ``nr_throttled`` counts the periods in which the group had used up its share and waited.
+Both versions may be there at once. ``/proc/self/cgroup`` says which group of each tree the process is in.
+``/proc/self/mountinfo`` says where the trees are and which group each begins with: a container may see only its own.
+In ``cpu.stat``, ``nr_throttled`` counts the periods in which the group had used up its share and waited.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from pathlib import Path, PurePosixPath
 
 _ROOT = Path("/")
 _NO_LIMIT = 2**60
-"""Bytes from which on a limit of version 1 is none."""
+"""A version 1 limit of this many bytes or more is no limit."""
 
 
 def cores(root: Path = _ROOT) -> float | None:
-    """How many cores the processor time of the groups amounts to; None without a limit."""
+    """How many cores the groups' processor time amounts to; None without a limit."""
     shares = [share for group in _groups("cpu", root) if (share := _share(group)) is not None]
     return min(shares, default=None)
 
 
 def memory_bytes(root: Path = _ROOT) -> int | None:
-    """The least memory limit of the groups; None without one."""
+    """The smallest memory limit of the groups; None without one."""
     return min((limit for limit, _ in _memory(root)), default=None)
 
 
 def free_memory_bytes(root: Path = _ROOT) -> int | None:
-    """What the tightest group has left; None without a limit. What files have cached there can be had back."""
+    """Bytes that the tightest group has left; None without a limit. Cached files count as free."""
     return min((max(0, limit - used) for limit, used in _memory(root)), default=None)
 
 
 def throttled_periods(root: Path = _ROOT) -> int:
-    """How often the groups had to wait for processor time, since they were made."""
+    """How often the groups have had to wait for processor time since they were made."""
     return sum(_field(group.path / "cpu.stat", "nr_throttled") for group in _groups("cpu", root))
 
 
@@ -54,7 +54,7 @@ class _Group:
 
 
 def _groups(controller: str, root: Path) -> Iterator[_Group]:
-    """The group of this process and those that it lies in, as far as they can be seen."""
+    """The group of this process and those around it, as far as they can be seen."""
     for version, top, within, controllers in _trees(root):
         if version == 1 and controller not in controllers:
             continue
@@ -67,7 +67,7 @@ def _groups(controller: str, root: Path) -> Iterator[_Group]:
 
 
 def _trees(root: Path) -> Iterator[tuple[int, Path, PurePosixPath, list[str]]]:
-    """Version, folder, the group that the folder is, and the controllers of each tree."""
+    """Version, folder, the group that the folder stands for, and the controllers of each tree."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         fields, (kind, *rest) = left.split(), right.split() or [""]
@@ -87,7 +87,7 @@ def _own_group(version: int, controller: str, root: Path) -> PurePosixPath | Non
 
 
 def _share(group: _Group) -> float | None:
-    """Cores, by the quota of one group; None without one."""
+    """Cores that one group's quota amounts to; None without a quota."""
     with suppress(ValueError):
         if group.version == 2:
             quota, period = map(float, _read(group.path / "cpu.max").split())
@@ -109,7 +109,7 @@ def _memory(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _field(path: Path, name: str) -> int:
-    """The number after ``name`` in a file of names and numbers; 0 where it is not there."""
+    """The number after ``name`` in a file of names and numbers; 0 where the name is missing."""
     found = re.search(rf"^{name} (\d+)$", _read(path), re.MULTILINE)
     return int(found[1]) if found else 0
 

@@ -1,6 +1,6 @@
-"""What ``torch.compile`` makes: all of a function or an error, and what it does within a count of FLOPs.
+"""Compile a function as a whole or raise an error, and book the FLOPs of compiled code.
 
-The dispatcher does not see compiled code, so that it says itself what it does.
+The dispatcher does not see inside compiled code, so that such code must report its work itself.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _COMPILERS = ("torch._dynamo.", "torch._inductor.", "torch._functorch.")
 _NOTHING = "torch.compile with fullgraph=True found no compiled frames"
-"""What torch's RuntimeError begins with where its compiler is switched off."""
+"""How torch's RuntimeError begins when its compiler is switched off."""
 _USER_CODE = re.compile(r"File \"[^\"]*?([^/\"]+)\", line (\d+)")
 
 
 def whole(function: Function) -> Function:
-    """``torch.compile`` without graph breaks, for the sizes of its first call; a module stays one.
+    """``torch.compile`` without graph breaks, for the sizes of the first call; a module stays a module.
 
-    Calling it raises an exception of which :func:`why_not_compiled` knows the reason, where not all of it can be
-    compiled: no part ever runs uncompiled.
+    No part ever runs uncompiled. Where something cannot be compiled, the call raises an exception, and
+    :func:`why_not_compiled` gives its reason.
     """
-    torch.compiler.reset()  # what was compiled before must not use up how often torch compiles a piece of code
+    torch.compiler.reset()  # torch compiles a piece of code only so often; earlier compilations must not count
     return cast("Function", torch.compile(function, fullgraph=True, dynamic=False))
 
 
 def why_not_compiled(error: BaseException) -> str | None:
-    """What kept torch from compiling, with the line of code that it names; None for an error of another kind."""
+    """Why torch could not compile, with the line of code that it names; None for an error of another kind."""
     kind, _, text = said(error).partition(": ")
     if not type(error).__module__.startswith(_COMPILERS) and not text.startswith(_NOTHING):
         return None
@@ -49,7 +49,7 @@ def why_not_compiled(error: BaseException) -> str | None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Compile what is called inside, though an earlier process may have kept the same code.
+    """Compile what is called inside anew, even if an earlier process left the same code in torch's cache.
 
     Raises:
         Unsupported: nothing was compiled, though nothing failed: torch's compiler is switched off, say.
@@ -66,7 +66,7 @@ def compiling() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """What ran out of the dispatcher's sight."""
+    """Work that the dispatcher did not see."""
 
     kernel: str
     matmul_flops: int
@@ -74,7 +74,7 @@ class Booked:
 
 
 _booked: list[list[Booked]] = []
-"""Of each count or prediction in progress."""
+"""The entries of each count or prediction in progress."""
 
 
 def out_of_sight(
@@ -86,15 +86,15 @@ def out_of_sight(
     backward_flops: int = 0,
     exponentials: int = 0,
 ) -> Tensor:
-    """Run compiled code, which under a dispatch mode would not be compiled, and book what it does.
+    """Run compiled code outside dispatch modes, under which it would not be compiled, and book what it does.
 
     Args:
-        call: runs it.
-        like: a tensor with the shape and type of what it returns; where this is a fake one, nothing runs.
-        kernel: its name in the results.
-        matmul_flops: what it multiplies and adds in matrix products, all of which it does out of sight.
-        backward_flops: the same of its backward pass, booked each time that one runs.
-        exponentials: what it takes exponentials of, forward and once more backward.
+        call: runs the code.
+        like: a tensor with the shape and type of the output; if it is a fake tensor, nothing runs.
+        kernel: the code's name in the results.
+        matmul_flops: FLOPs of its matrix products, all of which are out of sight.
+        backward_flops: the same for its backward pass, booked each time it runs.
+        exponentials: how many exponentials the forward pass takes; the backward pass takes as many again.
     """
     _book(Booked(kernel, matmul_flops, exponentials))
     if isinstance(like, FakeTensor):
@@ -117,7 +117,7 @@ def _book(what: Booked) -> None:
 
 @contextmanager
 def books() -> Iterator[list[Booked]]:
-    """Collect what :func:`out_of_sight` books in the meantime."""
+    """Collect what :func:`out_of_sight` books inside this context."""
     entries: list[Booked] = []
     _booked.append(entries)
     try:

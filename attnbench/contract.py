@@ -1,4 +1,4 @@
-"""The rules of the contract that can be seen to be broken without building anything."""
+"""The rules of the contract that can be checked without building anything."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FAMILIES = (
     "synthetic",
     "mixing",
 )
-"""In the order shown to users; after Tay et al. 2020, "Efficient Transformers: A Survey", figure 2."""
+"""Families in the order shown to users; after Tay et al. 2020, "Efficient Transformers: A Survey", figure 2."""
 
 KINDS = ("operator", "mixer")
 
 
 def broken_fact(name: object, facts: Mapping[str, Any]) -> str | None:
-    """The first argument of ``@register`` that means nothing, with the choices."""
+    """What is wrong with the first bad argument of ``@register``, with the choices; None where all are fine."""
     try:
         parse_spec({"name": name})
     except UsageError as error:
@@ -75,7 +75,7 @@ def _broken_traits(traits: object, kind: str) -> str | None:
 
 
 def broken_class(cls: object, traits: Traits) -> str | None:
-    """The first rule that the class breaks."""
+    """The first rule that the class breaks; None where it breaks none."""
     from torch import nn
 
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
@@ -95,7 +95,7 @@ def broken_class(cls: object, traits: Traits) -> str | None:
         if option.name == "causal":
             return "option 'causal': the shape says it already, as shape.causal"
     forward = getattr(cls, "forward", None)
-    if forward is None or forward.__name__ == "_forward_unimplemented":  # what nn.Module brings
+    if forward is None or forward.__name__ == "_forward_unimplemented":  # the one that nn.Module has
         return "it has no forward"
     if "key_mask" not in inspect.signature(forward).parameters:
         return "forward must take key_mask=None, also where it can only refuse it"
@@ -114,10 +114,10 @@ def _inputs(method: Callable[..., Any]) -> list[str]:
 
 
 def broken_option(entry: Entry, traits: Traits, settings: tuple[str, ...]) -> str | None:
-    """The first option that is named in a claim or a setting and that the class does not have or take."""
+    """The first option in a claim or a setting that the class does not have, or whose value it does not take."""
     try:
         known = entry.options
-    except Exception as error:  # whatever a type may raise that pydantic, or nobody, understands
+    except Exception as error:  # a type that pydantic does not understand may raise anything
         return f"a type of its options is not understood: {' '.join(str(error).split())[:100]}"
     for where, options in _mentioned(traits, settings):
         try:
@@ -131,7 +131,7 @@ def broken_option(entry: Entry, traits: Traits, settings: tuple[str, ...]) -> st
 
 
 def _mentioned(traits: Traits, settings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Options with values that stand somewhere, and where."""
+    """Options mentioned with a value, each after the place that mentions it."""
     for text in settings:
         yield f"settings {text!r}", text
     for text in traits.exact_with:
@@ -141,7 +141,7 @@ def _mentioned(traits: Traits, settings: tuple[str, ...]) -> Iterator[tuple[str,
 
 
 def _named(traits: Traits) -> Iterator[tuple[str, str]]:
-    """Options that stand somewhere without a value, and where."""
+    """Options mentioned without a value, each after the place that mentions it."""
     if traits.converges_with:
         yield f"converges_with {traits.converges_with!r}", traits.converges_with
     for condition, _ in traits.given:

@@ -1,11 +1,11 @@
-"""What the text of a cost says about growth: ``O(n·b·d + n²·d/b)`` goes with the square of n."""
+"""Read how a cost grows from its text: ``O(n·b·d + n²·d/b)`` grows with the square of n."""
 
 from __future__ import annotations
 
 import re
 
 _TOKEN = re.compile(r"\s*(log|sqrt|√|[0-9]+(?:\.[0-9]+)?|[a-zA-Z](?![a-zA-Z]{3})|[²³]|[-+·*/^()])")
-"""A letter stands for itself, ``nd`` for n·d; four in a row are a word, which nobody can multiply."""
+"""A letter stands for itself, and ``nd`` for n·d; four letters in a row are a word, not a product."""
 _SQUARE = {"²": 2.0, "³": 3.0}
 
 
@@ -14,9 +14,9 @@ class _Unreadable(Exception):
 
 
 def power_of_n(cost: str) -> float | None:
-    """The largest power of n in ``O(...)``, logarithms left aside; None where the text is not of that form.
+    """The largest power of n in ``O(...)``, ignoring logarithms; None where the text is not of that form.
 
-    Products and powers of n, other letters and numbers are understood, roots as ``√n`` or ``n^0.5``.
+    It understands products and powers of n, other letters and numbers, and roots as ``√n`` or ``n^0.5``.
     """
     text = cost.strip()
     if not (text.startswith("O(") and text.endswith(")")):
@@ -48,7 +48,7 @@ class _Reader:
         return self.tokens[self.at] == ""
 
     def next_is(self, *wanted: str) -> str:
-        """Takes the next token if it is one of these; else the empty string."""
+        """Take the next token if it is one of these; otherwise return the empty string."""
         token = self.tokens[self.at]
         if token not in wanted:
             return ""
@@ -77,7 +77,7 @@ class _Reader:
         return power
 
     def raised(self, power: float) -> float:
-        """To a number; what is raised to a letter holds no power of n that could be named."""
+        """Raise ``power`` to a number; the exponent may be a letter only where the base has no n."""
         token = self.tokens[self.at]
         self.at += 1
         if token and token[0].isdigit():

@@ -1,4 +1,4 @@
-"""What can go wrong by the user's hand. Each message is one line that says what to change."""
+"""Errors that the user can cause or mend. Each message is one line that says what to change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AttnbenchError(Exception):
     exit_code = Exit.USAGE
 
     def __str__(self) -> str:
-        return " ".join(super().__str__().splitlines())  # what was typed may hold line breaks
+        return " ".join(super().__str__().splitlines())  # the user's text in it may hold line breaks
 
 
 class UsageError(AttnbenchError):
@@ -67,7 +67,7 @@ class Locked(StoreError):
 
 
 class NothingMeasured(AttnbenchError):
-    """Every cell failed; how each did stands in the results."""
+    """Every cell failed; the results say how each one did."""
 
     exit_code = Exit.FAILED
 
@@ -93,7 +93,7 @@ _PYDANTIC = {
 
 
 def plain_words(said: str) -> str:
-    """What pydantic says of one value, as it goes on after the value's name: ``must be at least 1``."""
+    """Pydantic's message about one value, reworded to follow the value's name: ``must be at least 1``."""
     for theirs, ours in _PYDANTIC.items():
         said = said.replace(theirs, ours)
     return " ".join(said.split()).rstrip(".")
@@ -106,12 +106,12 @@ def any_of(words: Iterable[str]) -> str:
 
 
 class BrokenContract(AttnbenchError):
-    """A variant does not do what every variant must: it returns another shape, or an earlier result."""
+    """A variant breaks a rule for all variants: it returns a wrong shape, say, or an earlier result."""
 
 
 def said(error: BaseException) -> str:
-    """``ValueError: no such thing``: kind and message, though the class may be somebody else's and its text raise."""
-    name = type.__dict__["__name__"].__get__(type(error))  # which a class may hide
+    """``ValueError: no such thing``: kind and message, even if a foreign class raises an error in ``__str__``."""
+    name = type.__dict__["__name__"].__get__(type(error))  # a class may hide its name
     try:
         text = str(error)
     except BaseException:
@@ -131,11 +131,11 @@ _ELSEWHERE = {
     "half": "float16",
     "bf16": "bfloat16",
 }
-"""What things are called elsewhere -> their name here."""
+"""Names used elsewhere -> their names here."""
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """``; did you mean 'performer'?``, or the empty string where nothing is as similar as ``cutoff``, 1 being equal."""
+    """``; did you mean 'performer'?``, or the empty string where no similarity reaches ``cutoff`` (1 means equal)."""
     known = list(known)
     same = _ELSEWHERE.get(name.lower())
     close = [same] if same in known else get_close_matches(name, known, n=1, cutoff=cutoff)

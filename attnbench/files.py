@@ -1,4 +1,4 @@
-"""Where a file may be written, and writing it so that a reader sees all of the old text or all of the new."""
+"""Where a file may be written, and how to write it so that a reader sees all of the old text or all of the new."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from attnbench.errors import CannotCreate
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write ``content`` beside ``path``, sync it to the disk and rename it into place.
 
-    A link at ``path`` is replaced and not followed.
+    A link at ``path`` is replaced, not followed.
 
     Raises:
-        OSError: it cannot be written; what stood at ``path`` is unchanged.
+        OSError: it cannot be written; what was at ``path`` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -50,7 +50,7 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a pipe only where somebody reads from it, in place of waiting for that."""
+    """Open a pipe only if somebody is reading from it, instead of waiting for a reader."""
     without_waiting = getattr(os, "O_NONBLOCK", 0)
     try:
         handle = os.open(path, flags | without_waiting)
@@ -64,7 +64,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a loss of power, on systems that can sync a folder."""
+    """Make a rename survive a power failure, on systems that can sync a folder."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -74,7 +74,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Results are never written through a link.
+    """Refuse a link: results are never written through one.
 
     Raises:
         CannotCreate: ``path`` is one.
@@ -84,10 +84,10 @@ def refuse_link(path: Path) -> None:
 
 
 def refuse_other_than_file(path: Path) -> None:
-    """Results are never read from or written to a pipe or device, which may block for ever.
+    """Refuse a pipe or device, which may block for ever: results are never read from one or written to one.
 
     Raises:
-        CannotCreate: something other than a file stands at ``path``.
+        CannotCreate: there is something other than a file at ``path``.
     """
     refuse_link(path)
     if path.exists() and not path.is_file():
@@ -95,7 +95,7 @@ def refuse_other_than_file(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make ``path`` and its parents, unless it is there.
+    """Make ``path`` and its parents, unless it exists.
 
     Raises:
         CannotCreate: it cannot be made.

@@ -1,4 +1,4 @@
-"""Importing code of somebody else, which may raise anything, end Python or print."""
+"""Importing other people's code, which may raise anything, end Python or print."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from attnbench.errors import UsageError, said
 
 @contextmanager
 def told(plugin: str, remedy: str = "") -> Iterator[None]:
-    """Whatever a plug-in raises while it is imported becomes one line; what it prints is no data of ours.
+    """Turn whatever a plug-in raises while it is imported into one line, and send what it prints to stderr.
 
-    Also ``os._exit``, after which a command would have ended as if all were well. The current folder stays what it was.
+    A call of ``os._exit`` becomes an error too; it would end the command as if all were well. The current folder is
+    restored.
     """
     real, here, folder, depth = os._exit, os.getpid(), Path.cwd(), sys.getrecursionlimit()
 
     def leave(status: int) -> NoReturn:
-        if os.getpid() != here:  # a process that the plug-in has started may end as it likes
+        if os.getpid() != here:  # a process that the plug-in started may end as it likes
             real(status)
         raise SystemExit(f"os._exit({status})")
 
@@ -34,9 +35,9 @@ def told(plugin: str, remedy: str = "") -> Iterator[None]:
                 yield
             finally:
                 sys.setrecursionlimit(max(depth, sys.getrecursionlimit()))
-                os.chdir(folder)  # where the user is, and results are to stand
+                os.chdir(folder)  # the user's folder, where results are to go
     except KeyboardInterrupt as error:
-        # The command's own are of another class; a plug-in's must not end it without a word.
+        # The command's own interrupts are of another class; a plug-in's must not end the command without a word.
         if type(error) is not KeyboardInterrupt or signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             raise
         raise UsageError(f"plug-in {plugin}{_line(error, plugin)}: {said(error)}{remedy}") from error
@@ -50,7 +51,7 @@ def told(plugin: str, remedy: str = "") -> Iterator[None]:
 
 
 def _line(error: BaseException, file: str) -> str:
-    """``:12``, the last line of ``file`` on the way to the error, where it is on it."""
+    """``:12``, the last line of ``file`` in the traceback; empty where the file is not in it."""
     path = Path(file).resolve()
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):

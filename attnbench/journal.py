@@ -1,7 +1,7 @@
 """A file of JSON lines that only grows, each line sealed with a digest of itself and of all lines before it.
 
-A line that was changed, repeated, removed or moved breaks the chain of seals where it stands. Only the last line may be
-torn, by the end of the process that was writing it.
+A line that was changed, repeated, removed or moved breaks the chain of seals at that point. Only the last line may be
+torn, if the process that was writing it ended.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Page:
     """What a journal holds."""
 
     rows: list[dict[str, Any]]
-    """The row of each line, in order; with its seal under ``seal``, if it has one."""
+    """The row of each line, in order, with its seal under ``seal`` if it has one."""
     seal: str
-    """Of the last line."""
+    """Seal of the last line."""
     size: int
     """Bytes of all whole lines."""
     torn: str = ""
-    """Where the last line is not whole: which line of which file that is."""
+    """Place of a last line that is not whole, as file and line number; empty where there is none."""
 
 
 class Journal:
-    """One such file. It may be read at any time, and appended to once it is open.
+    """One such file. It can be read at any time, and appended to once it is open.
 
     Raises:
-        CorruptResults: a line that is not as it was written.
+        CorruptResults: a line is not as it was written.
         StoreError: the file cannot be read or written, or is no longer the one that was opened.
     """
 
@@ -54,7 +54,7 @@ class Journal:
         self._seal, self._size = _first_seal(path), 0
 
     def read(self) -> Page:
-        """All whole lines, after checking each of them. Files from before there were seals have none."""
+        """All whole lines, after checking each of them. Files older than the seals have none."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -86,7 +86,7 @@ class Journal:
         return row
 
     def open(self) -> Page:
-        """Prepare for appending: read what is there, cut off a torn last line, and hold on to this very file."""
+        """Prepare for appending: read what is there, cut off a torn last line, and keep this very file open."""
         page = self.read()
         with suppress(FileNotFoundError):
             try:
@@ -109,7 +109,7 @@ class Journal:
     def append(self, rows: Sequence[dict[str, Any]]) -> list[str]:
         """Append rows in one write, sync them to the disk and return their seals.
 
-        On a failure what was written of them is taken back.
+        If that fails, whatever part of them was written is removed again.
         """
         if not self._is_open:
             self.open()
@@ -135,7 +135,7 @@ class Journal:
         return seals
 
     def refuse_another_file(self) -> None:
-        """Make sure that the file at this path is the one that was opened, as long as it was left."""
+        """Make sure that the file at this path is the one that was opened, and still has the same length."""
         if self._handle is None:
             return
         ours = os.fstat(self._handle)
@@ -160,13 +160,13 @@ class Journal:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(handle)
         except OSError:
-            with suppress(OSError):  # a torn line that stays is cut off when the run goes on
+            with suppress(OSError):  # if a torn line stays, it is cut off when the run is resumed
                 os.ftruncate(handle, self._size)
             raise
 
 
 def _first_seal(path: Path) -> str:
-    """What the first line's seal goes on from: a line of samples is no line of records."""
+    """Start of the chain of seals: the file's name, so that a line of samples cannot pass for a line of records."""
     return path.name
 
 

@@ -1,4 +1,4 @@
-"""One process at a time in a folder: a lock that the system frees when its holder ends, and who that is."""
+"""One process at a time in a folder: a lock that the system frees when its holder ends, and who holds it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from attnbench.record import one_line
 
 @contextmanager
 def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[None]:
-    """Hold ``folder``, or what ``name`` stands for in it, against other processes.
+    """Lock ``folder``, or what ``name`` stands for in it, against other processes.
 
-    The file ``{name}writer`` says who holds it; what a killed process left in it is overwritten by the next.
+    The file ``{name}writer`` says who holds the lock; the next process overwrites what a killed one left in it.
 
     Args:
-        name: how the names of the lock's files begin.
+        name: prefix of the names of the lock's files.
         patience: seconds to wait for another process.
 
     Raises:
-        Locked: another process holds it, with its number.
-        CannotCreate: nothing can be written there, or a link stands in its place.
+        Locked: another process holds it; the message gives its number.
+        CannotCreate: nothing can be written there, or a link is in its place.
     """
     writer = folder / f"{name}writer"
     try:
@@ -42,7 +42,7 @@ def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[No
     except OSError as error:
         raise CannotCreate(f"cannot write in {folder}: {error.strerror}") from error
     try:
-        with suppress(OSError):  # a full disk is told where a row is lost
+        with suppress(OSError):  # a full disk is reported when a row cannot be written
             since = datetime.now(UTC).isoformat(timespec="seconds")
             writer.write_text(f"process {os.getpid()}, since {since}\n", encoding="utf-8")
         yield
@@ -53,9 +53,9 @@ def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[No
 
 
 def _holder(writer: Path) -> str:
-    """For people; empty where it does not say."""
+    """Who holds the lock, for people; empty where the file does not say."""
     for _ in range(20):
-        time.sleep(0.05)  # it may have the lock since this moment and be about to write
+        time.sleep(0.05)  # the holder may have taken the lock just now and be about to write
         with suppress(OSError, ValueError):
             if said := one_line(writer.read_text(encoding="utf-8")[:100]):
                 return f" ({said})"

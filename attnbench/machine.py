@@ -1,4 +1,4 @@
-"""Where a number was measured: the facts that two rows must share before they may be compared."""
+"""The machine that measured a number: facts that two rows must share before they may be compared."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ NOISY = 0.02
 
 
 def available_cores() -> int:
-    """Cores that this process may use, of which a container's quota may leave fewer than there are."""
+    """Cores that this process may use; a container's quota may allow fewer than there are."""
     quota = cgroup.cores()
     return _visible_cores() if quota is None else max(1, min(_visible_cores(), int(quota)))
 
 
 def default_threads() -> int:
-    """``OMP_NUM_THREADS`` where it is set, else all cores that there are for this process."""
+    """``OMP_NUM_THREADS`` where it is set, else the number of cores that this process may use."""
     return _asked_threads() or available_cores()
 
 
 def thread_warnings(threads: int) -> list[str]:
-    """What to say where threads and cores are not as many."""
+    """Warnings where the number of threads is not that of the cores, or a control group withholds cores."""
     cores, visible, asked = available_cores(), _visible_cores(), _asked_threads()
     said = []
     if cores < visible:
@@ -46,7 +46,7 @@ def thread_warnings(threads: int) -> list[str]:
 
 
 def throttling_warning(periods: int) -> str | None:
-    """What to say where the control group had used up its processor time in so many periods."""
+    """Warning where the control group used up its processor time in ``periods`` periods; None for 0."""
     return f"held back {periods} times by the CPU quota of the control group; use fewer --threads" if periods else None
 
 
@@ -57,7 +57,7 @@ def _visible_cores() -> int:
 
 
 def _asked_threads() -> int | None:
-    """The first number of ``OMP_NUM_THREADS``; others are for threads that start threads."""
+    """The first number in ``OMP_NUM_THREADS``; later ones are for threads that start threads."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
 
@@ -72,7 +72,7 @@ def total_memory_bytes() -> int | None:
 
 
 def available_memory_bytes() -> int | None:
-    """Memory to be had without swapping and below the limits of control groups; None where the kernel does not tell."""
+    """Memory available without swapping and within the limits of control groups; None where it cannot be read."""
     free = cgroup.free_memory_bytes()
     sizes = [] if free is None else [free]
     for line in _read(Path("/proc/meminfo")).splitlines():
@@ -82,7 +82,7 @@ def available_memory_bytes() -> int | None:
 
 
 def devices() -> list[str]:
-    """What torch finds on this machine, the fastest first."""
+    """The devices that torch finds on this machine, fastest first."""
     import torch
 
     there = ["cpu"]
@@ -94,7 +94,7 @@ def devices() -> list[str]:
 
 
 def oom_kills() -> int:
-    """How many processes of this control group the kernel has killed for want of memory; 0 where it does not tell."""
+    """How many processes of this control group the kernel has killed for lack of memory; 0 where it does not say."""
     for name in ("memory.events", "memory/memory.oom_control"):  # cgroup v2 and v1
         for line in _read(Path("/sys/fs/cgroup", name)).splitlines():
             if line.startswith("oom_kill "):
@@ -106,7 +106,7 @@ def resolve_device(name: str) -> str:
     """``auto`` -> the fastest device there is; otherwise the name, if torch has it.
 
     Raises:
-        UsageError: the device is not there, with those that are.
+        UsageError: there is no such device; the message lists those there are.
     """
     there = devices()
     if name == "auto":
@@ -139,12 +139,12 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def machine_id(device: str) -> str:
-    """Eight hex digits of the facts above: rows with different ids are never compared silently."""
+    """Eight hex digits that stand for the facts above: rows with different ids are never compared silently."""
     return hashlib.sha256(json.dumps(describe(device), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def load_warning() -> str | None:
-    """What to say where other programs keep the cores busy at the start of a run."""
+    """Warning where other programs keep the cores busy at the start of a run."""
     try:
         load = os.getloadavg()[0]
     except (OSError, AttributeError):
@@ -157,9 +157,9 @@ def load_warning() -> str | None:
 
 
 class AwakeTime:
-    """Seconds for which this process has run since this object was made, without those that Ctrl-Z stopped it for.
+    """Seconds that this process has run since this object was made, without the time that Ctrl-Z stopped it for.
 
-    Ask more often than every ``longest`` seconds: of the time between two questions no more than that is counted.
+    Ask at least every ``longest`` seconds: at most that much is counted between two questions.
     """
 
     def __init__(self, longest: float = 2.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -167,7 +167,7 @@ class AwakeTime:
         self._asked, self._awake = clock(), 0.0
 
     def seconds(self) -> float:
-        """Until now."""
+        """Seconds until now."""
         now = self._clock()
         self._awake += min(now - self._asked, self._longest)
         self._asked = now
@@ -181,13 +181,13 @@ class OtherLoad:
         """Begin.
 
         Args:
-            also_own: processor time of processes that are no others, beside this one and its children that ended.
+            also_own: processor time of further processes of ours, beside this one and its children that ended.
         """
         self._also_own = also_own
         self._wall, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds() + also_own()
 
     def cores(self) -> float | None:
-        """None where the kernel does not tell, or too little time has passed for its counter."""
+        """Cores kept busy; None where the kernel does not say, or too little time has passed for its counter."""
         wall, busy = time.monotonic() - self._wall, _busy_seconds()
         if busy is None or self._busy is None or wall < 0.1:
             return None
@@ -196,7 +196,7 @@ class OtherLoad:
 
 
 def noise_warning(noise: float | None, others: float | None) -> str | None:
-    """What to say, and what to do, where one program seems to differ from itself by over 2 %, or nobody can tell."""
+    """Warning, with advice, where one program seems to differ from itself by over 2 % or the noise is unknown."""
     if noise is None:
         return "noise unknown: too few pairs of undisturbed samples; close other programs or raise --min-time"
     if noise <= NOISY:
@@ -209,7 +209,7 @@ def noise_warning(noise: float | None, others: float | None) -> str | None:
 
 
 def _busy_seconds() -> float | None:
-    """Seconds that all cores together have worked, or were taken away by the host; None without /proc/stat."""
+    """Seconds that all cores together have worked or lost to the host; None without /proc/stat."""
     fields = _read(Path("/proc/stat")).partition("\n")[0].split()
     if len(fields) < 9 or fields[0] != "cpu":
         return None
@@ -223,7 +223,7 @@ def _own_seconds() -> float:
 
 
 def processor() -> str:
-    """Its name, as the system knows it."""
+    """The processor's name, as the system knows it."""
     for line in _read(Path("/proc/cpuinfo")).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

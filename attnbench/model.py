@@ -20,9 +20,9 @@ from attnbench.variant import VARIANTS, build
 class MultiHead(nn.Module):
     """A mixer made of an operator: x ``(B, N, C)`` to q, k, v ``(B, H, N, D)``, the operator, and back.
 
-    All four projections are C × C without bias, as in the Long Range Arena; those to q, k and v are one product. q, k
-    and v are strided views of its result: an operator that wants them contiguous pays for the copy itself, as it would
-    in a real model.
+    All four projections are C × C without bias, as in the Long Range Arena; q, k and v come from one product. They are
+    strided views of its result: an operator that wants them contiguous pays for the copy itself, as it would in a real
+    model.
     """
 
     def __init__(self, operator: nn.Module, shape: Shape) -> None:
@@ -35,11 +35,11 @@ class MultiHead(nn.Module):
             nn.init.xavier_uniform_(square)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        """Attend over x ``(B, N, C)``; ``key_mask`` is ``(B, N)``, True where a token is real."""
         return self._joined(self.operator(*self._projected(x), key_mask=key_mask))
 
     def begin(self, x: Tensor) -> Any:
-        """State after the tokens x ``(B, n, C)``, of an operator that decodes."""
+        """State after the tokens x ``(B, n, C)``, for an operator that decodes."""
         return cast(Decoding, self.operator).begin(*self._projected(x))
 
     def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
@@ -73,31 +73,31 @@ def as_layer(variant: str | Spec, shape: Shape, *, seed: int = 0) -> nn.Module:
     if mixer:
         return module
     with torch.random.fork_rng(devices=[]):
-        # Not the variant's own numbers again, from which its random projections were made.
+        # Another seed than the variant's own, whose numbers already made its random projections.
         torch.default_generator.manual_seed(_seeds(seed, 1)[0])
         return MultiHead(module, shape).eval()
 
 
 class Encoder(nn.Module):
-    """The encoder of the Long Range Arena: tokens to logits, of the sequence or of each token.
+    """The encoder of the Long Range Arena: tokens to logits, for the sequence or for each token.
 
-    Tay et al. 2021, arXiv:2011.04006, sizes as in the released text configuration by default (4 layers, a feed-forward
-    width of 1024; its width 256 and 4 heads come from ``shape``). Token embedding from N(0, 1) plus a learned position
-    embedding, which starts from N(0, 0.02²) or from sinusoids of unit size; blocks ``x + layer(LayerNorm(x))`` then
-    ``x + FFN(LayerNorm(x))`` with GELU (erf form); a final LayerNorm; the mean over the real tokens, unless each token
-    has an answer; a hidden ReLU layer as wide as the FFN and the logits. Where a token has several parts, their
-    embeddings stand side by side. Where an answer is about two sequences, so do their means.
+    From Tay et al. 2021, arXiv:2011.04006. By default the sizes are those of the released text configuration: 4 layers
+    and a feed-forward width of 1024; its width 256 and 4 heads come from ``shape``. The model adds a learned position
+    embedding, which starts from N(0, 0.02²) or from sinusoids of unit size, to a token embedding from N(0, 1). Each
+    block is ``x + layer(LayerNorm(x))`` then ``x + FFN(LayerNorm(x))`` with GELU (erf form). A final LayerNorm follows,
+    then the mean over the real tokens, unless each token has an answer, then a hidden ReLU layer as wide as the FFN and
+    the logits. Where a token has several parts, their embeddings are concatenated. Where an answer is about two
+    sequences, so are their means.
 
     Unlike the released configuration there is no CLS token, whose pooling would make attention N + 1 long, and by
-    default no dropout. Every layer has a variant with a seed of its own; all other weights depend on nothing but seed
-    and sizes.
+    default no dropout. Every layer's variant has a seed of its own; all other weights depend only on seed and sizes.
 
     Args:
         variant: a name, text such as ``performer:features=64``, or a Spec.
-        shape: of the attention in each layer; N is the longest input.
+        shape: the shape of attention in each layer; N is the longest input.
         size: layers, FFN width, vocabulary, positions and dropout.
-        form: what it reads and answers; by default tokens of ``size.vocab`` and two classes of sequences.
-        seed: of all weights and of the variants' random numbers.
+        form: what the model reads and answers; by default tokens of ``size.vocab`` and two classes of sequences.
+        seed: seed of all weights and of the variants' random numbers.
 
     Raises:
         UsageError: unknown variant or option, or a value out of range.
@@ -138,14 +138,14 @@ class Encoder(nn.Module):
         """Logits ``(B, classes)``, or ``(B, N, classes)`` where each token has an answer.
 
         Args:
-            tokens: whole numbers below ``vocab``: ``(B, N)``; ``(B, N, P)`` of P parts; ``(B, 2, N)`` of two towers.
+            tokens: whole numbers below ``vocab``: ``(B, N)``; ``(B, N, P)`` for P parts; ``(B, 2, N)`` for two towers.
             key_mask: ``(B, N)`` or ``(B, 2, N)``, True where a token is real.
         """
         logits: Tensor = self.head(self.read(tokens, key_mask=key_mask))
         return logits
 
     def read(self, tokens: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """What the answers are made from: ``(B, N, C)``, or ``(B, towers · C)`` where they are about sequences."""
+        """Features that answers are made from: ``(B, N, C)``, or ``(B, towers · C)`` for answers about sequences."""
         towers = self.form.towers
         if towers > 1:
             tokens = tokens.flatten(0, 1)
@@ -161,14 +161,14 @@ class Encoder(nn.Module):
         return pooled.reshape(-1, towers * x.shape[-1])
 
     def embedded(self, tokens: Tensor) -> Tensor:
-        """Tokens ``(B, N)`` or ``(B, N, P)`` to ``(B, N, C)``, without their places."""
+        """Embed tokens ``(B, N)`` or ``(B, N, P)`` as ``(B, N, C)``, without their positions."""
         if len(self.tokens) == 1:
             whole: Tensor = self.tokens[0](tokens)
             return whole
         return torch.cat([part(ids) for part, ids in zip(self.tokens, tokens.unbind(-1), strict=True)], -1)
 
     def in_context(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Embedded tokens ``(B, N, C)`` through all blocks, normalised."""
+        """Run embedded tokens ``(B, N, C)`` through all blocks and normalise."""
         x = x + self.position[: x.shape[1]]
         for block in self.blocks:
             x = block(x, key_mask)
@@ -207,7 +207,7 @@ def _shares(width: int, parts: int) -> list[int]:
 
 
 def _tied(first: nn.Module, *others: nn.Module) -> tuple[nn.Module, ...]:
-    """The layers, with one parameter for all of them where the variant's ``tied`` names it."""
+    """The layers; each parameter that the variant's ``tied`` names is shared by all of them."""
     source, *targets = (getattr(layer, "operator", layer) for layer in (first, *others))
     for name in getattr(source, "tied", ()):
         for target in targets:
@@ -216,6 +216,6 @@ def _tied(first: nn.Module, *others: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _seeds(seed: int, count: int) -> list[int]:
-    # Not from torch, whose numbers are not to be had while shapes are only being traced.
+    # Not from torch, which has no random numbers to give while shapes are only being traced.
     source = random.Random(seed)
     return [source.getrandbits(31) for _ in range(count)]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def checked(padding: float) -> float:
-    """``padding`` itself, if it is a share of tokens that leaves some.
+    """``padding`` itself, if it is a share of tokens that leaves some real.
 
     Raises:
         UsageError: it is not at least 0 and below 1.
@@ -27,10 +27,10 @@ def checked(padding: float) -> float:
 def real_tokens(batch: int, tokens: int, padding: float) -> list[int]:
     """How many tokens of each example are real, at least one; the shares are spread evenly around ``1 - padding``.
 
-    With half of the tokens padding, four examples have 1/8, 3/8, 5/8 and 7/8 of them, and a single one has 1/2.
+    If half of the tokens are padding, the real shares of four examples are 1/8, 3/8, 5/8 and 7/8; that of one is 1/2.
 
     Args:
-        padding: share of all tokens of the batch that are padding, at least 0 and below 1.
+        padding: share of all the batch's tokens that are padding, at least 0 and below 1.
     """
     real = 1 - padding
     spread = min(real, padding)  # no example has fewer than none or more than all

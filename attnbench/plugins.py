@@ -1,6 +1,6 @@
 """Variants from elsewhere: entry points ``attnbench.variants``, files and modules named on the command line.
 
-What they bring into the process is noted, since it belongs to the identity of a run (:func:`provenance`).
+The code that they import is recorded, since it is part of a run's identity (:func:`provenance`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ GROUP = "attnbench.variants"
 _INSTALLED = ("site-packages", "dist-packages")
 _OF_PYTHON = (Path(sysconfig.get_path("stdlib")), Path(__file__).parent)
 _packages: dict[str, str] = {}
-"""Of the installed plug-ins, with their versions."""
+"""Packages of the installed plug-ins -> their versions."""
 _modules: dict[str, Path] = {}
-"""Files that plug-ins imported and that no version stands for: neither installed, nor Python's, nor ours."""
+"""Files that plug-ins imported and no version identifies: neither installed, nor Python's, nor ours."""
 
 
 def provenance(sources: Sequence[str]) -> dict[str, str]:
-    """What the variants of plug-ins are made of: the version of each package, the digest of each file.
+    """What plug-ins' variants are made of: the version of each package, the digest of each file.
 
     Args:
-        sources: what :func:`load` was called with, or will be. In a process that has loaded other plug-ins as well,
-            their files count too, since a module may have been imported by any of them.
+        sources: what :func:`load` was called with, or will be. If this process has loaded other plug-ins as well,
+            their files count too, since any of them may have imported a module.
     """
     files = {source: Path(source) for source in sources} | _modules
     found = dict(_packages)
@@ -47,7 +47,7 @@ def provenance(sources: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def _noting_modules(package: str = "") -> Iterator[None]:
-    """Note the files that are imported meanwhile; those of ``package`` even where they are installed."""
+    """Note the files that are imported in this context; those of ``package`` even if they are installed."""
     before = set(sys.modules)
     try:
         yield
@@ -64,7 +64,7 @@ def load_installed() -> None:
     """Import every installed plug-in once; ``ATTNBENCH_PLUGINS=`` (empty) switches them off.
 
     Raises:
-        UsageError: a plug-in that cannot be imported, with its name.
+        UsageError: a plug-in cannot be imported; the message names it.
     """
     if os.environ.get("ATTNBENCH_PLUGINS") == "":
         return
@@ -76,10 +76,10 @@ def load_installed() -> None:
 
 
 def load(source: str) -> None:
-    """Import ``FILE.py`` or a module, whose ``@register`` lines then take effect; a second time does nothing.
+    """Import ``FILE.py`` or a module, so that its ``@register`` lines take effect; a second call does nothing.
 
     Raises:
-        UsageError: no such file or module, or it raises while it is imported, or ends Python.
+        UsageError: there is no such file or module, or importing it raises or ends Python.
     """
     path = Path(source)
     if path.suffix != ".py":

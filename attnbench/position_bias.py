@@ -1,4 +1,4 @@
-"""What is added to the logits of a pair of tokens because of how far apart they stand."""
+"""What is added to the logit of a pair of tokens for the distance between them."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from attnbench.shape import Shape
 
 BUCKETS = 32
 MAX_DISTANCE = 128
-"""From this distance on there is one bucket."""
+"""All distances from here on share one bucket."""
 
 _TABLE_SEED = 0
 
 
 def position_bias(shape: Shape) -> PositionBias | None:
-    """The bias that ``shape`` asks for, for H heads; every call gives the same numbers."""
+    """The bias that ``shape`` asks for, for all H heads; every call gives the same numbers."""
     kinds: dict[str, type[PositionBias]] = {"alibi": Alibi, "relative": Relative}
     return None if shape.bias == "none" else kinds[shape.bias](shape)
 
 
 class PositionBias(nn.Module, ABC):
-    """A function of j - i for each head, i the position of the query and j that of the key."""
+    """A function of j - i for each head, where i is the query's position and j the key's."""
 
     @abstractmethod
     def along(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
-        """The bias at whole-numbered j - i ``(n,)``: ``(H, n)``."""
+        """The bias ``(H, n)`` at whole numbers j - i ``(n,)``."""
 
     def forward(self, queries: slice, keys: slice, dtype: torch.dtype, heads: Tensor | None = None) -> Tensor:
-        """The tile ``(H, n, m)`` of the n queries and m keys in two ranges of positions.
+        """The tile ``(H, n, m)`` for the n queries and m keys in two ranges of positions.
 
         Args:
-            heads: numbers of the heads wanted ``(h,)``, repeats allowed, for ``(h, n, m)``.
+            heads: indices ``(h,)`` of the wanted heads, repeats allowed; the tile is then ``(h, n, m)``.
         """
         device = next(iter((*self.parameters(), *self.buffers()))).device
         m = keys.stop - keys.start
         line = self.along(torch.arange(keys.start - queries.stop + 1, keys.stop - queries.start, device=device), dtype)
         if heads is not None:
             line = line[heads]
-        # The window that starts at the r-th number is the row of the r-th query from the end.
+        # The window that starts at the r-th number is the row of the r-th last query.
         return line.unfold(-1, m, 1).flip(-2)
 
     def of_heads(self, heads: slice) -> PositionBias:
-        """The bias of some of the H heads, for a module that has no others; the learned numbers remain those of all."""
+        """The bias of some of the H heads, for a module that has only these; the learned table keeps all heads."""
         return _OfHeads(self, heads)
 
 
 class _OfHeads(PositionBias):
-    """The rows of some heads."""
+    """The bias of some heads only."""
 
     def __init__(self, whole: PositionBias, heads: slice) -> None:
         super().__init__()
@@ -63,10 +63,10 @@ class _OfHeads(PositionBias):
 class Alibi(PositionBias):
     """-slope·|i - j|, Press et al. 2022, arXiv:2108.12409.
 
-    Slopes are 2^(-8h/H), h = 1..H, where H is a power of two. Otherwise those of the largest power of two P below H,
-    then of 2·P every other one from its first on, as many as are missing.
+    Slopes are 2^(-8h/H), h = 1..H, if H is a power of two. Otherwise they are those of the largest power of two P below
+    H, then every other one of those of 2·P, from the first on, until there are H.
 
-    Differs from the paper: a bidirectional form, by the distance in either direction, beside the causal one.
+    Differs from the paper: there is a bidirectional form, by the distance in either direction, beside the causal one.
     """
 
     steps: Tensor
@@ -74,14 +74,14 @@ class Alibi(PositionBias):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         power = 1 << (shape.H.bit_length() - 1)
-        # Whole numbers stay what they are when a module is moved to bfloat16.
+        # Integers keep their values when a module is moved to bfloat16.
         steps = [2 * h for h in range(1, power + 1)] + list(range(1, 2 * power, 2))[: shape.H - power]
         self.register_buffer("steps", torch.tensor(steps))
         self.step = -4 / power
 
     def along(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
         exponents = self.steps.to(torch.promote_types(dtype, torch.float32)) * self.step
-        # Hidden pairs lie at a quarter of the range of half precision or below, and must stay below all others.
+        # Logits of hidden pairs are at a quarter of half precision's range or lower, and must stay below all others.
         lowest = torch.finfo(dtype).min / 8
         return (exponents.exp2()[:, None] * -distances.abs()).clamp_(min=lowest).to(dtype)
 
@@ -89,10 +89,12 @@ class Alibi(PositionBias):
 class Relative(PositionBias):
     """A learned number for each head and each of 32 buckets of j - i, Raffel et al. 2020, arXiv:1910.10683.
 
-    Causal: one bucket for each distance i - j below 16, then 16 whose widths grow geometrically up to distance 128, the
-    last one for all beyond. Otherwise half of the buckets are for keys before the query and half for those after it.
+    Causal: one bucket for each distance i - j below 16, then 16 whose widths grow geometrically up to distance 128; the
+    last one holds all distances beyond. Otherwise half of the buckets are for keys before the query and half for those
+    after it.
 
-    Drawn from N(0, 1), the same numbers whatever the seed: a bias is a part of the problem, which all variants share.
+    The numbers are drawn from N(0, 1) and do not depend on the seed: a bias is part of the problem, which all variants
+    share.
     Differs from the paper: its attention has no factor 1/√D on the logits.
     """
 
@@ -105,7 +107,7 @@ class Relative(PositionBias):
         buckets = BUCKETS if self.causal else BUCKETS // 2
         exact = buckets // 2
         growth = MAX_DISTANCE / exact
-        # A little less before rounding up, for powers that are whole numbers.
+        # Subtract a little before rounding up, for powers that are whole numbers.
         wide = [math.ceil(exact * growth ** (step / (buckets - exact)) - 1e-9) for step in range(1, buckets - exact)]
         self.register_buffer("edges", torch.tensor([*range(1, exact + 1), *wide]))
 

@@ -1,4 +1,4 @@
-"""Text of other people, fit for a terminal and a table: names, options, paths and reasons may hold anything.
+"""Make other people's text fit for a terminal and a table: names, options, paths and reasons may hold anything.
 
 A control character moves the cursor or clears the screen; a bidirectional or invisible one makes a name look like
 another.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """``text`` with U+FFFD for each character that is not printable, but for those of ``keep``.
+    """``text`` with U+FFFD for each character that is not printable, except those in ``keep``.
 
-    Spaces other than the ordinary one and the ends of lines and paragraphs are not printable, as in
-    :meth:`str.isprintable`.
+    As in :meth:`str.isprintable`, ends of lines and paragraphs are not printable, nor are spaces but the ordinary one.
     """
     if text.isprintable():
         return text

@@ -19,7 +19,7 @@ class Input(Entry):
     """A registered input."""
 
     look_at: Callable[..., None] | None = None
-    """Called with the options before anything is measured; raises UsageError where what they name cannot be read."""
+    """Called with the options before anything is measured; raises UsageError if it cannot read what they name."""
 
 
 INPUTS: Registry[Input] = Registry("input", home="attnbench.inputs", own="'attnbench list inputs' shows the names")
@@ -43,7 +43,7 @@ def register_input(name: str, *, look_at: Callable[..., None] | None = None) -> 
 
 
 def look_at(inputs: Spec) -> None:
-    """Make sure that what the options of an input name can be read.
+    """Make sure that whatever an input's options name can be read.
 
     Raises:
         UsageError: it cannot, or there is no such input or option.

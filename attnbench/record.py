@@ -12,9 +12,9 @@ from attnbench.printable import printable
 from attnbench.status import Status
 
 SCHEMA_VERSION = 2
-"""Raised when what a reader must know of the files changes. 2 has a seal on each line; 1, the first, has none."""
+"""Incremented when the files change in a way that readers must know. 1, the first, has no seals; 2 seals each line."""
 READABLE = (1, 2)
-"""Schema versions that this version reads."""
+"""Schema versions that this version can read."""
 SEAL = "seal"
 
 ADDED: dict[str, Any] = {
@@ -52,12 +52,12 @@ ADDED: dict[str, Any] = {
     "own_form": "",
     "seal": "",
 }
-"""Columns that rows of this schema may lack, with what they stand for there."""
+"""Columns that rows of this schema may lack -> the values that they then have."""
 
 
 @dataclass(slots=True)
 class Record:
-    """One cell's result. Field order is column order; units stand in the names; None where not measured."""
+    """One cell's result. Field order is column order; units are in the names; None where not measured."""
 
     suite: str
     sweep: str
@@ -72,7 +72,7 @@ class Record:
     """``softmax``, ``learned`` or ``other``: what the error number means (see ``Traits.target``)."""
     cost: str
     claimed_time_exponent: float | None
-    """Power of n in the time that the variant's paper claims."""
+    """Power of n in the time, as the variant's paper claims it."""
     claimed_memory_exponent: float | None
     level: str
     pass_: str
@@ -83,15 +83,15 @@ class Record:
     kv_len: int
     causal: bool
     bias: str
-    """Added to the logits: ``none``, ``alibi`` or ``relative``."""
+    """What is added to the logits: ``none``, ``alibi`` or ``relative``."""
     compile: bool
-    """Asked for ``torch.compile``; in ``compiled`` stands what came of it."""
+    """Whether ``torch.compile`` was asked for; ``compiled`` says what came of it."""
     padding: float
     """Share of the batch's tokens that are padding."""
     dtype: str
     device: str
     inputs: str
-    """With every option that has a value: ``gaussian:logit_std=1.0``; a model reads random ``bytes``."""
+    """The input with every option that has a value: ``gaussian:logit_std=1.0``; a model reads random ``bytes``."""
     seed: int
     status: Status
     reason: str = ""
@@ -102,37 +102,38 @@ class Record:
     time_iqr_s: float | None = None
     time_min_s: float | None = None
     time_samples: int | None = None
-    """Samples in the statistic; contaminated ones are in samples.jsonl only."""
+    """Number of samples in the statistic; contaminated ones are in samples.jsonl only."""
     time_rounds: int | None = None
-    """Shuffled rounds over the whole suite in which samples were taken."""
+    """Number of shuffled rounds over the whole suite that took samples."""
     first_call_s: float | None = None
     examples_per_s: float | None = None
     tokens_per_s: float | None = None
 
     peak_bytes: int | None = None
-    """Most memory that tensors held at once during one call, above what was there before it."""
+    """Most memory that tensors held at once during one call, beyond what they held before it."""
     input_bytes: int | None = None
     param_bytes: int | None = None
     output_bytes: int | None = None
     peak_rss_bytes: int | None = None
     state_bytes: int | None = None
-    """Of a decoding step: what is kept of the tokens before it, a cache or a state."""
+    """What a decoding step keeps of the tokens before it: a cache or a state."""
     state_bytes_per_token: float | None = None
-    """state_bytes over batch and tokens kept."""
+    """state_bytes divided by batch and tokens kept."""
 
     matmul_flops: int | None = None
     exponentials: int | None = None
-    """Numbers of which the call takes an exponential, in whatever function: a softmax, a sigmoid."""
+    """How many numbers the call takes an exponential of, in whatever function: a softmax, a sigmoid."""
     floor_s: float | None = None
-    """What the call must take on this machine, by the rates measured at the start of the run: matmul_flops over the
-    matmul rate and exponentials over theirs, or the bytes of bytes_per_s over the copy rate if that is more."""
+    """Least time that the call can take on this machine, by the rates measured at the start of the run: matmul_flops
+    over the matmul rate plus exponentials over theirs, or, if more, the bytes of bytes_per_s over the copy rate."""
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
-    """Inputs (in decoding: the state), parameters and output, each counted once, over the time: at least so many are
-    moved."""
+    """Bytes of inputs (in decoding: of the state), parameters and output, each counted once, divided by the time: the
+    call moves at least these."""
     peak_fraction: float | None = None
-    """The larger of flops_per_s over the machine's own matmul rate and bytes_per_s over its rate of copying so many
-    bytes, both measured at the start of the run; of FLOPs alone in older rows, which have no bytes_per_s."""
+    """The larger of two shares: flops_per_s over the machine's own matmul rate, and bytes_per_s over its rate of
+    copying that many bytes. Both rates are measured at the start of the run. Older rows have no bytes_per_s and give
+    the first share alone."""
 
     error_kind: str | None = None
     """``exact`` | ``approximation`` | ``distance`` (another operator) | ``learned`` (no meaning before fitting)."""
@@ -141,64 +142,65 @@ class Record:
     max_abs_error: float | None = None
     cosine: float | None = None
     trivial_error: float | None = None
-    """rel_error of answering mean(V) on the same inputs."""
+    """The rel_error of answering mean(V) on the same inputs."""
     error_draws: int | None = None
 
     task: str | None = None
-    """With every option that has a value; None for a model that reads random bytes."""
+    """The task with every option that has a value; None for a model that reads random bytes."""
     layers: int | None = None
-    """Of the model, at level model."""
+    """Number of the model's layers, at level model."""
     ffn: int | None = None
     positions: str = ""
     score_kind: str | None = None
-    """``accuracy`` of sequences, or ``token accuracy`` of the tokens that are asked for."""
+    """``accuracy`` over sequences, or ``token accuracy`` over the tokens that have a label."""
     score: float | None = None
-    """On the test examples, by the weights after the last step."""
+    """Score on the test examples with the weights after the last step."""
     score_std: float | None = None
-    """Of rows that summarise several; ``run`` writes none."""
+    """Only in rows that summarise several; ``run`` writes none."""
     score_low: float | None = None
-    """To score_high the 95 % interval of this one training over test examples."""
+    """score_low to score_high is this one training's 95 % interval over test examples."""
     score_high: float | None = None
     chance_score: float | None = None
-    """Of the best constant answer, on the test labels."""
+    """Score of the best constant answer on the test labels."""
     val_score: float | None = None
     train_loss: float | None = None
     """Mean over the last tenth of the steps."""
     test_loss: float | None = None
     train_examples: int | None = None
-    """Different ones that were seen."""
+    """Number of different examples seen in training."""
     test_examples: int | None = None
     steps: int | None = None
     best_step: int | None = None
-    """Whose weights were scored."""
+    """The step whose weights were scored."""
     learning_rate: float | None = None
     protocol: str | None = None
     """``fixed``, or ``sweep``: one of several rates."""
     pretrain_steps: int | None = None
     trainable_params: int | None = None
     params_ratio: float | None = None
-    """trainable_params over those of softmax in the same encoder."""
+    """trainable_params divided by those of softmax in the same encoder."""
     train_s: float | None = None
-    """Processor time of the training, device time on a GPU; without what was lost before a resume."""
+    """Processor time of the training, or device time on a GPU; work lost before a resume is not counted."""
     target_s: float | None = None
-    """Of it, until the validation score was nine tenths of the way from chance to 1; None where it never was."""
+    """Part of train_s until the validation score was nine tenths of the way from chance to 1; None if it never was."""
     energy_j: float | None = None
-    """What the processor's packages, or the GPU's board, took from the first step to the last without evaluations, by a
-    counter of the machine. It counts all that runs there: None where several trainings ran at once, as they do on a
-    CPU of several cores, and where there is no counter that can be read. What was lost before a resume is not in it."""
+    """Energy that the processor's packages, or the GPU's board, took from the first step to the last, without
+    evaluations, by a counter of the machine. The counter includes all that runs there, so this is None where several
+    trainings ran at once, as they do on a CPU of several cores, and where no counter can be read. Work lost before a
+    resume is not counted."""
     data_digest: str | None = None
 
     kernel: str | None = None
-    """Fused kernel that really ran, where there is a choice."""
+    """The fused kernel that really ran, where there is a choice."""
     compiled: bool = False
-    """What was measured is compiled code from end to end, by ``torch.compile`` or because the variant always is."""
+    """Whether the measured code is compiled from end to end, by ``torch.compile`` or because the variant always is."""
     process: str = ""
     """``tuned`` or ``as-shipped``."""
     quick: bool = False
     """True for rows of ``--quick``: one sample, no interval."""
     warnings: str = ""
     own_form: str = ""
-    """Where the variant is not the method that its source describes, in one sentence; empty where it is."""
+    """One sentence on where the variant is not the method that its source describes; empty where it is."""
     machine_id: str = ""
     torch_version: str = ""
     threads: int | None = None
@@ -210,10 +212,10 @@ class Record:
 
     @classmethod
     def of(cls, cell: Cell, status: Status, reason: str = "", **columns: Any) -> Record:
-        """A record for ``cell`` with the identity columns filled in; ``columns`` overrides and adds."""
+        """A record for ``cell`` with the identity columns filled in; ``columns`` overrides and adds columns."""
         from attnbench.variant import VARIANTS
 
-        # A record can also be made where a plug-in is missing: in the parent of a worker that has it, say.
+        # A record may be made where a plug-in is missing: in the parent of a worker that has it, say.
         known = VARIANTS.get(cell.variant.name) if cell.variant.name in VARIANTS else None
         shape = cell.shape
         identity = {
@@ -253,7 +255,7 @@ class Record:
         return cls(**{**identity, **columns})
 
     def to_json(self) -> dict[str, Any]:
-        """Column name -> value, ``pass`` instead of ``pass_``; without the seal, which a stored line adds."""
+        """Column name -> value, with ``pass`` for ``pass_``; without the seal, which is added to a stored line."""
         return {_column(one.name): getattr(self, one.name) for one in fields(self) if one.name != SEAL}
 
     @classmethod
@@ -261,8 +263,8 @@ class Record:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            TypeError: columns missing or unknown.
-            ValueError: a status that does not exist.
+            TypeError: columns are missing or unknown.
+            ValueError: the status does not exist.
         """
         data = {("pass_" if key == "pass" else key): value for key, value in data.items()}
         return cls(**{**ADDED, **data, "status": Status(data["status"])})
@@ -298,16 +300,16 @@ def _of_training(cell: Cell) -> dict[str, Any]:
 
 
 def inferred(cell: Cell, n: int, status: Status, *, quick: bool = False) -> Record:
-    """The record of a cell that is not tried, because the same at the shorter length ``n`` ended with ``status``."""
+    """The record of a cell that is not tried, because it ended with ``status`` at the shorter length ``n``."""
     return Record.of(cell, status, f"inferred: {status} at n={n} already, so not run", quick=quick)
 
 
 _LEFT = "the cell"
-"""How a warning begins that says what a cell left behind in its process."""
+"""Start of a warning that says what a cell left behind in its process."""
 
 
 def with_traces(record: Record, traces: str, previous: Record | None = None) -> Record:
-    """The row with a word on what its cell left behind, now or in an earlier round."""
+    """The row with a warning about what its cell left behind, now or in an earlier round."""
     earlier = [said for said in previous.warnings.split("; ") if said.startswith(_LEFT)] if previous else []
     now = [f"{_LEFT} {one_line(traces.replace(';', ','))}, so the next one starts in a fresh process"] if traces else []
     return replace(record, warnings="; ".join(dict.fromkeys(filter(None, [record.warnings, *earlier, *now]))))
@@ -317,12 +319,12 @@ _LOST_ROUND = re.compile(r"(; |^)round \d+ failed: [^;]*")
 
 
 def with_lost_round(record: Record, lost: str) -> Record:
-    """The row of the rounds before, which keeps its numbers and says how a later one failed."""
+    """The row of the earlier rounds with its numbers, and a warning that says how a later round failed."""
     return replace(record, warnings="; ".join(filter(None, [record.warnings, one_line(lost.replace(";", ","))])))
 
 
 def has_lost_round(record: Record) -> bool:
-    """Whether a later round failed, after which a cell is not visited again."""
+    """Whether a later round failed; the cell is then not visited again."""
     return bool(_LOST_ROUND.search(record.warnings))
 
 
@@ -332,7 +334,7 @@ def without_lost_rounds(record: Record) -> Record:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """Printable, single-line, at most ``limit`` characters: fit for a CSV cell and a terminal."""
+    """``text`` on one line, printable, at most ``limit`` characters: fit for a CSV cell and a terminal."""
     flat = printable(" ".join(text.split()))
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 

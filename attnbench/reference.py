@@ -1,4 +1,4 @@
-"""Exact attention in float64: the one oracle that every variant and every error number is held against."""
+"""Exact attention in float64: the one oracle that every variant and every error number is measured against."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 Tile = Callable[[slice, slice, torch.dtype], Tensor]
-"""A bias of the logits: ranges of n queries and m keys to ``(H, n, m)``."""
+"""A bias on the logits: takes the ranges of n queries and m keys, and gives ``(H, n, m)``."""
 
 
 def exact_attention(
@@ -63,7 +63,7 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Ten
     logits = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
     if bias is not None:
         logits = logits + bias
-    # Finite, because a row of -inf gives NaN; this project's choice for a query that sees nothing is 0.
+    # A finite number, because a row of -inf gives NaN; this project's output for a query that sees nothing is 0.
     weights = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1)
     weights = weights.masked_fill(~allowed, 0.0)
     return torch.matmul(weights, v)

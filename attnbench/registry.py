@@ -41,10 +41,10 @@ class Entry:
         return dict(self.options_model.model_fields)
 
     def check(self, options: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Validate ``options``; only those given are returned, so that defaults stay in one place.
+        """Validate ``options`` and return only those given, so that defaults stay in one place.
 
         Raises:
-            UsageError: an unknown option, a wrong type or a value out of range.
+            UsageError: an option is unknown, or a value has the wrong type or is out of range.
         """
         given: dict[str, Any] = dict(options)
         if POSITIONAL in given:
@@ -73,7 +73,7 @@ class Entry:
         return {name: getattr(model, name) for name in given}
 
     def complete(self, spec: Spec) -> Spec:
-        """The spec with every option that has a value, given or by default; unset ones (None) are left out."""
+        """The spec with every option that has a value, given or by default; options that are None are left out."""
         values = {name: field.default for name, field in self.options.items() if not field.is_required()}
         values |= self.check(dict(spec.options))
         return Spec.of(self.name, {name: value for name, value in values.items() if value is not None})
@@ -90,7 +90,7 @@ E_ = TypeVar("E_", bound=Entry)
 class Registry(Generic[E_]):
     """Names in the order they were registered, which is the order shown to users.
 
-    The first question or addition imports ``home``, so nobody has to import it to find what attnbench ships, and a
+    The first look-up or addition imports ``home``, so that the entries that attnbench ships are always there and a
     plug-in cannot take a shipped name.
     """
 
@@ -101,8 +101,8 @@ class Registry(Generic[E_]):
 
         Args:
             home: the package that registers the shipped entries when it is imported.
-            elsewhere: first letters of names that a plug-in brings -> the command that installs it.
-            own: where an unknown name like no other may come from, as advice.
+            elsewhere: prefix of the names in a plug-in -> the command that installs it.
+            own: advice for an unknown name that resembles no other.
         """
         self.kind = kind
         self._home = home
@@ -112,18 +112,18 @@ class Registry(Generic[E_]):
 
     def _filled(self) -> dict[str, E_]:
         if self._home is not None:
-            import_module(self._home)  # while it registers its own entries, Python returns it as far as it has come
+            import_module(self._home)  # while it registers its own entries, Python returns the half-imported package
         return self._entries
 
     def add(self, entry: E_) -> None:
-        """Raises UsageError where the name is taken."""
+        """Add an entry; raise UsageError if the name is taken."""
         entries = self._filled()
         if entry.name in entries:
             raise UsageError(f"{self.kind} {entry.name!r} is registered already; choose another name")
         entries[entry.name] = entry
 
     def get(self, name: str) -> E_:
-        """Raises UsageError with the nearest name where there is none."""
+        """The entry of that name; raise UsageError with the nearest name if there is none."""
         entries = self._filled()
         try:
             return entries[name]

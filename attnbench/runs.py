@@ -1,4 +1,4 @@
-"""Run folders below a results folder: where they lie, and which is the newest."""
+"""Run folders below a results folder: where they are, and which is the newest."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from attnbench.store import RECORDS, RunFolder
 
 
 def suite_folder(out: Path, name: str) -> Path:
-    """Where the runs of a suite lie below ``out``.
+    """The folder below ``out`` that holds the runs of a suite.
 
     Raises:
-        CannotCreate: a link stands there, or a folder whose name differs in upper and lower case only, which many
-            systems take for the same.
+        CannotCreate: there is a link in its place, or a folder whose name differs in upper and lower case only; many
+            systems do not tell the two apart.
     """
     folder = out / name
     refuse_link(folder)
-    with suppress(OSError):  # none yet, or told where a run is made in it
+    with suppress(OSError):  # no such folder yet, or an error that making a run in it will report
         for other in out.iterdir():
             if other.name != name and other.name.casefold() == name.casefold():
                 raise CannotCreate(
@@ -40,7 +40,7 @@ def find_runs(root: Path) -> list[RunFolder]:
 
 
 def by_age(runs: Iterable[Path]) -> list[Path]:
-    """Run folders, oldest first, by the time in their names; those from the future, of a wrong clock, before all."""
+    """Run folders, oldest first, by the time in their names; those from the future (a wrong clock) come first."""
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
 
     def age(run: Path) -> tuple[bool, str]:

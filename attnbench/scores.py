@@ -1,7 +1,7 @@
-"""What may be said of scores: intervals over seeds, paired differences, and who learnt anything.
+"""What may be claimed about scores: intervals over seeds, paired differences, and who learnt anything.
 
-Every interval is Student's t over seeds at 95 % (Student 1908, "The probable error of a mean"), each for itself: of
-twenty differences between equals one is taken for real.
+Every interval is Student's t over seeds at 95 % (Student 1908, "The probable error of a mean"), with no correction for
+their number: of twenty differences between equals, one is taken for real.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attnbench.trained import Choice, Setting
 
 CONFIDENCE = 0.95
 REFERENCE, NO_MIXING = "softmax", "identity"
-"""Whom the others are held against, and who mixes no tokens."""
+"""The variant that the others are compared with, and the variant that mixes no tokens."""
 MEAN = "mean of the tasks"
 
 Verdict = Literal["better", "worse", "no difference found", "withheld"]
@@ -24,7 +24,7 @@ Verdict = Literal["better", "worse", "no difference found", "withheld"]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds, and where it lies with 95 %; the ends None with one seed."""
+    """A mean over seeds and the ends of its 95 % interval, which are None with one seed."""
 
     mean: float
     low: float | None
@@ -35,13 +35,13 @@ def interval(values: Iterable[float], bounds: tuple[float, float] = (0.0, 1.0), 
     """Student's t-interval of the mean, cut to ``bounds``.
 
     Args:
-        grain: the least difference that could be seen. Two seeds often agree to the last of few examples, and would
-            claim an interval without width: their standard deviation counts as at least so much.
+        grain: the least difference that could be seen; the standard deviation counts as at least this much. On few
+            examples two seeds often agree exactly, and their interval would have no width.
 
     Raises:
-        ValueError: no values.
+        ValueError: there are no values.
     """
-    ordered = sorted(values)  # so that the order of the seeds changes no digit
+    ordered = sorted(values)  # so that the order of seeds changes no digit
     n = len(ordered)
     if not n:
         raise ValueError("no values, no mean")
@@ -62,7 +62,7 @@ def _factor(n: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Score of one label on one task (or over tasks), over seeds."""
+    """Scores of one label on one task, or averaged over tasks, by seed."""
 
     label: str
     variant: str
@@ -71,15 +71,15 @@ class Summary:
     setting: Setting
     rate: float | None
     by_seed: Mapping[int, float]
-    """Of the trainings that ended ok."""
+    """Scores of the trainings that ended ok."""
     grain: float
     chance: float | None
     params_ratio: float | None
     state_bytes: float | None
     of_test: tuple[float, float] | None
-    """With one seed the interval of its score over test examples."""
+    """With one seed, the interval of its score over test examples."""
     failed: int = 0
-    """Trainings at this rate that did not end ok."""
+    """Number of trainings at this rate that did not end ok."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -88,7 +88,7 @@ class Summary:
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Of the interval over seeds; with one seed of that over test examples."""
+        """Ends of the interval over seeds; with one seed, of the interval over test examples."""
         found = self.over_seeds
         return self.of_test if found.low is None or found.high is None else (found.low, found.high)
 
@@ -102,7 +102,7 @@ class Summary:
 
 
 def summary(choice: Choice) -> Summary | None:
-    """Of the trainings that count; None where none ended ok."""
+    """Summary of the trainings that count; None where none ended ok."""
     ok = sorted((one for one in choice.rows if one.ok), key=lambda one: one.seed)
     if not ok:
         return None
@@ -127,7 +127,7 @@ def summary(choice: Choice) -> Summary | None:
 
 
 def over_tasks(parts: Sequence[Summary]) -> Summary | None:
-    """Of one label: the mean over its tasks with each seed; None where a task lacks a seed that another has."""
+    """One label's mean over its tasks, for each seed; None where a task lacks a seed that another has."""
     if not parts or len({frozenset(one.by_seed) for one in parts}) > 1:
         return None
     by_seed = {seed: math.fsum(one.by_seed[seed] for one in parts) / len(parts) for seed in parts[0].by_seed}
@@ -147,14 +147,14 @@ def over_tasks(parts: Sequence[Summary]) -> Summary | None:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Score of one label less that of another, seed by seed."""
+    """Score of one label minus that of another, seed by seed."""
 
     label: str
     reference: str
     seeds: tuple[int, ...]
-    """Those that both have."""
+    """Seeds that both have."""
     of: Interval | None
-    """None without a common seed."""
+    """The mean difference and its interval; None without a common seed."""
 
     @property
     def verdict(self) -> Verdict:
@@ -165,10 +165,10 @@ class Difference:
 
 
 def difference(one: Summary, reference: Summary) -> Difference:
-    """Paired by seed: with one seed both saw the same examples in the same order.
+    """The difference paired by seed: trainings with the same seed saw the same examples in the same order.
 
     Raises:
-        ValueError: they are of two problems.
+        ValueError: they are about different problems.
     """
     if (one.task, one.setting) != (reference.task, reference.setting) and one.task != MEAN:
         raise ValueError(f"{one.label} on {one.task} and {reference.label} on {reference.task} were not trained alike")
@@ -180,10 +180,10 @@ def difference(one: Summary, reference: Summary) -> Difference:
 
 
 def floor_of(parts: Iterable[Summary]) -> float | None:
-    """What a score must lie above to show that tokens were mixed: the upper end of identity's interval, else chance.
+    """The score that only mixing tokens can exceed: the upper end of identity's interval, else chance.
 
     Args:
-        parts: of all labels on one problem.
+        parts: the summaries of all labels on one problem.
     """
     parts = list(parts)
     still = next((one for one in parts if one.variant == NO_MIXING), None)
@@ -193,6 +193,6 @@ def floor_of(parts: Iterable[Summary]) -> float | None:
 
 
 def learnt(one: Summary, floor: float | None) -> bool:
-    """Whether its interval lies wholly above ``floor`` (:func:`floor_of`): else it is not above no mixing."""
+    """Whether its interval lies wholly above ``floor`` (:func:`floor_of`); if not, mixing may not have helped."""
     low = one.ends[0] if one.ends else None
     return low is not None and floor is not None and low > floor

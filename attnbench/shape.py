@@ -15,10 +15,10 @@ _SIZES = ("batch", "heads", "seq_len", "head_dim", "kv_len")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of q ``(B, H, N, D)``, k and v ``(B, H, M, D)``, whether attention is causal, and the bias of its logits.
+    """Sizes of q ``(B, H, N, D)``, k and v ``(B, H, M, D)``, whether attention is causal, and the bias on its logits.
 
     Raises:
-        UsageError: a size below 1, an unknown bias, or causality or a bias with ``kv_len != seq_len``.
+        UsageError: a size is below 1, the bias is unknown, or it is causal or has a bias with ``kv_len != seq_len``.
     """
 
     batch: int = 1
@@ -29,8 +29,8 @@ class Shape:
     """M; None means self-attention, M = N."""
     causal: bool = False
     bias: Bias = "none"
-    """Added to the logits of query i and key j: ``alibi`` (a slope of each head times -|i - j|) or ``relative`` (a
-    learned number of each head and bucket of j - i); see :mod:`attnbench.position_bias`."""
+    """What is added to the logit of query i and key j: ``alibi`` (each head's slope times -|i - j|) or ``relative`` (a
+    learned number for each head and bucket of j - i); see :mod:`attnbench.position_bias`."""
 
     def __post_init__(self) -> None:
         for size in _SIZES:
@@ -77,5 +77,5 @@ class Shape:
 
     @property
     def cross(self) -> bool:
-        """Queries and keys come from different sequences."""
+        """Whether queries and keys come from different sequences: ``kv_len`` differs from ``seq_len``."""
         return self.kv_len is not None and self.kv_len != self.seq_len

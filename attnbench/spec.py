@@ -1,4 +1,4 @@
-"""A named thing with options, written in one way everywhere: ``performer:features=512,kernel=relu``."""
+"""A name with options, written the same way everywhere: ``performer:features=512,kernel=relu``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from attnbench.errors import UsageError
 Scalar = bool | int | float | str | None
 
 MAX_TEXT = 1000
-"""Characters of one text."""
+"""Most characters of one text."""
 MAX_SPECS = 1000
-"""What the lists in one entry may multiply out to."""
+"""Most combinations that the lists in one entry may give."""
 
 POSITIONAL = "_"
-"""Key of a value given without a name (``file:qkv.safetensors``): it means the first option."""
+"""Key of a value without a name (``file:qkv.safetensors``), which is for the first option."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
@@ -27,7 +27,7 @@ _WORDS: dict[str, Scalar] = {"true": True, "false": False, "null": None, "none":
 
 
 def parse_scalar(text: str) -> Scalar:
-    """What a person means by a bare word: ``1e-6`` is a number, ``no`` and ``12:30`` are words, ``010`` is a word."""
+    """The value that a person means by a bare word: ``1e-6`` is a number; ``no``, ``12:30`` and ``010`` are words."""
     if _INT.fullmatch(text):
         return int(text) if len(text) <= 20 else text
     if _FLOAT.fullmatch(text) and not re.fullmatch(r"[-+]?0[0-9]+", text):
@@ -45,7 +45,7 @@ def format_scalar(value: Scalar) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A name and its options, sorted, so that two ways of writing the same thing are equal."""
+    """A name and its options, sorted so that two ways of writing the same thing are equal."""
 
     name: str
     options: tuple[tuple[str, Scalar], ...] = ()
@@ -67,9 +67,9 @@ class Spec:
 
 
 def parse_specs(item: object) -> list[Spec]:
-    """One entry of a list of variants or inputs, as text or as a mapping; list values expand to several specs.
+    """Parse one entry of a list of variants or inputs, text or a mapping; list values expand to several specs.
 
-    ``performer:features=[64,256]`` and ``{name: performer, features: [64, 256]}`` both give two.
+    ``performer:features=[64,256]`` and ``{name: performer, features: [64, 256]}`` both give two specs.
 
     Raises:
         UsageError: not a name with options, a text of more than 1000 characters, or more than 1000 specs.
@@ -106,10 +106,10 @@ def parse_specs(item: object) -> list[Spec]:
 
 
 def parse_spec(item: object) -> Spec:
-    """As :func:`parse_specs`, where exactly one is wanted.
+    """Like :func:`parse_specs`, where exactly one spec is wanted.
 
     Raises:
-        UsageError: several, or not a name with options.
+        UsageError: there are several, or it is not a name with options.
     """
     specs = parse_specs(item)
     if len(specs) != 1:
@@ -122,7 +122,7 @@ def _split(text: str) -> tuple[str, dict[str, object]]:
     options: dict[str, object] = {}
     if colon and not rest:
         raise UsageError(f"{text!r} ends in ':'; write an option after it, or remove it")
-    # Commas inside [...] separate the values of one option, the others separate options.
+    # Commas inside [...] separate the values of one option; all others separate options.
     parts = re.split(r",(?![^\[]*\])", rest) if rest else []
     for position, part in enumerate(parts):
         key, equals, value = part.partition("=")

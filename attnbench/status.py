@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """One word per outcome; only ``ok`` rows carry numbers to compare."""
+    """One word for each outcome; only ``ok`` rows have numbers to compare."""
 
     OK = "ok"
     UNSUPPORTED = "unsupported"
@@ -19,12 +19,12 @@ class Status(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """One line for people."""
+        """One line that explains it to people."""
         return _MEANING[self]
 
 
 STOPPING = (Status.OOM, Status.TIMEOUT)
-"""Outcomes that stand for every longer sequence of the same thing as well."""
+"""Outcomes that hold for every longer sequence of the same cell too."""
 
 _MEANING = {
     Status.OK: "measured",

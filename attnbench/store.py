@@ -1,6 +1,6 @@
-"""A run folder: rows appended one write and one fsync at a time, the CSV derived from them.
+"""A run folder: rows appended with one write and one fsync each, and the CSV derived from them.
 
-``records.jsonl`` is the truth. A cell may stand in it several times (once a round); the last line counts.
+``records.jsonl`` is the truth. A cell may be in it several times (once per round); the last line counts.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ RECORDS, SAMPLES, FAILURES, TABLE = "records.jsonl", "samples.jsonl", "failures.
 CURVES, CHECKPOINTS = "curves.jsonl", "checkpoints"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
 _SAMPLE_KEYS = {"cell_id", "round", "first_call_s", "stopped", "samples"}
-"""Of a line of samples in schema 1."""
+"""Keys of a line of samples in schema 1."""
 
 
 class RunFolder:
     """One run on disk.
 
     Raises:
-        CannotCreate: the folder or a file in it cannot be made, or a link stands in its place.
-        StoreError: a row cannot be written (disk full, a file that was removed or replaced); rows before it are intact.
+        CannotCreate: the folder or a file in it cannot be made, or there is a link in its place.
+        StoreError: a row cannot be written (disk full, file removed or replaced); rows before it are intact.
         Locked: another process writes here.
-        CorruptResults: damage other than a torn last line.
+        CorruptResults: there is damage other than a torn last line.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.repairs: list[str] = []
-        """What opening or reading the folder had to mend, for people."""
+        """What was repaired while opening or reading the folder, as messages for people."""
         self._journals = {name: Journal(path / name) for name in (RECORDS, SAMPLES, FAILURES, CURVES)}
         self._opened: os.stat_result | None = None
         self._csv_written = 0.0
@@ -68,7 +68,7 @@ class RunFolder:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What was written when the run began."""
+        """The facts in ``environment.json``, which was written when the run began."""
         file = self.path / ENVIRONMENT
         try:
             if not file.is_file():
@@ -89,7 +89,7 @@ class RunFolder:
         )
 
     def describe(self, state: dict[str, Any]) -> None:
-        """Add what the measuring process says about itself and the machine; what the first one said stays."""
+        """Add what the measuring process says about itself and the machine, unless an earlier one has said it."""
         environment = self.environment
         if not state.keys() <= environment.keys():
             try:
@@ -98,14 +98,14 @@ class RunFolder:
                 raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
 
     def correct(self, facts: dict[str, Any]) -> None:
-        """Replace what was written about the machine by what was found out since."""
+        """Replace facts about the machine with what has been found out since."""
         try:
             self._write_environment({**self.environment, **facts})
         except OSError as error:
             raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
 
     def doubts(self) -> list[str]:
-        """What is wrong with the files that describe the run, a line each; rows can be read all the same."""
+        """What is wrong with the files that describe the run, one line each; the rows can be read all the same."""
         try:
             wanted = self.environment.get("suite_digest")
         except CorruptResults as error:
@@ -118,7 +118,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold this folder and its files against other runs; the system frees them when the process ends."""
+        """Lock this folder and its files against other runs; the system frees them when the process ends."""
         refuse_link(self.path)
         for name in self._journals:
             refuse_other_than_file(self.path / name)
@@ -138,7 +138,7 @@ class RunFolder:
                     journal.close()
 
     def append(self, name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-        """Append rows to a JSON-lines file, one write and one fsync, and return their seals."""
+        """Append rows to a JSON-lines file with one write and one fsync, and return their seals."""
         return self._journals[name].append(rows)
 
     def add(
@@ -149,8 +149,9 @@ class RunFolder:
         stderr: Sequence[str] = (),
         points: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Store one cell's row, the raw samples or the learning curve behind it and, where a visit failed, how and the
-        end of its stderr.
+        """Store one cell's row, and the raw samples or the learning curve behind it.
+
+        Where a visit failed and left stderr, how it failed and the end of its stderr are stored too.
         """
         if failure and stderr:
             names = ("cell_id", "label", "seq_len", "status", "reason")
@@ -164,7 +165,7 @@ class RunFolder:
     def history(self) -> list[Record]:
         """Every row ever stored, in order: the record in line 1, in line 2, and so on."""
         environment: dict[str, Any] = {}
-        with suppress(CorruptResults):  # told by doubts()
+        with suppress(CorruptResults):  # doubts() reports it
             environment = self.environment
         records = []
         for number, row in enumerate(self._rows(RECORDS), start=1):
@@ -177,7 +178,7 @@ class RunFolder:
                         f"a row of schema {record.schema_version} {'with' if record.seal else 'without'} a seal"
                     )
             except (TypeError, ValueError, KeyError) as error:
-                what = one_line(str(error))  # may hold what stands in the file
+                what = one_line(str(error))  # may quote text from the file
                 raise CorruptResults(f"{self.path / RECORDS}:{number}: not a record of this version: {what}") from None
             if foreign := foreign_to_run(record, environment):
                 raise CorruptResults(f"{self.path / RECORDS}:{number}: a row of another run: {foreign}")
@@ -195,7 +196,7 @@ class RunFolder:
         return {record.cell_id: record for record in self.history()}
 
     def samples(self) -> dict[str, dict[int, list[dict[str, Any]]]]:
-        """Raw samples by cell and round; of a round that was repeated after a crash the last ones."""
+        """Raw samples by cell and round; for a round that was repeated after a crash, the last ones."""
         cells: dict[str, dict[int, list[dict[str, Any]]]] = {}
         for number, row in enumerate(self._rows(SAMPLES), start=1):
             place = f"{self.path / SAMPLES}:{number}"
@@ -208,7 +209,7 @@ class RunFolder:
         return cells
 
     def curves(self) -> dict[str, list[dict[str, Any]]]:
-        """The learning curve of each cell that was trained, by cell; of one trained twice the last."""
+        """The learning curve of each trained cell, by cell id; for a cell trained twice, the last one."""
         curves: dict[str, list[dict[str, Any]]] = {}
         for number, row in enumerate(self._rows(CURVES), start=1):
             if not isinstance(row.get("cell_id"), str) or not are_points(row.get("points")):
@@ -217,10 +218,10 @@ class RunFolder:
         return curves
 
     def without_samples(self, records: Iterable[Record]) -> list[Record]:
-        """Those of ``records`` that hold a time, but not the samples of each of its rounds.
+        """Those of ``records`` that have a time but lack the samples of some of its rounds.
 
         Raises:
-            CorruptResults: a time that cannot come from its samples.
+            CorruptResults: a time cannot come from its samples.
         """
         stored, without = self.samples(), []
         for record in records:
@@ -236,7 +237,7 @@ class RunFolder:
         return without
 
     def write_csv(self, records: Sequence[Record], *, at_most_every: float = 0.0) -> None:
-        """Write ``results.csv`` anew and put it in place in one step; skipped when written less than a moment ago."""
+        """Replace ``results.csv`` in one step, unless it was written less than ``at_most_every`` seconds ago."""
         now = time.monotonic()
         if at_most_every and now - self._csv_written < at_most_every:
             return
@@ -248,10 +249,10 @@ class RunFolder:
             raise StoreError(f"cannot write {self.path / TABLE}: {error.strerror}; {RECORDS} is intact") from error
 
     def refuse_changes(self) -> None:
-        """Make sure that the rows stand where they were written, and that nothing else was written there.
+        """Make sure that the rows are where they were written, and that nothing else was written there.
 
         Raises:
-            StoreError: they do not.
+            StoreError: that is not so.
         """
         self._refuse_another_folder()
         for journal in self._journals.values():
@@ -265,7 +266,7 @@ class RunFolder:
         raise StoreError(f"cannot write in {self.path}: {what}")
 
     def compare_table(self, history: Sequence[Record]) -> tuple[list[str], str]:
-        """The cells of ``results.csv`` in its order, and the place of lines that no row gives; empty where all are."""
+        """The cell ids of ``results.csv`` in its order, and the place of lines that match no row; empty if all do."""
         file = self.path / TABLE
         try:
             table = read_table(file.read_text(encoding="utf-8"))

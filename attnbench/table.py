@@ -1,4 +1,4 @@
-"""Records as the text of ``results.csv``: one row each, nothing that a spreadsheet runs or a terminal obeys."""
+"""Records as the text of ``results.csv``: one row each, with nothing that a spreadsheet runs or a terminal obeys."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from attnbench.printable import printable
 from attnbench.record import COLUMNS, SEAL, Record
 
 FORMULA = r"'*[=+\-@\t\r\n＝＋－＠]"
-"""How a text starts that a spreadsheet may run, in some languages with the wide signs as well; a text that already has
-the mark gets another, so that a reader who takes one off has the text."""
+"""Start of a text that a spreadsheet may run as a formula; in some languages the wide signs start one too. A text that
+already has the mark ``'`` gets another, so that a reader who takes one off has the text."""
 
 
 def no_formula(text: str) -> str:
-    """The text, with the mark ``'`` before it where a spreadsheet would run it as a formula."""
+    """The text, with the mark ``'`` before it if a spreadsheet would run it as a formula."""
     return f"'{text}" if re.match(FORMULA, text) else text
 
 
 def csv_text(records: Iterable[Record]) -> str:
-    """A header and one row for each record; floats by repr, nothing for None."""
+    """A header and one row for each record, with floats by repr and an empty cell for None."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -36,10 +36,10 @@ def cells_of(record: Record, columns: Iterable[str] = COLUMNS) -> list[str]:
 
 
 def read_table(text: str) -> list[dict[str, str]]:
-    """The rows of such a text, by column.
+    """The rows of such a text, as column -> text.
 
     Raises:
-        ValueError: it is no table of records.
+        ValueError: it is not a table of records.
     """
     reader = csv.DictReader(io.StringIO(text), strict=True)
     try:
@@ -53,7 +53,7 @@ def read_table(text: str) -> list[dict[str, str]]:
 
 
 def altered_lines(table: Sequence[dict[str, str]], records: Iterable[Record]) -> list[int]:
-    """Line numbers of a table that hold what none of these records gives."""
+    """Numbers of the lines of a table that match none of these records."""
     if not table:
         return []
     known = {tuple(cells_of(record, table[0])) for record in records}

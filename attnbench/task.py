@@ -1,4 +1,4 @@
-"""What a variant can be trained on: the contract of a task and the table of all tasks."""
+"""What a variant can be trained on: the contract of a task, and the table of all tasks."""
 
 from __future__ import annotations
 
@@ -16,81 +16,81 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NO_LABEL = -100
-"""Label of a token of which nothing is asked; what ``cross_entropy`` ignores."""
+"""Label of a token that needs no answer; ``cross_entropy`` ignores it."""
 
 Split = Literal["validation", "test"]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a model of a task reads and what it answers."""
+    """What a task's model reads and what it answers."""
 
     vocab: tuple[int, ...]
-    """Number of ids of each part of a token: ``(256,)`` for bytes, ``(16, 9)`` for a key and a value apart."""
+    """Number of ids for each part of a token: ``(256,)`` for bytes, ``(16, 9)`` for a separate key and value."""
     classes: int
     per_token: bool = False
-    """A label for each token, instead of one for the sequence."""
+    """Whether each token has a label, instead of the whole sequence."""
     towers: int = 1
-    """Sequences that one answer is about: each is read alone, and what comes of them is joined."""
+    """Number of sequences that one answer is about: each is read alone, and the results are joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Some sequences of one length with their answers."""
+    """Several sequences of one length with their answers."""
 
     tokens: Tensor
     """int64 ``(B, N)``; ``(B, N, P)`` where a token has P parts; ``(B, 2, N)`` with two towers."""
     labels: Tensor
-    """int64 ``(B,)``, or ``(B, N)`` with :data:`NO_LABEL` where nothing is asked."""
+    """int64 ``(B,)``, or ``(B, N)`` with :data:`NO_LABEL` where no answer is needed."""
     key_mask: Tensor | None = None
     """bool ``(B, N)`` or ``(B, 2, N)``, True where a token is real; None where all are."""
 
 
 class Task(Protocol):
-    """Examples to train and to test on, at one length. The same question is answered by the same examples for ever.
+    """Examples to train and to test on, at one length. The same call always gives the same examples.
 
-    Data that is not there is no error of the constructor's caller: it raises :class:`~attnbench.errors.Unsupported`
-    with the place where to get it.
+    Missing data is not the caller's mistake: the constructor raises :class:`~attnbench.errors.Unsupported` and says
+    where to get the data.
     """
 
     form: Form
     masked_share: float
-    """Of the tokens that ``pretrain: masked`` hides."""
+    """Share of the tokens that ``pretrain: masked`` hides."""
 
     @property
     def train_examples(self) -> int | None:
-        """How many there are to train on; None where they are drawn anew without end."""
+        """Number of examples to train on; None where new ones are drawn without end."""
         ...
 
     @property
     def test_examples(self) -> int:
-        """All of them are tested on."""
+        """Number of test examples; all of them are used."""
         ...
 
     @property
     def digest(self) -> str:
-        """Of the bytes that it reads, or of its generator's version and settings: sixteen hex digits."""
+        """Sixteen hex digits that identify the bytes it reads, or its generator's version and settings."""
         ...
 
     def batch(self, seed: int, step: int, size: int) -> Examples:
-        """What step ``step`` (from 0) of a training with this seed sees: ``size`` examples."""
+        """The ``size`` examples that step ``step`` (from 0) of a training with this seed sees."""
         ...
 
     def held_out(self, split: Split, size: int) -> Iterator[Examples]:
-        """All examples of a split, none of which is ever trained on, at most ``size`` at a time."""
+        """All examples of a split, at most ``size`` at a time; none of them is ever trained on."""
         ...
 
     def fresh(self, seed: int, size: int) -> Iterator[Examples] | None:
-        """As many as the test has, like those, drawn from ``seed``; None where there are no more than are stored."""
+        """New examples like the test's and as many, drawn from ``seed``; None where only stored ones exist."""
         ...
 
 
 @runtime_checkable
 class HasFiles(Protocol):
-    """A task that reads files of the user's: whether a run goes on with earlier rows depends on them."""
+    """A task that reads the user's files; they decide whether a run may go on with earlier rows."""
 
     def files(self) -> Iterable[Path]:
-        """All that it reads, in an order that depends on nothing but their names."""
+        """All files that it reads, in an order that depends only on their names."""
         ...
 
 
@@ -100,7 +100,7 @@ class TaskEntry(Entry):
 
     source: str = ""
     licence: str = ""
-    """Of its data; empty where it is generated."""
+    """Licence of its data; empty where the data is generated."""
 
 
 TASKS: Registry[TaskEntry] = Registry("task", home="attnbench.tasks", own="'attnbench list tasks' shows the names")
@@ -111,7 +111,7 @@ Make = TypeVar("Make", bound=Callable[..., Task])
 def register_task(name: str, *, source: str, licence: str = "") -> Callable[[Make], Make]:
     """Decorator for a class or function ``make(shape, **options) -> Task``.
 
-    It raises Unsupported where the task does not have this length, or its data is not there.
+    ``make`` raises Unsupported where the task does not have this length, or its data is missing.
     """
 
     def add(make: Make) -> Make:
@@ -126,8 +126,8 @@ def make_task(spec: Spec, shape: Shape) -> Task:
     """The task at this length, causal or not.
 
     Raises:
-        UsageError: unknown task or option.
-        Unsupported: it does not have this length, or its data is not there.
+        UsageError: the task or an option is unknown.
+        Unsupported: the task does not have this length, or its data is missing.
     """
     entry = TASKS.get(spec.name)
     task: Task = entry.make(shape, **entry.check(dict(spec.options)))

@@ -1,4 +1,4 @@
-"""Trainings among the rows of results, and which of them count: those at the learning rate that validation chose."""
+"""Trainings among result rows, and which of them count: those at the learning rate that validation chose."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from attnbench.record import Record
 from attnbench.status import Status
 
 UNSTABLE = 0.3
-"""A range of validation scores over seeds from which on a rate is called unstable."""
+"""A rate is called unstable if its validation scores range over more than this between seeds."""
 SAME_MODEL = ("heads", "head_dim", "layers", "ffn", "positions", "causal", "bias", "padding", "dtype", "device")
-"""Columns in which the trainings of one model agree, whatever the task."""
+"""Columns that are the same in all trainings of one model, whatever the task."""
 ALIKE = ("seq_len", *SAME_MODEL, "batch", "protocol", "steps", "pretrain_steps", "quick")
-"""Columns in which trainings agree whose scores stand in one column of a table, beside the task."""
+"""Columns, beside the task, that must agree for scores to share a column of a table."""
 
 Setting = tuple[tuple[str, object], ...]
 
@@ -29,7 +29,7 @@ class Trained:
     family: str
     task: str
     setting: Setting
-    """Columns of :data:`ALIKE` with their values, and ``learning_rate`` where a label has several that were fixed."""
+    """Columns of :data:`ALIKE` with their values, and ``learning_rate`` where a label has several fixed rates."""
     seed: int
     learning_rate: float | None
     status: Status
@@ -43,7 +43,7 @@ class Trained:
     params_ratio: float | None
     state_bytes: float | None
     grain: float
-    """The least difference that its test examples can show; 0 where their number is not known."""
+    """The least difference that its test examples can show; 0 where their number is unknown."""
     started_at: str = ""
 
     @property
@@ -52,16 +52,16 @@ class Trained:
 
     @property
     def problem(self) -> tuple[str, Setting]:
-        """What is the same for all trainings whose scores may be compared."""
+        """Task and setting, which are the same for all trainings whose scores may be compared."""
         return self.task, self.setting
 
 
 def trained(rows: Iterable[Record | Mapping[str, Any]], *, also_alike: Sequence[str] = ()) -> list[Trained]:
-    """The trainings among rows of results, failed ones as well; of one that was repeated the newest that is ok.
+    """The trainings among result rows, failed ones too; of one that was repeated, the newest that is ok.
 
     Args:
-        rows: records, or columns with their values, NaN or empty where there is none.
-        also_alike: further columns in which trainings agree that may be compared.
+        rows: records, or column -> value, NaN or empty where there is no value.
+        also_alike: further columns that must agree for trainings to be compared.
     """
     newest: dict[tuple[object, ...], Trained] = {}
     for row in rows:
@@ -98,7 +98,7 @@ def _training(columns: Mapping[str, Any], alike: Sequence[str]) -> Trained:
 
 
 def _rates_apart(found: list[Trained]) -> list[Trained]:
-    """Where the rate was fixed and a label has several, each is a setting of its own."""
+    """Make each rate a setting of its own where rates were fixed and a label has several."""
     rates: dict[tuple[object, ...], set[float | None]] = {}
     for one in found:
         rates.setdefault((one.problem, one.label), set()).add(one.learning_rate)
@@ -118,19 +118,19 @@ class Choice:
     label: str
     problem: tuple[str, Setting]
     rate: float | None
-    """The rate that was chosen, or the only one; None where none could be."""
+    """The rate that was chosen, or the only one; None where none could be chosen."""
     rows: tuple[Trained, ...]
-    """Of that rate, failed ones as well."""
+    """Trainings at that rate, failed ones too."""
     notes: tuple[str, ...] = ()
-    """What is to be said of the rates: unstable ones, those at which a training failed."""
+    """Notes on the rates: which are unstable, and at which a training failed."""
 
 
 def choose(found: Iterable[Trained]) -> list[Choice]:
     """For each label and problem the learning rate with the best mean validation score.
 
-    It is the mean over the seeds with which every rate was tried, so that seeds that only the best one was trained with
-    afterwards do not count. A rate at which fewer of these ended ok stands behind; of equals the smaller rate counts.
-    No test score is looked at. With the protocol ``fixed`` there is one rate, which counts.
+    The mean is over the seeds that every rate was tried with: later seeds, for the best rate alone, do not count. A
+    rate at which fewer of these ended ok ranks lower; of equals the smaller rate wins. No test score is looked at. With
+    the protocol ``fixed`` there is one rate, which counts.
     """
     groups: dict[tuple[object, ...], list[Trained]] = {}
     for one in found:

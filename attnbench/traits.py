@@ -26,42 +26,42 @@ class Traits:
     """What a variant claims. The runner, ``list``, ``show``, the figures and the tests all read this one object."""
 
     target: Target = "softmax"
-    """What an error number means: it approximates softmax attention of the same q, k, v; it would after fitting; or it
-    is another operator, so that a difference is only a distance."""
+    """What an error number means. ``softmax``: the variant approximates softmax attention of the same q, k, v;
+    ``learned``: it would after fitting; ``other``: it is another operator, and a difference is only a distance."""
     exact: bool = False
-    """Equals softmax attention up to rounding."""
+    """It equals softmax attention up to rounding."""
     causal: bool | No = True
     cross: bool | No = True
     """Keys and values may come from another sequence, M != N."""
     key_padding: bool | No = True
     stochastic: bool = False
-    """Draws random numbers in the constructor, so that errors need several draws."""
+    """The constructor draws random numbers, so that errors need several draws."""
     rows_sum_to_one: bool = True
     """V = 1 gives 1: the output is an average of the values."""
     decode: bool | No = False
-    """One token at a time against a state or cache gives what ``forward`` gives; where causal is true only."""
+    """Decoding one token at a time from a state or cache gives the same as ``forward``; only where causal is true."""
     bias: bool | No = No("a bias belongs to a pair of tokens, and the weight of a pair is never formed")
-    """A number for each pair of positions may be added to the logits."""
+    """A number for each pair of positions can be added to the logits."""
     permutable: bool = False
-    """Permuting the tokens permutes the output: nothing depends on where a token stands."""
+    """Permuting the tokens permutes the output: nothing depends on a token's position."""
     dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32", "float64")
-    """In which it runs on a CPU, none where it needs a GPU; gradients may be limited further."""
+    """Dtypes in which it runs on a CPU, none where it needs a GPU; gradients may be limited further."""
     compiled: bool = False
-    """Compiled for each shape and type at the first call, which takes seconds."""
+    """The first call compiles it for each shape and type, which takes seconds."""
     exact_with: tuple[str, ...] = ()
     """Options under which it equals softmax attention at length n: ``("window={n}",)``."""
     converges_with: str = ""
-    """Option, a number of random features or samples: the squared error falls as 1 / its value."""
+    """Name of an option that counts random features or samples: the squared error falls as 1 / its value."""
     own_form: str = ""
-    """One sentence: where this variant is not the method that its source describes. Empty where it is. Tables and
-    figures then mark the name with a dagger."""
+    """One sentence on where this variant is not the method that its source describes; tables and figures then mark its
+    name with a dagger. Empty where it is that method."""
     given: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """What it claims instead with certain options, or where the shape is ``causal``:
-    ``(("kernel=relu", {"target": "other"}), ("causal=true,sort=learned", {"own_form": "..."}))``. An option alone
-    stands for every value of it but none. See :meth:`Variant.claims`."""
+    ``(("kernel=relu", {"target": "other"}), ("causal=true,sort=learned", {"own_form": "..."}))``. An option without a
+    value holds for any value but none. See :meth:`Variant.claims`."""
 
     def problem(self) -> str | None:
-        """The first field whose value means nothing, with the choices; None where all is well."""
+        """The first field whose value is not allowed, with the choices; None where all is well."""
         for field in fields(self):
             value = getattr(self, field.name)
             allowed, choices = _RULES[field.name]

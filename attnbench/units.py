@@ -1,4 +1,4 @@
-"""Seconds, bytes and counts, to text and back. The only place where a number meets its unit."""
+"""Convert seconds, bytes and counts to text and back. This is the only place where a number meets its unit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def format_count(count: float | None) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """``8GiB``, ``8G`` (binary both) or ``1000000`` -> bytes.
+    """``8GiB``, ``8G`` (both binary) or ``1000000`` -> bytes.
 
     Raises:
         ValueError: not a positive size.

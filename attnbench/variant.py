@@ -5,24 +5,24 @@ maps q ``(B, H, N, D)`` and k, v ``(B, H, M, D)`` to ``(B, H, N, D)``. A *mixer*
 ``forward(x, *, key_mask=None)`` maps ``(B, N, C)`` to ``(B, N, C)``. ``key_mask`` is ``(B, M)`` bool, True where a key
 is real. The constructor is never timed; ``forward`` is.
 
-What stands in a padded token, NaN and infinity included, reaches no output of a real one; if it stands in k, v or x, no
-gradient either. A weight of 0 does not see to that, since 0·NaN is NaN: put zeros there first, as
+Whatever a padded token holds, NaN and infinity included, must not reach a real token's output; if it is in k, v or x,
+it must not reach a gradient either. A weight of 0 is not enough, since 0·NaN is NaN: put zeros there first, as
 :func:`attnbench.engines.masks.emptied` does. The output of a padded token may be anything.
 
-A module may have more methods, which other passes and ``attnbench check`` use where they are there:
+A module may have more methods, which other passes and ``attnbench check`` use if they exist:
 
-- ``dense(*inputs, key_mask=None)``: the output of ``forward`` again, written out from the documented formula with
-  plain N × M matrices. It is the oracle; the fast path is what is tested.
+- ``dense(*inputs, key_mask=None)``: the output of ``forward``, computed from the documented formula with plain N × M
+  matrices. It is the oracle that the fast path is tested against.
 - ``begin(*prompt) -> state`` and ``step(state, *token) -> (output, state)``: decoding (``Traits.decode``). Both take
-  the inputs of ``forward``, q, k, v or x: of a prompt of any number of tokens, none included, and of one token. A
-  state is a tuple of tensors, numbers and such tuples. ``step`` leaves the state that it was given usable: the same
-  step twice gives the same output.
-- ``tied``: names of parameters of which all layers of a model have the same one.
+  the inputs of ``forward``, q, k, v or x: ``begin`` for a prompt of any number of tokens, including none, and ``step``
+  for one token. A state is a tuple of tensors, numbers and such tuples. ``step`` leaves the state that it was given
+  usable: the same step twice gives the same output.
+- ``tied``: names of parameters that all layers of a model share.
 - ``position_bias``: the :class:`~attnbench.position_bias.PositionBias` that it adds to the logits, made from
   ``shape.bias``, or None (``Traits.bias``).
-- ``kernel(q, k)``: ``(B, H, N, M)``, the random estimates of a kernel of each pair, before any normalisation and with
-  every stabiliser undone; ``kernel_mean(q, k)``: what they are on average, exp(q·k/√D) where there is no such method;
-  ``kernel_variance(q, k)``: their variance in closed form.
+- ``kernel(q, k)``: ``(B, H, N, M)``, the random estimate of a kernel for each pair, before any normalisation and with
+  every stabiliser undone. ``kernel_mean(q, k)`` is the mean of these estimates, exp(q·k/√D) if there is no such method;
+  ``kernel_variance(q, k)`` is their variance in closed form.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ class Variant(Entry):
     formula: str = ""
     cost: str = ""
     time_exponent: float | None = None
-    """Power of n in the time that is claimed; None where nothing is."""
+    """Power of n in the claimed time; None where nothing is claimed."""
     memory_exponent: float | None = None
-    """Power of n in the memory that is claimed; None where nothing is."""
+    """Power of n in the claimed memory; None where nothing is claimed."""
     traits: Traits = Traits()
     kind: Literal["operator", "mixer"] = "operator"
     settings: tuple[str, ...] = ("",)
-    """Options under which ``attnbench check`` holds it to the laws: ``("window=3", "block=5,look_around=1")``. Small
-    enough that sequences of some 20 tokens have several tiles, one for each algorithm under the name."""
+    """Options with which ``attnbench check`` tests it against the laws: ``("window=3", "block=5,look_around=1")``. Give
+    one for each algorithm under the name, small enough that sequences of about 20 tokens have several tiles."""
 
     def claims(self, spec: Spec, *, causal: bool = False) -> Traits:
-        """The traits with the options of ``spec``, causal or not, which may be others than with the defaults.
+        """The traits with the options of ``spec``, causal or not; they may differ from those with the defaults.
 
-        A class may say so itself, where :attr:`Traits.given` cannot: by a class method ``claims(traits, options)``,
-        where ``causal`` is one of the options.
+        Where :attr:`Traits.given` cannot say how, a class may have a class method ``claims(traits, options)``, in which
+        ``causal`` is one of the options.
         """
         traits, options = self.traits, {**dict(self.complete(spec).options), "causal": causal}
         for condition, instead in traits.given:
@@ -83,7 +83,7 @@ class Variant(Entry):
         return self.claims(spec).target
 
     def unsupported_reason(self, shape: Shape, *, key_mask: bool = False, decode: bool = False) -> str | None:
-        """Why the traits rule this shape out, or None."""
+        """Why the traits rule out this shape, or None."""
         traits = self.traits
         for wanted, trait, what in (
             (decode and not traits.causal, traits.causal, "decode"),
@@ -124,13 +124,13 @@ def register(
     kind: Literal["operator", "mixer"] = "operator",
     settings: tuple[str, ...] = ("",),
 ) -> Callable[[ModuleClass], ModuleClass]:
-    """Class decorator: put a variant into the table. The first line of the class's docstring is its summary.
+    """Class decorator that puts a variant into the table. The first line of the class's docstring is its summary.
 
     Args:
-        cost: ``O(n·d²)``, say; what it says of n is claimed of the time, unless ``time_exponent`` claims more.
+        cost: ``O(n·d²)``, say. Its power of n is claimed for the time, unless ``time_exponent`` claims a larger one.
 
     Raises:
-        UsageError: the name is taken, or an argument or the class breaks the contract; the message says which rule.
+        UsageError: the name is taken, or an argument or the class breaks the contract; the message names the rule.
     """
     facts: dict[str, Any] = {
         "family": family,
@@ -151,7 +151,7 @@ def register(
         facts["time_exponent"] = power_of_n(cost) if time_exponent is None else time_exponent
         summary = (cls.__doc__ or "").strip().partition("\n")[0]
         entry = Variant(name=name, make=cls, summary=summary, **facts)
-        if not cls.__module__.startswith(f"{HOME}."):  # its own tests look at these, which takes a fifth of a second
+        if not cls.__module__.startswith(f"{HOME}."):  # tests check the shipped ones; it takes a fifth of a second
             broken = broken_option(entry, entry.traits, entry.settings)
             if broken:
                 raise UsageError(f"variant {name!r}: {broken}")

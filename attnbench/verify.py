@@ -1,4 +1,4 @@
-"""What a stored row must satisfy: types, ranges, the run that it belongs to, the samples behind it."""
+"""What a stored row must satisfy: types, ranges, and agreement with its run, its cell and its samples."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from attnbench.status import Status
 
 _MAY_BE_NEGATIVE = ("cosine",)
 _OF_THE_REGISTRY = ["options", "family", "target", "cost", "claimed_time_exponent", "claimed_memory_exponent", "inputs"]
-"""Columns of the identity that depend on which variants and inputs are installed."""
+"""Identity columns that depend on which variants and inputs are installed."""
 _FIELDS = [field.name for field in dataclasses.fields(Record)]
 _OF_THE_CELL = [name for name in _FIELDS[: _FIELDS.index("status")] if name not in _OF_THE_REGISTRY]
-"""Columns that a cell alone decides."""
+"""Columns that depend on the cell alone."""
 
 
 @functools.cache
 def _kinds() -> dict[str, tuple[type, ...]]:
-    """Types that may stand in each field of a record."""
+    """Types that each field of a record may have."""
     kinds = {}
     for name, hint in typing.get_type_hints(Record).items():
         members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -34,18 +34,18 @@ def _kinds() -> dict[str, tuple[type, ...]]:
 
 
 def checked(record: Record) -> Record:
-    """``record`` itself, if it can be stored and read again and a measurement can have given it.
+    """``record`` itself, if it can be stored and read again and may come from a measurement.
 
     Raises:
-        ValueError: a field of another type, an infinite number, half of a character, a negative time, an interval
-            that is not around the median.
+        ValueError: a field has the wrong type, an infinite number, half a character or a negative number, or an
+            interval is not around its median or score.
     """
     for name, kinds in _kinds().items():
         value = getattr(record, name)
-        if type(value) not in kinds:  # not isinstance: true is no number
+        if type(value) not in kinds:  # not isinstance: True is no number
             raise ValueError(f"{name} is {one_line(repr(value), 40)}")
         if isinstance(value, str):
-            value.encode()  # half of a character, say, is a ValueError
+            value.encode()  # half a character, say, raises a ValueError
         elif value is not None:
             if not abs(value) <= sys.float_info.max:
                 raise ValueError(f"{name} is too large")
@@ -60,13 +60,13 @@ def checked(record: Record) -> Record:
     ends = [value for name in shares if (value := getattr(record, name)) is not None]
     if ends != sorted(ends) or (ends and ends[-1] > 1):
         raise ValueError(f"score is {record.score}, its interval {record.score_low} to {record.score_high}")
-    if record.cosine is not None and abs(record.cosine) > 1.001:  # rounding may lead a little beyond 1
+    if record.cosine is not None and abs(record.cosine) > 1.001:  # rounding may go a little beyond 1
         raise ValueError(f"cosine is {record.cosine}, beyond 1")
     return record
 
 
 def are_samples(value: object) -> bool:
-    """Whether it is what a clock can give: seconds, calls, switches and stops of each sample."""
+    """Whether it can come from a clock: seconds, calls, switches and stops of each sample."""
     return isinstance(value, list) and all(
         isinstance(one, dict)
         and {"seconds", "calls"} <= set(one) <= {"seconds", "calls", "switches", "stopped"}
@@ -77,7 +77,7 @@ def are_samples(value: object) -> bool:
 
 
 def are_points(value: object) -> bool:
-    """Whether it is what a learning curve can be: rising steps, and finite numbers."""
+    """Whether it can be a learning curve: increasing steps and finite numbers."""
     return (
         isinstance(value, list)
         and all(
@@ -92,7 +92,7 @@ def are_points(value: object) -> bool:
 
 
 def foreign_to_run(record: Record, environment: Mapping[str, Any]) -> str:
-    """In what a row differs from the run whose ``environment.json`` this is; empty where it does not."""
+    """How a row differs from the run that this ``environment.json`` belongs to; empty where it does not."""
     machine = environment.get("environment")
     wanted = {
         "machine_id": environment.get("machine_id"),
@@ -104,7 +104,7 @@ def foreign_to_run(record: Record, environment: Mapping[str, Any]) -> str:
 
 
 def foreign_to_cell(record: Record, cell: Cell) -> str:
-    """In what a row differs from the cell of its id; empty where it does not."""
+    """How a row differs from the cell that its id stands for; empty where it does not."""
     identity = Record.of(cell, Status.OK)
     return _difference(record, {name: getattr(identity, name) for name in _OF_THE_CELL}, "the cell of its id")
 
@@ -118,7 +118,7 @@ def _difference(record: Record, wanted: Mapping[str, object], owner: str) -> str
 
 
 def foreign_to_samples(record: Record, rounds: Iterable[list[dict[str, Any]]]) -> str:
-    """Why the time of a row cannot come from these samples of its rounds; empty where it can."""
+    """Why a row's time cannot come from these samples of its rounds; empty where it can."""
     seconds = [sample["seconds"] for samples in rounds for sample in samples]
     low, high, middle = min(seconds, default=0.0), max(seconds, default=0.0), record.time_median_s
     if middle is None:

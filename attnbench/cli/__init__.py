@@ -1,1 +1,1 @@
-"""The command line: one command per file, which parses, calls and prints; only ``console.py`` prints."""
+"""The command line: each command has a file that parses, calls and shows; only ``console.py`` prints."""

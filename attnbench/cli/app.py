@@ -26,14 +26,14 @@ from attnbench.errors import AttnbenchError, Exit, UsageError, did_you_mean
 
 
 class _Command(TyperCommand):
-    """Does not convert values while the shell completes: all that counts is which are given already.
+    """A command that converts no values while the shell completes: it only matters which options are given.
 
-    Converting them imports pydantic, which takes longer than everything else that completion does.
+    Converting values imports pydantic, which takes longer than everything else that completion does.
     """
 
     def invoke(self, ctx: Any) -> Any:
         if ctx.info_name != "env" and _address_space() < _LEAST_TO_LOAD:
-            raise MemoryError  # before a library is loaded that ends Python where it finds none
+            raise MemoryError  # before loading a library that ends Python if it gets no memory
         return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -41,7 +41,7 @@ class _Command(TyperCommand):
             try:
                 return super().parse_args(ctx, args)
             except UsageProblem as problem:
-                problem.ctx = problem.ctx or ctx  # typer does not always say which command it was
+                problem.ctx = problem.ctx or ctx  # typer does not always name the command
                 raise
         given, ctx.args, _ = self.make_parser(ctx).parse_args(args=args)
         for parameter in self.get_params(ctx):
@@ -52,7 +52,7 @@ class _Command(TyperCommand):
 
 
 _LEAST_TO_LOAD = 512 * 2**20
-"""Bytes of address space; torch needs more."""
+"""Least bytes of address space with which loading is tried; torch needs more."""
 
 
 def _address_space() -> float:
@@ -65,7 +65,7 @@ def _address_space() -> float:
 
 
 def _command(name: str | None) -> Any:
-    python_name = "list_" if name == "list" else name  # lest it hide the built-in one
+    python_name = "list_" if name == "list" else name  # so that it does not hide the built-in one
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name, cls=_Command, epilog=_epilog(name))(
         getattr(import_module(f"attnbench.cli.{python_name}"), str(python_name))
@@ -78,7 +78,7 @@ def _epilog(name: str | None) -> str:
 
 
 class _Group(TyperGroup):
-    """The commands, of which one is imported once it is clear which: their options take as long as importing typer."""
+    """The commands; one is imported once it is known which: their options take as long to load as typer itself."""
 
     def __init__(self, **settings: Any) -> None:
         known = {name: TyperCommand(name, help=command.what) for name, command in COMMANDS.items()}
@@ -94,10 +94,10 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except _Terminated:  # which typer takes for Ctrl-C
+        except _Terminated:  # typer would take it for Ctrl-C
             raise typer.Exit(Exit.TERMINATED) from None
 
-    # As in a command: of typer's own flags it would otherwise convert that they are not given.
+    # As in a command: otherwise it would convert a value for each of typer's own flags that is not given.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for flag in self.get_params(ctx):
             flag.default = flag.default or False
@@ -110,7 +110,7 @@ app = typer.Typer(
     help="Which attention variant is faster at my length, by how much, in how much memory, and at what error?",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # help by rich takes twice as long as all the rest: it brings a Markdown parser along
+    rich_markup_mode=None,  # help by rich takes twice as long as all the rest: it loads a Markdown parser
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -133,15 +133,15 @@ def _options(
 
 
 class _Interrupted(KeyboardInterrupt):
-    """SIGINT, and not what a plug-in may raise itself."""
+    """SIGINT, as opposed to a KeyboardInterrupt that a plug-in raises itself."""
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: the same orderly end as Ctrl-C, another exit code."""
+    """SIGTERM: the same orderly end as Ctrl-C, with another exit code."""
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    """The first signal ends the command in order, one more at once, whatever that order is waiting for."""
+    """The first signal ends the command in good order; a second one ends it at once."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop_now)
     raise _Interrupted if signum == signal.SIGINT else _Terminated
@@ -154,11 +154,11 @@ def _stop_now(signum: int, frame: FrameType | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code (see :class:`attnbench.errors.Exit`)."""
     signal.signal(signal.SIGTERM, _stop)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is behind nohup and &
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # it is ignored after nohup and &
         signal.signal(signal.SIGINT, _stop)
     if os.environ.get("_ATTNBENCH_COMPLETE") == "complete_bash":
         join_words()
-    atexit.register(gc.freeze)  # else Python ends by looking for garbage in all that was imported: 0.2 s after torch
+    atexit.register(gc.freeze)  # otherwise Python looks for garbage in all imports when it ends: 0.2 s after torch
     with lasting_streams() as output:
         code = _run(arguments)
         if not output.lost or code != Exit.OK:

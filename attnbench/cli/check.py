@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from attnbench.testing import Finding, Report
 
 _SHOWN_FAULTS = 3
-"""Of one law; the others usually say the same of further settings."""
+"""Most faults shown for one law; the others usually say the same of further settings."""
 
 
 def check(
@@ -74,7 +74,7 @@ def check(
     laws = laws_named(law, time=time)
     settings = Settings(
         threads=threads or available_cores(),
-        process="as-shipped",  # as in a test that calls check_variant
+        process="as-shipped",  # the same as in a test that calls check_variant
         memory_limit=limit,
         plugins=tuple(plugin or ()),
         dtypes=(),
@@ -89,7 +89,7 @@ def check(
 
             try:
                 reports.append(examine(worker, name, laws, timeout=timeout, begun=begun))
-            except Unsupported as reason:  # a package that runs on a GPU or in whole buckets only, say
+            except Unsupported as reason:  # a package that runs only on a GPU or in whole buckets, say
                 if not everything:
                     raise
                 refused[name] = str(reason)
@@ -109,7 +109,7 @@ def check(
 
 
 def _worst(findings: list[Finding]) -> Finding:
-    """What did not hold, else what came nearest to its bound."""
+    """The finding that did not hold, else the one that came nearest to its bound."""
 
     def excess(finding: Finding) -> float:
         if not finding.held:
@@ -152,7 +152,7 @@ def _one(report: Report) -> None:
 
 
 def _growth(name: str) -> str:
-    """What is claimed of time and memory, and whether the author said so or the cost did."""
+    """The claims on time and memory, and whether the time follows from the cost."""
     from attnbench.cost import power_of_n
     from attnbench.variant import VARIANTS
 

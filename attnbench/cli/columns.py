@@ -1,28 +1,28 @@
-"""How wide the columns of a table are where not all of it fits."""
+"""Widths of a table's columns when not all of it fits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 LONGEST_WORD = 10
-"""Characters of a word that is never broken: ``bfloat16`` is one, a label with its options may be."""
+"""Words up to this many characters stay whole: ``bfloat16`` does, a label with its options may be broken."""
 GAPS = (2, 1)
-"""Between two columns: the second where the first leaves too little room."""
+"""Spaces between two columns: the second number is used if the first leaves too little room."""
 
 
 def fit(columns: Sequence[Sequence[str]], numbers: Sequence[bool], space: int) -> tuple[list[int], int] | None:
     """Widths of the columns, and the gap between them, so that no word of :data:`LONGEST_WORD` characters is broken.
 
-    The widest column of text becomes narrower, again and again. Columns of numbers keep their width. Where there is too
-    little room for all such words, the longest of them are broken.
+    The widest column of text is narrowed again and again; columns of numbers keep their width. If there is too little
+    room for all such words, the longest are broken.
 
     Args:
-        columns: the cells of each, its head included.
-        numbers: which of them hold numbers.
-        space: characters of a line.
+        columns: the cells of each column, including its head.
+        numbers: which columns hold numbers.
+        space: characters in a line.
 
     Returns:
-        None where there is no room for the numbers.
+        The widths and the gap; None if there is no room for the numbers.
     """
     from rich.cells import cell_len
 

@@ -153,7 +153,7 @@ def compare(
         if floor > math.expm1(FASTER_BAND):
             console.line(f"noise floor {floor:.1%}: differences below it get no verdict")
         _print(comparison)
-    if csv is not None:  # after the rest, which a full disk must not take along
+    if csv is not None:  # last, so that a full disk does not cost the rest
         _write_csv(comparison, csv)
     if not comparison.ok:
         console.error("nothing could be measured; the reasons stand above")
@@ -223,12 +223,12 @@ def _side_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _broken(label: str) -> str:
-    """A label as the head of a column: a long one takes a line for each option."""
+    """A label as the head of a column; a long one has a line for each option."""
     return label if len(label) <= 14 else label.replace(":", ":\n").replace(",", ",\n")
 
 
 def _print_crossover(found: Crossover) -> None:
-    """One line, or a few where a long one would be broken by the terminal anywhere."""
+    """Print the crossover on one line, or on several if the terminal would break a long one just anywhere."""
     from textwrap import wrap
 
     where = "" if found.n is None else f"near n = {found.n:.0f}, between {found.low} and {found.high} (95 %); "

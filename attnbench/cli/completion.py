@@ -1,4 +1,4 @@
-"""Names for the shell to complete, found without importing what a command needs: source files are read as text."""
+"""Names for the shell to complete, read from the source files as text, without importing what a command needs."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _REGISTERED = re.compile(r"\n@register(?:_input|_task)?\(\s*\"([^\"]+)\"")  # te
 _LAW = re.compile(r"\n@law\(\s*\"([^\"]+)\"")
 _AXIS = re.compile(r"\n    (\w+): axes\.")
 _BREAKS = (":", "=")
-"""Where bash takes one word apart, and replaces its last part only."""
+"""Characters at which bash splits a word; it replaces the last part only."""
 _KEPT = "_ATTNBENCH_KEPT"
-"""Variable of this process: the beginning of the word to complete, which bash keeps."""
+"""Environment variable with the beginning of the word to complete, which bash keeps."""
 
 
 def variants(incomplete: str) -> list[str]:
-    """Shipped variants that begin so, and options after a variant's name: ``performer:features=``."""
+    """Shipped variants with this beginning, and options after a variant's name: ``performer:features=``."""
     return _rest(incomplete, lambda typed: _with_options("attention", typed))
 
 
 def inputs(incomplete: str) -> list[str]:
-    """Shipped inputs that begin so, and their options."""
+    """Shipped inputs with this beginning, and their options."""
     return _rest(incomplete, lambda typed: _with_options("inputs", typed))
 
 
 def tasks(incomplete: str) -> list[str]:
-    """Shipped tasks that begin so, and their options."""
+    """Shipped tasks with this beginning, and their options."""
     return _rest(incomplete, lambda typed: _with_options("tasks", typed))
 
 
 def axes(incomplete: str) -> list[str]:
-    """``AXIS=`` of a suite, and after it variants, inputs or tasks."""
+    """A suite's axes as ``AXIS=``, and after that variants, inputs or tasks."""
     of_specs = {"variant": "attention", "inputs": "inputs", "task": "tasks"}
 
     def whole(typed: str) -> Iterable[str]:
@@ -48,23 +48,23 @@ def axes(incomplete: str) -> list[str]:
 
 
 def suites(incomplete: str) -> list[str]:
-    """Shipped suites that begin so; anything else is left to the shell's own files."""
+    """Shipped suites with this beginning; for anything else the shell completes file names."""
     return [name for name in shipped_suites() if name.startswith(incomplete)]
 
 
 def names(incomplete: str) -> list[str]:
-    """Whatever ``show`` can show."""
+    """All names that ``show`` can show."""
     every = (name for folder in ("attention", "inputs", "tasks") for name in _found(_REGISTERED, f"{folder}/**/*.py"))
     return [name for name in dict.fromkeys(every) if name.startswith(incomplete)]
 
 
 def laws(incomplete: str) -> list[str]:
-    """What ``check`` may hold a variant to."""
+    """The laws that ``check`` can test a variant against."""
     return [name for name in _found(_LAW, "testing/*.py") if name.startswith(incomplete)]
 
 
 def figures(incomplete: str) -> list[str]:
-    """What ``plot`` may draw: each figure is a file that says where it applies."""
+    """The figures that ``plot`` can draw: each is a file with a function ``applies``."""
     files = sorted((_PACKAGE / "plots").glob("*.py"))
     known = (file.stem for file in files if "\ndef applies(" in file.read_text(encoding="utf-8"))
     return [name for name in known if name.startswith(incomplete)]
@@ -81,7 +81,7 @@ def _found(pattern: re.Pattern[str], files: str) -> Iterator[str]:
 
 
 def _with_options(folder: str, typed: str) -> Iterator[str]:
-    """Names, or after ``NAME:`` what is typed with each further option."""
+    """Names, or after ``NAME:`` the typed text with each further option."""
     name, colon, options = typed.partition(":")
     if not colon:
         yield from _found(_REGISTERED, f"{folder}/**/*.py")
@@ -93,7 +93,7 @@ def _with_options(folder: str, typed: str) -> Iterator[str]:
 
 
 def _options(folder: str, name: str) -> list[str]:
-    """The keyword-only parameters of what is registered as ``name``."""
+    """The keyword-only parameters of the class or function that is registered as ``name``."""
     for file in (_PACKAGE / folder).rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         if name in _REGISTERED.findall(text):
@@ -116,13 +116,13 @@ def _keywords(text: str, name: str) -> list[str]:
 
 
 def _rest(incomplete: str, whole: Callable[[str], Iterable[str]]) -> list[str]:
-    """What goes on as typed, without what bash keeps."""
+    """The completions that begin with the typed text, without the part that bash keeps."""
     kept = os.environ.get(_KEPT, "")
     return [one[len(kept) :] for one in whole(kept + incomplete) if one.startswith(kept + incomplete)]
 
 
 def join_words() -> None:
-    """Of ``performer:fea`` bash makes three words: take the first two away, and note that it keeps them."""
+    """Bash splits ``performer:fea`` into three words: remove the first two, and note that bash keeps them."""
     words = os.environ.get("COMP_WORDS", "").split()
     at = int(os.environ.get("COMP_CWORD") or 0)
     before, asked = words[:at], (words[at : at + 1] or [""])[0]

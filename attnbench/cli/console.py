@@ -1,7 +1,6 @@
 """The only place that prints: data to stdout, progress, warnings and errors to stderr.
 
-rich is imported with the first line that is printed, json with the first data: help and the shell's completion need
-neither.
+rich is imported with the first printed line, json with the first data: help and the shell's completion need neither.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from attnbench.record import Record
 
 for _stream in (sys.stdout, sys.stderr):
-    # A terminal that knows no µ or √ shows a substitute instead of ending the program.
+    # On a terminal without µ or √ print a substitute instead of ending the program.
     if hasattr(_stream, "reconfigure"):
         _stream.reconfigure(errors="replace")
 
@@ -42,37 +41,37 @@ def _err() -> Console:
 
 
 def width() -> int:
-    """Columns of stdout, 80 where it is no terminal and ``COLUMNS`` is not set."""
+    """Columns of stdout; 80 if it is no terminal and ``COLUMNS`` is not set."""
     return _out().width
 
 
 def line(text: str = "") -> None:
-    """One line of data."""
+    """Print one line of data."""
     _print(_out(), (text, ""))
 
 
 def heading(text: str) -> None:
-    """A line that names what follows."""
+    """Print a line that names what follows."""
     _print(_out(), (text, "bold"))
 
 
 def note(text: str) -> None:
-    """Something worth knowing that is not data."""
+    """Print something worth knowing that is not data."""
     _print(_err(), (text, "dim"))
 
 
 def warning(text: str) -> None:
-    """Something that weakens the numbers, with the remedy."""
+    """Print something that weakens the numbers, with the remedy."""
     _print(_err(), ("warning: ", "yellow"), (text, ""))
 
 
 def error(text: str) -> None:
-    """The one line that a failed command leaves."""
+    """Print the one line that a failed command leaves."""
     _print(_err(), ("error: ", "bold red"), (" ".join(text.splitlines()), ""))
 
 
 def _print(to: Console, *parts: tuple[str, str]) -> None:
-    """Text and style of each part, on one line however long it is."""
+    """Print parts, each a text and its style, on one line, however long it is."""
     from rich.text import Text
 
     to.print(Text.assemble(*((_shown(text), style) for text, style in parts)), soft_wrap=True)
@@ -83,13 +82,13 @@ def _shown(text: str) -> str:
 
 
 def only_repeats() -> None:
-    """What follows on stdout stands in files as well: to lose it is a warning and no error."""
+    """Declare that what follows on stdout is in files as well, so that losing it is a warning, not an error."""
     if isinstance(sys.stdout, Lasting):
         sys.stdout.only_repeats = True
 
 
 def data(value: Any) -> None:
-    """JSON on stdout, never styled; what the encoding has not (√) or a terminal would obey is escaped, never lost."""
+    """Print JSON on stdout, unstyled; characters that the encoding lacks (√) or a terminal would obey are escaped."""
     import json
 
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
@@ -101,10 +100,9 @@ def data(value: Any) -> None:
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), title: str | None = None
 ) -> None:
-    """A table on stdout under its title; columns named in ``right`` hold numbers.
+    """Print a table on stdout under its title; columns named in ``right`` hold numbers.
 
-    Where it is too wide, columns of text take several lines, and no word of at most 10 characters is broken as long as
-    that is possible.
+    If it is too wide, columns of text take several lines; if possible, no word of at most 10 characters is broken.
     """
     from rich.table import Table
     from rich.text import Text
@@ -129,7 +127,7 @@ def table(
 
 @contextmanager
 def progress(total: int, *, wanted: bool = True) -> Iterator[Progress]:
-    """A bar on stderr or in a notebook: cells done, the current cell, time left. Silent where stderr is neither."""
+    """A bar on a terminal's stderr or in a notebook: cells done, the current cell, time left. Silent elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
     from rich.text import Text
 
@@ -156,22 +154,22 @@ def progress(total: int, *, wanted: bool = True) -> Iterator[Progress]:
 
 
 DAGGER = "†"
-"""After the name of a variant that is not the method as its source describes it."""
+"""Mark after the name of a variant that is not the method as its source describes it."""
 
 
 def name_text(record: Record) -> str:
-    """The label of one row, marked where the variant is another form than its source's."""
+    """A row's label, marked if the variant is not the form that its source describes."""
     return record.label + DAGGER * bool(record.own_form)
 
 
 def own_form_note(forms: Iterable[str]) -> None:
-    """What the dagger means, where one was used."""
+    """Print what the dagger means, if one was used."""
     if any(forms):
         note("† not the form that the source describes; attnbench show NAME says what differs")
 
 
 def error_text(record: Record) -> str:
-    """The error of one row, marked where the number is none."""
+    """A row's error, marked if the number is not an error."""
     if record.error_kind == "learned":
         return "learned"
     if record.rel_error is None:
@@ -180,7 +178,7 @@ def error_text(record: Record) -> str:
 
 
 def error_notes(kinds: set[str | None]) -> None:
-    """What the marks of :func:`error_text` mean, where they were used."""
+    """Print what the marks of :func:`error_text` mean, if they were used."""
     if "distance" in kinds:
         note("* another operator: its distance from softmax attention is not an error")
     if "learned" in kinds:

@@ -1,4 +1,4 @@
-"""``attnbench env``: what a bug report needs."""
+"""``attnbench env``: the facts that a bug report needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnbench.units import format_bytes
 VARIABLES = re.compile(
     r"(OMP|MKL|KMP|GOMP|OPENBLAS|ONEDNN|DNNL|CUDA|PYTORCH|TORCH|TRITON|MALLOC|ATTNBENCH)_.+|LD_PRELOAD"
 )
-"""Environment variables that change what is measured, or with what."""
+"""Environment variables that affect what is measured, or with which libraries."""
 
 
 def env(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False) -> None:
@@ -32,7 +32,7 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
 def _versions() -> dict[str, Any]:
-    """Of attnbench, Python, the system, and everything that attnbench depends on."""
+    """Versions of attnbench, Python, the system and everything that attnbench depends on."""
     try:
         required = metadata.requires("attnbench") or []
     except metadata.PackageNotFoundError:  # run from a folder, not installed
@@ -54,7 +54,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _machine() -> dict[str, Any]:
-    """What a run would find. A torch that cannot be imported is one of the facts."""
+    """The machine as a run would find it. That torch cannot be imported is one of the facts."""
     from attnbench import cgroup
     from attnbench.machine import (
         available_cores,
@@ -86,7 +86,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _plugins() -> dict[str, str]:
-    """Installed plug-ins by name: the package with its version, and why it cannot be loaded."""
+    """Installed plug-ins by name: the package with its version, and why it cannot be loaded, if so."""
     from attnbench.foreign import told
     from attnbench.plugins import GROUP
 

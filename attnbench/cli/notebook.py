@@ -1,4 +1,4 @@
-"""The progress bar in a notebook, redrawn in the output of its cell: rich's own way to do so needs ipywidgets."""
+"""The progress bar in a notebook, redrawn in the cell's output without ipywidgets, which rich's own way needs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from rich.progress import Progress
 
 
 class NotebookProgress(Progress):
-    """A :class:`rich.progress.Progress` whose table of tasks is what the cell displays; it goes away at the end."""
+    """A :class:`rich.progress.Progress` whose table of tasks is displayed in the cell and removed at the end."""
 
     _shown: Any = None
 
     def start(self) -> None:
         """Display the bar."""
-        display = import_module("IPython.display").display  # IPython is in every notebook, and here only there
+        display = import_module("IPython.display").display  # every notebook has IPython; it is not needed elsewhere
         self._shown = display(self.make_tasks_table(self.tasks), display_id=True)
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._shown.update({"text/plain": ""}, raw=True)
 
     def update(self, *args: Any, **fields: Any) -> None:
-        """As in a terminal, and at once: visits of cells are few."""
+        """Update as in a terminal, and redraw at once: visits to cells are few."""
         super().update(*args, **fields)
         self._shown.update(self.make_tasks_table(self.tasks))
 
     def advance(self, *args: Any, **fields: Any) -> None:
-        """As in a terminal, and at once."""
+        """Advance as in a terminal, and redraw at once."""
         super().advance(*args, **fields)
         self._shown.update(self.make_tasks_table(self.tasks))

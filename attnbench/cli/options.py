@@ -1,4 +1,4 @@
-"""Options that several commands have: type, bounds and help, each once. Their defaults stand with the commands."""
+"""Type, bounds and help of the options that several commands share. Each command sets its own defaults."""
 
 from __future__ import annotations
 

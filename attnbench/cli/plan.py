@@ -1,4 +1,4 @@
-"""A plan before it runs: its heading, and what ``--dry-run`` predicts."""
+"""A plan before it runs: print its heading, and what ``--dry-run`` predicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_heading(plan: Plan) -> None:
-    """The suite, the process that will measure it, and a line for each sweep."""
+    """Print the suite, the process that will measure it, and a line for each sweep."""
     settings = plan.settings
     limit = f", memory limit {format_bytes(settings.memory_limit)}" if settings.memory_limit else ""
     console.heading(f"{plan.suite.name}: {_cells(len(plan.cells))} on {settings.device}")
@@ -35,7 +35,7 @@ def print_heading(plan: Plan) -> None:
 
 
 def predict(plan: Plan, *, as_json: bool) -> None:
-    """A line for each cell, with the axes in which cells differ, or all of it as JSON."""
+    """Print a line for each cell, with the axes in which cells differ, or everything as JSON."""
     from attnbench.run.estimate import estimate
     from attnbench.suite.describe import axes_of, shown, varying
 

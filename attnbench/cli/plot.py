@@ -102,7 +102,7 @@ def plot(
     wanted = {"sweep": sweep, "level": level, "pass": pass_, "dtype": dtype, "causal": causal, "head_dim": head_dim}
     only = {column: value for column, value in wanted.items() if value is not None}
     paths = results or [Path("results")]
-    # Several runs make one table; a folder of several suites, whose runs nobody asked to compare, a table for each.
+    # Several runs make one table. A folder of several suites makes a table for each: nobody asked to compare them.
     tables = [paths] if len(paths) > 1 else [[path] for path in find_results(paths[0])]
     refused: list[tuple[str, UsageError | NothingToDraw]] = []
     for table in tables:
@@ -114,7 +114,7 @@ def plot(
             )
         left_out: list[str] = []
         try:
-            with garbage_collection_off():  # to look through all that is imported and drawn takes a tenth of the time
+            with garbage_collection_off():  # searching all that is imported and drawn takes a tenth of the time
                 frame = read_results(table, warn=console.warning)
                 written = draw_all(
                     frame,
@@ -146,7 +146,7 @@ def plot(
 
 
 def _print_pairs(frame: pd.DataFrame) -> None:
-    """Each variant over the public package beside it: a table for each pass, a line for each length."""
+    """Print each variant over the public package beside it: a table for each pass, a line for each length."""
     from attnbench.plots.peers import PASSES, left_out, pairs
 
     numbers = ["n", "time", "±", "least", "limit", "peak", "×floor"]

@@ -1,4 +1,4 @@
-"""Docstrings as text for a terminal: paragraphs filled anew, bullets and sections kept, no markup."""
+"""Docstrings as text for a terminal: paragraphs rewrapped, bullets and sections kept, markup removed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from textwrap import fill
 _ROLE = re.compile(r":\w+:`~?(?:[^`]*\.)?([^`.]+)`")
 _CODE = re.compile(r"``([^`]+)``")
 _TOGETHER = 24
-"""Characters of code that stay on one line, such as a shape."""
+"""Code of up to this many characters, such as a shape, stays on one line."""
 _HARD = "\N{NO-BREAK SPACE}"
 _SECTION = re.compile(r"(Args|Returns|Raises):$")
 
 
 def prose(text: str, width: int) -> str:
-    """``text``, as ``inspect.getdoc`` gives it, in lines of at most ``width`` characters where its words allow it."""
+    """``text``, as ``inspect.getdoc`` gives it, in lines of at most ``width`` characters if its words allow that."""
     plain = _CODE.sub(_unmarked, _ROLE.sub(r"\1", text))
     blocks = re.split(r"\n\s*\n", plain.strip("\n"))
     return "\n\n".join("\n".join(_filled(block, width)) for block in blocks).replace(_HARD, " ")
@@ -38,7 +38,7 @@ def _filled(block: str, width: int) -> Iterator[str]:
 
 
 def _items(block: str) -> list[tuple[int, int, str]]:
-    """What begins a line of its own: its indentation, that of the lines it goes on in, and its words."""
+    """Each part that begins a new line: its indentation, that of its further lines, and its words."""
     items: list[tuple[int, int, str]] = []
     in_section = False
     for raw in block.splitlines():

@@ -96,10 +96,10 @@ def run(
     alone = nullcontext() if fresh or dry_run else once(out, given)
     with alone, Worker(Settings(threads=threads or default_threads())) as worker:
         if not dry_run:
-            worker.begin()  # it imports torch while this process does
+            worker.begin()  # so that it imports torch at the same time as this process
         from attnbench.measure.time import garbage_collection_off
 
-        with garbage_collection_off():  # none of what is imported is garbage, and to look through it takes long
+        with garbage_collection_off():  # imports are not garbage, and searching them takes long
             from attnbench.plugins import load
             from attnbench.run.plan import Options, make_plan
 
@@ -124,7 +124,7 @@ def run(
                 retry_failed=retry_failed,
             )
             plan = make_plan(suite, options)
-            gc.freeze()  # or the first search for garbage after this goes through all of it
+            gc.freeze()  # otherwise the next search for garbage goes through all of it
         if not as_json:
             print_heading(plan)
         if dry_run:
@@ -173,7 +173,7 @@ def _measure(plan: Plan, worker: Worker, *, as_json: bool) -> None:
 
 
 def _print_records(records: list[Record]) -> None:
-    """One table a sweep: the longest length of every variant; how the others ended stands in the CSV."""
+    """Print a table for each sweep, with its longest measured length; the CSV has the other lengths."""
     trainings = [record for record in records if record.steps is not None]
     records = [record for record in records if record.steps is None]
     for sweep in dict.fromkeys(record.sweep for record in records):
@@ -205,7 +205,7 @@ def _print_records(records: list[Record]) -> None:
 
 
 _AXES = ("batch", "heads", "head_dim", "kv_len", "causal", "bias", "compile", "padding", "dtype", "inputs", "seed")
-"""Shown where they differ between the rows of one table."""
+"""Axes that are shown if they differ between the rows of one table."""
 
 
 def _axis_text(record: Record, axis: str) -> str:

@@ -30,7 +30,7 @@ _OPTIONS = {
     "head_dim": "--head-dim",
     "ffn": "--ffn",
 }
-"""By the keys of the suite that is made of them."""
+"""Key in the suite made from the command line -> the option that it comes from."""
 
 
 def score(
@@ -131,7 +131,7 @@ def score(
 
 
 def _specs(variants: list[str]) -> list[str]:
-    """What the user named, and identity."""
+    """The variants that the user named, and identity."""
     from attnbench.spec import parse_specs
     from attnbench.variant import VARIANTS
 

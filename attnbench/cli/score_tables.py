@@ -1,4 +1,4 @@
-"""Scores on a terminal: one table for each task, over seeds, beside softmax and beside no mixing at all."""
+"""Scores on a terminal: a table for each task, over seeds, compared with softmax and with no mixing at all."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from attnbench.trained import Choice
 
 NO_BETTER = "°"
-"""After the score of a variant that did not learn to look at other tokens."""
+"""Mark after the score of a variant that did not learn to look at other tokens."""
 
 
 def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None) -> None:
-    """What the trainings among these rows gave.
+    """Print the scores of the trainings among these rows.
 
     Args:
-        shown: what to call a label, where it is called otherwise.
+        shown: label -> the name to show for it, if another.
     """
     from attnbench.trained import choose, trained
 
@@ -37,7 +37,7 @@ def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None)
 
 
 def short_task(label: str) -> str:
-    """A task without the options that have their default."""
+    """A task's label without the options that are at their defaults."""
     from attnbench.spec import parse_spec
     from attnbench.task import TASKS
 
@@ -107,7 +107,7 @@ def _verdict(other: Difference) -> str:
 
 
 def _seconds(one: Summary, records: Sequence[Record]) -> str:
-    """Processor time of one training, in the median over seeds."""
+    """Processor time of one training, as the median over seeds."""
     from statistics import median
 
     taken = [

@@ -1,4 +1,4 @@
-"""A run as it goes on: the progress bar, and a line for each cell that fails."""
+"""A run in progress: the progress bar, and a line for each cell that fails."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Screen(Watcher):
-    """Cells by variant, length and the axes in which those of the plan differ."""
+    """Shows cells by variant, length and the axes in which the plan's cells differ."""
 
     folder: Path | None = None
-    """Where the rows are stored, once that is known."""
+    """The folder of the rows, once it is known."""
 
     def __init__(self, plan: Plan, bar: Progress) -> None:
         self._bar = bar
@@ -29,7 +29,7 @@ class Screen(Watcher):
         self._names = {cell.cell_id: name(cell, axes) for cell in plan.cells}
         self._done = 0
         self._parts: dict[str, float] = {}
-        """Of the trainings that go on: the share of their steps that is done."""
+        """Share of the steps done, for each training in progress."""
 
     def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
         self.folder = folder

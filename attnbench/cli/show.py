@@ -52,7 +52,7 @@ def show(
 
 
 def task_data(entry: TaskEntry) -> dict[str, Any]:
-    """Everything that is known of a task, as plain data."""
+    """Everything that is known about a task, as plain data."""
     return {
         "name": entry.name,
         "kind": "task",
@@ -97,7 +97,7 @@ def _type_of(schema: dict[str, Any]) -> str:
 
 
 def as_data(entry: Variant) -> dict[str, Any]:
-    """Everything that is known of a variant, as plain data."""
+    """Everything that is known about a variant, as plain data."""
     traits = entry.traits
     abilities = {
         key: True if value is True else str(value) or False
@@ -140,7 +140,7 @@ def as_data(entry: Variant) -> dict[str, Any]:
 def _description(entry: Entry) -> str:
     import inspect
 
-    # Not getdoc, which finds that of nn.Module where a plug-in has none.
+    # Not getdoc, which finds nn.Module's docstring if a plug-in has none.
     _, _, rest = inspect.cleandoc(entry.make.__doc__ or "").partition("\n")
     return rest.strip()
 
@@ -153,7 +153,7 @@ _TARGETS = {
 
 
 _MOST = 100
-"""Characters of a line of prose: longer ones are hard to read on a wide terminal."""
+"""Most characters in a line of prose: longer lines are hard to read on a wide terminal."""
 
 
 def _print(data: dict[str, Any], width: int) -> None:
@@ -210,13 +210,13 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _instead(data: dict[str, Any], trait: str, texts: Mapping[Any, str]) -> list[tuple[str, str]]:
-    """What is claimed of a trait with certain options."""
+    """What the variant claims about a trait with certain options."""
     given = data["given"].items()
     return [("", f"{_where(condition)}: {texts[instead[trait]]}") for condition, instead in given if trait in instead]
 
 
 def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """Where it is not the method of its source, one line for each sentence that says so."""
+    """How it differs from the method of its source, one line for each sentence that says so."""
     lines = [data["own_form"]] if data["own_form"] else []
     for condition, instead in data["given"].items():
         if "own_form" in instead:
@@ -225,7 +225,7 @@ def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _where(condition: str) -> str:
-    """``causal, with sort=learned`` of a condition in :attr:`Traits.given`."""
+    """A condition in :attr:`Traits.given` as words: ``causal, with sort=learned``."""
     shape = {"causal=true": "causal", "causal=false": "not causal"}
     return ", ".join(shape.get(part, f"with {part}") for part in condition.split(","))
 

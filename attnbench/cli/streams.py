@@ -1,4 +1,4 @@
-"""stdout and stderr that never stop a command: what nobody takes is left out, and told at the end."""
+"""stdout and stderr that never stop a command: what cannot be written is dropped, and reported at the end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Lasting:
     def __init__(self, stream: TextIO, lost: str = "") -> None:
         self._stream = stream
         self.lost = lost
-        """Why something was not written; empty where all was, or where a reader has seen enough (``| head``)."""
+        """Why something was not written; empty if all was, or if a reader has seen enough (``| head``)."""
         self.only_repeats = False
-        """What is written here stands in files as well."""
+        """Whether what is written here is in files as well."""
 
     def write(self, text: str) -> int:
         try:
@@ -35,7 +35,7 @@ class Lasting:
     def _lose(self, error: OSError) -> None:
         if not isinstance(error, BrokenPipeError):
             self.lost = self.lost or error.strerror or str(error)
-        # What the stream still holds goes there as well: it would raise again when Python ends.
+        # What is still in the stream's buffer goes there as well; otherwise it would raise again when Python ends.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -47,7 +47,7 @@ class Lasting:
 
 @contextmanager
 def lasting_streams() -> Iterator[Lasting]:
-    """stdout and stderr that last, for a while; gives stdout."""
+    """Make stdout and stderr lasting inside this context; yield stdout."""
     _open_missing()
     before = sys.stdout, sys.stderr
     out, err = (_lasting(stream, number) for number, stream in enumerate(before, start=1))
@@ -67,12 +67,12 @@ def _lasting(stream: TextIO | None, number: int) -> Lasting:
 
 
 def _open_missing() -> None:
-    """What was closed before this program began, on the null device.
+    """Open streams that were closed before this program began, on the null device.
 
-    The next file that is opened would take its number, and what is printed would go into a file of results.
+    Otherwise the next opened file would take such a stream's number, and prints would go into a file of results.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open takes the lowest free number

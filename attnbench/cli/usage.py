@@ -1,4 +1,4 @@
-"""The commands with an example of each, and what is wrong with a command line in one line with the remedy."""
+"""The commands, each with an example; and one line that says what is wrong with a command line, with the remedy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Command(NamedTuple):
 
     what: str
     example: str
-    """What stands after ``attnbench``."""
+    """The example's words after ``attnbench``."""
     needs: str = ""
-    """The arguments without which it cannot start."""
+    """The arguments that it cannot start without."""
 
 
 COMMANDS = {
@@ -30,7 +30,7 @@ COMMANDS = {
     "show": Command("Show paper, formula, cost and options.", "show performer", "a variant or an input"),
     "env": Command("Print what a bug report needs.", "env"),
 }
-"""In the order shown. The rest of a command is in a file of its own, which is read only where the command is meant."""
+"""Commands in the order shown. The rest of each is in a file of its own, read only when the command is used."""
 
 OVERVIEW = "\n".join(
     [
@@ -44,7 +44,7 @@ OVERVIEW = "\n".join(
 )
 
 UsageProblem = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
-"""The base of everything that typer finds wrong with a command line; it has no public name."""
+"""The base class of all errors that typer finds in a command line; it has no public name."""
 
 _CHOICE = re.compile(r"('.*') is not one of (.*)")
 _IN_OUR_WORDS = (
@@ -58,7 +58,7 @@ def explain(problem: typer.BadParameter) -> str:
     name = str(problem.ctx.info_name) if problem.ctx else ""
     command = COMMANDS.get(name)
     parameter = getattr(problem, "param", None)
-    if parameter and command and not problem.message:  # all others say something
+    if parameter and command and not problem.message:  # all other problems have a message
         return f"{name} needs {command.needs}; for example: attnbench {command.example}"
     remedy = f"attnbench {name} --help lists the options" if command else "attnbench --help lists what there is"
     if parameter:
@@ -75,7 +75,7 @@ def explain(problem: typer.BadParameter) -> str:
 
 
 def _wanted(said: str) -> str:
-    """What a value must be, in place of typer's words."""
+    """What a value must be, in our words instead of typer's."""
     said = plain_words(said)
     choice = _CHOICE.fullmatch(said)
     if not choice:

@@ -1,9 +1,9 @@
-"""q, k and v that a trained model really computed: the shipped ListOps encoder, or a file of the user's own.
+"""q, k and v that a trained model really computed, from the shipped ListOps encoder or the user's own file.
 
 A file is safetensors with three tensors: ``q`` of shape ``(S, L, H, N, D)``, ``k`` and ``v`` of shape
-``(S, L, H, M, D)``: S sequences, L layers, in float16, bfloat16, float32 or float64, as they enter attention (after
-rotary embeddings, before the scale 1/√D, with k and v repeated where several query heads share one). Whatever else the
-file holds is ignored.
+``(S, L, H, M, D)``, for S sequences and L layers, in float16, bfloat16, float32 or float64. They are taken as they
+enter attention: after rotary embeddings, before the scale 1/√D, with k and v repeated where several query heads share
+one. Anything else in the file is ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ Layer = Annotated[int | None, Field(ge=0, description="layer to take, from 0; no
 def listops(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple[Tensor, Tensor, Tensor]:
     """Captured from a small encoder that was trained on ListOps; shipped.
 
-    One sequence of 2048 tokens, 4 layers, 2 heads of width 64; shorter lengths are its beginning. See :func:`file`.
+    It has one sequence of 2048 tokens, 4 layers and 2 heads of width 64; shorter lengths take its beginning. See
+    :func:`file`.
     """
     return _draw("listops", LISTOPS, shape, generator, layer)
 
@@ -57,12 +58,11 @@ def file(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Captured from a model of your own, from a safetensors file.
 
-    Each member of the batch is another (sequence, layer), the first ``shape.heads`` heads and the first
-    ``shape.seq_len`` positions of it. Consecutive seeds start at consecutive (sequence, layer) pairs, so that a few
-    draws see every layer.
+    Each example of the batch is another (sequence, layer) pair, of which it takes the first ``shape.heads`` heads and
+    ``shape.seq_len`` positions. Consecutive seeds start at consecutive pairs, so that a few draws see every layer.
 
     Raises:
-        UsageError: no such file, a file of another kind or layout, NaN or infinity in it, or no such layer.
+        UsageError: there is no such file or layer, or the file is of another kind or layout or holds NaN or infinity.
         Unsupported: the file has too few heads, positions or pairs, or heads of another width.
     """
     if not path:
@@ -96,12 +96,12 @@ def _stored(name: str, path: Path) -> Iterator[tuple[dict[str, Any], dict[str, t
     """q, k and v in the file, not read yet, and their shapes.
 
     Raises:
-        UsageError: it cannot be opened, or is no such file.
+        UsageError: it cannot be opened, or is not such a file.
     """
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for a writer
             raise UsageError(f"{name}: not a file; {_EXPECTED}")
-        # Opened first by hand: the error of safe_open does not tell "missing" from "not allowed".
+        # Open it by hand first: the error of safe_open does not tell "missing" from "not allowed".
         with path.open("rb"):
             pass
         with safe_open(path, framework="pt") as stored:

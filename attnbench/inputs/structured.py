@@ -1,8 +1,9 @@
 """Synthetic q and k with one known structure each, on which one family of variants should do well and others not.
 
-All but ``low-rank`` mix a shared part with independent noise: q = √logit_std · (√structure · shared + √(1-structure) ·
-noise), and k likewise, both parts of variance 1. A pair that shares its part has the logit structure · logit_std · √D
-on average, any other pair 0 with the standard deviation ``logit_std``. v ~ N(0, 1).
+All but ``low-rank`` and ``peaked`` mix a shared part with independent noise, both of variance 1: q = √logit_std ·
+(√structure · shared + √(1-structure) · noise), and k likewise. In ``peaked`` the key itself is the shared part. In all
+but ``low-rank``, a pair that shares its part has the mean logit structure · logit_std · √D; any other pair has mean 0
+and standard deviation ``logit_std``. v ~ N(0, 1).
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ def peaked(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each query has one key that stands out, anywhere in the sequence.
 
-    The case for sparse and learned patterns, against fixed windows. The key is uniform over those that the query may
-    see: all M, or those up to its own position in causal attention.
+    It favours sparse and learned patterns over fixed windows. The key is uniform over those that the query may see: all
+    M, or those up to its own position in causal attention.
     """
     q, k, v = _noise(shape, generator)
     visible = torch.arange(1, shape.N + 1) if shape.causal else torch.full((shape.N,), shape.M)
     chosen = (torch.rand(shape.B, shape.H, shape.N, generator=generator) * visible).long().clamp_max(shape.M - 1)
-    # structure enters once, not as a root on both sides: here the key itself is the shared part.
+    # structure enters once, not as a root on both sides, because the key itself is the shared part.
     shared = k.gather(2, chosen[..., None].expand(-1, -1, -1, shape.D))
     q = structure * shared + sqrt(1 - structure**2) * q
     return q * sqrt(logit_std), k * sqrt(logit_std), v
@@ -56,7 +57,7 @@ def clustered(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys fall into groups around common centres.
 
-    A query attends to the keys of its own group, which lie anywhere: the case for hashing and routing.
+    A query attends to the keys of its own group, which may be anywhere: this favours hashing and routing.
     """
     noise_q, noise_k, v = _noise(shape, generator)
     centres = torch.randn(shape.B, shape.H, clusters, shape.D, generator=generator)
@@ -80,11 +81,11 @@ def low_rank(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q and k lie in a subspace of few dimensions, so that the logits have low rank.
 
-    The case for low-rank variants and kernel features while ``logit_std`` is small. The attention matrix itself, the
+    It favours low-rank variants and kernel features while ``logit_std`` is small. The attention matrix itself, the
     exponential of the logits, has full rank.
 
     Raises:
-        Unsupported: more dimensions than D.
+        Unsupported: ``rank`` exceeds D.
     """
     if rank > shape.D:
         raise Unsupported(f"low-rank: rank {rank} exceeds head_dim {shape.D}")
@@ -106,9 +107,9 @@ def banded(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each query attends to its neighbourhood.
 
-    The case for local windows. The mean logit falls as exp(-|i - j|² / 2 width²): q and k share random Fourier features
-    of their positions (Rahimi & Recht 2007, "Random Features for Large-Scale Kernel Machines"). With M != N the
-    sequences are laid side by side, position i of one at position i of the other.
+    It favours local windows. The mean logit falls as exp(-|i - j|² / 2 width²): q and k share random Fourier features
+    of their positions (Rahimi & Recht 2007, "Random Features for Large-Scale Kernel Machines"). With M != N, position i
+    of one sequence is at position i of the other.
     """
     noise_q, noise_k, v = _noise(shape, generator)
     frequency = torch.randn(shape.B, shape.H, 1, shape.D, generator=generator) / width

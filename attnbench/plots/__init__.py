@@ -1,4 +1,4 @@
-"""Figures from a table of results. Nothing here needs torch, and matplotlib only when a figure is drawn."""
+"""Figures from a table of results. Nothing here needs torch; matplotlib is needed only when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class FigureKind(NamedTuple):
 
 
 _NAMES = ("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "map", "speedup")
-"""Module and figure name: ``draw_NAME``, ``applies`` and ``NEEDS`` live there; the first matters most."""
+"""Names of modules and their figures, the most important first; each has ``draw_NAME``, ``applies`` and ``NEEDS``."""
 
 FIGURES: Mapping[str, FigureKind]
 
 
 def __getattr__(name: str) -> Any:
-    """Fill the table of figures on first use: importing this package must not pay for matplotlib."""
+    """Fill the table of figures on first use, so that importing this package does not import matplotlib."""
     if name != "FIGURES":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     kinds = {}
@@ -56,25 +56,25 @@ def draw(
 ) -> dict[str, Figure]:
     """Draw the figures that apply, and none that would have nothing to show.
 
-    Each suite has a set of figures of its own; several runs (told by a column ``run``) share one.
+    Each suite gets its own set of figures; several runs (a column ``run`` tells them apart) share one.
 
     Args:
-        figures: names of those to draw; None for all that apply.
-        only: column -> value; the rows of a figure's own axis are restricted to these, and the errors beside speeds
-            are those measured most like them.
-        title: instead of the figures' own.
+        figures: names of the figures to draw; None for all that apply.
+        only: column -> value; restricts the rows on a figure's own axis. Errors shown beside speeds are those measured
+            most like these rows.
+        title: replaces the figures' own titles.
         style: ``light`` or ``dark``.
         width: ``page``, or ``column`` for one column of a paper, 3.3 inches, with letters of the same size.
         on_left_out: called with the name of each figure that was not drawn, and why.
         options: passed to those figures that know them (``n``, ``x``, ``inputs``, ``overlay`` and so on); None means
-            not given. A figure that a value does not suit is left out.
+            not given. A figure that cannot use a value is left out.
 
     Returns:
-        Figures by name: ``tradeoff`` and so on, with the suite's name in front where there are several.
+        Figures by name: ``tradeoff`` and so on, prefixed with the suite's name if there are several suites.
 
     Raises:
-        UsageError: a figure, style, width or option that does not exist, or a value that suits no figure.
-        ResultsError: not a results table, or none of its rows can be drawn.
+        UsageError: a figure, style, width or option does not exist, or no figure can use a value.
+        ResultsError: this is not a results table, or none of its rows can be drawn.
     """
     from attnbench.errors import AttnbenchError, UsageError, did_you_mean
     from attnbench.plots.captions import failures
@@ -124,7 +124,7 @@ def draw_all(
     dpi: float | None = None,
     **options: Any,
 ) -> list[Path]:
-    """Draw the figures that apply, as :func:`draw` does with ``options``, into files of ``out_dir``.
+    """Draw the figures that apply, like :func:`draw` with ``options``, into files in ``out_dir``.
 
     Args:
         dpi: dots per inch of a png; 100 by default.
@@ -133,8 +133,8 @@ def draw_all(
         The files written: ``tradeoff.svg`` and so on.
 
     Raises:
-        UsageError: as :func:`draw`, or an unknown format.
-        ResultsError: as :func:`draw`.
+        UsageError: as for :func:`draw`, or a format is unknown.
+        ResultsError: as for :func:`draw`.
         StoreError: a file cannot be written.
     """
     from attnbench.plots.style import save
@@ -144,7 +144,7 @@ def draw_all(
 
 
 def _tables(frame: pd.DataFrame) -> list[tuple[pd.DataFrame, str]]:
-    """The rows of each set of figures, and what the names of its files begin with."""
+    """The rows of each set of figures, and the prefix of its file names."""
     if "run" in frame:
         return [(frame, "")]
     prefixes = _prefixes(dict.fromkeys(frame["suite"]))
@@ -152,7 +152,7 @@ def _tables(frame: pd.DataFrame) -> list[tuple[pd.DataFrame, str]]:
 
 
 def _prefixes(suites: Iterable[str]) -> dict[str, str]:
-    """Suite -> what the names of its files begin with, different also where upper and lower case are one."""
+    """Suite -> prefix of its file names; prefixes differ even where upper and lower case are not told apart."""
     suites = list(suites)
     prefixes: dict[str, str] = {}
     for suite in suites if len(suites) > 1 else ():

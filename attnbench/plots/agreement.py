@@ -1,4 +1,4 @@
-"""How well each label agrees with exact attention: the rows that say it, and which of them are on one scale."""
+"""How well each label agrees with exact attention: the rows that tell, and which of them share one scale."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ Y_AXES = {
     "score": "score",
 }
 KINDS = ("exact", "measured", "missing", "learned", "other")
-"""``exact``: equal up to rounding, on these inputs at least. ``measured``: has its place on the scale. ``missing``: no
-number. ``learned``: no error before fitting. ``other``: another operator, so that a difference is no error."""
+"""``exact``: equal up to rounding, at least on these inputs. ``measured``: has a place on the scale. ``missing``: has
+no number. ``learned``: has no error before fitting. ``other``: another operator, whose difference is not an error."""
 
 
 ROUNDING = 1e-5
-"""A relative error below is rounding in float32."""
+"""A smaller relative error is rounding in float32."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """One row for each label (columns label, family, y, y_std, error_kind), and where they come from.
+    """One row for each label (columns label, family, y, y_std, error_kind), and where the rows come from.
 
-    Scores have y_low, y_high (an interval) and learnt (it lies above that of a model that mixes no tokens) as well.
+    Scores also have y_low and y_high (an interval), and learnt (the interval lies above that of a model that mixes no
+    tokens).
     """
 
     rows: pd.DataFrame
@@ -42,11 +43,11 @@ class Agreement:
     trivial: float
     """Error of answering mean(V) on the same inputs; NaN where it was not measured."""
     lines: Mapping[str, float] = field(default_factory=dict)
-    """Name -> score of chance, and of a model that mixes no tokens."""
+    """Name -> score, for chance and for a model that mixes no tokens."""
     band: tuple[float, float] | None = None
     """Interval of softmax's score."""
     left_out: tuple[str, ...] = ()
-    """Which labels have no score, and why."""
+    """Notes on which labels have no score, and why."""
 
 
 def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setting, n: int) -> Agreement:
@@ -54,10 +55,10 @@ def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setti
 
     Args:
         inputs: label or name of the inputs; by default ``listops``, else the first in the table.
-        n: the length wanted; where it has no value, the longest that has.
+        n: the wanted length; if it has no value, the longest length that has one is taken.
 
     Raises:
-        UsageError: inputs that no row has.
+        UsageError: no row has these inputs.
     """
     if column == "score":
         return _scores(same_run(frame, speed), speed, n)
@@ -79,12 +80,12 @@ def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setti
 
 
 def same_run(frame: pd.DataFrame, setting: Setting) -> pd.DataFrame:
-    """The rows of the run that a setting is of."""
+    """The rows of the run that a setting belongs to."""
     return frame[frame[RUN] == setting.rows[RUN].iloc[0]] if RUN in frame else frame
 
 
 def alike(rows: pd.DataFrame, setting: Setting) -> Setting:
-    """Of other rows, errors or decoding steps, those of the setting most like a given one."""
+    """The setting among other rows (errors or decoding steps) that is most like a given one."""
     first = setting.rows.iloc[0]
     order = ("suite", "causal", "machine_id", "dtype", "head_dim", "heads", "bias", "padding")
     return settings(rows, {key: (first[key],) for key in order if key in rows})[0]
@@ -97,7 +98,7 @@ def _inputs(known: list[str], wanted: str | None) -> str:
 
 
 def _scores(frame: pd.DataFrame, speed: Setting, n: int) -> Agreement:
-    """The scores of the model that was timed, or of the one most like it."""
+    """The scores of the timed model, or of the one most like it."""
     found = match(frame, speed, n)
     if found is None:
         return _nothing("score")
@@ -130,7 +131,7 @@ def kind_of(error_kind: object, target: str, value: float, column: str) -> str:
             return "learned"
         if error_kind == "distance" or (error_kind != "exact" and target == "other"):
             return "other"
-        # A window as wide as the sequence leaves nothing out: such an approximation is exact here.
+        # A window as wide as the sequence leaves nothing out, so that such an approximation is exact here.
         if error_kind == "exact" or (column == "rel_error" and 0 <= value < ROUNDING):
             return "exact"
     return "measured" if isinstance(value, float) and math.isfinite(value) else "missing"

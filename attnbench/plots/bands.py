@@ -1,4 +1,4 @@
-"""Heights for the points of the bubble plot: a scale for those with a number, a band for each kind without one."""
+"""Heights of the points in the bubble plot: a scale for those with a number, a band for each kind without one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES = {
 }
 _ROW = 0.3
 _FLOOR, _CEILING = 1e-6, 100.0
-"""Errors beyond these are drawn at the edge, with their value beside the name."""
+"""Errors beyond these limits are drawn at the edge, with their value beside the name."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Layout:
     points: pd.DataFrame
     ticks: list[tuple[float, str]]
     strips: list[tuple[float, float]]
-    """From and to, in inches, of the bands."""
+    """Lower and upper edge of each band, in inches."""
     scale: tuple[float, float]
-    """From and to, in inches, of the scale between them."""
+    """Lower and upper end of the scale between the bands, in inches."""
     height_of: Callable[[float], float]
     """Value -> inches."""
 
@@ -54,11 +54,12 @@ def arrange(
 
     Args:
         points: columns label, name, kind, x, y; ``kind`` as in :data:`attnbench.plots.agreement.KINDS`.
-        place: x -> inches, to see which names of a band would collide.
-        height: of the axes, in inches.
-        log: y is an error, zero best, on an inverted log scale; otherwise larger is better on a linear one.
+        place: x -> inches, to see which names in a band would collide.
+        height: height of the axes, in inches.
+        log: whether y is an error, best at zero, on an inverted log scale; otherwise the scale is linear and larger is
+            better.
         also: more values that the scale must reach.
-        within: where a linear scale may have ticks: between what its values can be.
+        within: the range of possible values, in which a linear scale may have ticks.
     """
     kinds = {kind: points[points["kind"] == kind].sort_values(["x", "label"]) for kind in dict.fromkeys(points["kind"])}
     scaled = kinds.pop("measured", points.iloc[:0])
@@ -67,7 +68,7 @@ def arrange(
         kind: max(_ROW * (1 + max(turn)) + 0.14, 0.15 * _NAMES[kind].count("\n") + 0.2) for kind, turn in rows.items()
     }
     if tall and (scaled.empty or sum(tall.values()) > 0.6 * height):
-        # Without a scale the bands share its room; with many bands they leave it two fifths.
+        # Without a scale the bands share all the room; with one, many bands leave it two fifths.
         share = (1.0 if scaled.empty else 0.6) * height / sum(tall.values())
         tall = {kind: share * one for kind, one in tall.items()}
     low, high = 0.0, height
@@ -91,7 +92,7 @@ def arrange(
 
 
 def _rows(points: pd.DataFrame, place: Callable[[float], float]) -> list[int]:
-    """A row for each point, in the order of x, so that names in one row do not meet."""
+    """A row for each point, in the order of x, so that names in one row do not collide."""
     ends = [-math.inf] * 4
     turns = []
     for x, name in zip(points["x"], points["name"], strict=True):
@@ -129,7 +130,7 @@ def _scale(
 
 
 def draw_bands(ax: Axes, layout: Layout, height: float, y_label: str, width: float) -> None:
-    """Grey strips, ticks and the label of the scale; the axes' vertical unit is the inch."""
+    """Draw grey strips, ticks and the label of the scale; the axes' vertical unit is the inch."""
     ax.set_ylim(0, height)
     for start, end in layout.strips:
         ax.axhspan(start, end, color=palette().band, lw=0, zorder=0)

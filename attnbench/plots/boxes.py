@@ -1,7 +1,7 @@
-"""Rectangles and line segments as arrays: how much of one lies in the other.
+"""Rectangles and line segments as arrays, and how much of one lies in the other.
 
 Boxes are ``(..., 4)``: left, bottom, right, top. Segments are ``(..., 4)``: x and y of one end, then of the other.
-Shapes broadcast; lengths are in whatever unit the numbers are in, pixels here.
+Shapes broadcast. Lengths have the unit of the numbers given, pixels here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def length_inside(segments: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     first, last = 0.0, 1.0
     for axis in (0, 1):
         start, step = segments[..., axis], segments[..., axis + 2] - segments[..., axis]
-        # Parallel to a side a segment is inside for its whole length, or nowhere.
+        # A segment parallel to a side is inside along its whole length, or nowhere.
         slope = np.where(step == 0, 1e-12, step)
         one, other = (boxes[..., axis] - start) / slope, (boxes[..., axis + 2] - start) / slope
         first, last = np.maximum(first, np.minimum(one, other)), np.minimum(last, np.maximum(one, other))
@@ -40,6 +40,6 @@ def crossing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def distance(points: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """From a point ``(..., 2)`` to the nearest point of a box; zero inside."""
+    """Distance from a point ``(..., 2)`` to the nearest point of a box; zero inside."""
     away = np.maximum(boxes[..., :2] - points, points - boxes[..., 2:]).clip(0)
     return np.asarray(np.hypot(away[..., 0], away[..., 1]))

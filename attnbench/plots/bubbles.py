@@ -1,4 +1,4 @@
-"""Circles whose area is memory, the front of those that nothing beats, and the keys beside them."""
+"""Circles whose area is memory, the front of those that nothing beats, and the keys beside the chart."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE
 
 LARGEST = 560.0
-"""Square points of the largest circle: 0.37 inches across."""
+"""Area of the largest circle, in square points: 0.37 inches across."""
 SMALLEST = 5.0
 FRONT = "Pareto front"
 
 
 def draw_circles(ax: Axes, points: pd.DataFrame, largest: float) -> list[float]:
-    """One circle for each row (columns label, family, x, at, memory); dashed and empty where memory was not measured.
+    """Draw a circle for each row (columns label, family, x, at, memory), dashed and empty where memory is not known.
 
     The area starts at zero: twice the memory is twice the ink.
 
@@ -42,14 +42,14 @@ def draw_circles(ax: Axes, points: pd.DataFrame, largest: float) -> list[float]:
             linewidth=1.0,
             linestyle="-" if known else (0, (2, 1.5)),
             label=label,
-            zorder=4 - size / (2 * LARGEST),  # small ones in front
+            zorder=4 - size / (2 * LARGEST),  # small circles in front
         )
         radii.append(math.sqrt(size / math.pi))
     return radii
 
 
 def pareto(x: Sequence[float], y: Sequence[float]) -> list[int]:
-    """Positions of the points that no other equals or beats in both, larger being better, from the best x on."""
+    """Indices of the points that no other equals or beats in both, from the best x on; larger is better."""
     order = sorted(range(len(x)), key=lambda i: (-x[i], -y[i]))
     front: list[int] = []
     for i in order:
@@ -59,7 +59,7 @@ def pareto(x: Sequence[float], y: Sequence[float]) -> list[int]:
 
 
 def draw_front(ax: Axes, x: np.ndarray, at: np.ndarray, low: float) -> None:
-    """Steps through points in the order of :func:`pareto`, from ``low`` below the fastest up to the best."""
+    """Draw steps through points in the order of :func:`pareto`, from ``low`` below the fastest up to the best."""
     corners = [(x[0], low), *zip(x, at, strict=True)]
     turns = [(right, up) for (right, _), (_, up) in pairwise(corners)]
     steps = [place for both in zip(corners, turns, strict=False) for place in both] + [corners[-1]]
@@ -71,9 +71,9 @@ def draw_front(ax: Axes, x: np.ndarray, at: np.ndarray, low: float) -> None:
 def draw_keys(
     page: Page, left: float, top: float, families: Sequence[str], largest: float, title: str, sizes: Mapping[float, str]
 ) -> None:
-    """From a place to the right: colour -> family, then three circles with the memory they stand for.
+    """Draw the keys from ``left`` on: a colour for each family, then three circles with the memory they stand for.
 
-    The circles stand below the families, in a column beside them.
+    The circles are below the families; in a figure of column width they are beside them.
     """
     height = top - page.bottom
     ax = page.blank(left, page.bottom, page.right - left, height)
@@ -110,7 +110,7 @@ def draw_keys(
 
 
 def keys_height(families: Sequence[str]) -> float:
-    """Inches of the keys in a column."""
+    """Height of the keys in a figure of column width, in inches."""
     return max(0.35 + 0.165 * len(_shown(families)), 1.3)
 
 
@@ -120,7 +120,7 @@ def _shown(families: Sequence[str]) -> list[str]:
 
 
 def round_sizes(largest: float) -> list[float]:
-    """Three sizes for the key: the power of two below ``largest``, a quarter and a sixteenth of it."""
+    """Three sizes for the key: the largest power of two up to ``largest``, a quarter and a sixteenth of it."""
     if not (largest > 0 and math.isfinite(largest)):
         return []
     top = 2.0 ** math.floor(math.log2(largest))

@@ -1,4 +1,4 @@
-"""Circumstances in words: what was measured, on what, how settings differ, what failed."""
+"""The circumstances in words: what was measured, on what, how settings differ, what failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PASSES = {
 }
 _MOST = 20
 OWN_FORM = "†"
-"""Behind a label: the variant is this project's own form of a paper's method."""
+"""Mark after a label: the variant is this project's own form of a paper's method."""
 
 
 def _several(count: float, thing: str) -> str:
@@ -52,7 +52,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "torch_version": lambda value: f"torch {value or 'not known'}",
     "method_version": lambda value: f"method {value}",
 }
-"""Column -> its value in words, where the value does not speak for itself."""
+"""Column -> a function that puts its value in words, where the value does not speak for itself."""
 
 
 def in_words(column: str, value: object) -> str:
@@ -61,15 +61,15 @@ def in_words(column: str, value: object) -> str:
 
 
 def as_typed(value: object) -> str:
-    """A value as one would give it: ``true``, ``float32``."""
+    """A value as one would type it: ``true``, ``float32``."""
     return str(value).lower() if isinstance(value, bool) or str(value) in ("True", "False") else str(value)
 
 
 def difference(table: pd.DataFrame) -> list[tuple[str, str]]:
-    """For each row the fewest words that tell it from the others, and all that does; empty for a single row.
+    """For each row, few words that tell it from the others, and all words that do; both empty for a single row.
 
     Args:
-        table: one row for each setting; what is asked about first in the first columns.
+        table: one row for each setting, with the preferred columns first.
     """
     table = table.astype(object).where(table.notna(), None)
     varying = [str(column) for column in table if table[column].nunique(dropna=False) > 1]
@@ -84,7 +84,7 @@ def difference(table: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
-    """Two lines for a subtitle: what was measured, and on what, as far as it is the same for all rows."""
+    """Two lines for a subtitle: what was measured, and on what, as far as all rows agree."""
     if rows.empty:
         return []
     row = rows.iloc[0]
@@ -104,7 +104,7 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
 
 
 def _worth_saying(name: str, row: pd.Series[Any]) -> bool:
-    """What is as one expects goes without saying."""
+    """Whether a value is not what one would expect anyway."""
     value = row[name]
     if name == "kv_len":
         return bool(value != row["seq_len"])
@@ -114,7 +114,7 @@ def _worth_saying(name: str, row: pd.Series[Any]) -> bool:
 
 
 def failures(rows: pd.DataFrame, *, at_n: bool = True) -> list[str]:
-    """One line for each status but ok: which labels (and lengths), and the reason of the first."""
+    """One line for each status but ok: the labels (and lengths), and the first reason."""
     lines = []
     for status in Status:
         failed = rows[rows["status"] == status]
@@ -129,19 +129,19 @@ def failures(rows: pd.DataFrame, *, at_n: bool = True) -> list[str]:
 
 
 def _named(variant: str, rows: pd.DataFrame, at_n: bool) -> str:
-    """The labels of one variant, or how many there are."""
+    """The labels of one variant, or how many it has."""
     labels = list(dict.fromkeys(rows["label"]))
     name = ", ".join(labels) if len(labels) < 3 else f"{bare(variant, labels[0])} with {len(labels)} settings"
     return f"{name} (n = {', '.join(str(n) for n in sorted(set(rows['seq_len'])))})" if at_n else name
 
 
 def bare(variant: str, label: str) -> str:
-    """The variant's name without options, with the mark of an own form where its label has one."""
+    """The variant's name without options, but with the mark of an own form if its label has one."""
     return variant + OWN_FORM * label.endswith(OWN_FORM)
 
 
 def short_names(rows: pd.DataFrame) -> tuple[dict[str, str], str]:
-    """Label -> the variant's name where it has one setting only; and the settings that this hides, in a line."""
+    """Label -> name, just the variant's name if it has one setting only; and a line with the settings this hides."""
     pairs = rows[["label", "variant"]].drop_duplicates()
     single = pairs.groupby("variant")["label"].transform("nunique") == 1
     names = {str(r): bare(str(v), str(r)) if s else str(r) for (r, v), s in zip(pairs.to_numpy(), single, strict=True)}
@@ -150,6 +150,6 @@ def short_names(rows: pd.DataFrame) -> tuple[dict[str, str], str]:
 
 
 def own_form_note(labels: Iterable[str]) -> str:
-    """What the mark of an own form means, where a label has it."""
+    """The meaning of the mark of an own form; empty if no label has the mark."""
     marked = any(label.endswith(OWN_FORM) for label in labels)
     return f"{OWN_FORM} not the form that the source describes; attnbench show NAME says what differs" if marked else ""

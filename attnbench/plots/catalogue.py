@@ -22,7 +22,7 @@ from attnbench.plots.ticks import log_axis, padded, power_ticks
 
 TITLE = "Every variant: time, memory, error, decoding"
 ENOUGH = 24
-"""Labels at one length from which on a scatter plot cannot name them all."""
+"""Fewest labels at one length that are too many for a scatter plot to name."""
 NEEDS = f"times of {ENOUGH} variants"
 
 _STEP = 0.165
@@ -42,19 +42,19 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 @in_style
 def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
-    """A line for each label, grouped by family, and panels for time, peak memory, error and decoding.
+    """Draw a line for each label, grouped by family, and panels for time, peak memory, error and decoding.
 
-    Rows that were not measured alike have a list of their own, the layer and the forward pass first.
+    Rows that were measured differently get lists of their own, the layer and the forward pass first.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: the length; by default the one with most labels, and the longest of these.
-        only: column -> value of the rows of time and memory.
+        only: column -> value, for the rows of time and memory.
 
     Raises:
-        UsageError: a length or value that has no rows.
+        UsageError: a length or value has no rows.
         NothingToDraw: no time or memory was measured.
-        ResultsError: not a results table.
+        ResultsError: this is not a results table.
     """
     only_on_a_page("catalogue")
     every = timed(restrict(frame, only or {}))
@@ -86,7 +86,7 @@ class _List:
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """(family, label) in the order of the families, the label empty in a family's heading."""
+        """(family, label) in the order of the families; in a family's heading the label is empty."""
         families = {str(row["label"]): str(row["family"]) for row in records(self.rows)}
         known = [*palette().families, *dict.fromkeys(families.values())]
         groups = sorted(set(families.values()), key=known.index)
@@ -140,7 +140,7 @@ def _draw_panel(
     page: Page, place: tuple[float, float, float, float], panel: Panel, lines: Sequence[tuple[str, str]]
 ) -> None:
     ax = page.axes(*place)
-    # A distance of another operator may be anything; it does not stretch the scale of the errors.
+    # The distance of another operator may be anything, so it does not stretch the scale of the errors.
     dots = [value for found in panel.values.values() for value, _, hollow in found if not hollow]
     dots += [value for value, _ in panel.lines]
     limits = padded(dots or [value for found in panel.values.values() for value, _, _ in found], share=0.09, least=6.0)
@@ -171,6 +171,6 @@ def _draw_line(ax: Axes, y: float, panel: Panel, label: str, colour: str) -> Non
     if label in panel.intervals:
         ax.plot(panel.intervals[label], [y, y], color=colour, lw=1.6, zorder=2, solid_capstyle="butt")
     if label in panel.words and label not in panel.values:
-        box = {"facecolor": palette().page, "edgecolor": "none", "pad": 0.6}  # the line must not strike it through
+        box = {"facecolor": palette().page, "edgecolor": "none", "pad": 0.6}  # so that the line does not strike it out
         faint: dict[str, Any] = {"fontsize": SMALL_SIZE - 0.7, "color": palette().faint, "va": "center"}
         ax.text(0.01, y, panel.words[label], transform=ax.get_yaxis_transform(), bbox=box, **faint)

@@ -1,4 +1,4 @@
-"""The columns of the catalogue: of each label its time, memory, error, and what decoding costs."""
+"""The columns of the catalogue: each label's time, memory, error and cost of decoding."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
 
 MARKS = ("o", "s", "^", "D")
-"""Of the inputs whose error is shown, in their order."""
+"""Markers of the inputs whose errors are shown, in their order."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One column: what it shows of each label."""
+    """One column: what it shows for each label."""
 
     title: str
     values: dict[str, list[tuple[float, str, bool]]]
     """Label -> (value, marker, whether it is hollow)."""
     text: Callable[[float], str]
     base: int
-    """Of the logarithm whose powers are ticks: 2 for bytes, else 10."""
+    """Base of the logarithm; its powers are ticks: 2 for bytes, else 10."""
     intervals: dict[str, tuple[float, float]]
     words: dict[str, str]
-    """Label -> what stands instead of a number."""
+    """Label -> the word shown instead of a number."""
     lines: Sequence[tuple[float, str]] = ()
-    """Values marked for comparison, with the marker of the inputs that they belong to."""
+    """Values marked for comparison, each with the marker of its inputs."""
 
 
 def records(rows: pd.DataFrame) -> list[dict[Hashable, Any]]:
@@ -41,7 +41,7 @@ def records(rows: pd.DataFrame) -> list[dict[Hashable, Any]]:
 
 
 def cost(rows: pd.DataFrame) -> list[Panel]:
-    """Time and peak memory."""
+    """Panels of time and peak memory."""
     panels = []
     for column, title, text in (
         ("time_median_s", "time", lambda value: trimmed(format_seconds(value))),
@@ -54,7 +54,7 @@ def cost(rows: pd.DataFrame) -> list[Panel]:
 
 
 def decoding(rows: pd.DataFrame) -> list[Panel]:
-    """Time of one token and what is kept of those before it."""
+    """Panels of the time of one token and of what is kept of the tokens before it."""
     panels = []
     for column, title, text in (
         ("time_median_s", "one token", lambda value: trimmed(format_seconds(value))),
@@ -87,7 +87,7 @@ def _intervals(rows: pd.DataFrame, column: str) -> dict[str, tuple[float, float]
 
 
 def error(rows: pd.DataFrame) -> list[Panel]:
-    """The relative error, a mark for each of the inputs."""
+    """The panel of the relative error, with a marker for each of the inputs."""
     if rows.empty:
         return []
     values: dict[str, list[tuple[float, str, bool]]] = {}
@@ -112,7 +112,7 @@ def error(rows: pd.DataFrame) -> list[Panel]:
 
 
 def note_on_errors(panels: Sequence[Panel], rows: pd.DataFrame) -> str:
-    """What the marks of the errors mean; empty without errors."""
+    """The meaning of the error markers; empty without errors."""
     if not any(panel.title == "relative error" for panel in panels):
         return ""
     marks = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds"}

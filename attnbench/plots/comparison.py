@@ -1,4 +1,4 @@
-"""The figure of ``attnbench compare``: times against length, below it ratios to the first variant, with crossovers."""
+"""The figure of ``attnbench compare``: times against length, and below ratios to the first variant, with crossovers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from attnbench.units import format_seconds
 
 TITLE = "Paired comparison"
 _KEY = 1.9
-"""Inches for the key."""
+"""Width of the key, in inches."""
 
 
 @in_style
 def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
-    """Median times with 95 % intervals, and of each variant the ratio to the first one, with the crossover length.
+    """Draw median times with 95 % intervals, and each variant's ratio to the first one, with the crossover length.
 
     Args:
         frame: rows of ``Comparison.to_rows()``.
-        crossovers: the list of the same name in ``Comparison.to_json()``.
+        crossovers: the list of that name in ``Comparison.to_json()``.
         about: where and how it was measured, for the line under the title.
 
     Raises:
@@ -80,23 +80,23 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
 
 
 def _key_height(labels: Sequence[str], crossed: Mapping[str, Any]) -> float:
-    """Inches of the key of a column."""
+    """Height of the key in a figure of column width, in inches."""
     return 0.25 + 0.05 * len(labels) + 0.14 * (len(crossed) + sum(len(_name(one, COLUMN - 0.3)) for one in labels))
 
 
 def _name(label: str, width: float) -> list[str]:
-    """The lines of a name in a key of so many inches."""
+    """The lines of a name in a key that is ``width`` inches wide."""
     return wrap(label.replace(",", ", "), width - 0.46, SMALL_SIZE)
 
 
 def _names(frame: pd.DataFrame) -> dict[str, str]:
-    """Label -> the same with the mark of an own form, where it is one."""
+    """Label -> the same label, with the mark of an own form where it is one."""
     sides = [frame[[side, f"{side}_own_form"]].to_numpy() for side in "ab"]
     return {label: label + OWN_FORM * bool(form) for side in sides for label, form in side}
 
 
 def _failures(frame: pd.DataFrame) -> list[str]:
-    """Which variants did not run, a line for each and each way in which they ended."""
+    """Which variants did not run: a line for each variant and each way that it ended."""
     sides = [
         frame[["seq_len", *(f"{side}{name}" for name in ("", "_status", "_reason"))]].set_axis(
             ["n", "label", "status", "reason"], axis=1
@@ -112,14 +112,14 @@ def _failures(frame: pd.DataFrame) -> list[str]:
 
 
 def _withheld(frame: pd.DataFrame) -> list[str]:
-    """At which lengths the times are not to be believed, and why."""
+    """The lengths at which the times cannot be trusted, and why."""
     doubtful = frame[frame["verdict"] == "withheld"]
     lengths = ", ".join(map(str, sorted(set(doubtful["seq_len"]))))
     return [f"No verdict at n = {lengths}: {doubtful['withheld'].iloc[0]}."] if lengths else []
 
 
 def _of(frame: pd.DataFrame, label: str) -> pd.DataFrame:
-    """The rows of one variant, whichever side it stands on, as n, time and interval."""
+    """The rows of one variant, whichever side it is on, as n, time and interval."""
     names = ("time_median_s", "time_ci_low_s", "time_ci_high_s")
     sides = [
         frame[frame[side] == label][["seq_len", *(f"{side}_{name}" for name in names)]].set_axis(["n", *names], axis=1)
@@ -135,7 +135,7 @@ def _times(ax: Axes, rows: pd.DataFrame, how: Look) -> None:
 
 
 def _ratio(ax: Axes, rows: pd.DataFrame, how: Look, crossed: Mapping[str, Any] | None) -> None:
-    """The variant's time over the first one's, which the table holds the other way round."""
+    """Draw the variant's time over the first one's; the table has the inverse ratio."""
     n, ratio = rows["seq_len"].astype(float), 1 / rows["ratio"].astype(float)
     low, high = (1 / rows[f"ratio_ci_{end}"].astype(float) for end in ("high", "low"))
     ax.fill_between(n, low.fillna(ratio), high.fillna(ratio), color=how.colour, alpha=0.2, linewidth=0)
@@ -147,7 +147,7 @@ def _ratio(ax: Axes, rows: pd.DataFrame, how: Look, crossed: Mapping[str, Any] |
 
 
 def _write_key(page: Page, hows: Mapping[str, Look], crossed: Mapping[str, Mapping[str, Any]]) -> None:
-    """The variants in the order in which they were named, and where each crosses the first."""
+    """Write the variants in the order in which they were named, and where each crosses the first."""
     width, y = page.right - page.left, page.top - page.bottom - 0.1
     ax = page.blank(page.left, page.bottom, width, page.top - page.bottom)
     for label, how in hows.items():

@@ -1,4 +1,4 @@
-"""The points of the bubble plot: one for each label at one length, and which of them nothing beats."""
+"""The points of the bubble plot: one for each label at one length, and which of them are unbeaten."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Contenders:
 
     @property
     def competing(self) -> pd.DataFrame:
-        """Points with both a speed and an error; not reference lines, nor what is no better than mean(V).
+        """Points with both a speed and an error, without references and those that are no better than mean(V).
 
-        With a score in place of an error those whose interval lies above that of a model that mixes no tokens.
+        With scores instead of errors, the points whose interval lies above that of a model that mixes no tokens.
         """
         fair = self.points[self.points["kind"].isin(["exact", "measured"]) & (self.points["family"] != "reference")]
         if math.isfinite(self.agreed.trivial):
             fair = fair[(fair["kind"] == "exact") | (fair["y"] < self.agreed.trivial)]
-        return fair[fair["learnt"] == True] if self.agreed.column == "score" else fair  # noqa: E712  # NaN without a score
+        return fair[fair["learnt"] == True] if self.agreed.column == "score" else fair  # noqa: E712  # NaN if unscored
 
     @property
     def front(self) -> pd.DataFrame:
-        """Of those that compete, the points on the Pareto front, fastest first."""
+        """The competing points on the Pareto front, fastest first."""
         fair = self.competing
         # All exact methods are equally good.
         goodness = (-fair["y"] if self.log else fair["y"]).where(fair["kind"] != "exact", math.inf)
@@ -60,7 +60,7 @@ class Contenders:
 
     @property
     def lines(self) -> dict[str, float]:
-        """Name -> error of what has no speed: answering mean(V), and the oracles; or score of chance and no mixing."""
+        """Name -> error of what has no speed, answering mean(V) and the oracles; or score of chance and no mixing."""
         if self.agreed.column == "score":
             return dict(self.agreed.lines)
         lines = {TRIVIAL: self.agreed.trivial} if math.isfinite(self.agreed.trivial) else {}
@@ -73,7 +73,7 @@ class Contenders:
 
     @property
     def left_out(self) -> list[str]:
-        """Why labels have no point, a line for each reason."""
+        """Why labels have no point, one line for each reason."""
         here = self.rows
         failed = failures(here[~here["label"].isin(self.points["label"])], at_n=False)
         absent = [one for one in dict.fromkeys(self.setting.rows["label"]) if one not in set(here["label"])]
@@ -85,11 +85,11 @@ class Contenders:
 def contenders(
     frame: pd.DataFrame, setting: Setting, n: int | None, x: str, y: str, inputs: str | None
 ) -> Contenders | None:
-    """The points at one length, None where nothing has a speed there.
+    """The points at one length; None if nothing has a speed there.
 
     Args:
         frame: the whole table, for the errors.
-        n: the length; by default the longest at which every variant that ever ran was measured (or most of them).
+        n: the length; by default the longest of those at which most labels were measured.
     """
     measured = setting.ok[np.isfinite(setting.ok[x]) & (setting.ok[x] > 0)]
     if n is None and len(measured):
@@ -112,7 +112,7 @@ def contenders(
 
 
 def spread(found: list[Contenders]) -> Mapping[int, tuple[float, float]]:
-    """Place -> least and largest speed that its scale reaches; one scale for all where that wastes little room."""
+    """Panel's place -> least and largest speed on its scale; all share one scale if that wastes little room."""
     ends = []
     for one in found:
         values = pd.concat([one.points["x"], one.points["x_low"], one.points["x_high"]])

@@ -1,4 +1,4 @@
-"""Learning curves: the validation score over the steps of each variant's training, at the rate that counts."""
+"""Learning curves: each variant's validation score over the steps of its training, at the rate that counts."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 @in_style
 def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
-    """A panel for each task: means over seeds, each seed as a thin line, at the rate that validation chose.
+    """Draw a panel for each task: means over seeds, and each seed as a thin line, at the rate that validation chose.
 
     Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them, which knows where the curves lie.
+        frame: rows as :func:`attnbench.plots.load.read_results` gives them, which knows where the curves are.
         only: column -> value of the rows to draw.
 
     Raises:
-        UsageError: a value that no row has.
+        UsageError: no row has a value.
         NothingToDraw: no training has a curve.
-        CorruptResults: a curve that is not as it was written.
-        ResultsError: not a results table.
+        CorruptResults: a curve is not as it was written.
+        ResultsError: this is not a results table.
     """
     rows = restrict(frame, only or {})
     curves = read_curves(rows)
@@ -78,7 +78,7 @@ def _panel(one: Problem, curves: Curves, names: Mapping[str, str]) -> Panel:
 
 
 def _line(choice: Choice, run: str, curves: Curves, names: Mapping[str, str]) -> Line | None:
-    """Of the seeds that ended ok; None without a curve."""
+    """The line of the seeds that ended ok; None without a curve."""
     single = []
     for training in choice.rows:
         points = [point for point in curves.get((run, training.cell_id), ()) if _is_number(point.get("val_score"))]

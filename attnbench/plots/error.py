@@ -1,4 +1,4 @@
-"""Error against what a method may spend (features, rank, window) and against how peaked the attention is."""
+"""Error against a method's budget (features, rank, window) and against how peaked the attention is."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ def draw_error(
     option: str | None = None,
     only: Mapping[str, object] | None = None,
 ) -> Figure:
-    """Up to two panels: error against a numeric option of each variant, and against the logits' standard deviation.
+    """Draw error against a numeric option of each variant, and against the logits' standard deviation, in two panels.
 
     The trivial answer, mean(V), and the oracles are drawn as lines in both. Exact methods, other operators and methods
-    that need fitting are left out, and named. Rows that were not measured alike have panels of their own.
+    that need fitting are left out, and named in a note. Rows that were measured differently get panels of their own.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
-        n: the length; by default the one with most rows, the longest of these.
-        inputs: which inputs the first panel shows; by default those with most rows.
+        n: the length; by default the one with most rows, and the longest of these.
+        inputs: the inputs that the first panel shows; by default those with most rows.
         option: the option that the first panel shows; by default each variant's most varied number.
         only: column -> value of the rows to draw.
 
     Raises:
-        UsageError: a length, inputs or option that no row has.
-        NothingToDraw: no approximation, or its error at one setting only.
-        ResultsError: not a results table.
+        UsageError: no row has this length, these inputs or this option.
+        NothingToDraw: there is no approximation, or its error at one setting only.
+        ResultsError: this is not a results table.
     """
     every = compared(restrict(frame, only or {}))
     found = settings(every, {"level": ("operator",)})
@@ -83,14 +83,14 @@ def draw_error(
 
 
 def _left_out(ok: pd.DataFrame) -> list[str]:
-    """Exact methods, other operators and unfitted ones, in a line."""
+    """One line that names exact methods, other operators and unfitted methods."""
     words = {"exact": "exact up to rounding", "distance": "other operators", "learned": "no error before fitting"}
     parts = []
     for kind, word in words.items():
         here = ok["error_kind"] == kind
         if kind == "exact":
             here |= (ok["error_kind"] == "approximation") & (ok["rel_error"] < ROUNDING)
-        # By its name alone where none of its settings is drawn.
+        # A variant appears by name alone if none of its settings is drawn.
         whole = ~ok["variant"].isin(ok.loc[~here, "variant"])
         names = list(dict.fromkeys(ok["label"].where(~whole, list(map(bare, ok["variant"], ok["label"])))[here]))
         if names:
@@ -123,17 +123,17 @@ def _draw(panels: Sequence[Panel], about: Sequence[str], notes: Sequence[str]) -
 
 
 def _axis_label(panel: Panel) -> list[str]:
-    """Of the horizontal axis, in lines."""
+    """Label of the horizontal axis, in lines."""
     return wrap(panel.x_label, 2.3 if narrow() else 5.0, TEXT_SIZE)
 
 
 def _axis(panel: Panel) -> float:
-    """Inches below a panel for its scale."""
+    """Room for the scale below a panel, in inches."""
     return 0.31 + 0.15 * len(_axis_label(panel))
 
 
 def _how(line: Line, look: Look) -> dict[str, Any]:
-    """A level line, of what does not depend on the horizontal axis, has no marker."""
+    """How to draw a line; one that does not depend on the horizontal axis is level and has no markers."""
     return look.line if np.isfinite(line.x).any() else {**look.line, "marker": ""}
 
 
@@ -156,7 +156,7 @@ def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]])
         order = np.argsort(line.x, kind="stable")
         at, error = np.asarray(line.x)[order], np.asarray(line.y)[order]
         std = np.nan_to_num(np.asarray(line.std, dtype=float)[order])
-        # On a log axis a bar down to zero would have no end.
+        # On a log axis a bar down to zero would never end.
         down = np.minimum(std, error * 0.9)
         ax.errorbar(at, error, yerr=np.vstack([down, std]), elinewidth=0.8, lw=1.3, **how)
     if len(panel.trivial) == 1:
@@ -169,7 +169,7 @@ def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]])
 def _write_key(
     page: Page, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]], left: float, bottom: float, height: float
 ) -> None:
-    """Names from the top of the panel's right end to the bottom."""
+    """Write the names from top to bottom, in the order of the lines' right ends."""
     width = page.right - left
     ax = page.blank(left, bottom, width, height)
     rows: list[tuple[float, str, dict[str, Any]]] = []

@@ -1,4 +1,4 @@
-"""The panels of the error figure: which rows belong to one line, and what stands on the horizontal axis."""
+"""The panels of the error figure: which rows form one line, and what the horizontal axis shows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORACLES = ("oracle-lowrank", "oracle-topk")
 
 @dataclass
 class Line:
-    """Errors of one method over the values of a panel's horizontal axis."""
+    """Errors of one method at the values on a panel's horizontal axis."""
 
     name: str
     family: str
@@ -42,7 +42,7 @@ class Panel:
 
 
 def panels_of(heading: str, rows: pd.DataFrame, inputs: str | None, option: str | None) -> list[Panel]:
-    """What the rows of one setting at one length show."""
+    """The panels for the rows of one setting at one length."""
     ok = rows[(rows["status"] == Status.OK) & np.isfinite(rows["rel_error"])]
     drawn = ok[(ok["error_kind"] == "approximation") & (ok["rel_error"] >= ROUNDING)]
     if drawn.empty:
@@ -60,7 +60,7 @@ def panels_of(heading: str, rows: pd.DataFrame, inputs: str | None, option: str 
 
 
 def at_length(rows: pd.DataFrame, n: int | None) -> pd.DataFrame:
-    """The rows of one length: by default the one with most rows, the longest of these.
+    """The rows of one length: by default the one with most rows, and the longest of these.
 
     Raises:
         UsageError: no row has that length.
@@ -74,7 +74,7 @@ def at_length(rows: pd.DataFrame, n: int | None) -> pd.DataFrame:
 def _inputs(rows: pd.DataFrame, wanted: str | None) -> str:
     known = rows["inputs"].value_counts(sort=False)
     if wanted is None:
-        # Among those with as many rows, the logits nearest to standard deviation 1.
+        # Of inputs with equally many rows, take those whose logits have a standard deviation nearest to 1.
         far = {label: abs(math.log(logit_std(str(label)) or 1e9)) for label in known.index}
         return str(min(known.index, key=lambda label: (-known[label], far[label])))
     return pick_inputs([str(label) for label in known.index], wanted)
@@ -83,7 +83,7 @@ def _inputs(rows: pd.DataFrame, wanted: str | None) -> str:
 def over_option(
     rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]], wanted: str | None
 ) -> tuple[list[Line], str]:
-    """One line for each variant and setting of its other options; the axis is named after the options on it."""
+    """One line for each variant and setting of its other options, and the axis label, which names the options on it."""
     lines: dict[str, Line] = {}
     names: dict[str, list[str]] = {}
     known: set[str] = set()
@@ -119,19 +119,19 @@ def over_option(
 
 
 def _told(name: str, options: Mapping[str, Any]) -> str:
-    """``orthogonal`` for a word, which speaks for itself, ``layers=2`` for anything else."""
+    """``orthogonal`` for a word, which speaks for itself; ``layers=2`` for anything else."""
     value = options.get(name, "default")
     return value if isinstance(value, str) and name in options else f"{name}={written(value)}"
 
 
 def differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the options that are not the same everywhere, absent being a value of its own."""
+    """Names of the options that are not the same everywhere; a missing option counts as a value."""
     names = sorted({name for one in options for name in one})
     return [name for name in names if len({repr(one.get(name)) for one in options}) > 1]
 
 
 def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]]) -> list[Line]:
-    """One line for each variant: its plainest label, else the middle one of those with most values."""
+    """One line for each variant: its label without options, else the middle one of the labels with most values."""
     rows = rows.assign(_std=rows["inputs"].map({label: logit_std(label) for label in rows["inputs"].unique()}))
     rows = rows[rows["_std"].notna() & (rows["_std"] > 0)]
     lines = []
@@ -151,7 +151,7 @@ def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]])
 
 
 def trivial(rows: pd.DataFrame) -> dict[float, float]:
-    """Standard deviation of the logits (NaN where the inputs do not say) -> error of mean(V)."""
+    """Standard deviation of the logits (NaN if the inputs do not say) -> error of mean(V)."""
     table: dict[float, float] = {}
     for label, part in rows.groupby("inputs", sort=False):
         values = part["trivial_error"].dropna()

@@ -1,4 +1,4 @@
-"""Tables in colour: one number in each cell, blue where the method wins and red where it loses."""
+"""Coloured tables: one number in each cell, blue where the method wins and red where it loses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE
 
 _LEAST = 6.0
-"""Points of the smallest letters in a column, which nobody enlarges."""
+"""Size of the smallest letters in a figure of column width, in points: nobody enlarges a printed column."""
 
 
 def draw_heat(
@@ -30,19 +30,19 @@ def draw_heat(
     *,
     unsure: np.ndarray | None = None,
 ) -> None:
-    """Cells from the top left.
+    """Draw the cells from the top left.
 
     Args:
         inches: width and height of the axes.
-        gain: (rows, columns); the logarithm of by how much the method wins, NaN for a cell without number.
+        gain: (rows, columns); the logarithm of the factor by which the method wins, NaN for a cell without a number.
         texts: what to write in each cell.
-        limit: gain of the full colour.
-        unsure: True where the sign of the gain is not certain: written in italics.
+        limit: the gain at which the colour is full.
+        unsure: True where the sign of the gain is uncertain; the text is then in italics.
     """
     rows, columns = gain.shape
     colours = matplotlib.colormaps[palette().diverging]
     norm = Normalize(-limit, limit, clip=True)
-    # As large as the longest number allows (a digit is about 0.64 of its size wide); words in cells by themselves.
+    # As large as the longest number allows (a digit is about 0.64 of its size wide); each word has a size of its own.
     cell = (inches[0] / columns * 72, inches[1] / rows * 72)
     numbers = [texts[i][j] for i in range(rows) for j in range(columns) if math.isfinite(gain[i, j])]
     size = min((_fitting(text, cell) for text in numbers), default=SMALL_SIZE)
@@ -68,7 +68,7 @@ def draw_heat(
 
 
 def _fitting(text: str, cell: tuple[float, float]) -> float:
-    """Points of size at which ``text`` fits into a cell of so many points."""
+    """Font size in points at which ``text`` fits into a cell of that width and height in points."""
     lines = text.split("\n")
     return min(
         SMALL_SIZE + 0.5, 0.92 * cell[0] / (0.64 * max(map(len, lines), default=1) or 1), 0.75 * cell[1] / len(lines)
@@ -76,15 +76,15 @@ def _fitting(text: str, cell: tuple[float, float]) -> float:
 
 
 def _word(text: str, cell: tuple[float, float]) -> tuple[str, float]:
-    """The word and its size, or a cross where the cell is too small for it."""
+    """The word and its font size, or a cross if the cell is too small for the word."""
     size = _fitting(text, cell)
     return (text, size) if size >= (_LEAST if narrow() else 5) or not text else ("×", _fitting("×", cell))
 
 
 def draw_colour_key(page: Page, bottom: float, limit: float, name: str, text: Callable[[float], str]) -> None:
-    """A bar of the colours with five marks, at the left of the page; ``text`` names a gain.
+    """Draw a bar of the colours with five marks, at the left of the page; ``text`` puts a gain into words.
 
-    In a column the name stands above it.
+    In a figure of column width the name is above the bar.
     """
     ax = page.axes(page.left + 0.3, bottom, 2.5 if narrow() else 2.6, 0.11)
     ramp = np.linspace(-limit, limit, 61)

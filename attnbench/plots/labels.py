@@ -1,4 +1,4 @@
-"""Names beside circles that lie on nothing: no other name, no circle, no line, no error bar."""
+"""Place names beside circles so that they cover nothing: no other name, no circle, no line, no error bar."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from attnbench.plots.style import SMALL_SIZE
 _STEP = 3.0
 """Pixels between the places that are tried."""
 _NEAR = 90.0
-"""Pixels around a circle in which a place is looked for first."""
+"""Pixels around a circle that are searched for a place first."""
 _CLEAR = 2.0
 """Pixels that stay free around a name."""
 _TOUCHING = 6.0
-"""Pixels from a circle up to which a name needs no line to it."""
+"""Up to this many pixels from its circle, a name needs no line to it."""
 _ROUNDS = 16
 _BLOCKED, _LEADER, _CROSSING = 1e4, 12.0, 10.0
-"""Costs in pixels of distance: of lying on something, of a line to the circle, of each line that it crosses."""
+"""Costs, as pixels of distance: of covering something, of a line to the circle, of each line that this one crosses."""
 _ALONG = 60.0
-"""Pixels to the right that are as good as one away from the line that is named."""
+"""One pixel away from the line that is named costs as much as this many pixels to the right."""
 _SIDES = np.array([(0, 1), (1, 1), (-1, 1), (0, -1), (1, -1), (-1, -1), (1, 0), (-1, 0)], dtype=float)
 _CORNER = np.where(np.abs(_SIDES).sum(axis=1, keepdims=True) == 2, 0.72, 1.0)
-"""Share of the radius by which a name stands off: at a corner it may come nearer."""
+"""Share of the radius that a name keeps from the centre along each axis; at a corner it may come nearer."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Taken:
     boxes: np.ndarray
 
     def cost(self, boxes: np.ndarray) -> np.ndarray:
-        """Of each box, how much of it lies on something; zero where it is free."""
+        """Cost of each box: high where it covers something, zero where it is free."""
         wide = boxes + _CLEAR * np.array([-1, -1, 1, 1])
         outside = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) - common_area(boxes, self.frame)
         on_lines = length_inside(self.segments, wide[:, None]).sum(axis=1)
@@ -54,7 +54,7 @@ class _Taken:
         return _blocked(np.asarray(outside.round(3) + on_lines + on_circles + on_boxes))
 
     def leader_cost(self, leaders: np.ndarray) -> np.ndarray:
-        """Of each line from a circle to its name: it crosses few lines and circles, and no text."""
+        """Cost of each line from a circle to its name: it should cross few lines and circles, and no text."""
         discs = np.column_stack([self.circles[:, :2] - self.circles[:, 2:], self.circles[:, :2] + self.circles[:, 2:]])
         on_circles = 2 * length_inside(leaders[:, None], discs).sum(axis=1)
         crossed = _CROSSING * crossing(leaders[:, None], self.segments).sum(axis=1)
@@ -64,13 +64,13 @@ class _Taken:
 def place_labels(
     ax: Axes, names: Sequence[str], x: Sequence[float], y: Sequence[float], radii: Sequence[float]
 ) -> list[Text]:
-    """Write each name near its circle, with a thin line to it where it must stand further off.
+    """Write each name near its circle, with a thin line to it if the name must be further away.
 
-    Call it last: limits, figure size and everything that the names must not lie on must be there.
+    Call it last: limits, figure size and everything that the names must not cover must be there.
 
     Args:
-        x, y: centres in data units.
-        radii: of the circles, in points.
+        x, y: centres of the circles, in data units.
+        radii: radii of the circles, in points.
     """
     if not len(names):
         return []
@@ -92,7 +92,7 @@ def place_labels(
 
 
 def write_along(ax: Axes, words: str, y: float) -> None:
-    """Write ``words`` at the free place nearest to the level line at ``y`` (data units), the first from the left."""
+    """Write ``words`` at the free place nearest to the level line at ``y`` (data units), as far left as possible."""
     _drawn(ax)
     taken = _taken(ax, _circles(ax))
     text = ax.text(0, 0, words, fontsize=SMALL_SIZE, style="italic", zorder=6, ha="left", va="bottom")
@@ -119,7 +119,7 @@ def _draw_leader(ax: Axes, ends: np.ndarray) -> None:
 
 
 class _Search:
-    """The cheapest place for each name beside the places of the others, looked for until none moves."""
+    """Search for the cheapest place of each name, given the places of the others, until none moves."""
 
     def __init__(self, circles: np.ndarray, sizes: np.ndarray, taken: _Taken) -> None:
         self.circles, self.sizes, self.taken = circles, sizes, taken
@@ -130,7 +130,7 @@ class _Search:
     def best(self) -> tuple[np.ndarray, np.ndarray]:
         """Boxes of all names, and the lines to them."""
         free = [int((costs < _BLOCKED).sum()) for _, _, costs in self.places]
-        order = sorted(range(len(free)), key=lambda i: (free[i], i))  # whoever has least choice chooses first
+        order = sorted(range(len(free)), key=lambda i: (free[i], i))  # the name with the fewest choices goes first
         for _ in range(_ROUNDS):
             before = dict(self.chosen)
             for i in order:
@@ -167,7 +167,7 @@ class _Search:
         return np.asarray(costs + _blocked(covered) + 4 * _CROSSING * crossed)
 
     def _places(self, i: int, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Boxes around one circle, the lines to them, and what each costs before the other names are there."""
+        """Boxes around one circle, the lines to them, and the cost of each before the other names are placed."""
         centre, radius = self.circles[i, :2], self.circles[i, 2]
         half, frame = self.sizes[i] / 2, self.taken.frame
         low = np.maximum(centre - radius - reach - half, frame[:2] + half)
@@ -183,7 +183,7 @@ class _Search:
         gap = gap - radius
         others = np.delete(self.circles, i, axis=0)
         strange = distance(others[:, :2], boxes[:, None]) - others[:, 2]
-        # A name between two circles would seem to belong to either.
+        # A name between two circles could belong to either.
         unclear = (gap[:, None] + 4 * _CLEAR - strange).clip(0).sum(axis=1)
         far = gap > _TOUCHING
         alone = _Taken(frame, self.taken.segments, others, self.taken.boxes)
@@ -193,12 +193,12 @@ class _Search:
 
 
 def _blocked(covered: np.ndarray) -> np.ndarray:
-    """A cost beside which no distance matters, where something is covered."""
+    """A cost that outweighs any distance where something is covered; else zero."""
     return np.where(covered > 1e-6, _BLOCKED + covered, 0.0)
 
 
 def _drawn(ax: Axes) -> Figure:
-    """The figure, with everything where it will be."""
+    """The figure, after everything has been laid out."""
     figure = ax.get_figure(root=True)
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()
@@ -210,7 +210,7 @@ def _extent(text: Text) -> np.ndarray:
 
 
 def _taken(ax: Axes, circles: np.ndarray) -> _Taken:
-    """All that stands in the axes."""
+    """Everything that is in the axes already."""
     segments = [np.empty((0, 4))]
     for line in ax.get_lines():
         points = np.asarray(line.get_transform().transform(line.get_xydata()))

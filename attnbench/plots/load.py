@@ -1,4 +1,4 @@
-"""A run or ``results.csv`` -> DataFrame with the columns of :data:`attnbench.record.COLUMNS`, or one line why not."""
+"""Read a run or ``results.csv`` as a DataFrame with the columns of :data:`attnbench.record.COLUMNS`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnbench.store import TABLE as FILE
 from attnbench.table import FORMULA, csv_text
 
 FOLDERS = "folders"
-"""Attribute of a table: name and folder of each run in it, where its learning curves lie."""
+"""Attribute of a table: name and folder of each run in it; the folder has its learning curves."""
 
 
 def _warn(message: str) -> None:
@@ -29,21 +29,22 @@ def _warn(message: str) -> None:
 
 
 def read_results(path: str | Path | Sequence[str | Path], *, warn: Callable[[str], None] = _warn) -> pd.DataFrame:
-    """Read a ``results.csv``, a run's folder, a suite's folder (its newest run) or a results folder (of each suite).
+    """Read a ``results.csv``, a run's folder, a suite's folder (newest run) or a results folder (each suite's newest).
 
     Several paths give one table, in their order, with a column ``run`` that names the run of each row. Text columns
     are never NaN (empty instead); numbers that were not measured are NaN; ``causal``, ``compile``, ``compiled`` and
     ``quick`` are bool.
 
-    In a run's folder the rows are those of ``records.jsonl``, in the order of ``results.csv``; a table without
-    ``records.jsonl`` beside it is read alone.
+    In a run's folder the rows are those of ``records.jsonl``, in the order of ``results.csv``. A table without
+    ``records.jsonl`` beside it is read by itself.
 
     Args:
-        warn: takes a line for each thing that is wrong with a run, but not with the rows that are returned.
+        warn: called with one line for each thing that is wrong with a run, though not with the rows returned.
 
     Raises:
-        CorruptResults: rows that are not as they were written.
-        ResultsError: no such file, no run in the folder, another schema, or a value that does not fit its column.
+        CorruptResults: rows are not as they were written.
+        ResultsError: there is no such file or no run in the folder, the schema is another, or a value does not fit its
+            column.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     files = list(dict.fromkeys(file for one in paths for file in find_results(Path(one))))
@@ -60,13 +61,13 @@ def read_results(path: str | Path | Sequence[str | Path], *, warn: Callable[[str
 
 
 def read_curves(frame: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, typing.Any]]]:
-    """Name of the run (empty for the only one) and cell -> the points of its learning curve, by step.
+    """(run's name, cell id) -> the points of the learning curve, by step; a single run has an empty name.
 
     Args:
-        frame: as :func:`read_results` gives it, or some of its rows.
+        frame: a table from :func:`read_results`, or some of its rows.
 
     Raises:
-        CorruptResults: lines that are not as they were written.
+        CorruptResults: lines are not as they were written.
     """
     folders = [(name, Path(folder)) for name, folder in frame.attrs.get(FOLDERS, ())]
     return {
@@ -78,23 +79,23 @@ def read_curves(frame: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, typ
 
 
 def run_names(files: Sequence[Path]) -> list[str]:
-    """For each CSV file the part of its path that tells its run from the others."""
+    """For each CSV file, the part of its path that tells its run from the others."""
     paths = [(file.absolute().parent if file.name == FILE else file.absolute()).parts for file in files]
     while len(paths) > 1 and len({path[:1] for path in paths}) == 1 and all(len(path) > 1 for path in paths):
         paths = [path[1:] for path in paths]
     while len(paths) > 1 and len({path[-1:] for path in paths}) == 1 and all(len(path) > 1 for path in paths):
         paths = [path[:-1] for path in paths]
-    for place in range(min(map(len, paths), default=0)):  # one folder's name is enough where it tells all apart
+    for place in range(min(map(len, paths), default=0)):  # one folder's name is enough if it tells all apart
         if len({path[place] for path in paths}) == len(paths) > 1:
             return [path[place] for path in paths]
     return ["/".join(path) if len(paths) > 1 else path[-1] for path in paths]
 
 
 def find_results(path: Path) -> list[Path]:
-    """The CSV files that ``path`` stands for: of a suite's runs the newest.
+    """The CSV files that ``path`` stands for; of a suite's runs only the newest.
 
     Raises:
-        ResultsError: nothing there.
+        ResultsError: there is nothing to read.
     """
     if path.is_file():
         return [path]
@@ -123,7 +124,7 @@ def _alone(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
 
 
 def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
-    """The rows of the run in whose folder ``file`` stands."""
+    """The rows of the run whose folder ``file`` is in."""
     folder = RunFolder(file.parent)
     history = folder.history()
     records = {record.cell_id: record for record in history}
@@ -142,7 +143,7 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
 
 
 def _read(source: Path | io.StringIO, file: Path) -> pd.DataFrame:
-    """The rows of a table, which messages call ``file``."""
+    """The rows of a table; messages call it ``file``."""
     try:
         # An empty cell is the only "not measured": a variant may be called NA.
         text = pd.read_csv(source, dtype=str, keep_default_na=False, na_values=[""], encoding="utf-8")
@@ -174,7 +175,7 @@ def _read(source: Path | io.StringIO, file: Path) -> pd.DataFrame:
 
 
 def _kinds() -> dict[str, type]:
-    """Column -> str, bool, int or float; what may be absent and is a number is float."""
+    """Column -> str, bool, int or float; a number that may be missing is float."""
     kinds: dict[str, type] = {}
     for field_name, hint in typing.get_type_hints(Record).items():
         members = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}

@@ -1,7 +1,7 @@
-"""The error of random features over their number and the logits' standard deviation, one panel for each kind.
+"""The error of random features by their number and the logits' standard deviation, with a panel for each kind.
 
-Which feature map and projection wins depends on how peaked the attention is, so that one number misleads
-(Choromanski et al. 2021, arXiv:2009.14794, figure 4, is one column of these maps).
+Which feature map and projection wins depends on how peaked the attention is, so that one number misleads. Figure 4 of
+Choromanski et al. 2021, arXiv:2009.14794, is one column of these maps.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from attnbench.status import Status
 TITLE = "Approximation error over size and logits"
 NEEDS = "errors at two sizes and two logit_std"
 _LIMIT = 2.0
-"""Full colour at a hundredfold."""
+"""log10 of the factor at which the colour is full."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """Errors of one variant at two sizes and two standard deviations of the logits."""
+    """A variant has errors at two sizes and two standard deviations of the logits."""
     return bool(_mapped(compared(restrict(frame, only or {}))))
 
 
@@ -52,21 +52,21 @@ def _mapped(rows: pd.DataFrame) -> list[str]:
 def draw_map(
     frame: pd.DataFrame, *, n: int | None = None, variant: str | None = None, only: Mapping[str, object] | None = None
 ) -> Figure:
-    """Heat maps: size upwards, standard deviation of the logits to the right, panels by two further options.
+    """Draw heat maps: size upwards, standard deviation of the logits to the right, panels by further options.
 
     The number in a cell is the relative error; the colour compares it with answering mean(V) on the same inputs. Rows
-    that were not measured alike have panels of their own.
+    that were measured differently get panels of their own.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
-        n: the length; by default the one with most rows, the longest of these.
-        variant: by default the one with most rows.
+        n: the length; by default the one with most rows, and the longest of these.
+        variant: the variant to draw; by default the one with most rows.
         only: column -> value of the rows to draw.
 
     Raises:
-        UsageError: a length or variant that has no such rows.
+        UsageError: a length or variant has no such rows.
         NothingToDraw: no variant has errors at two sizes and two standard deviations.
-        ResultsError: not a results table.
+        ResultsError: this is not a results table.
     """
     rows = compared(restrict(frame, only or {}))
     known = _mapped(rows)
@@ -107,14 +107,14 @@ def draw_map(
 
 
 def _told(options: Mapping[str, Any], names: Sequence[str]) -> str:
-    """``kernel trig, projection iid``; what is not stated is at its default."""
+    """``kernel trig, projection iid``; an option that is not given is at its default."""
     return ", ".join(f"{name} {written(options.get(name, 'default'))}" for name in names)
 
 
 def _draw(rows: pd.DataFrame, title: str, about: Sequence[str], notes: Sequence[str], size: str) -> Figure:
     columns, bands = list(dict.fromkeys(rows["_across"])), list(dict.fromkeys(rows["_down"]))
     grid = [[(column, band) for column in columns] for band in bands]
-    if narrow():  # all of them one above the other
+    if narrow():  # all panels one above the other
         grid = [[at] for row in grid for at in row]
     stds, sizes = sorted(rows["_std"].unique()), sorted(rows["_size"].unique(), reverse=True)
     page = new_page(title, about, notes, room=0.95 + 0.2 * narrow() + len(grid) * max(0.9, 0.16 * len(sizes) + 0.3))
@@ -123,7 +123,7 @@ def _draw(rows: pd.DataFrame, title: str, about: Sequence[str], notes: Sequence[
     tall = (page.top - bottom) / len(grid) - gap_y
     names = {(c, b): ", ".join(part for part in (c, b) if part) for c in columns for b in bands}
     if any(shorten(name, wide, SMALL_SIZE) != name for name in names.values()):
-        # "kernel trig, norms chi" without the names of the options: the values tell them.
+        # "kernel trig, norms chi" without the names of the options: the values show which they are.
         names = {at: ", ".join(part.rpartition(" ")[2] for part in name.split(", ")) for at, name in names.items()}
     for i, places in enumerate(grid):
         for j, (column, band) in enumerate(places):

@@ -1,4 +1,4 @@
-"""Which scores belong to timed rows: those of the same model at equal length and options, or what differs is said."""
+"""Which scores belong to timed rows: those of the same model at equal length, or a note says what differs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from attnbench.plots.setting import RUN, Setting, scored
 from attnbench.scores import MEAN, learnt
 
 SAME = ("task", "level", "seq_len", "heads", "head_dim", "layers", "ffn", "causal")
-"""Columns in which a scored model is the one that was timed; its label, with every option given, is another."""
+"""Columns, beside the label with its options, that must agree for a scored model to be the timed one."""
 CHANCE, NO_MIXING = "chance", "identity trained on the same task"
 
 
 @dataclass(frozen=True)
 class Match:
-    """The scores beside timed rows."""
+    """The scores that belong to timed rows."""
 
     problem: Problem
     differs: tuple[str, ...]
-    """Columns of :data:`SAME` in which the two models differ; empty for one model."""
+    """Columns of :data:`SAME` in which the two models differ; empty if they are one model."""
     said: str
 
     @property
@@ -52,21 +52,21 @@ class Match:
 
 
 def tasks_of_both(frame: pd.DataFrame, rows: pd.DataFrame) -> set[str]:
-    """Tasks on which some rows were timed and others of the table trained for a score.
+    """Tasks on which rows were timed and other rows of the table were trained for a score.
 
     Args:
-        rows: timed ones.
+        rows: the timed rows.
     """
     trainings = scored(frame)
     return (set(rows["task"].dropna()) & set(trainings.loc[trainings["score"].notna(), "task"])) - {""}
 
 
 def match(frame: pd.DataFrame, speed: Setting, n: int) -> Match | None:
-    """Of all scores those of the model most like the timed one; None where there are none.
+    """The scores of the model most like the timed one; None if there are no scores.
 
     Args:
-        frame: the rows of the run that ``speed`` is of.
-        n: the length at which was timed.
+        frame: the rows of the run that ``speed`` belongs to.
+        n: the length that was timed.
     """
     every = problems(frame)
     found = [one for one in every if one.parts]
@@ -86,10 +86,10 @@ def match(frame: pd.DataFrame, speed: Setting, n: int) -> Match | None:
 
 
 def notes(frame: pd.DataFrame, found: Match, labels: Sequence[str]) -> list[str]:
-    """Which labels were scored and not timed, and why others have no score.
+    """Which labels were scored but not timed, and why others have no score.
 
     Args:
-        labels: those that were timed.
+        labels: the labels that were timed.
     """
     unseen = sorted(one.label for one in found.problem.parts if one.label not in labels)
     lines = [f"Scored, not timed alike: {', '.join(unseen)}."] if unseen else []
@@ -103,7 +103,7 @@ def _scored(one: Problem) -> dict[str, object]:
 
 
 def _model(columns: Mapping[str, object]) -> dict[str, object]:
-    """The columns of :data:`SAME`, one kind of nothing for all."""
+    """The columns of :data:`SAME`, with None for every kind of missing value."""
     values = {name: columns.get(name) for name in SAME}
     return {name: None if value is None or value != value or value == "" else value for name, value in values.items()}
 
@@ -126,7 +126,7 @@ def _how(one: Problem) -> str:
     if one.task != MEAN and setting.get("steps"):
         parts.append(in_words("steps", setting["steps"]))
     rates = "best rate by validation" if setting.get("protocol") == "sweep" else "one fixed rate"
-    rates = "" if one.task == MEAN else rates  # which may differ from task to task
+    rates = "" if one.task == MEAN else rates  # rates may differ from task to task
     most = max(len(part.by_seed) for part in one.parts)
     parts += [rates, f"{most} seed{'s' * (most != 1)}", f"run {setting[RUN]}" if RUN in setting else ""]
     return " · ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""What a label's options and its inputs say: numbers that vary, and values in words."""
+"""Read a label's options and its inputs: numbers that vary, and values in words."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def varying_numbers(options: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """A finite number, and not a truth value."""
+    """Whether it is a finite number and not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
@@ -47,7 +47,7 @@ def written(value: object) -> str:
 
 
 def logit_std(inputs: str) -> float | None:
-    """The ``logit_std`` of an inputs label, None where it has none."""
+    """The ``logit_std`` of an inputs label; None if it has none."""
     try:
         value = dict(parse_spec(inputs).options).get("logit_std")
     except UsageError:
@@ -59,7 +59,7 @@ def pick_inputs(known: Sequence[str], wanted: str) -> str:
     """The label that means ``wanted`` (``gaussian:logit_std=2`` is ``gaussian:logit_std=2.0``), or has that name.
 
     Raises:
-        UsageError: none does.
+        UsageError: there is no such label.
     """
     spec = parse_spec(wanted)
     exact = [label for label in known if label == wanted or parse_spec(label) == spec]

@@ -1,4 +1,4 @@
-"""A figure's page: heading, footnotes, and the room between them, in inches, so that text never meets a panel."""
+"""A figure's page: heading, footnotes, and the room between them, in inches, so that text never overlaps a panel."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from attnbench.record import one_line
 
 _MARGIN = 0.14
 _HEADING, _LINE, _GAP = 0.3, 0.15, 0.16
-"""Inches above a panel for its heading, for each further line of it, and between panels."""
+"""Inches above a panel for its heading, for each further line of the heading, and between panels."""
 _BOLD = 0.88
-"""Width of letters over that of bold ones."""
+"""Width of normal letters divided by that of bold ones."""
 WIDTHS = ("page", "column")
 COLUMN = 3.3
-"""Inches of a column of a paper with two."""
+"""Width of one column in a two-column paper, in inches."""
 _WIDTH: ContextVar[str] = ContextVar("width", default="page")
 
 
 def narrow() -> bool:
-    """Whether figures are drawn for one column: keys below their panels, panels below each other, text as large."""
+    """Whether figures are drawn for one column: keys below panels, panels below each other, text of the same size."""
     return _WIDTH.get() == "column"
 
 
 @contextmanager
 def laid_out(width: str) -> Iterator[None]:
-    """Draw figures for a width.
+    """Draw figures for this width.
 
     Raises:
-        UsageError: a width that does not exist.
+        UsageError: there is no such width.
     """
     if width not in WIDTHS:
         raise UsageError(f"unknown width {width!r}{did_you_mean(width, WIDTHS) or '; there are: page, column'}")
@@ -54,18 +54,18 @@ def laid_out(width: str) -> Iterator[None]:
 
 
 def only_on_a_page(what: str) -> None:
-    """Raises UsageError where a figure is drawn for a column that would not hold it."""
+    """Raise UsageError if a figure that needs a page is drawn for one column."""
     if narrow():
         raise UsageError(f"{what} is too wide for one column; draw it without --width column")
 
 
 class NothingToDraw(ResultsError):
-    """The rows hold nothing that the figure shows; the message says why."""
+    """The rows have nothing that the figure shows; the message says why."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A figure with its heading and notes written, and the room left between them, in inches from the lower left."""
+    """A figure with its heading and notes, and the room left between them, in inches from the lower left corner."""
 
     figure: Figure
     left: float
@@ -79,15 +79,15 @@ class Page:
         return self.figure.add_axes((left / w, bottom / h, width / w, height / h))
 
     def write(self, x: float, y: float, text: str, **how: Any) -> None:
-        """Text at a place given in inches."""
+        """Write text at a place given in inches."""
         w, h = self.figure.get_size_inches()
         self.figure.text(x / w, y / h, text, **{"fontsize": SMALL_SIZE, **how})
 
     def parts(self, headings: Sequence[str], rooms: Sequence[float]) -> list[Page]:
-        """The room divided among panels from top to bottom, each under its heading; all of it for a single one.
+        """Divide the room among panels from top to bottom, each under its heading; a single panel gets all of it.
 
         Args:
-            rooms: inches that each panel needs; what there is beyond :func:`stacked` is shared in proportion.
+            rooms: inches that each panel needs; room beyond :func:`stacked` is shared in proportion.
         """
         if len(headings) == 1:
             return [self]
@@ -103,7 +103,7 @@ class Page:
         return pages
 
     def split(self, below: float) -> tuple[Page, Page]:
-        """What is above the lowest ``below`` inches, and these less a gap."""
+        """Two pages: the room above the lowest ``below`` inches, and these without a gap at their top."""
         return replace(self, bottom=self.bottom + below), replace(self, top=self.bottom + below - 0.1)
 
     def blank(self, left: float, bottom: float, width: float, height: float) -> Axes:
@@ -116,7 +116,7 @@ class Page:
 
 
 def stacked(rooms: Sequence[float], headings: Sequence[str]) -> float:
-    """Inches of height for panels that need ``rooms``, with their headings."""
+    """Height in inches that panels with ``rooms`` and their headings need."""
     if len(rooms) == 1:
         return rooms[0]
     more = sum(len(_heading(heading)) - 1 for heading in headings)
@@ -124,7 +124,7 @@ def stacked(rooms: Sequence[float], headings: Sequence[str]) -> float:
 
 
 def _heading(text: str) -> list[str]:
-    """Its lines, on the narrowest page."""
+    """The lines of a heading, on the narrowest page."""
     return wrap(text, _BOLD * ((COLUMN if narrow() else 8.0) - 2 * _MARGIN), TEXT_SIZE) or [""]
 
 
@@ -141,9 +141,10 @@ def new_page(
     """Start a figure: title, grey subtitle and footnotes, wrapped to the width.
 
     Args:
-        width, height: inches; the page grows in height where heading and notes would leave less than ``room``. A
-            column has its own width, and no height but what it needs.
-        most: lines of footnotes on a page.
+        width, height: inches; the page grows in height if heading and notes would leave less than ``room``. A column
+            has a width of its own, and only the height that it needs.
+        room: inches of height that must be left for the panels.
+        most: most lines of footnotes on a page.
     """
     if narrow():
         width, height = COLUMN, 0.0
@@ -183,7 +184,7 @@ def retitle(figure: Figure, title: str) -> None:
 
 
 def _fitted(title: str, width: float, size: float, most: int) -> str:
-    """The title in at most so many lines, cut where that is too few."""
+    """The title in at most ``most`` lines, cut if it needs more."""
     width *= _BOLD
     if most == 1:
         return shorten(title, width, size)
@@ -193,7 +194,7 @@ def _fitted(title: str, width: float, size: float, most: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def text_width(text: str, size: float) -> float:
-    """Inches that a line takes in the figures' font."""
+    """Width of a line in the figures' font, in inches."""
     with warnings.catch_warnings(), matplotlib.rc_context({"text.hinting": "none"}):
         warnings.simplefilter("ignore")  # a glyph that the font lacks
         width, _, _ = _ruler().get_text_width_height_descent(text, _font(size), False)
@@ -211,9 +212,9 @@ def _ruler() -> Any:
 
 
 def shorten(text: str, width: float, size: float) -> str:
-    """One printable line, cut with … where it is wider than ``width`` inches."""
+    """One printable line, cut with … if it is wider than ``width`` inches."""
     text = one_line(text, 400)
-    if text_width(text, size) <= width + 1e-6:  # it may have been made to fit, but for rounding
+    if text_width(text, size) <= width + 1e-6:  # text that was made to fit may be wider by rounding
         return text
     while text and text_width(text + "…", size) > width:
         text = text[: -max(1, len(text) // 20)]
@@ -221,7 +222,7 @@ def shorten(text: str, width: float, size: float) -> str:
 
 
 def wrap(text: str, width: float, size: float) -> list[str]:
-    """Printable lines of at most ``width`` inches, broken at spaces; a little less, for those who draw text wider."""
+    """Printable lines a little narrower than ``width`` inches, broken at spaces: some viewers draw text wider."""
     width *= 0.96
     lines: list[str] = []
     for word in one_line(text, 4000).split(" "):

@@ -1,4 +1,4 @@
-"""The colours of a figure: a light and a dark set, and the one that is being drawn with."""
+"""The colours of a figure: a light set, a dark set, and which one is in use."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from attnbench.errors import UsageError, did_you_mean
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours by what they mean."""
+    """Colours by meaning."""
 
     page: str
     ink: str
     faint: str
-    """Of secondary text, axes and ticks."""
+    """Colour of secondary text, axes and ticks."""
     line: str
     grid: str
     band: str
-    """Behind points that have no place on the scale."""
+    """Background of points that have no place on the scale."""
     worse: str
-    """Behind errors that are no better than the trivial answer."""
+    """Background of errors that are no better than the trivial answer."""
     families: Mapping[str, str]
     other: str
-    """Of a family that a plug-in brought along."""
+    """Colour of a family that a plug-in brought."""
     sequence: tuple[str, ...]
-    """Of lines that are told apart by turn and not by family, which is often one and the same."""
+    """Colours of lines that are told apart by their order, since they are often of one family."""
     diverging: str
-    """Name of a matplotlib colour map from loss to gain; its middle is close to the page."""
+    """Name of a matplotlib colour map from loss to gain; its middle is close to the page's colour."""
 
     def family(self, name: str) -> str:
         """The colour of a family, known or not."""
@@ -45,7 +45,8 @@ LIGHT = Palette(
     grid="#ebebeb",
     band="#f5f5f5",
     worse="#fbeee6",
-    # Okabe and Ito's, which colour-blind readers tell apart, the yellow darkened for thin lines; and grey, violet.
+    # Okabe and Ito's colours, which colour-blind readers can tell apart, with a darker yellow for thin lines; and grey
+    # and violet.
     families={
         "exact": "#000000",
         "reference": "#8a8a8a",
@@ -70,7 +71,7 @@ DARK = Palette(
     grid="#262b33",
     band="#1c2027",
     worse="#33241d",
-    # The hues of the light set, lifted until thin lines stand out, with the same order from dark to bright.
+    # The hues of the light set, brighter so that thin lines stand out, in the same order from dark to bright.
     families={
         "exact": "#ffffff",
         "reference": "#9aa1aa",
@@ -93,16 +94,16 @@ _CURRENT: ContextVar[Palette] = ContextVar("palette", default=LIGHT)
 
 
 def palette() -> Palette:
-    """The colours to draw with: light ones, but inside :func:`drawn_in`."""
+    """The colours to draw with: the light set, or what :func:`drawn_in` chose."""
     return _CURRENT.get()
 
 
 @contextmanager
 def drawn_in(style: str) -> Iterator[None]:
-    """Draw and save figures in a style.
+    """Draw and save figures in this style.
 
     Raises:
-        UsageError: a style that does not exist.
+        UsageError: there is no such style.
     """
     if style not in STYLES:
         raise UsageError(f"unknown style {style!r}{did_you_mean(style, STYLES) or '; there are: light, dark'}")

@@ -1,4 +1,4 @@
-"""Variants beside the public packages that do the same: ratios of time and memory, and the machine's limit."""
+"""Variants beside public packages that do the same: ratios of time and memory, and the machine's limit."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ Row = dict[Hashable, Any]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A variant over a peer at one length and pass; NaN where one of them has no number."""
+    """A variant's numbers over a peer's at one length and pass; NaN where one of them has no number."""
 
     variant: str
     peer: str
     told: str
-    """What tells this pair from another of the same two labels: ``causal``, ``causal, bfloat16``."""
+    """What tells this pair from others with the same two labels: ``causal``, ``causal, bfloat16``."""
     n: int
     pass_: str
     time: float
     low: float
-    """Of the 95 % interval of ``time``."""
+    """Lower end of the 95 % interval of ``time``; ``high`` is the upper end."""
     high: float
     least: float
-    """The same of the least times of both."""
+    """The variant's least time over the peer's least time."""
     peak: float
     limit: float
-    """Time that this machine's limits would leave to the variant, over the peer's time."""
+    """Least time that this machine's limits allow the variant, over the peer's time."""
     above_floor: float
-    """Time of the variant over what this machine's limits would leave to it."""
+    """The variant's time over the least time that this machine's limits allow it."""
 
     @property
     def names(self) -> tuple[str, str]:
-        """The two labels, the first one with what else tells pairs apart."""
+        """The two labels, the first with what else tells pairs apart."""
         return ", ".join(part for part in (self.variant, self.told) if part), self.peer
 
 
 def pairs(frame: pd.DataFrame) -> list[Pair]:
-    """Each row of a variant ``peer.NAME`` or ``peer.NAME.PACKAGE`` beside those of NAME in the same circumstances."""
+    """Each row of a variant ``peer.NAME`` or ``peer.NAME.PACKAGE``, paired with NAME's in the same circumstances."""
     sides = _alike(frame)
     return [_pair(mine, peer, told) for (mine, peer), told in zip(sides, _told(sides), strict=True)]
 
@@ -74,7 +74,7 @@ def _alike(frame: pd.DataFrame) -> list[tuple[Row, Row]]:
 
 
 def _told(sides: Sequence[tuple[Row, Row]]) -> list[str]:
-    """Of each pair what tells it from the others of the same labels, passes and lengths apart."""
+    """What tells each pair from others with the same labels, apart from pass and length."""
     words = ["causal" if mine["causal"] else "" for mine, _ in sides]
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, (mine, peer) in enumerate(sides):
@@ -90,7 +90,7 @@ def _told(sides: Sequence[tuple[Row, Row]]) -> list[str]:
 
 
 def left_out(frame: pd.DataFrame) -> list[str]:
-    """Why a ratio is missing, in lines: rows without a number, and sides that ran in different processes."""
+    """Lines on why ratios are missing: rows without a number, and sides that ran in different processes."""
     lines = [f"Not measured — {line}" for line in failures(_of_pairs(frame))]
     for mine, peer in _sides(frame):
         processes = mine["process"], peer["process"]
@@ -101,7 +101,7 @@ def left_out(frame: pd.DataFrame) -> list[str]:
 
 
 def _of_pairs(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of packages, and of the variants that have one."""
+    """The rows of packages, and of the variants that have a package beside them."""
     rows = timed(frame)
     packages = rows["variant"].str.startswith(PREFIX)
     named = rows["variant"].str.removeprefix(PREFIX).str.partition(".")[0]
@@ -109,7 +109,7 @@ def _of_pairs(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sides(frame: pd.DataFrame) -> Iterator[tuple[Row, Row]]:
-    """Rows of a variant and of its package that agree in all but the process."""
+    """Pairs of a variant's and its package's row that agree in all but the process."""
     keys = [*(key for key in SAME if key != "process" and key in frame), "inputs", "seq_len", "kv_len"]
     rows = timed(frame).to_dict("records")
     own: dict[tuple[Any, ...], list[Row]] = {}
@@ -124,7 +124,7 @@ def _sides(frame: pd.DataFrame) -> Iterator[tuple[Row, Row]]:
 
 def _pair(mine: Row, peer: Row, told: str) -> Pair:
     time = _over(mine["time_median_s"], peer["time_median_s"])
-    # The interval of a ratio from those of both sides: half-widths of logarithms add up as independent errors do
+    # The ratio's interval follows from those of both sides: half-widths of logarithms add up like independent errors
     # (Zou and Donner 2008, doi:10.1002/sim.3095).
     down = math.hypot(
         _log(mine["time_median_s"], mine["time_ci_low_s"]), _log(peer["time_ci_high_s"], peer["time_median_s"])
@@ -168,17 +168,17 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 @in_style
 def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
-    """Bars of variant over peer, one for each length: time and peak memory, a panel for each pass.
+    """Draw bars of variant over peer, one for each length: time and peak memory, with a panel for each pass.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
-        n: only this length.
+        n: draw only this length.
         only: column -> value of the rows to draw.
 
     Raises:
-        UsageError: a length at which no pair was measured.
+        UsageError: no pair was measured at this length.
         NothingToDraw: no pair was measured.
-        ResultsError: not a results table.
+        ResultsError: this is not a results table.
     """
     only_on_a_page("peers")
     frame = restrict(frame, only or {})
@@ -231,7 +231,7 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
 def _draw(
     ax: Axes, part: Sequence[Pair], what: str, names: Sequence[tuple[str, str]], lengths: Sequence[int]
 ) -> list[float]:
-    """The bars of one panel; returns what its scale must reach."""
+    """Draw the bars of one panel; return the values that its scale must reach."""
     values = []
     for pair in part:
         ratio = pair.time if what == "time" else pair.peak

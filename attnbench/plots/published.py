@@ -1,4 +1,4 @@
-"""The Long Range Arena paper's own numbers, drawn beside a run and never on its axes."""
+"""The Long Range Arena paper's own numbers, drawn beside a run but never on its axes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ _SOURCE = (
 
 
 def read_published() -> pd.DataFrame:
-    """Table 1 (scores, %) and Table 2 (speed, memory) of Tay et al. 2020, arXiv:2011.04006, as printed.
+    """Table 1 (scores, %) and table 2 (speed, memory) of Tay et al. 2020, arXiv:2011.04006, as printed.
 
-    Eleven rows. ``relative_speed_4k`` is against the paper's Transformer; ``memory_gb_4k`` is per device, on 4×4 TPU v3
-    chips with a batch of 32. ``path_x`` is ``FAIL`` for all; ``note`` says where a printed number looks like a slip.
+    There are eleven rows. ``relative_speed_4k`` is relative to the paper's Transformer; ``memory_gb_4k`` is per device,
+    on 4×4 TPU v3 chips with a batch of 32. ``path_x`` is ``FAIL`` for all; ``note`` says where a printed number looks
+    like a slip.
     """
     with (files("attnbench.plots") / "published.csv").open(encoding="utf-8") as file:
         return pd.read_csv(file, keep_default_na=False, na_values=[""], dtype={"path_x": str, "note": str})
 
 
 def draw_published(page: Page, left: float) -> None:
-    """A panel of its own: other hardware, other code and another vertical axis than the run beside it."""
+    """Draw a separate panel, since hardware, code and vertical axis differ from those of the run beside it."""
     table = read_published()
     points = pd.DataFrame(
         {
@@ -51,7 +52,7 @@ def draw_published(page: Page, left: float) -> None:
     width = right - left
     bottom = page.bottom + 0.42
     height = page.top - bottom - 0.62
-    # Two of the eleven were not timed: they stand in a strip at the left, at their score.
+    # Two of the eleven were not timed: they are in a strip at the left, at the height of their score.
     strip = 0.85
     limits = padded(points["x"], share=0.12)
     ratio = math.log(limits[1] / limits[0])

@@ -1,4 +1,4 @@
-"""Score over the bytes that a variant keeps of the tokens before: what a state of a given size remembers."""
+"""Score over the bytes that a variant keeps of earlier tokens: how much a state of a given size remembers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from attnbench.units import format_bytes
 
 TITLE = "Score over the size of the state"
 FEWEST = 3
-"""Labels with measured bytes, below which there is no relation to see."""
+"""Fewest labels with measured bytes that can show a relation."""
 NEEDS = f"scores of {FEWEST} labels whose state_bytes were measured"
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """On one task three labels have a score and measured bytes of state."""
+    """On one task at least three labels have a score and measured bytes of state."""
     rows = restrict(frame, only or {})
     return bool((rows["state_bytes"].notna() & rows["score"].notna()).any()) and any(map(_enough, problems(rows)))
 
 
 def _kept(one: Summary) -> float:
-    """Bytes of all layers for one sequence; 0 where they were not measured."""
+    """Bytes that all layers keep of one sequence; 0 where they were not measured."""
     return one.state_bytes or 0.0
 
 
@@ -41,19 +41,19 @@ def _enough(one: Problem) -> bool:
 
 @in_style
 def draw_recall(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
-    """A panel for each task: a line for each variant over its options, a point for one with a single setting.
+    """Draw a panel for each task: a line over the options of each variant, or a point if it has a single setting.
 
     After figure 2 of Arora et al. 2024, "Simple linear attention language models balance the recall-throughput
-    tradeoff", arXiv:2402.18668. Here the bytes are those that were measured.
+    tradeoff", arXiv:2402.18668. Here the bytes were measured.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         only: column -> value of the rows to draw.
 
     Raises:
-        UsageError: a value that no row has.
-        NothingToDraw: fewer than three labels with a score and bytes.
-        ResultsError: not a results table.
+        UsageError: no row has a value.
+        NothingToDraw: fewer than three labels have a score and bytes.
+        ResultsError: this is not a results table.
     """
     rows = restrict(frame, only or {})
     every = problems(rows)

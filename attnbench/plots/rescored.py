@@ -1,4 +1,4 @@
-"""The Long Range Arena's scores as printed, and as others trained them again: never on one axis with a run's own."""
+"""The Long Range Arena's scores as printed, and as others repeated them; never on one axis with a run's own scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASKS = {
     "pathfinder": "Pathfinder",
     "average": "mean of five",
 }
-"""Column -> heading; the average as each source prints it."""
+"""Column -> heading; the average is the one that each source prints."""
 _SAID = (
     "Accuracy in %, upright: the same table's softmax. Other models, data and budgets than the run's, of which nothing "
     "may be read off here. The paper took one seed and a size for each model on two of the tasks; the other two tables "
@@ -33,17 +33,17 @@ _NAMES = 1.75
 
 
 def read_rescored() -> pd.DataFrame:
-    """Scores (%) of the Long Range Arena's tasks from two later papers, which trained everyone anew in PyTorch.
+    """Scores (%) on the Long Range Arena's tasks from two later papers, which trained all models anew in PyTorch.
 
-    Fourteen rows; ``source`` names the paper of each, ``setting`` the size of its method there, ``variant`` ours of
-    that name, empty where there is none. ``average`` is the mean of the five tasks.
+    There are fourteen rows. ``source`` names the paper, ``setting`` the size of the method there, and ``variant`` our
+    variant of that name; it is empty if there is none. ``average`` is the mean of the five tasks.
     """
     with (files("attnbench.plots") / "rescored.csv").open(encoding="utf-8") as file:
         return pd.read_csv(file, keep_default_na=False, na_values=[])
 
 
 def tables() -> Iterator[tuple[str, pd.DataFrame]]:
-    """Source -> its rows, the best average first; the paper in front."""
+    """Each source with its rows, the best average first; the Long Range Arena paper comes first."""
     paper = read_published().assign(source=PAPER, setting="")
     every = pd.concat([paper, read_rescored()])
     for source, rows in every.groupby("source", sort=False):
@@ -51,12 +51,12 @@ def tables() -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def rescored_height() -> float:
-    """Inches that :func:`draw_rescored` needs."""
+    """Height that :func:`draw_rescored` needs, in inches."""
     return _HEAD + _AXIS + sum(_GROUP + _ROW * len(rows) for _, rows in tables())
 
 
 def draw_rescored(page: Page) -> None:
-    """One row for each model of each source, one small panel for each task."""
+    """Draw a row for each model of each source, and a small panel for each task."""
     wide = page.right - page.left
     page.write(
         page.left,

@@ -1,4 +1,4 @@
-"""Time and peak memory against length, with the power of n that was measured beside the one that the paper claims."""
+"""Time and peak memory against length, with the measured power of n beside the one that the paper claims."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TITLE = "Time and peak memory against length"
 NEEDS = "times at two lengths"
 _FASTER = 0.2
 _POWERS = 1.35
-"""Inches for the two columns of powers."""
+"""Width of the two columns of powers, in inches."""
 _AXIS, _GAP = 0.42, 0.18
 _ROW = 0.14
-"""Inches for the name of what stopped."""
+"""Height of a line that names what stopped, in inches."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -39,18 +39,18 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 @in_style
 def draw_scaling(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
-    """Two log-log panels over a table: fitted against claimed power of n, and where each variant stopped.
+    """Draw two log-log panels with a table of fitted and claimed powers of n, and mark where each variant stopped.
 
-    Rows that were not measured alike are lines of their own, dashed in their own way, or panels where lines are many.
+    Rows that were measured differently get lines of their own, with their own dashes, or panels if lines are many.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         only: column -> value of the rows to draw.
 
     Raises:
-        UsageError: a value that no row has.
-        NothingToDraw: no row holds a time or a memory.
-        ResultsError: not a results table.
+        UsageError: no row has a value.
+        NothingToDraw: no row has a time or a memory.
+        ResultsError: this is not a results table.
     """
     rows = timed(restrict(frame, only or {}))
     prefer = {"level": ("operator", "layer", "model"), "pass": ("forward", "training")}
@@ -85,16 +85,16 @@ _COLUMNS = (
 
 
 def _table_height(drawn: Sequence[Series]) -> float:
-    """Inches, below the panels of a column."""
+    """Height of the table below the panels in a figure of column width, in inches."""
     return 0.65 + 0.16 * len(drawn)
 
 
 def _block(page: Page, drawn: Sequence[Series]) -> None:
-    """Time above memory, and their table beside them, in a column below them."""
+    """Draw time above memory, with their table beside them, or below them in a figure of column width."""
     names = min(names_room(), max(text_width(line.name, SMALL_SIZE) for line in drawn)) + 0.46
     if narrow():
         page, table = page.split(_table_height(drawn))
-        names = table.right - table.left - _POWERS + 0.1  # all that there is
+        names = table.right - table.left - _POWERS + 0.1  # all the room there is
         left, right = page.left + 0.66, page.right - 0.1
     else:
         left, right = page.left + 0.66, page.right - names - _POWERS - 0.2
@@ -107,7 +107,7 @@ def _block(page: Page, drawn: Sequence[Series]) -> None:
         values = np.concatenate([line.rows[ends].to_numpy(dtype=float).ravel() for line in drawn])
         limits = padded(values, share=0.05)
         stops = _stops(drawn) if place == 0 else {}
-        # Room above the lines for what stopped.
+        # Leave room above the lines to name what stopped.
         share = min(0.5, _ROW * (len(stops) + 0.5) / tall) if stops else 0.0
         top = math.exp(math.log(limits[0]) + math.log(limits[1] / limits[0]) / (1 - share))
         log_axis(ax, "x", padded(lengths, share=0.04), at=lengths, text=length, most=6)
@@ -145,7 +145,7 @@ def _stops(drawn: Sequence[Series]) -> dict[tuple[int, str], list[Series]]:
 
 
 def _mark_stop(ax: Axes, inches: tuple[float, float], row: int, n: int, status: str, stopped: Sequence[Series]) -> None:
-    """A cross at the length, above the lines, and beside it who stopped there and how."""
+    """Draw a cross at the length, above the lines, and write beside it which lines stopped there and how."""
     wide, tall = inches
     low, high = np.log(ax.get_xlim())
     x, y = (math.log(n) - low) / (high - low), 1 - _ROW * (row + 0.6) / tall
@@ -155,13 +155,13 @@ def _mark_stop(ax: Axes, inches: tuple[float, float], row: int, n: int, status: 
     words = f"{status}: {', '.join(line.name for line in stopped)}"
     text = shorten(words, (x if to_left else 1 - x) * wide - 0.15, SMALL_SIZE)
     at = x + (-0.08 if to_left else 0.08) / wide
-    box = {"facecolor": palette().page, "edgecolor": "none", "pad": 0.8}  # the grid must not strike it through
+    box = {"facecolor": palette().page, "edgecolor": "none", "pad": 0.8}  # so that the grid does not strike it out
     side = "right" if to_left else "left"
     ax.text(at, y, text, transform=ax.transAxes, fontsize=SMALL_SIZE, va="center", ha=side, bbox=box)
 
 
 def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
-    """Key and table in one: marker, name, fitted and claimed powers."""
+    """Write key and table in one: marker, name, fitted and claimed powers."""
     width, height = page.right - page.left, page.top - page.bottom
     ax = page.blank(page.left, page.bottom, width, height)
     faint: dict[str, Any] = {"fontsize": SMALL_SIZE, "color": palette().faint, "va": "center"}
@@ -183,7 +183,7 @@ def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
             power, claim = line.power(column), line.claimed(column)
             text = "–" if math.isnan(power) else f"{power + 0.0:.2f}".replace("-0.00", "0.00")
             text += f" / {claim:g}" if math.isfinite(claim) else ""
-            # The cost of a reference line is nothing to accuse a paper of.
+            # A reference line has no paper whose claim its cost could break.
             bold = line.rows["family"].iloc[0] != "reference" and power > claim + _FASTER
             weight = "bold" if bold else "normal"
             ax.text(at, y, text, fontsize=SMALL_SIZE, va="center", ha="right", fontweight=weight)

@@ -1,4 +1,4 @@
-"""Lines of scores, over steps or over bytes: panels stacked, with their names beside them or below."""
+"""Lines of scores over steps or over bytes, in stacked panels with their names beside or below."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnbench.plots.ticks import linear_ticks
 
 _AXIS = 0.46
 _STEP = 0.17
-"""Inches from name to name."""
+"""Inches from one name to the next."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Line:
     y: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
-    """Ends of what is drawn around the mean."""
+    """``low`` and ``high`` are the ends of the interval drawn around the mean."""
     single: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
-    """Thin lines behind it, of single seeds: x and y of each."""
+    """x and y of the thin lines behind it, one for each seed."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Panel:
 
     heading: str
     lines: tuple[Line, ...]
-    """From the best at the end of it down, as the key names them."""
+    """Lines in the order of the key, the best first."""
     levels: tuple[tuple[str, float], ...]
-    """Name and height of level lines: dotted chance, dashed identity."""
+    """Name and height of the level lines: chance is dotted, identity dashed."""
 
 
 def draw_lines(
@@ -55,10 +55,10 @@ def draw_lines(
     scale: Callable[[Axes, Panel], None],
     draw: Callable[[Axes, Line, Look], None],
 ) -> Figure:
-    """A panel for each problem, all with one vertical scale.
+    """Draw a panel for each problem, all with one vertical scale.
 
     Args:
-        scale: gives an axes its horizontal scale.
+        scale: gives the axes their horizontal scale.
         draw: draws one line.
     """
     look = looks((line.name, line.family) for panel in panels for line in panel.lines)

@@ -1,4 +1,4 @@
-"""Scores by training as the figures show them: problems, each with a summary of every label, and what was left out."""
+"""Scores by training as figures show them: problems, each with a summary for every label, and what was left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnbench.status import Status
 from attnbench.trained import SAME_MODEL, Choice, Setting, choose, trained
 
 _MOST = 12
-"""Notes on rates that a caption holds."""
+"""Most notes on rates in a caption."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Problem:
 
     task: str
     setting: Mapping[str, object]
-    """Columns in which its trainings agree, with their values."""
+    """Columns in which its trainings agree -> their values."""
     parts: tuple[Summary, ...]
-    """One for each label with a score, the best mean first."""
+    """A summary for each label with a score, the best mean first."""
     choices: tuple[Choice, ...] = ()
     name: str = ""
-    """What tells it from the other problems, in words; empty where it is the task alone."""
+    """What tells it from the other problems, in words; empty if only the task does."""
     short: str = ""
-    """The task with those of its options alone that tell it from other tasks of its name."""
+    """The task, with only those options that tell it from other tasks of its name."""
 
     @property
     def heading(self) -> str:
@@ -40,7 +40,7 @@ class Problem:
 
     @property
     def floor(self) -> float | None:
-        """What a score must lie above to show that tokens were mixed."""
+        """The score that only mixing tokens can exceed."""
         return floor_of(self.parts)
 
     @property
@@ -48,7 +48,7 @@ class Problem:
         return next((one.chance for one in self.parts if one.chance is not None), None)
 
     def of(self, variant: str) -> Summary | None:
-        """The summary of a variant, that without options before others."""
+        """The summary of a variant, preferably without options."""
         found = [one for one in self.parts if one.variant == variant]
         return min(found, key=lambda one: (one.label != variant, one.label), default=None)
 
@@ -62,7 +62,7 @@ class Problem:
 
 
 def problems(frame: pd.DataFrame) -> list[Problem]:
-    """The problems of a table in the order of its rows, those with most labels first among those of one task.
+    """The problems of a table, with tasks in the order of its rows; within a task, those with most labels first.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
@@ -100,7 +100,7 @@ def _named(found: Sequence[Problem]) -> list[Problem]:
 
 
 def short_tasks(tasks: Iterable[str]) -> dict[str, str]:
-    """Each task, ``NAME:OPTION=VALUE,...``, with those of its options alone that tell it from others of its name."""
+    """Each task, ``NAME:OPTION=VALUE,...``, with only those options that tell it from others of its name."""
     alike: dict[str, dict[str, list[str]]] = {}
     for task in tasks:
         name, _, options = task.partition(":")
@@ -114,15 +114,15 @@ def short_tasks(tasks: Iterable[str]) -> dict[str, str]:
 
 
 def hidden_options(found: Sequence[Problem]) -> str:
-    """The options of tasks that headings leave out, in a line."""
+    """One line with the options of tasks that headings leave out."""
     tasks = [task for task, short in dict.fromkeys((one.task, one.short) for one in found) if task != short]
     return f"Tasks: {'; '.join(tasks)}." if tasks else ""
 
 
 def means(found: Sequence[Problem]) -> list[Problem]:
-    """For each model with several tasks, each trained in one way only, the mean over them of the labels with all.
+    """For each model with several tasks, each trained in one way only, the mean over tasks of the labels on all.
 
-    Where options go with the length, few labels are on tasks of every length: each length then has a mean of its own.
+    If options depend on the length, few labels are on tasks of every length; each length then has a mean of its own.
     """
     models: dict[tuple[object, ...], list[Problem]] = {}
     for one in found:
@@ -146,13 +146,13 @@ def means(found: Sequence[Problem]) -> list[Problem]:
 
 
 def _common(found: Sequence[Problem]) -> list[str]:
-    """Labels with a score on each of these."""
+    """Labels with a score on each of these problems."""
     every = [{part.label for part in one.parts} for one in found]
     return [part.label for part in found[0].parts if all(part.label in labels for labels in every)]
 
 
 def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
-    """Lines for a subtitle: the model and how it was trained, then on what, as far as all problems share it."""
+    """Lines for a subtitle: the model, how it was trained and on what machine, as far as all problems agree."""
     table = pd.DataFrame([one.setting for one in found])
     same = {str(name): table[name].iloc[0] for name in table if table[name].nunique(dropna=False) == 1}
     rows = scored(frame)
@@ -186,7 +186,7 @@ def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
 
 
 def left_out(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
-    """Labels without a score, with the reason, and what is to be said of the rates and of failed trainings."""
+    """Notes on labels without a score, with the reason, on the rates and on failed trainings."""
     rows = scored(frame)
     lines = []
     for one in found:
@@ -210,7 +210,7 @@ def left_out(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
 
 
 def _once(lines: Sequence[str], headings: Sequence[str]) -> list[str]:
-    """Lines that are the same for several tasks, with all of them."""
+    """Join lines that are the same for several tasks into one that names them all."""
     told: dict[str, list[str]] = {}
     for line in lines:
         start, _, rest = line.partition(" — ")

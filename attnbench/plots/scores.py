@@ -1,4 +1,4 @@
-"""Scores by training, a panel for each task: means with intervals over seeds, and paired differences to softmax."""
+"""Scores by training, a panel for each task: means with intervals over seeds, and paired differences from softmax."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TITLE = "Scores by training"
 NEEDS = "scores of trainings"
 _PANELS = 12
 _ROW = 0.275
-"""Inches of a row: two lines of small letters."""
+"""Height of a row in inches: two lines of small letters."""
 _HEAD, _AXIS, _GAP = 0.34, 0.42, 0.16
 _LINE = 0.065
-"""Inches from the middle of a row to that of a line in it."""
+"""Inches from the middle of a row to the middle of a line in it."""
 _SAID = 0.98
-"""Inches for what is said of a difference."""
+"""Width of the text on a difference, in inches."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -40,11 +40,11 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 @in_style
 def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None, overlay: str | None = None) -> Figure:
-    """One panel a task, variants from the best mean down; the mean over tasks last, where all have the same seeds.
+    """Draw a panel for each task, variants from the best mean down; last the mean of labels with the same seeds on all.
 
-    A dot with its 95 % interval over seeds, each seed as a tick; softmax's interval as a band, chance and identity as
-    lines; beside each row the difference to softmax over the common seeds, ``better`` or ``worse`` only where its
-    interval excludes 0.
+    Each row has a dot with its 95 % interval over seeds, and a tick for each seed. Softmax's interval is a band; chance
+    and identity are lines. Beside each row is the difference from softmax over the common seeds, called ``better`` or
+    ``worse`` only if its interval excludes 0.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
@@ -52,9 +52,9 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         overlay: ``published`` adds panels with the Long Range Arena's scores, as printed and as others repeated them.
 
     Raises:
-        UsageError: a value that no row has, or an overlay that does not exist.
+        UsageError: no row has a value, or there is no such overlay.
         NothingToDraw: no training has a score.
-        ResultsError: not a results table.
+        ResultsError: this is not a results table.
     """
     if overlay not in (None, "published"):
         raise UsageError(f"overlay must be published, not {overlay!r}")
@@ -95,7 +95,7 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
 
 
 def _limits(drawn: Sequence[Problem]) -> tuple[float, float]:
-    """One scale for all panels, which are read beside each other."""
+    """One scale for all panels, since they are compared with each other."""
     values = [value for one in drawn for part in one.parts for value in (part.least, part.most, *(part.ends or ()))]
     values += [one.chance for one in drawn if one.chance is not None]
     low, high = min(values), max(values)
@@ -136,14 +136,14 @@ def _panel(page: Page, one: Problem, names: Mapping[str, str], limits: tuple[flo
 
 
 def _name(name: str, room: float) -> list[tuple[str, float]]:
-    """A label in lines with their sizes: its options stand below it."""
+    """The lines of a label with their font sizes; the options are below the variant."""
     variant, _, options = name.partition(":")
     lines = [(variant, SMALL_SIZE), (options, SMALL_SIZE - 1)]
     return [(shorten(text, room - 0.05, size), size) for text, size in lines if text]
 
 
 def _lines(ax: Axes, one: Problem) -> None:
-    """Softmax's interval as a band; chance dotted, identity dashed."""
+    """Draw softmax's interval as a band, chance dotted and identity dashed."""
     if one.reference is not None and one.reference.ends is not None:
         ax.axvspan(*one.reference.ends, color=palette().family("exact"), alpha=0.1, lw=0, zorder=0)
     if one.chance is not None:
@@ -153,7 +153,7 @@ def _lines(ax: Axes, one: Problem) -> None:
 
 
 def _is_hollow(part: Summary, floor: float | None) -> bool:
-    """It has an interval, and that does not show that tokens were mixed."""
+    """Whether it has an interval that does not show that tokens were mixed."""
     return part.ends is not None and not learnt(part, floor)
 
 
@@ -169,7 +169,7 @@ def _row(ax: Axes, place: int, part: Summary, *, is_hollow: bool) -> None:
 
 
 def _say(ax: Axes, right: float, y: float, found: Difference) -> None:
-    """The difference and its verdict, and below them its interval."""
+    """Write the difference and its verdict, and below them its interval."""
     if found.of is None:
         ax.text(right, y, "no common seed", fontsize=SMALL_SIZE, va="center", ha="right", color=palette().faint)
         return
@@ -216,7 +216,7 @@ def _notes(drawn: Sequence[Problem]) -> list[str]:
 
 
 def _without_mean(found: Sequence[Problem], drawn: Sequence[Problem]) -> list[str]:
-    """Who is missing in the mean over tasks, or why there is none."""
+    """Which labels are missing in the mean over tasks, or why there is no mean."""
     if len({one.task for one in found}) < 2:
         return []
     if not drawn:

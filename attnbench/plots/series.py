@@ -1,4 +1,4 @@
-"""The lines of the scaling figure: the power of n that each follows, and where it stopped."""
+"""The lines of the scaling figure: the power of n that each one follows, and where it stopped."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from attnbench.plots.style import DASHES, SMALL_SIZE, Look, looks
 from attnbench.status import Status
 
 LONGEST = 3
-"""Lengths in the fit: the longest three, where the constant part matters least."""
+"""Number of lengths in the fit: the longest, where the constant part matters least."""
 _TOGETHER = 12
-"""Lines that may share a panel although they were not measured alike."""
+"""Most lines that may share a panel although they were measured differently."""
 _STOPPED = [status for status in Status if status not in (Status.OK, Status.UNSUPPORTED, Status.INTERRUPTED)]
 
 
@@ -29,7 +29,7 @@ class Series:
     name: str
     look: Look
     rows: pd.DataFrame
-    """Measured rows by rising length."""
+    """Measured rows in order of length."""
     stopped: tuple[int, str] | None
     """The first length after the last measured one at which it failed, and how."""
 
@@ -38,21 +38,22 @@ class Series:
         return power_of_n(self.rows["seq_len"].to_numpy(), self.rows[column].to_numpy())
 
     def claimed(self, column: str) -> float:
-        """The power that the paper claims; NaN for none."""
+        """The power that the paper claims; NaN if it claims none."""
         name = "claimed_time_exponent" if column == "time_median_s" else "claimed_memory_exponent"
         return float(self.rows[name].iloc[0])
 
     @property
     def height(self) -> tuple[float, float]:
-        """Sorts lines from the top of a panel to the bottom, as they stand at their right ends."""
+        """Sort key that orders lines from top to bottom by their right ends."""
         time, memory = self.rows[["time_median_s", "peak_bytes"]].iloc[-1].fillna(0)
         return (self.stopped[0] if self.stopped else math.inf, -(float(time) or float(memory) * 1e-18))
 
 
 def panels_of(found: Sequence[Setting]) -> list[tuple[str, list[Series]]]:
-    """The lines of each panel under its heading.
+    """The heading and the lines of each panel.
 
-    All in one where they are few and their names have room for what tells them apart, else a panel for each setting.
+    All lines share one panel if they are few and their names have room for what tells them apart; otherwise each
+    setting has a panel.
     """
     every = pd.concat([setting.rows for setting in found])
     look = looks(zip(every["label"], every["family"], strict=True))
@@ -71,7 +72,7 @@ def panels_of(found: Sequence[Setting]) -> list[tuple[str, list[Series]]]:
 
 
 def names_room() -> float:
-    """Inches that the table has for the names of lines."""
+    """Width that the table has for the names of lines, in inches."""
     return 1.3 if narrow() else 2.6
 
 
@@ -89,7 +90,7 @@ def _series(setting: Setting, short: dict[str, str], look: dict[str, Look]) -> l
 
 
 def power_of_n(lengths: Sequence[float] | np.ndarray, values: Sequence[float] | np.ndarray) -> float:
-    """Slope of log value on log n by least squares over the longest three lengths; NaN with fewer than three."""
+    """Slope of log value on log n, by least squares over the longest three lengths; NaN with fewer than three."""
     n, value = np.asarray(lengths, dtype=float), np.asarray(values, dtype=float)
     good = np.isfinite(value) & (value > 0)
     n, value = n[good], value[good]

@@ -1,4 +1,4 @@
-"""Which rows may share a series: one machine, one shape, one way of measuring; those that differ are told apart."""
+"""Which rows may share a series: those with one machine, one shape and one way of measuring; others are separated."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ SAME = (
     "torch_version",
     "method_version",
 )
-"""Columns in which all rows of one series agree, those that a reader asks about first in front."""
+"""Columns in which all rows of one series agree, with those that readers ask about first in front."""
 _OF_A_RUN = ("suite", "device", "process", "threads", "machine_id", "torch_version", "method_version", "quick")
 """Columns in which the rows of one run agree."""
 PANELS = 6
-"""Settings that one figure shows."""
+"""Most settings that one figure shows."""
 RUN = "run"
-"""Column of a table read from several runs: the name of each."""
+"""Column with the name of each run, in a table read from several runs."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Rows measured alike: one for each label, length and input."""
+    """Rows that were measured alike: one for each label, length and input."""
 
     rows: pd.DataFrame
     name: str = ""
-    """What tells it from the other settings, in the fewest words: ``bfloat16, causal``; empty for the only one."""
+    """What tells it from the other settings, in few words: ``bfloat16, causal``; empty for the only one."""
     about: str = ""
-    """All in which it differs from them."""
+    """Everything in which it differs from them."""
 
     @property
     def ok(self) -> pd.DataFrame:
@@ -61,7 +61,7 @@ class Setting:
 
 
 def check_columns(frame: pd.DataFrame) -> None:
-    """Raises ResultsError where the frame is not a results table."""
+    """Raise ResultsError if the frame is not a results table."""
     missing = [name for name in COLUMNS if name not in frame.columns]
     if missing:
         raise ResultsError(f"not a results table: column {missing[0]} is missing; read it with read_results")
@@ -74,7 +74,7 @@ def restrict(frame: pd.DataFrame, only: Mapping[str, object]) -> pd.DataFrame:
         only: column -> value.
 
     Raises:
-        UsageError: a value that no row has; the message lists those that exist.
+        UsageError: no row has a value; the message lists those that exist.
     """
     told: list[str] = []
     for column, value in only.items():
@@ -89,13 +89,13 @@ def restrict(frame: pd.DataFrame, only: Mapping[str, object]) -> pd.DataFrame:
 
 
 def timed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the sweeps that measured time or memory, and of those that came to nothing; no trainings for a score."""
+    """Rows of the sweeps that measured time or memory, or nothing at all; without trainings for a score."""
     check_columns(frame)
     return _of_sweeps(frame[~_is_training(frame)], ["time_median_s", "peak_bytes"], or_empty=True)
 
 
 def scored(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of trainings for a score, failed ones as well."""
+    """Rows of trainings for a score, failed ones too."""
     check_columns(frame)
     return _marked(frame[_is_training(frame) | frame["score"].notna()])
 
@@ -122,7 +122,7 @@ def _of_sweeps(frame: pd.DataFrame, columns: Sequence[str], *, or_empty: bool) -
 
 
 def _marked(frame: pd.DataFrame) -> pd.DataFrame:
-    """With the mark behind the labels of own forms."""
+    """The rows with the mark after the labels of own forms."""
     plain = frame["own_form"] == ""
     return frame.assign(label=frame["label"].where(plain, frame["label"].str.removesuffix(OWN_FORM) + OWN_FORM))
 
@@ -130,21 +130,21 @@ def _marked(frame: pd.DataFrame) -> pd.DataFrame:
 def settings(
     frame: pd.DataFrame, prefer: Mapping[str, Sequence[object]] | None = None, *, also_same: Sequence[str] = ()
 ) -> list[Setting]:
-    """The table by what was measured alike: preferred settings first, then those with most measured rows.
+    """Group the table by what was measured alike: preferred settings first, then those with most measured rows.
 
-    A preferred setting must have at least half as many measured labels as the richest to stand before it.
+    A preferred setting with less than half as many measured labels as the richest comes after the others.
 
     Args:
         prefer: column -> values, the best first.
-        also_same: further columns in which the rows of a setting agree.
+        also_same: further columns in which the rows of a setting must agree.
     """
     if frame.empty:
         return []
     keys = [key for key in (*SAME, *also_same) if key in frame]
-    # Self-attention has kv_len = seq_len at each length; cross-attention is another setting for each kv_len.
+    # In self-attention kv_len equals seq_len at each length; in cross-attention each kv_len is another setting.
     crossed = frame["kv_len"].where(frame["kv_len"] != frame["seq_len"], 0)
     groups = frame.groupby([*(frame[key] for key in keys), crossed], dropna=False, sort=False).ngroup().to_numpy()
-    # Of several runs the newest stands first; within a run the order is that of the table.
+    # The newest of several runs comes first; within a run the order is that of the table.
     alike = [frame[key] for key in (*_OF_A_RUN, RUN) if key in frame]
     frame = frame.assign(_newest=frame.groupby(alike, dropna=False)["started_at"].transform("max"))
     parts = [part for _, part in frame.groupby(groups)]
@@ -158,7 +158,7 @@ def settings(
 
 
 def without_room(found: Sequence[Setting]) -> str:
-    """Which settings a figure leaves out, in a line that says how to see them."""
+    """One line on which settings a figure leaves out and how to see them."""
     rest = [setting.name for setting in found[PANELS:]]
     names = "; ".join(rest[:PANELS]) + f" and {len(rest) - PANELS} more" * (len(rest) > PANELS)
     remedy = "choose rows with --sweep, --level, --pass, --dtype, --causal or --head-dim"
@@ -173,7 +173,7 @@ def _rank(rows: pd.DataFrame, prefer: Mapping[str, Sequence[object]]) -> tuple[A
 
 
 def _one_each(rows: pd.DataFrame) -> pd.DataFrame:
-    """The measured row, else the newest, of each label, length, input and task, in the order of first appearance."""
+    """The newest measured row, else the newest, of each label, length, input and task, in the table's order."""
     ordered = rows.assign(_ok=rows["status"] == Status.OK, _row=np.arange(len(rows)))
     ordered = ordered.sort_values(["_ok", "started_at"], kind="stable")
     ordered = ordered.drop_duplicates(["label", "seq_len", "kv_len", "inputs", "task"], keep="last")

@@ -1,6 +1,6 @@
-"""How much faster, and in how much less memory, than a baseline: length against rank, one table for each.
+"""How much faster than a baseline, and in how much less memory: one table for each, length against rank.
 
-The layout is that of table 3 of Wang et al. 2020, "Linformer", arXiv:2006.04768.
+The layout is that of table 3 in Wang et al. 2020, "Linformer", arXiv:2006.04768.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NEEDS = "softmax or sdpa beside two sizes at two lengths"
 Row = dict[Hashable, Any]
 _BASELINES = ("softmax", "sdpa")
 _LIMIT = 4.0
-"""Full colour at sixteenfold."""
+"""log2 of the factor at which the colour is full."""
 _KEY = 0.44
-"""Inches for the bar of colours."""
+"""Height of the colour bar, in inches."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -57,9 +57,9 @@ def draw_speedup(
     baseline: str | None = None,
     only: Mapping[str, object] | None = None,
 ) -> Figure:
-    """Two annotated heat maps: baseline over variant, in time and in peak memory; more than 1 means that it wins.
+    """Draw two annotated heat maps: baseline over variant, in time and peak memory; above 1 the variant wins.
 
-    Rows that were not measured alike have tables of their own.
+    Rows that were measured differently get tables of their own.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
@@ -68,9 +68,9 @@ def draw_speedup(
         only: column -> value of the rows to draw.
 
     Raises:
-        UsageError: a variant, baseline or value that has no such rows.
-        NothingToDraw: no variant at two sizes and lengths, or no exact attention beside it.
-        ResultsError: not a results table.
+        UsageError: a variant, baseline or value has no such rows.
+        NothingToDraw: no variant has two sizes and lengths, or there is no baseline beside it.
+        ResultsError: this is not a results table.
     """
     every = timed(restrict(frame, only or {}))
     known = _tabled(every)
@@ -114,9 +114,9 @@ class _Table:
     """Rows of the variant, with their ``_size``."""
     base: pd.DataFrame
     size: str
-    """The option that the columns are for."""
+    """The option whose values are the columns."""
     kind: str
-    """Values of its other options."""
+    """Values of the variant's other options."""
 
 
 def _table(setting: Setting, variant: str, baseline: str) -> _Table | None:
@@ -129,7 +129,7 @@ def _table(setting: Setting, variant: str, baseline: str) -> _Table | None:
         return None
     mine = mine.assign(_size=[options[label].get(size, math.nan) for label in mine["label"]])
     mine = mine[[is_number(value) for value in mine["_size"]]]
-    # One setting of the other options: the one with most cells.
+    # Keep one setting of the other options: the one with most cells.
     split = [name for name in differing(list(options.values())) if name != size]
     kinds = [
         ", ".join(f"{name}={written(options[label].get(name, 'default'))}" for name in split) for label in mine["label"]
@@ -160,7 +160,7 @@ def _panels(page: Page, table: _Table, baseline: str) -> None:
     left, gap, bottom = page.left + 0.62, 0.75, page.bottom + 0.36
     wide, tall = (page.right - left - gap) / 2, page.top - bottom - 0.24
     across, up = wide + gap, 0.0
-    if narrow():  # one above the other
+    if narrow():  # one panel above the other
         wide, across, up = page.right - left, 0.0, (page.top - page.bottom) / 2
         tall = up - 0.6
         bottom += up
@@ -187,7 +187,7 @@ def _panels(page: Page, table: _Table, baseline: str) -> None:
 
 
 def _ratio(cell: Row, other: Row | None, column: str, baseline: str) -> tuple[str, float]:
-    """Text and log2 of baseline over variant, or why there is none."""
+    """Text and log2 of baseline over variant; without a ratio, the reason and NaN."""
     if cell["status"] != Status.OK:
         return str(cell["status"]), math.nan
     if other is None:

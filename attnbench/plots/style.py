@@ -1,4 +1,4 @@
-"""How every figure looks: colours by family, markers and dashes by variant, files the same byte for byte."""
+"""How every figure looks: colours by family, markers and dashes by variant, and files that are the same each time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attnbench.plots.palette import Palette, palette
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (7, 1.5)), (0, (3.5, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (1.2, 1.2)))
-"""As many as have no divisor in common with the number of markers: 60 lines of one colour are all different."""
+"""Their number has no divisor in common with that of the markers, so that 60 lines of one colour all differ."""
 TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 12.5, 9.0, 8.0
 
 _RC = {
@@ -41,7 +41,7 @@ _RC = {
     "grid.linewidth": 0.7,
     "lines.linewidth": 1.4,
     "lines.markersize": 4.5,
-    "text.hinting": "none",  # else text is up to a twelfth wider or narrower at another resolution
+    "text.hinting": "none",  # otherwise text is up to a twelfth wider or narrower at another resolution
     "text.parse_math": False,  # a '$' in a label is a dollar sign
     "svg.fonttype": "none",  # text stays text: searchable, and small
     "svg.hashsalt": "attnbench",
@@ -49,13 +49,13 @@ _RC = {
 }
 _METADATA: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "png": {}, "pdf": {"CreationDate": None}}
 _NOT_IN_XML = re.compile(r"[^\n\t\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Control characters, with which nobody could open the SVG."""
+"""Characters that XML does not allow: nobody could open an SVG with one."""
 
 P = ParamSpec("P")
 
 
 def _colours(given: Palette) -> dict[str, str]:
-    """What matplotlib colours by itself."""
+    """Settings for everything that matplotlib colours by itself."""
     names = {
         given.page: "figure.facecolor axes.facecolor",
         given.ink: "text.color axes.labelcolor axes.titlecolor xtick.labelcolor ytick.labelcolor",
@@ -79,7 +79,7 @@ def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 @contextmanager
 def _styled() -> Iterator[None]:
     with mpl_style.context(_RC | _colours(palette()), after_reset=True), warnings.catch_warnings():
-        # A plug-in's name may hold a sign that the font lacks: a box in the picture, whole in the SVG's text.
+        # A plug-in's name may have a sign that the font lacks: a box in the picture, but correct in the SVG's text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
@@ -95,7 +95,7 @@ class Look:
 
     @property
     def line(self) -> dict[str, Any]:
-        """For matplotlib's ``plot`` and ``Line2D``."""
+        """Arguments for matplotlib's ``plot`` and ``Line2D``."""
         face = palette().page if self.hollow else self.colour
         return {
             "color": self.colour,
@@ -107,7 +107,7 @@ class Look:
 
 
 def looks(names_and_families: Iterable[tuple[str, str]]) -> dict[str, Look]:
-    """Name -> look: the family gives the colour, the place within the family marker and dashes, no two alike."""
+    """Name -> look: the family gives the colour, the place within the family gives marker and dashes."""
     places: dict[str, int] = {}
     table: dict[str, Look] = {}
     for name, family in names_and_families:
@@ -118,7 +118,7 @@ def looks(names_and_families: Iterable[tuple[str, str]]) -> dict[str, Look]:
 
 
 def look(colour: str, turn: int) -> Look:
-    """The ``turn``-th of the lines that share a colour; hollow from the sixtieth on."""
+    """The look of the ``turn``-th line (from 0) of a colour; the second sixty have hollow markers."""
     hollow = turn // (len(MARKERS) * len(DASHES)) % 2 == 1
     return Look(colour, MARKERS[turn % len(MARKERS)], DASHES[turn % len(DASHES)], hollow)
 
@@ -132,8 +132,8 @@ def save(
         dpi: dots per inch of a png; 100 by default.
 
     Raises:
-        UsageError: a format that is not svg, png or pdf.
-        CannotCreate: the folder cannot be made, or a link stands in the place of a file.
+        UsageError: a format is not svg, png or pdf.
+        CannotCreate: the folder cannot be made, or a link is in the place of a file.
         StoreError: a file cannot be written.
     """
     unknown = [name for name in formats if name not in _METADATA]

@@ -1,4 +1,4 @@
-"""Axes that double: ticks at powers of two for lengths and rates, at decades for errors and times."""
+"""Ticks of log axes: at powers of two for lengths and rates, at powers of ten for errors and times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnbench.plots.page import text_width
 from attnbench.plots.style import SMALL_SIZE
 
 _BETWEEN = 0.03
-"""Inches between the names of two ticks."""
+"""Least inches between the texts of two ticks."""
 
 
 def plain(value: float) -> str:
@@ -29,7 +29,7 @@ def plain(value: float) -> str:
 
 
 def length(n: float) -> str:
-    """A number of tokens: ``512``, ``1k`` for 1024, ``64k``, ``1M`` for 1,048,576; ``1000`` where it is not round."""
+    """A number of tokens: ``512``, ``1k`` for 1024, ``64k``, ``1M`` for 1,048,576; ``1000`` if it is not a multiple."""
     for scale, suffix in ((2**20, "M"), (2**10, "k")):
         if n >= scale and n % scale == 0:
             return f"{n // scale:.0f}{suffix}"
@@ -37,19 +37,19 @@ def length(n: float) -> str:
 
 
 def halves(value: float) -> str:
-    """As :func:`plain`, with ``1/16`` for the powers of two below 1."""
+    """Like :func:`plain`, but with ``1/16`` for powers of two below 1."""
     inverse = 1 / value if value > 0 else 0
     return f"1/{inverse:.0f}" if inverse >= 2 and math.log2(inverse).is_integer() else plain(value)
 
 
 def trimmed(text: str) -> str:
-    """``1.00 GiB`` -> ``1 GiB``: for ticks and keys, which are round."""
+    """``1.00 GiB`` -> ``1 GiB``, for the round numbers of ticks and keys."""
     number, _, unit = text.partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 
 
 def power_ticks(low: float, high: float, base: int, most: int = 8) -> list[float]:
-    """Powers of ``base`` between two positive numbers, thinned to ``most``; round numbers where that gives too few."""
+    """Powers of ``base`` between two positive numbers, thinned to ``most``; round numbers if these are too few."""
     first, last = math.log(low, base), math.log(high, base)
     powers = list(range(math.ceil(first - 1e-9), math.floor(last + 1e-9) + 1))
     if len(powers) >= 3 or (base == 10 and len(powers) == 2 and last - first > 1.6):
@@ -66,7 +66,7 @@ def power_ticks(low: float, high: float, base: int, most: int = 8) -> list[float
 def padded(
     values: Sequence[float] | np.ndarray | pd.Series[float], share: float = 0.06, least: float = 1.3
 ) -> tuple[float, float]:
-    """Limits of a log axis around the positive finite values, ``share`` wider, spanning at least a factor ``least``."""
+    """Limits of a log axis: the positive finite values, ``share`` more at each end, at least a factor ``least``."""
     numbers = np.asarray(values, dtype=float)
     numbers = numbers[np.isfinite(numbers) & (numbers > 0)]
     if not numbers.size:
@@ -77,13 +77,13 @@ def padded(
 
 
 def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers between two others."""
+    """Round numbers between two limits."""
     ticks = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     return [float(tick) for tick in ticks if low <= tick <= high]
 
 
 def _apart(ax: Axes, ticks: Sequence[float], limits: tuple[float, float], text: Callable[[float], str]) -> list[float]:
-    """Those of the ticks, from the left, whose names do not touch the one before."""
+    """Those ticks, from the left, whose texts do not touch the one before."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     wide = ax.get_position().width * figure.get_size_inches()[0]

@@ -1,7 +1,7 @@
 """The Long Range Arena figure: speed to the right, agreement with exact attention upwards, memory as area.
 
-After figure 3 of Tay et al. 2020, "Long Range Arena", arXiv:2011.04006. There y is the average score on the tasks; here
-every number comes from one's own run: an error, or where the timed models were trained as well, their score.
+After figure 3 of Tay et al. 2020, "Long Range Arena", arXiv:2011.04006. There y is the average score on the tasks. Here
+every number comes from the user's own run: y is an error, or a score if the timed models were trained as well.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _SCORE_FRONT = (
     "methods whose interval lies above that of identity trained on the task (else above chance) compete:"
 )
 _BOTTOM = 0.42
-"""Inches below the axes for their scale."""
+"""Room below the axes for their scale, in inches."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """Something was timed, or failed to be, there are errors or scores, and no more than a scatter plot can name."""
+    """Something was timed (or failed), errors or scores exist, and a scatter plot can name all labels."""
     rows = timed(restrict(frame, only or {}))
     some = not rows.empty and (not compared(frame).empty or bool(tasks_of_both(frame, rows)))
     return some and not too_many_to_name(frame, only)
@@ -69,24 +69,24 @@ def draw_tradeoff(
     inputs: str | None = None,
     overlay: str | None = None,
 ) -> Figure:
-    """Bubble plot of one length: x speed (log2), y agreement, area peak memory, with the Pareto front.
+    """Draw a bubble plot of one length: x is speed (log2), y agreement, area peak memory; with the Pareto front.
 
-    Rows that were not measured alike stand in panels of their own, the whole model and the training step first.
+    Rows that were measured differently get panels of their own, the whole model and the training step first.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
-        n: the length; by default the longest at which every variant that ever ran was measured (or most of them).
+        n: the length; by default the longest of those at which most labels were measured.
         x: ``examples_per_s``, ``tokens_per_s`` or ``time_median_s``; right is faster.
-        y: ``rel_error``, ``max_abs_error``, ``cosine`` or ``score``; up is better. By default ``score`` where tasks
-            were both timed and trained on, of the rows of these tasks, else ``rel_error``.
+        y: ``rel_error``, ``max_abs_error``, ``cosine`` or ``score``; up is better. By default ``score`` if there are
+            tasks that were both timed and trained on, for the rows of these tasks only; else ``rel_error``.
         only: column -> value of the speed rows.
         inputs: which error rows, by label or name; by default ``listops``, else the first.
         overlay: ``published`` adds a panel with the paper's own measurements.
 
     Raises:
-        UsageError: an option whose value does not exist.
-        NothingToDraw: no row holds a speed.
-        ResultsError: not a results table.
+        UsageError: an option has a value that does not exist.
+        NothingToDraw: no row has a speed.
+        ResultsError: this is not a results table.
     """
     for name, value, known in (
         ("x", x, list(_X)),
@@ -151,13 +151,13 @@ def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, 
 
 
 def _width(page: Page) -> float:
-    """Inches of the axes: beside the key, in a column above it."""
+    """Width of the axes in inches: beside the key, or above it in a figure of column width."""
     return page.right - page.left - 0.96 - 0.06 if narrow() else 5.55
 
 
 def _heading(one: Contenders, *, with_n: bool, with_error: bool) -> str:
     said = one.agreed.said if with_error else ""
-    about = "" if f" {one.setting.about} " in f"{said} " else one.setting.about  # the task says both
+    about = "" if f" {one.setting.about} " in f"{said} " else one.setting.about  # ``said`` may name the task already
     parts = [about, f"n = {one.n}" if with_n else "", said]
     return " · ".join(part for part in parts if part)
 
@@ -202,9 +202,9 @@ def _keys(page: Page, points: pd.DataFrame, largest: float) -> None:
 
 
 def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> None:
-    """Errors without a speed: answering mean(V), below which a method knows nothing of the logits, and the oracles.
+    """Draw errors without a speed: the oracles, and answering mean(V), which no method below the line can beat.
 
-    Of scores: chance, and a model that mixes no tokens.
+    For scores the lines are chance and a model that mixes no tokens.
     """
     if not (layout.points["kind"] == "measured").any():
         return
@@ -222,7 +222,7 @@ def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> None:
 
 
 def _mark_spread(ax: Axes, layout: Layout) -> None:
-    """Thin crosses: intervals of the median time and of a score, one standard deviation of an error over draws."""
+    """Draw thin crosses: intervals of median time and score, or one standard deviation of an error over draws."""
     columns = layout.points[["family", "kind", "x", "at", "x_low", "x_high", "y", "y_std", "y_low", "y_high"]]
     for family, kind, x, at, low, high, y, std, least, most in columns.itertuples(index=False):
         how: dict[str, Any] = {"color": palette().family(family), "lw": 0.9, "zorder": 2.5}

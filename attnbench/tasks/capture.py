@@ -1,7 +1,7 @@
 """Train the small encoder on ListOps and store q, k and v of all its layers for one long sequence.
 
 ``python -m attnbench.tasks.capture --out listops.safetensors`` makes the file that ``attnbench`` ships as the input
-``listops``: one thread and every seed fixed, so that the same machine and the same torch make the same file again.
+``listops``. It uses one thread and fixed seeds, so that the same machine and the same torch make the same file again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WARM_UP_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """So many steps on trees of one range of lengths."""
+    """A number of training steps on trees of one range of lengths."""
 
     trees: ListOps
     batch: int
@@ -46,14 +46,14 @@ CURRICULUM = (
     Stage(ListOps(min_length=128, max_length=512), batch=6, steps=800),
     Stage(ListOps(), batch=2, steps=500),
 )
-"""Short trees first; far less in all than the Long Range Arena's 5,000 steps of 32 long trees."""
+"""Stages from short trees to long ones; in all far less than the Long Range Arena's 5,000 steps of 32 long trees."""
 
 
 def train(curriculum: Sequence[Stage], seed: int) -> Encoder:
-    """An encoder that was told the value of every bracket.
+    """Train an encoder that is told the value at every closing bracket.
 
-    That is a stronger signal than the Long Range Arena's one answer per sequence, and the answer to the whole tree is
-    read at its last bracket instead of at a token of its own.
+    That is a stronger signal than the Long Range Arena's one answer per sequence. The answer to the whole tree is read
+    at its last bracket, not at a token of its own.
     """
     torch.manual_seed(seed)
     model = Encoder(vocab=len(TOKENS), classes=10, layers=LAYERS, heads=HEADS, head_dim=HEAD_DIM)
@@ -87,16 +87,16 @@ class Accuracy:
 
     trees: int
     answers: float
-    """Of whole trees."""
+    """Share for whole trees."""
     answers_majority: float
-    """By the best constant, chosen on these very trees."""
+    """Share for whole trees of the best constant answer, chosen on these very trees."""
     brackets: float
     brackets_majority: float
 
 
 @torch.no_grad()
 def accuracy(model: Encoder, trees: ListOps, count: int, seed: int) -> Accuracy:
-    """Measured on ``count`` trees drawn from ``seed``."""
+    """Accuracy on ``count`` trees drawn from ``seed``."""
     batches = trees.batches(1, seed)
     right, values, roots = [], [], []
     for _ in range(count):
@@ -116,7 +116,7 @@ def accuracy(model: Encoder, trees: ListOps, count: int, seed: int) -> Accuracy:
 
 
 def logit_statistics(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Is there structure? Standard deviation of the logits and mean number of keys that a query attends to.
+    """Measure the structure: standard deviation of the logits, and mean number of keys that a query attends to.
 
     Args:
         q: ``(L, H, N, D)``; k: ``(L, H, M, D)``.
@@ -134,7 +134,7 @@ def logit_statistics(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def make(out: Path, curriculum: Sequence[Stage], *, seed: int, length: int, test_trees: int) -> dict[str, object]:
-    """Train, test, capture a tree of exactly ``length`` tokens and write ``out``; returns the metadata."""
+    """Train, test, capture a tree of exactly ``length`` tokens and write ``out``; return the metadata."""
     model = train(curriculum, seed)
     score = accuracy(model, curriculum[-1].trees, test_trees, seed=seed + 1000)
     sequence = ListOps(length, length).sample(random.Random(seed + 2000))
@@ -153,7 +153,7 @@ def make(out: Path, curriculum: Sequence[Stage], *, seed: int, length: int, test
         "tokens": sequence,
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()},
     }
-    # One key: safetensors writes several in a random order, and the file would never be the same twice.
+    # One key: safetensors writes several in a random order, and the file would differ each time.
     metadata = {"attnbench": json.dumps(about, sort_keys=True)}
     save_file({"q": q, "k": k.contiguous(), "v": v.contiguous()}, out, metadata)
     return about

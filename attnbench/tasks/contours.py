@@ -1,9 +1,9 @@
 """Images like those of Pathfinder, drawn here: two dots and dashed curves.
 
-What it shares with Pathfinder (Linsley et al. 2018, arXiv:1805.08315) is the question. Curves, sizes and grey levels
-are our own, so that no score on it may be called one of the Long Range Arena.
+The task shares its question with Pathfinder (Linsley et al. 2018, arXiv:1805.08315). Curves, sizes and grey levels are
+our own, so that no score on it may be called one of the Long Range Arena.
 
-Everything is in whole numbers, 64 to a pixel: a seed gives the same images on every machine.
+All lengths are whole numbers, 64 to a pixel, so that a seed gives the same images on every machine.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from attnbench.tasks.streams import Stream
 _VERSION = 1
 _PIXEL = 64
 _STEP = 3
-"""Pixels from the start of a dash to the start of the next."""
+"""Pixels from the start of one dash to the start of the next."""
 _PAINTED = range(3, 10)
-"""Quarters of a pixel from the start of a dash at which paint falls."""
+"""Places on a dash where paint falls, in quarters of a pixel from its start."""
 _CLEAR = (7 * _PIXEL // 2) ** 2
-"""Least squared distance of one curve from another, and from itself further on."""
+"""Least squared distance between two curves, and between a curve and a later part of itself."""
 _MARGIN = 2 * _PIXEL
 _DOT = (13 * _PIXEL // 8) ** 2
 """Squared radius of a dot."""
 _LEVELS = 16
 _FULL = 3 * _PIXEL * _PIXEL
-"""Paint that makes a pixel white."""
+"""Amount of paint that makes a pixel white."""
 _BEND = 6
-"""Most that a dash turns from the last, in 64ths of a circle."""
+"""Most that a dash turns from the one before it, in 64ths of a circle."""
 _CIRCLE = 64
 _TRIES = 6
-"""Directions, or beginnings, among which the first that is clear is taken."""
+"""Number of directions, or starting points, to try; the first that is clear is taken."""
 _AGAIN = 8
-"""How often a curve without room is begun anew before the whole image is."""
+"""How many times a curve without room is tried before the whole image is given up."""
 _AT_ONCE = 128
 _LEAST = 32
+"""Fewest images to try in one round."""
 _IN_VAIN = 5
-"""Rounds of at least so many images without a whole one, after which the task is given up."""
+"""Number of rounds without a whole image after which the task is given up."""
 _ALIKE = _PIXEL
-"""Most that the distance of two dots that are not joined differs from that of two which are."""
+"""Most that the distance between two dots may differ between a joined pair and one that is not."""
 _TOWARDS = torch.tensor(
     [[round(_PIXEL * part(2 * pi * turn / _CIRCLE)) for part in (cos, sin)] for turn in range(_CIRCLE)]
 )
@@ -56,13 +57,13 @@ _TOWARDS = torch.tensor(
 class Contours(Stream):
     """Does a dashed curve join the two dots? Drawn here; not Pathfinder.
 
-    Each image has two long curves and some short ones, 3.5 pixels apart and more. The dots stand at both ends of
-    one long curve, or, in half of the images, at an end of each. An image has both such pairs at the same distance, up
-    to a pixel, before it is decided which get the dots, so that their distance tells little. One token a pixel, row by
-    row, 16 grey levels. Guessing gives 0.5.
+    Each image has two long curves and some short ones, at least 3.5 pixels apart. The dots are at both ends of one long
+    curve or, in half of the images, at one end of each. Every image has a pair of each kind with the same distance, up
+    to a pixel, before one of the two gets the dots, so that the distance tells little. Each pixel is one token with 16
+    grey levels, row by row. Guessing gives 0.5.
 
     Raises:
-        Unsupported: a length that is not the square of at least 24, curves that find no room, or cross-attention.
+        Unsupported: the length is not the square of at least 24, the curves find no room, or it is cross-attention.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Contours(Stream):
         self._curves = [dashes, dashes, *[max(2, dashes // 3)] * distractors]
 
     def draw(self, count: int, generator: Generator) -> Examples:
-        """Half of the labels are 1, joined, on average."""
+        """Random images; on average half of the labels are 1, which means joined."""
         curves = self._drawn_curves(count, generator)
         joined = torch.randint(2, (count,), generator=generator)
         pictures = _painted(curves, self._side)
@@ -103,7 +104,7 @@ class Contours(Stream):
         return Examples(pictures, joined)
 
     def _drawn_curves(self, count: int, generator: Generator) -> _Curves:
-        """Images whose curves all found room, drawn until they are enough."""
+        """Curves of ``count`` images in which all found room; drawn until there are enough."""
         found: list[_Curves] = []
         missing, in_vain = count, 0
         while in_vain < _IN_VAIN and self._room:
@@ -116,7 +117,7 @@ class Contours(Stream):
         raise Unsupported(f"{self._label}: the curves find no room; lower dashes or distractors")
 
     def _try_curves(self, count: int, generator: Generator) -> tuple[_Curves, Tensor]:
-        """All curves of ``count`` images, and bool ``(count,)``: whether each found room."""
+        """All curves of ``count`` images, and bool ``(count,)``: whether all of an image's curves found room."""
         whole = torch.ones(count, dtype=torch.bool)
         taken = torch.empty(count, 0, 2, dtype=torch.int64)
         every: list[_Curves] = []
@@ -125,7 +126,7 @@ class Contours(Stream):
             turns = torch.zeros(count, length, dtype=torch.int64)
             missing = torch.arange(count)
             for _ in range(_AGAIN):
-                # The fewer are missing, the more are tried of each, since small steps cost as much as large ones.
+                # The fewer are missing, the more are tried for each, since small steps cost as much as large ones.
                 copies = max(1, _AT_ONCE // len(missing))
                 before = taken[missing].repeat_interleave(copies, dim=0)
                 grown, turned, clear = _grown(before, length, self._side, generator)
@@ -146,7 +147,7 @@ class Contours(Stream):
 
 
 class _Curves(NamedTuple):
-    """The dashes of all curves of some images, one curve after the other."""
+    """The dashes of all curves in some images, one curve after another."""
 
     starts: Tensor
     """int64 ``(B, dashes, 2)``."""
@@ -157,7 +158,7 @@ class _Curves(NamedTuple):
 
 
 def _grown(taken: Tensor, length: int, side: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """One more curve of each image: a point each pixel, the direction of each dash, and whether it found room."""
+    """One more curve in each image: a point at each pixel, the direction of each dash, and whether it found room."""
     count = len(taken)
     images = torch.arange(count)
     at = _MARGIN + torch.randint(side * _PIXEL - 2 * _MARGIN, (count, _TRIES, 2), generator=generator)
@@ -180,7 +181,7 @@ def _grown(taken: Tensor, length: int, side: int, generator: Generator) -> tuple
 
 
 def _first_clear(at: Tensor, taken: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Of candidates ``at`` ``(B, tries, points, 2)`` the first clear of ``taken`` ``(B, P, 2)``, and whether one is."""
+    """The first of ``at`` ``(B, tries, points, 2)`` that is clear of ``taken`` ``(B, P, 2)``, and whether one is."""
     inside = ((at >= _MARGIN) & (at < side * _PIXEL - _MARGIN)).all(3).all(2)
     across, down = (at[..., None, axis] - taken[:, None, None, :, axis] for axis in (0, 1))
     clear = inside & (across.square_().add_(down.square_()) >= _CLEAR).all(3).all(2)
@@ -188,32 +189,32 @@ def _first_clear(at: Tensor, taken: Tensor, side: int) -> tuple[Tensor, Tensor]:
 
 
 def _first(true: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the first True of each row of ``(rows, columns)`` is, and whether there is one."""
+    """Column of the first True in each row of ``(rows, columns)``, and whether there is one."""
     columns = torch.arange(true.shape[1])
     first = torch.where(true, columns, len(columns)).amin(1)
     return first.clamp(max=len(columns) - 1), first < len(columns)
 
 
 def _dots(curves: _Curves, dashes: int, joined: Tensor) -> Tensor:
-    """Where the two dots stand, ``(B, 2, 2)``."""
+    """Places of the two dots, ``(B, 2, 2)``."""
     a, b = (torch.stack([curves.starts[:, first], curves.ends[:, first + dashes - 1]], dim=1) for first in (0, dashes))
     differences, ends = _distances(a, b)
-    nearest = (differences + torch.arange(8) * 1e-6).argmin(1)  # of equal ones the first
+    nearest = (differences + torch.arange(8) * 1e-6).argmin(1)  # the first of equal ones
     images = torch.arange(len(nearest))
     same = torch.stack([a, b], dim=1)[images, nearest // 4]
     return torch.where(joined[:, None, None] == 1, same, ends[images, nearest % 4])
 
 
 def _distances(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """How much the distance of each pair of ends of two curves differs from that between the ends of one of them.
+    """How much the distance between an end of each curve differs from the distance between the ends of one curve.
 
     Args:
-        a: ends of one curve, ``(B, 2, 2)``.
-        b: of the other.
+        a: ends of the first curve, ``(B, 2, 2)``.
+        b: ends of the second curve.
 
     Returns:
-        Differences float64 ``(B, 8)``, from the first curve's, then from the second's; and the four pairs
-        ``(B, 4, 2, 2)``.
+        Differences float64 ``(B, 8)``: those of the four pairs from the first curve, then from the second; and the
+        pairs themselves, ``(B, 4, 2, 2)``.
     """
     pairs = torch.stack([torch.stack([a[:, i], b[:, j]], dim=1) for i in (0, 1) for j in (0, 1)], dim=1)
     apart, of_a, of_b = ((ends[..., 0, :] - ends[..., 1, :]).square().sum(-1).double().sqrt() for ends in (pairs, a, b))
@@ -221,7 +222,7 @@ def _distances(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _painted(curves: _Curves, side: int) -> Tensor:
-    """Grey levels ``(B, side²)``: each point of paint falls on the four pixels around it, by its distance."""
+    """Grey levels ``(B, side²)``: each point of paint is shared by the four pixels around it, by distance."""
     quarters = torch.tensor(_PAINTED)
     at = (curves.starts[:, :, None] + _TOWARDS[curves.turns][:, :, None] * quarters[:, None] // 4).flatten(1, 2)
     corner = at - _PIXEL // 2  # a pixel's middle is half a pixel from its edge
@@ -235,7 +236,7 @@ def _painted(curves: _Curves, side: int) -> Tensor:
 
 
 def _add_dots(pictures: Tensor, dots: Tensor, side: int) -> None:
-    """White discs, in place."""
+    """Draw white discs in place."""
     middles = torch.arange(side) * _PIXEL + _PIXEL // 2
     for dot in dots.unbind(1):
         far = (middles - dot[:, :1]).square()[:, None, :] + (middles - dot[:, 1:]).square()[:, :, None]

@@ -1,4 +1,4 @@
-"""Repeat a string: by position alone, whatever the symbols are."""
+"""Repeat a string by position alone, whatever the symbols are."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _VERSION = 1
 class Copy(Stream):
     """What was symbol i? Random symbols, then as many blanks.
 
-    Blank i is to name symbol i: a lookup by position, where ``recall`` is one by content. Places after the last blank,
-    if any, are blank too and nothing is asked there. Guessing gives 1/symbols.
+    Blank i must name symbol i: a lookup by position, while ``recall`` looks up by content. Places after the last blank,
+    if any, are blank too, but have no label. Guessing gives 1/symbols.
 
     Raises:
-        Unsupported: a sequence too short for the symbols and the blanks, or cross-attention.
+        Unsupported: the sequence is too short for the symbols and the blanks, or it is cross-attention.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Copy(Stream):
         self._symbols, self._count = symbols, length
 
     def draw(self, count: int, generator: Generator) -> Examples:
-        """The blank's id is ``symbols``."""
+        """Random symbols and blanks; the blank's id is ``symbols``."""
         word = torch.randint(self._symbols, (count, self._count), generator=generator)
         tokens = torch.full((count, self.n), self._symbols)
         labels = torch.full((count, self.n), NO_LABEL)

@@ -1,9 +1,9 @@
 """Real images, small enough to be shipped.
 
-``data/digits.csv.gz`` is the file of scikit-learn 1.9.1 (``sklearn/datasets/data``), unchanged: a copy of the test set
+``data/digits.csv.gz`` is the unchanged file from scikit-learn 1.9.1 (``sklearn/datasets/data``), a copy of the test set
 of "Optical Recognition of Handwritten Digits", E. Alpaydin and C. Kaynak 1998, UCI Machine Learning Repository,
-https://doi.org/10.24432/C50P49, licence CC BY 4.0. A line is an image: 64 grey levels from 0 to 16, row by row, and the
-digit.
+https://doi.org/10.24432/C50P49, licence CC BY 4.0. Each line is an image: 64 grey levels from 0 to 16, row by row, then
+the digit.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _TRAIN, _VALIDATION = 1100, 200
 class Digits(Stored):
     """Which digit is this? 1,797 scanned 8 x 8 images; shipped.
 
-    One token a pixel, 17 grey levels, row by row: 1,100 images to train on, 200 for validation, 497 to test on, divided
-    at random once and for ever. It tells a model that mixes tokens from one that does not, and hardly one mixing from
-    another: the standard error over 497 images is 1.5 points at 0.88. Guessing gives 0.1.
+    Each pixel is one token with 17 grey levels, row by row. 1,100 images are to train on, 200 for validation, 497 to
+    test on; this random division never changes. The task tells a model that mixes tokens from one that does not, but
+    hardly one mixing from another: the standard error over 497 images is 1.5 points at 0.88. Guessing gives 0.1.
 
     Raises:
-        Unsupported: a length other than 64, or cross-attention.
+        Unsupported: the length is not 64, or it is cross-attention.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -50,7 +50,7 @@ class Digits(Stored):
         super().__init__("digits", Form(vocab=(_LEVELS,), classes=10), masked_share=0.5)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """What is shipped."""
+        """The shipped images."""
         with gzip.open(DIGITS, "rt", encoding="ascii") as file:
             table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
         every = Images(table[:, :_PIXELS], table[:, _PIXELS])
@@ -59,5 +59,5 @@ class Digits(Stored):
         return {"train": every.at(cuts[0]), "validation": every.at(cuts[1]), "test": every.at(cuts[2])}
 
     def digest_read(self) -> str:
-        """Of the shipped file."""
+        """Digest of the shipped file."""
         return digest_of(blocks(DIGITS))

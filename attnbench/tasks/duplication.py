@@ -20,11 +20,11 @@ _VERSION = 1
 class Duplication(Stream):
     """Predict the next token of 0w0w, where w is random: causal only.
 
-    w has n/2 - 1 symbols. The label at each place from the second 0 on is the next token; the last place has none. Each
-    answer stands n/2 - 1 tokens before its question. Guessing gives 1/symbols.
+    w has n/2 - 1 symbols. From the second 0 on, the label at each place is the next token; the last place has none.
+    Each answer is n/2 - 1 tokens before its question. Guessing gives 1/symbols.
 
     Raises:
-        Unsupported: attention that is not causal and so sees the answer, an odd length or one below 4, or
+        Unsupported: attention is not causal and so sees the answer, the length is odd or below 4, or it is
             cross-attention.
     """
 
@@ -50,7 +50,7 @@ class Duplication(Stream):
         self._symbols = symbols
 
     def draw(self, count: int, generator: Generator) -> Examples:
-        """Symbol s, from 0, has the id s + 1."""
+        """Random words, in which symbol s, from 0, has the id s + 1."""
         half = self.n // 2
         word = torch.randint(self._symbols, (count, half - 1), generator=generator)
         tokens = torch.cat([torch.zeros(count, 1, dtype=torch.int64), word + 1], dim=1).repeat(1, 2)

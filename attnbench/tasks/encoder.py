@@ -1,4 +1,4 @@
-"""The small encoder that is trained on ListOps so that real q, k and v can be taken from it."""
+"""The small encoder that is trained on ListOps to take real q, k and v from it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class Encoder(nn.Module):
-    """Tokens ``(B, N)`` to logits ``(B, N, classes)`` at every position.
+    """Map tokens ``(B, N)`` to logits ``(B, N, classes)`` at every position.
 
-    Pre-norm blocks of exact attention and a GELU feed-forward network of width ``2 C``, without biases. Positions
-    enter by rotation of q and k (Su et al. 2021, arXiv:2104.09864, equation 34), so that a model that learned on short
-    sequences reads longer ones.
+    Its pre-norm blocks have exact attention and a GELU feed-forward network of width ``2 C``, without biases. Positions
+    enter as rotations of q and k (Su et al. 2021, arXiv:2104.09864, equation 34), so that a model trained on short
+    sequences can read longer ones.
     """
 
     def __init__(self, *, vocab: int, classes: int, layers: int, heads: int, head_dim: int) -> None:
@@ -34,7 +34,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def capture(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention sees for sequences of one length: q, k and v, each ``(B, layers, heads, N, head_dim)``.
+        """The q, k and v that attention sees for sequences of one length, each ``(B, layers, heads, N, head_dim)``.
 
         q and k are taken after the rotation.
         """

@@ -1,7 +1,7 @@
 """Grey photographs read pixel by pixel: the image task of the Long Range Arena.
 
-Source: Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny Images" (CIFAR-10), binary version; as a task
-of grey pixels Tay et al. 2020, arXiv:2011.04006, section 2.2.4.
+Source: Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny Images" (CIFAR-10), binary version. Tay et al.
+2020, arXiv:2011.04006, section 2.2.4, made it a task of grey pixels.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _RECORD = 1 + 3 * _PIXELS
 class Image(Stored):
     """What does this 32 x 32 photograph show? Grey CIFAR-10; needs the files.
 
-    One token a pixel, row by row: 0.299 red + 0.587 green + 0.114 blue, rounded down. The last tenth of the 50,000
-    images to train on is for validation. A black pixel is a pixel: nothing is masked. Guessing gives 0.1.
+    Each pixel is one token, row by row: 0.299 red + 0.587 green + 0.114 blue, rounded down. The last tenth of the
+    50,000 images to train on is for validation. Black pixels count as pixels: nothing is masked. Guessing gives 0.1.
 
     Raises:
-        UsageError: a file that does not consist of whole records.
-        Unsupported: a length other than 1024, no such files, or cross-attention.
+        UsageError: a file does not consist of whole records, or a label is above 9.
+        Unsupported: the length is not 1024, the files are missing, or it is cross-attention.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Image(Stored):
         super().__init__("image", Form(vocab=(256,), classes=10), masked_share=0.5)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """All images, as grey."""
+        """All images, in grey."""
         batches = [_grey(self._folder / name) for name in _TRAIN]
         given = Images(np.concatenate([grey for grey, _ in batches]), np.concatenate([labels for _, labels in batches]))
         last = np.arange(len(given)) >= len(given) * 9 // 10
@@ -68,16 +68,16 @@ class Image(Stored):
         return {"train": given.at(np.flatnonzero(~last)), "validation": given.at(np.flatnonzero(last)), "test": test}
 
     def files(self) -> list[Path]:
-        """Five to train on, one to test on."""
+        """Five files to train on, one to test on."""
         return [self._folder / name for name in (*_TRAIN, _TEST)]
 
     def digest_read(self) -> str:
-        """Of the six files."""
+        """Digest of the six files."""
         return digest_of(chain.from_iterable(map(blocks, self.files())))
 
 
 def _grey(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Pixels ``(S, 1024)`` and labels ``(S,)`` of a file of the binary version."""
+    """Pixels ``(S, 1024)`` and labels ``(S,)`` from a file of the binary version."""
     whole = np.fromfile(file, dtype=np.uint8)
     count, rest = divmod(len(whole), _RECORD)
     if rest or not count:
@@ -86,7 +86,7 @@ def _grey(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     labels = records[:, 0].copy()
     for wrong in np.flatnonzero(labels > 9)[:1]:
         raise UsageError(f"{file}: record {wrong} has the label {labels[wrong]}, above 9; unpack the archive again")
-    grey = np.zeros((count, _PIXELS), dtype=np.uint32)  # in whole numbers, so that 255 three times gives 255
+    grey = np.zeros((count, _PIXELS), dtype=np.uint32)  # in whole numbers, so that three times 255 gives 255
     for weight, plane in zip((299, 587, 114), np.split(records[:, 1:], 3, axis=1), strict=True):
         grey += weight * plane.astype(np.uint32)
     return (grey // 1000).astype(np.uint8), labels

@@ -2,12 +2,14 @@
 
 Source: Nangia & Bowman 2018, arXiv:1804.06028, in the form of Tay et al. 2020, arXiv:2011.04006, section 2.2.1.
 
-Rules as released with the Long Range Arena: a node less than ``max_depth`` deep is an operator with probability 1/4,
-else a digit; an operator takes 2 to ``max_args`` arguments; operators, digits and argument counts are uniform; the
-root has depth 1; MED of an even count is the mean of the middle two, rounded down. Trees of more than 500 and fewer
-than 2000 tokens are kept. Differences: there the 100,000 examples of the three splits are made once and distinct; here
-every seed is an endless stream. There round brackets are written and then removed before the model sees them; here
-they are never written, which gives the same tokens.
+The rules are those released with the Long Range Arena. A node less than ``max_depth`` deep is an operator with
+probability 1/4, else a digit; the root has depth 1. An operator takes 2 to ``max_args`` arguments. Operators, digits
+and argument counts are uniform. MED of an even count is the mean of the middle two, rounded down. Trees of more than
+500 and fewer than 2000 tokens are kept.
+
+Two things differ. There the 100,000 examples of the three splits are made once and are distinct; here every seed is an
+endless stream. There round brackets are written, then removed before the model sees them; here they are never written,
+which gives the same tokens.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ from torch import Tensor
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 TOKENS = ("<pad>", *map(str, range(10)), *OPERATORS, "]")
-"""Position = token id; a digit's id is the digit + 1."""
+"""The position is the token id; a digit's id is the digit + 1."""
 
 PAD = 0
 CLOSE = TOKENS.index("]")
 NO_ANSWER = -100
-"""Label of a position without an answer; what ``cross_entropy`` ignores."""
+"""Label of a position without an answer; ``cross_entropy`` ignores it."""
 
 _FIRST_OPERATOR = TOKENS.index("[MIN")
 _OPERATOR_PROBABILITY = 0.25
-_POOL = 16  # batches that are drawn together and sorted by length, so that little is padded
+_POOL = 16  # number of batches drawn together and sorted by length, so that there is little padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +40,14 @@ class ListOps:
     """Which trees to draw; the defaults are the Long Range Arena's.
 
     Raises:
-        ValueError: lengths between which no tree can lie.
+        ValueError: no tree can have such a length.
     """
 
     min_length: int = 501
-    """Fewest tokens, counting digits, operators and closing brackets."""
+    """Fewest tokens of a tree, counting digits, operators and closing brackets."""
     max_length: int = 1999
     max_depth: int = 10
-    """Depth of the deepest digit, the root being 1."""
+    """Depth of the deepest digit; the root has depth 1."""
     max_args: int = 10
 
     def __post_init__(self) -> None:
@@ -57,7 +59,7 @@ class ListOps:
             raise ValueError(f"no tree can be drawn from {self}")
 
     def sample(self, rng: random.Random) -> list[int]:
-        """The token ids of one tree whose root is an operator, drawn until its length fits."""
+        """Token ids of one tree whose root is an operator; trees are drawn until the length fits."""
         while True:
             tokens: list[int] = []
             self._operator(rng, 1, tokens)
@@ -68,7 +70,7 @@ class ListOps:
         tokens.append(_FIRST_OPERATOR + rng.randrange(len(OPERATORS)))
         for _ in range(rng.randint(2, self.max_args)):
             if len(tokens) > self.max_length:
-                return  # too long already: sample() draws another
+                return  # already too long: sample() draws another
             if depth + 1 < self.max_depth and rng.random() < _OPERATOR_PROBABILITY:
                 self._operator(rng, depth + 1, tokens)
             else:
@@ -94,13 +96,13 @@ class Batch:
     key_mask: Tensor
     """``(B, N)`` bool, True where a token is real."""
     values: Tensor
-    """``(B, N)`` int64: at each closing bracket the value of what it closes, elsewhere :data:`NO_ANSWER`."""
+    """``(B, N)`` int64: the value of what each closing bracket closes, at that bracket; elsewhere :data:`NO_ANSWER`."""
     answers: Tensor
     """``(B,)`` int64: the value of the whole tree."""
 
     @classmethod
     def of(cls, sequences: list[list[int]]) -> Batch:
-        """Pad and evaluate."""
+        """Pad and evaluate the sequences."""
         tokens = torch.full((len(sequences), max(map(len, sequences))), PAD)
         values = torch.full_like(tokens, NO_ANSWER)
         for row, sequence in enumerate(sequences):
@@ -114,16 +116,16 @@ def evaluate(tokens: list[int]) -> int:
     """The value, 0 to 9, of a whole tree.
 
     Raises:
-        ValueError: not one tree whose root is an operator.
+        ValueError: this is not one tree whose root is an operator.
     """
     return subtree_values(tokens)[-1]
 
 
 def subtree_values(tokens: list[int]) -> list[int]:
-    """At each closing bracket the value of what it closes, elsewhere :data:`NO_ANSWER`.
+    """The value of what each closing bracket closes, at that bracket; elsewhere :data:`NO_ANSWER`.
 
     Raises:
-        ValueError: not one tree whose root is an operator.
+        ValueError: this is not one tree whose root is an operator.
     """
     result = [NO_ANSWER] * len(tokens)
     stack: list[tuple[int, list[int]]] = []
@@ -168,6 +170,6 @@ def from_text(text: str) -> list[int]:
     """Inverse of :func:`to_text`.
 
     Raises:
-        ValueError: a word that is no token.
+        ValueError: a word is not a token.
     """
     return [TOKENS.index(word) for word in text.split()]

@@ -1,4 +1,4 @@
-"""ListOps as a task: by the generator of :mod:`attnbench.tasks.listops`, or the files of the Long Range Arena."""
+"""ListOps as a task: from the generator in :mod:`attnbench.tasks.listops`, or the files of the Long Range Arena."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def listops(
 ) -> Task:
     """What is the value of [MAX 2 9 [MIN 4 7 ] 0 ]? Nested lists of digits.
 
-    Values from 0 to 9; the most frequent is about 17.5 % of all trees by the rules of the Long Range Arena. A tree is
-    padded at the end to n, which must be as long as the longest. The generator draws without end, and draws a tree anew
-    that stands in the validation or the test set, as short ones do. ``folder`` takes the released files instead: there
-    the lengths are what they are, round brackets are left out, and a tree longer than n is refused, since its beginning
-    has no value.
+    Values are 0 to 9; by the rules of the Long Range Arena the most frequent one has about 17.5 % of all trees. Trees
+    are padded at the end to n, which must be at least the longest tree's length. The generator draws without end; it
+    replaces a tree that is in the validation or the test set, as short ones may be. ``folder`` takes the released files
+    instead: their lengths stay as they are, round brackets are left out, and a tree longer than n is refused, since its
+    beginning has no value.
 
     Raises:
-        UsageError: lengths between which there is no tree, or a damaged file.
-        Unsupported: n is below the longest tree, the files are not there, or cross-attention.
+        UsageError: no tree has such a length, or a file is damaged.
+        Unsupported: n is below the longest tree, the files are missing, or it is cross-attention.
     """
     refuse_cross("listops", shape)
     if folder:
@@ -121,7 +121,7 @@ class _Released(Stored):
 
 
 class _AtBrackets:
-    """The same trees, asked at each closing bracket."""
+    """The same trees, with a question at each closing bracket."""
 
     def __init__(self, part: Ragged) -> None:
         self._part = part
@@ -142,11 +142,11 @@ def _at_brackets(examples: Examples) -> Examples:
 
 
 def _lines(file: Path, n: int) -> Iterator[tuple[bytes, int]]:
-    """Ids and value of each tree of a released file.
+    """Ids and value of each tree in a released file.
 
     Raises:
-        UsageError: a line that is not a tree and its value.
-        Unsupported: a tree longer than ``n``.
+        UsageError: a line is not a tree and its value.
+        Unsupported: a tree is longer than ``n``.
     """
     empty = True
     with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:

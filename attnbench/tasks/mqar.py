@@ -1,6 +1,6 @@
-"""Associative recall in two tokens a pair: the model must first learn that a value belongs to the key before it.
+"""Associative recall with two tokens per pair: the model must first learn that a value belongs to the key before it.
 
-Source: Arora et al. 2023, "Zoology", arXiv:2312.04927, multi-query associative recall, figure 2.
+Source: multi-query associative recall in Arora et al. 2023, "Zoology", arXiv:2312.04927, figure 2.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _VERSION = 1
 class MQAR(Stream):
     """What value followed this key? Key value key value ..., then keys.
 
-    Half of the vocabulary are keys, half values; in a sequence no key and no value occurs twice. After the pairs each
-    key is asked once: the places after them are taken two by two, and the pairs are asked in the first places of
-    different twos, chosen by a power law, so that most questions come soon. The distance g of two from the end of the
-    pairs, counted from 1, has a weight of g^(power-1). Labels stand at the questions. Everything else is filler, the
-    answers too: published for models that predict the next token, the input there has the value after the key, which
-    an encoder would see. Guessing gives 2/vocab; naming any value of the sequence gives 1/pairs.
+    Half of the vocabulary are keys, half are values; no key and no value occurs twice among the pairs of a sequence.
+    After the pairs each key is asked once. The places there are grouped in twos, and each question takes the first
+    place of another two, chosen by a power law so that most questions come soon: the g-th two after the pairs, from
+    g = 1, has the weight g^(power-1). The labels are at the questions; everything else is filler. The published task is
+    for models that predict the next token, so its input has the value after each key asked. An encoder would see it
+    there, so that place is filler here. Guessing gives 2/vocab; naming any value of the sequence gives 1/pairs.
 
     Published settings: n 64, 128, 256, 512 with 4, 8, 16, 64 pairs; 100,000 sequences to train on, 3,000 to test on.
 
     Raises:
-        UsageError: fewer keys than pairs, or an odd vocabulary.
-        Unsupported: a sequence of fewer than 4 tokens a pair, or cross-attention.
+        UsageError: there are fewer keys than pairs, or the vocabulary is odd.
+        Unsupported: the sequence has fewer than 4 tokens per pair, or it is cross-attention.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class MQAR(Stream):
         self._pairs, self._half, self._filler, self._power = pairs, vocab // 2, vocab, power
 
     def draw(self, count: int, generator: Generator) -> Examples:
-        """Keys have the ids below vocab/2, values those from there on, and filler ``vocab``."""
+        """Random pairs and questions; keys have the ids below vocab/2, values those from there on, filler ``vocab``."""
         key = choices(count, self._half, self._pairs, generator)
         value = choices(count, self._half, self._pairs, generator)
         places = 2 * self._pairs + 2 * self._gaps(count, generator)
@@ -75,9 +75,9 @@ class MQAR(Stream):
         return Examples(tokens, labels)
 
     def _gaps(self, count: int, generator: Generator) -> Tensor:
-        """Different numbers from 0, ``(count, pairs)``, drawn one after the other by their weights."""
+        """Different whole numbers from 0, ``(count, pairs)``, drawn one after another by weight."""
         twos = (self.n - 2 * self._pairs) // 2
         weights = torch.arange(1, twos + 1, dtype=torch.float64) ** (self._power - 1)
-        # The first of waiting times that are exponential at these rates, and so on: drawn without replacement.
+        # Exponential waiting times at these rates, in order of arrival, are a draw without replacement.
         uniform = torch.rand(count, twos, dtype=torch.float64, generator=generator)
         return (-torch.log1p(-uniform) / weights).argsort(1)[:, : self._pairs]

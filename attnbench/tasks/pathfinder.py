@@ -1,6 +1,7 @@
 """Are two dots joined by a dashed line? The Pathfinder task of the Long Range Arena.
 
-Source: Linsley et al. 2018, arXiv:1805.08315; as a task of pixels Tay et al. 2020, arXiv:2011.04006, section 2.2.5.
+Source: Linsley et al. 2018, arXiv:1805.08315. Tay et al. 2020, arXiv:2011.04006, section 2.2.5, made it a task of
+pixels.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _PIXELS = _SIDE * _SIDE
 class Pathfinder(Stored):
     """Does a dashed line join the two dots? Images; needs the files.
 
-    One token a pixel, 256 grey levels, row by row. By default the hard set, of 200,000 images. They are sorted by
-    number, shuffled once and for ever, and divided into 80, 10 and 10 %: no division is released. An image whose file
-    is empty, of which the easy set has one, is left out. A black pixel is a pixel: nothing is masked, while the Long
-    Range Arena masked them. Guessing gives 0.5.
+    Each pixel is one token with 256 grey levels, row by row. The default is the hard set of 200,000 images. They are
+    sorted by number, shuffled in an order that never changes, and divided into 80, 10 and 10 %: no division was
+    released. An image whose file is empty is left out; the easy set has one. Black pixels count as pixels: nothing is
+    masked, while the Long Range Arena masked them. Guessing gives 0.5.
 
     Raises:
-        UsageError: a damaged image or line.
-        Unsupported: a length other than 1024, no such folder, or cross-attention.
+        UsageError: an image or a line is damaged.
+        Unsupported: the length is not 1024, the folder is missing, or it is cross-attention.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Pathfinder(Stored):
         super().__init__("pathfinder", Form(vocab=(256,), classes=2), masked_share=0.5)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """All images, a byte a pixel."""
+        """All images, with one byte for each pixel."""
         listed = _listed(self._folder)
         pixels = np.empty((len(listed), _PIXELS), dtype=np.uint8)
         kept = [place for place, image in enumerate(listed) if _decode(image.file, pixels[place])]
@@ -72,11 +73,11 @@ class Pathfinder(Stored):
         return {"train": every.at(train), "validation": every.at(validation), "test": every.at(test)}
 
     def files(self) -> list[Path]:
-        """All images, and the lists of them."""
+        """The lists of images, and all images."""
         return [*sorted((self._folder / "metadata").glob("*.npy")), *(image.file for image in _listed(self._folder))]
 
     def digest_read(self) -> str:
-        """Of the labels and the images' files."""
+        """Digest of the labels and the images' files."""
         return digest_of(
             piece
             for image in _listed(self._folder)
@@ -86,13 +87,13 @@ class Pathfinder(Stored):
 
 class _Listed(NamedTuple):
     number: tuple[int, int]
-    """Of the metadata's file, and of the image in it."""
+    """Numbers of the metadata file and of the image in it."""
     file: Path
     label: int
 
 
 def _listed(folder: Path) -> list[_Listed]:
-    """What the metadata names, by number. Its files are text, whatever they are called."""
+    """The images that the metadata lists, by number. Its files are text, in spite of their names."""
     files = [file for file in (folder / "metadata").iterdir() if file.suffix == ".npy" and file.stem.isdigit()]
     images = [image for file in files for image in _lines(folder, file)]
     if not images:
@@ -114,10 +115,10 @@ def _lines(folder: Path, file: Path) -> list[_Listed]:
 
 
 def _decode(file: Path, pixels: NDArray[np.uint8]) -> bool:
-    """Write the image into ``pixels`` ``(1024,)``; False where the file is empty.
+    """Write the image into ``pixels`` ``(1024,)``; return False if the file is empty.
 
     Raises:
-        UsageError: it is missing, broken or of another size.
+        UsageError: the image is missing, broken or of another size.
     """
     from PIL import Image
 
@@ -130,6 +131,6 @@ def _decode(file: Path, pixels: NDArray[np.uint8]) -> bool:
                 width, height = image.size
                 raise UsageError(f"{file}: {width} x {height} pixels, not {_SIDE} x {_SIDE}; name another folder")
             pixels[:] = np.asarray(image.convert("L")).reshape(-1)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # all of which Pillow raises
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow raises all of these
         raise UsageError(f"{file}: not a readable image ({error}); unpack the archive again") from None
     return True

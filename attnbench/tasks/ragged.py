@@ -13,13 +13,13 @@ from attnbench.task import Examples
 
 
 class Ragged:
-    """Each sequence as bytes, of which one takes a byte here and eight where a batch is made of it."""
+    """Sequences kept as bytes: a token takes one byte here, and eight once it is in a batch."""
 
     def __init__(self, sequences: Sequence[bytes], labels: Sequence[int], n: int, *, first_id: int) -> None:
-        """Take what is at most ``n`` long each.
+        """Take sequences of at most ``n`` bytes each.
 
         Args:
-            first_id: the id of byte 0; 0 is the padding's.
+            first_id: the id of byte 0; padding has the id 0.
         """
         self._flat = np.frombuffer(b"".join(sequences), dtype=np.uint8)
         self._starts = np.concatenate([[0], np.cumsum([len(one) for one in sequences], dtype=np.int64)])
@@ -30,7 +30,7 @@ class Ragged:
         return len(self._labels)
 
     def take(self, rows: Tensor) -> Examples:
-        """Those at ``rows``, with the mask of what is real."""
+        """The examples at ``rows``, with the mask of real tokens."""
         at = rows.numpy()
         tokens, mask = padded([self[row] for row in at], self._n, first_id=self._first_id)
         return Examples(tokens, torch.from_numpy(self._labels[at]), mask)
@@ -41,7 +41,7 @@ class Ragged:
 
 
 def padded(sequences: Sequence[NDArray[np.uint8]], n: int, *, first_id: int) -> tuple[Tensor, Tensor]:
-    """Ids int64 and bool mask of what is real, ``(len(sequences), n)`` each."""
+    """Ids as int64 and the bool mask of real tokens, each ``(len(sequences), n)``."""
     tokens = np.zeros((len(sequences), n), dtype=np.int64)
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence)] = sequence

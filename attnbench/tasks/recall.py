@@ -1,8 +1,8 @@
 """Look up the value of a key: pairs first, questions later.
 
-Source: the key-value retrieval of Schlag, Irie & Schmidhuber 2021, arXiv:2102.11174, section 6.1, in which key and
-value of a pair stand in one token, so that one lookup answers. Own forms: many questions for each sequence, and the
-form ``long``, in which the facts do not grow with n and no answer lies within a window around its question.
+Source: the key-value retrieval of Schlag, Irie & Schmidhuber 2021, arXiv:2102.11174, section 6.1, where one token holds
+key and value of a pair, so that one lookup answers. Our own additions: each sequence asks many questions, and in the
+form ``long`` the facts do not grow with n and no answer is within a window around its question.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ _VERSION = 1
 class Recall(Stream):
     """What value did this key have? Pairs first, bare keys later.
 
-    The values of the keys are drawn anew for each sequence, so that only other tokens can tell them.
-    Form ``filler``: the first tokens are the pairs, each key once, in random order; each key is asked once at a random
-    later place, and all other places are filler.
-    Form ``long``: the first half of the sequence repeats the pairs at random, each at least once, and every place of
-    the second half asks for a key at random.
-    Labels stand at the questions; guessing gives 1/values.
+    The keys' values are drawn anew for each sequence, so that only other tokens can reveal them.
+    Form ``filler``: the first tokens are the pairs, each key once, in random order. Each key is asked once at a random
+    later place; all other places are filler.
+    Form ``long``: the first half of the sequence repeats the pairs at random, each at least once. Every place in the
+    second half asks for a random key.
+    The labels are at the questions; guessing gives 1/values.
 
     Raises:
-        UsageError: fewer keys than pairs.
-        Unsupported: a sequence too short for the pairs and the questions, or cross-attention.
+        UsageError: there are fewer keys than pairs.
+        Unsupported: the sequence is too short for the pairs and the questions, the length is odd with form ``long``, or
+            it is cross-attention.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class Recall(Stream):
         self._pairs, self._values, self._keys, self._ids, self._long = pairs, values, keys, ids, not filler
 
     def draw(self, count: int, generator: Generator) -> Examples:
-        """Tokens ``(count, N)``, or ``(count, N, 2)`` with two ids a token."""
+        """Examples with tokens ``(count, N)``, or ``(count, N, 2)`` if each token has two ids."""
         known = choices(count, self._keys, self._pairs, generator)
         value = torch.randint(self._values, (count, self._pairs), generator=generator)
         pair, asked = (self._places_long if self._long else self._places_filler)(count, generator)
-        # At each place: number of the pair that stands there or is asked for, or -1.
+        # At each place: the number of the pair that is there or is asked for, or -1.
         which = torch.where(pair >= 0, pair, asked)
         filled, at = which >= 0, which.clamp(min=0)
         key = torch.where(filled, known.gather(1, at), self._keys)
@@ -87,14 +88,14 @@ class Recall(Stream):
         return Examples(tokens, torch.where(asked >= 0, of_key, NO_LABEL))
 
     def _tokens(self, key: Tensor, value: Tensor) -> Tensor:
-        """Of keys up to ``keys``, which is filler, and values up to ``values``, which is a bare key."""
+        """Tokens of keys and values; the key number ``keys`` means filler, the value number ``values`` a bare key."""
         if self._ids == 2:
             return torch.stack([key, value], dim=2)
         bare = self._keys * self._values + key
         return torch.where(value < self._values, key * self._values + value, bare)
 
     def _places_filler(self, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Which pair stands at each place, and which is asked for there, ``(count, N)`` each, -1 for none."""
+        """Which pair is at each place, and which is asked for there, each ``(count, N)``, with -1 for none."""
         pair = torch.full((count, self.n), -1)
         pair[:, : self._pairs] = torch.arange(self._pairs)
         asked = torch.full_like(pair, -1)
@@ -103,7 +104,7 @@ class Recall(Stream):
         return pair, asked
 
     def _places_long(self, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """The same of the other form."""
+        """The same for the form ``long``."""
         half = self.n // 2
         pair, asked = torch.full((2, count, self.n), -1)
         more = torch.randint(self._pairs, (count, half - self._pairs), generator=generator)

@@ -1,7 +1,7 @@
 """Does one paper cite the other? The retrieval task of the Long Range Arena.
 
-Source: Radev et al. 2013, "The ACL Anthology Network Corpus"; as a task of bytes in two towers Tay et al. 2020,
-arXiv:2011.04006, section 2.2.3.
+Source: Radev et al. 2013, "The ACL Anthology Network Corpus". Tay et al. 2020, arXiv:2011.04006, section 2.2.3, made it
+a task of bytes in two towers.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _COLUMNS = 5
 class Retrieval(Stored):
     """Does one of these two papers cite the other? Needs the files.
 
-    Two towers: each text is read alone, as bytes whose id is the byte + 1: the first 10,000 at most, cut to n, padded
-    at the end. A text without bytes is one token of padding. The files stay where they are and are mapped into memory,
-    since they are gigabytes. Guessing gives 0.5.
+    The model has two towers: each text is read alone, as bytes whose id is the byte + 1. At most 10,000 bytes and at
+    most n are taken, padded at the end. An empty text becomes one token of padding. The files stay where they are and
+    are mapped into memory, since they are gigabytes in size. Guessing gives 0.5.
 
     Raises:
-        UsageError: a line without five columns, or whose label is neither 0 nor 1.
-        Unsupported: no such files, or cross-attention.
+        UsageError: a file is empty, or a line has not five columns or a label other than 0 and 1.
+        Unsupported: the files are missing, or it is cross-attention.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class Retrieval(Stored):
         super().__init__("retrieval", Form(vocab=(257,), classes=2, towers=2), masked_share=0.15)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """Where each text stands."""
+        """The place of each text in its file."""
         return {split: _Pairs(self._folder / name, self._n) for split, name in _FILES.items()}
 
     def files(self) -> list[Path]:
-        """One a split."""
+        """One file for each split."""
         return [self._folder / name for name in _FILES.values()]
 
     def digest_read(self) -> str:
-        """Of the three files."""
+        """Digest of the three files."""
         return digest_of(chain.from_iterable(map(blocks, self.files())))
 
 
 class _Pairs:
-    """The lines of one file. Not by ``csv``: running text has fields that are longer than it allows."""
+    """The lines of one file. ``csv`` cannot read them: running text has fields that are longer than it allows."""
 
     def __init__(self, file: Path, n: int) -> None:
         if not file.stat().st_size:
@@ -103,7 +103,7 @@ class _Pairs:
         at = rows.numpy()
         texts = [self._text(start, end) for start, end in self._texts[at].reshape(-1, 2).tolist()]
         tokens, mask = padded(texts, self._n, first_id=1)
-        mask[:, 0] = True  # of a text without bytes too: a softmax over nothing is not a number
+        mask[:, 0] = True  # in a text without bytes too: a softmax over nothing is NaN
         shape = (len(at), 2, self._n)
         return Examples(tokens.view(shape), torch.from_numpy(self._labels[at].copy()), mask.view(shape))
 
@@ -112,10 +112,10 @@ class _Pairs:
 
 
 def _lines(file: Path, content: mmap.mmap) -> tuple[array[int], array[int]]:
-    """Label of each line, and start and end of its two texts, one after the other.
+    """Label of each line, and start and end of its two texts, one after another.
 
     Raises:
-        UsageError: a line that is not label, id, id, text, text.
+        UsageError: a line is not label, id, id, text, text.
     """
     labels, texts = array("q"), array("q")
     start = number = 0

@@ -1,4 +1,4 @@
-"""Tasks with as many examples as are stored, and in which order a training sees them."""
+"""Tasks with stored examples, and the order in which a training sees them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Part(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, rows: Tensor) -> Examples:
-        """Those at ``rows``, int64 ``(B,)``."""
+        """The examples at ``rows``, int64 ``(B,)``."""
         ...
 
 
@@ -42,15 +42,15 @@ class Images:
         return Examples(tokens, torch.from_numpy(self._labels[at].astype(np.int64)))
 
     def at(self, rows: NDArray[np.integer]) -> Images:
-        """Some of them."""
+        """The images at ``rows``."""
         return Images(self._tokens[rows], self._labels[rows])
 
 
 class Stored:
-    """A task that reads its examples, at the first question about them; a subclass says how by :meth:`read`.
+    """A task that reads its examples when they are first needed; a subclass says how in :meth:`read`.
 
-    Each epoch of a training is a permutation of all examples, drawn from its seed and the epoch's number, so that the
-    number of a step alone says what it sees.
+    Each epoch of a training is a permutation of all examples, drawn from the training's seed and the epoch's number, so
+    that a step's number alone decides what it sees.
     """
 
     def __init__(self, name: str, form: Form, *, masked_share: float) -> None:
@@ -59,15 +59,15 @@ class Stored:
         self._name = name
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """All examples.
+        """Read all examples.
 
         Raises:
-            UsageError: a damaged file.
+            UsageError: a file is damaged.
         """
         raise NotImplementedError
 
     def files(self) -> Iterable[Path]:
-        """All that :meth:`read` reads; none where the data is shipped. A run that has others is another run."""
+        """All files that :meth:`read` reads; none where the data is shipped. With other files it is another run."""
         return ()
 
     def digest_read(self) -> str:
@@ -80,21 +80,21 @@ class Stored:
 
     @cached_property
     def train_examples(self) -> int | None:
-        """Read to be counted."""
+        """Number of examples to train on, which must be read to be counted."""
         return len(self._parts["train"])
 
     @cached_property
     def test_examples(self) -> int:
-        """Read to be counted."""
+        """Number of test examples, which must be read to be counted."""
         return len(self._parts["test"])
 
     @cached_property
     def digest(self) -> str:
-        """Of the files as they are when it is first asked."""
+        """Digest of the files as they are when it is first needed."""
         return self.digest_read()
 
     def batch(self, seed: int, step: int, size: int) -> Examples:
-        """A batch at the end of an epoch goes on with the beginning of the next."""
+        """Examples for one step; a batch at the end of an epoch continues with the beginning of the next."""
         train = self._parts["train"]
         epoch, start = divmod(step * size, len(train))
         rows = torch.empty(0, dtype=torch.int64)
@@ -104,13 +104,13 @@ class Stored:
         return train.take(rows)
 
     def held_out(self, split: Split, size: int) -> Iterator[Examples]:
-        """In the order in which they are stored."""
+        """The examples of a split, in the order in which they are stored."""
         part = self._parts[split]
         for rows in torch.split(torch.arange(len(part)), size):
             yield part.take(rows)
 
     def fresh(self, seed: int, size: int) -> Iterator[Examples] | None:
-        """None: there are no others."""
+        """None: there are no other examples."""
         return None
 
 
@@ -121,20 +121,20 @@ def _epoch(name: str, count: int, seed: int, epoch: int) -> Tensor:
 
 
 def fixed_order(name: str, count: int) -> NDArray[np.int64]:
-    """A permutation that is the same for ever: by it examples are divided into splits."""
+    """A permutation that never changes, which divides examples into splits."""
     generator = torch.Generator().manual_seed(stream_seed(name, "splits"))
     order: NDArray[np.int64] = torch.randperm(count, generator=generator).numpy()
     return order
 
 
 def present(folder: str, needed: Iterable[str], get: str) -> Path:
-    """The folder, relative to the working directory, in which each of ``needed`` is there.
+    """The folder, relative to the working directory, if each of ``needed`` is in it.
 
     Args:
-        get: where to get it, as advice: ``get X from URL``.
+        get: advice on where to get it: ``get X from URL``.
 
     Raises:
-        Unsupported: it is not there.
+        Unsupported: the folder, or one of ``needed``, is missing.
     """
     root = Path(folder).expanduser()
     for name in needed:
@@ -144,7 +144,7 @@ def present(folder: str, needed: Iterable[str], get: str) -> Path:
 
 
 def digest_of(pieces: Iterable[bytes | memoryview]) -> str:
-    """Sixteen hex digits."""
+    """Digest of all pieces in order, as sixteen hex digits."""
     whole = hashlib.sha256()
     for piece in pieces:
         whole.update(piece)
@@ -152,7 +152,7 @@ def digest_of(pieces: Iterable[bytes | memoryview]) -> str:
 
 
 def blocks(path: Path) -> Iterator[bytes]:
-    """What a file holds, a mebibyte at a time."""
+    """The contents of a file, one mebibyte at a time."""
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             yield block

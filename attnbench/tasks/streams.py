@@ -1,4 +1,4 @@
-"""Tasks whose sequences are drawn without end, from generators that depend on nothing but what is asked."""
+"""Tasks whose sequences are drawn without end, by generators that depend only on what is asked for."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from attnbench.spec import Scalar, Spec
 from attnbench.task import Examples, Form, Split, stream_seed
 
 _MOST_DRAWS = 100
-"""How often what is held out is drawn anew before the task is given up as too small."""
+"""How many times to draw in search of sequences that are not held out, before the task is given up as too small."""
 
 
 class Stream:
-    """A task that draws its sequences; a subclass says how by :meth:`draw`.
+    """A task that draws its sequences; a subclass says how in :meth:`draw`.
 
-    Validation and test are drawn once and for ever, and a sequence of theirs that turns up in training is drawn anew.
+    Validation and test sets are drawn once and stay the same. If one of their sequences turns up in training, another
+    is drawn in its place.
     """
 
     train_examples: int | None = None
@@ -37,12 +38,12 @@ class Stream:
         test: int,
         masked_share: float = 0.15,
     ) -> None:
-        """Take what the data depends on.
+        """Take everything that the data depends on.
 
         Args:
             settings: every option that changes what is drawn.
-            version: of the generator, to be raised by whoever changes what it draws.
-            test: sequences to test on; half as many, at least one, are for validation.
+            version: version of the generator; whoever changes what it draws must increment it.
+            test: number of sequences to test on; half as many, at least one, are for validation.
 
         Raises:
             Unsupported: cross-attention.
@@ -56,19 +57,19 @@ class Stream:
         self.digest = hashlib.sha256(self._label.encode()).hexdigest()[:16]
 
     def draw(self, count: int, generator: Generator) -> Examples:
-        """``count`` examples, which depend on the generator only."""
+        """``count`` examples, which depend only on the generator."""
         raise NotImplementedError
 
     def batch(self, seed: int, step: int, size: int) -> Examples:
-        """Raises Unsupported where nearly every sequence that there is is held out."""
+        """Examples for one training step; raise Unsupported if nearly every possible sequence is held out."""
         return self._draw_others(size, self._generator("train", seed, step), self._held_out_keys)
 
     def held_out(self, split: Split, size: int) -> Iterator[Examples]:
-        """The same whatever ``size`` is."""
+        """The examples of a split, the same whatever ``size`` is."""
         return in_parts(self._held_out[split], size)
 
     def fresh(self, seed: int, size: int) -> Iterator[Examples] | None:
-        """Drawn at once, so that they are the same whatever ``size`` is."""
+        """New examples, all drawn at once so that they are the same whatever ``size`` is."""
         return in_parts(self.draw(self.test_examples, self._generator("fresh", seed, 0)), size)
 
     @cached_property
@@ -88,7 +89,7 @@ class Stream:
         return torch.Generator().manual_seed(stream_seed(self._label, split, seed, step))
 
     def _draw_others(self, count: int, generator: Generator, taken: frozenset[bytes]) -> Examples:
-        """``count`` examples, none of which is among ``taken``."""
+        """``count`` examples, none of them among ``taken``."""
         found: list[Examples] = []
         missing = count
         for _ in range(_MOST_DRAWS):
@@ -105,24 +106,24 @@ class Stream:
 
 
 def refuse_cross(name: str, shape: Shape) -> None:
-    """Raises Unsupported where keys are of another sequence than queries."""
+    """Raise Unsupported if keys come from another sequence than queries."""
     if shape.cross:
         raise Unsupported(f"{name}: an encoder attends to its own sequence; remove kv_len")
 
 
 def shuffles(count: int, size: int, generator: Generator) -> Tensor:
     """``count`` permutations of ``size``, int64 ``(count, size)``."""
-    # In float64 no two numbers are equal, whose order would be left to the sort.
+    # In float64 no two numbers are equal; with equal ones the order would depend on the sort.
     return torch.rand(count, size, dtype=torch.float64, generator=generator).argsort(1)
 
 
 def choices(count: int, size: int, most: int, generator: Generator) -> Tensor:
-    """The first ``most`` of ``count`` permutations of ``size``, int64 ``(count, most)``: in a tenth of the time."""
+    """The first ``most`` of ``count`` permutations of ``size``, int64 ``(count, most)``, in a tenth of the time."""
     return torch.rand(count, size, dtype=torch.float64, generator=generator).topk(most).indices
 
 
 def keys(examples: Examples) -> list[bytes]:
-    """Of each sequence sixteen bytes that no other sequence has."""
+    """Sixteen bytes that identify each sequence."""
     rows = examples.tokens.flatten(1).contiguous().numpy()
     return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
 

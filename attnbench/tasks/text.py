@@ -1,7 +1,7 @@
 """Sentiment of reviews, read byte by byte: the text task of the Long Range Arena.
 
-Source: Maas et al. 2011, "Learning Word Vectors for Sentiment Analysis" (IMDb); as a task of bytes Tay et al. 2020,
-arXiv:2011.04006, section 2.2.2.
+Source: Maas et al. 2011, "Learning Word Vectors for Sentiment Analysis" (IMDb). Tay et al. 2020, arXiv:2011.04006,
+section 2.2.2, made it a task of bytes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NAME = re.compile(r"(\d+)_(\d+)\.txt")
 class Text(Stored):
     """Is this film review good or bad? Bytes of IMDb; needs the files.
 
-    Bytes as they are, markup too: the id is the byte + 1, of at most the first n bytes, padded at the end. A tenth of
-    the 25,000 reviews to train on is held out for validation, at random once and for ever; the Long Range Arena
-    validated on the test set. Guessing gives 0.5.
+    The bytes are taken as they are, markup too: at most the first n, padded at the end; the id is the byte + 1. A tenth
+    of the 25,000 reviews to train on is held out for validation, chosen at random once and for ever; the Long Range
+    Arena validated on the test set. Guessing gives 0.5.
 
     Raises:
-        UsageError: a file without text, not in UTF-8, or whose name does not fit its folder.
-        Unsupported: no such folder, or cross-attention.
+        UsageError: a file has no text, is not in UTF-8, or has a name that does not fit its folder.
+        Unsupported: the folder is missing, or it is cross-attention.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Text(Stored):
         super().__init__("text", Form(vocab=(257,), classes=2), masked_share=0.15)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """All reviews, of which the first n bytes are kept."""
+        """The first n bytes of all reviews."""
         given, test = self._reviews("train"), self._reviews("test")
         order = fixed_order("text", len(given))
         held = len(given) // 10
@@ -67,11 +67,11 @@ class Text(Stored):
         }
 
     def files(self) -> Iterator[Path]:
-        """All reviews."""
+        """The files of all reviews."""
         return (self._folder / file for file, _ in self._files())
 
     def digest_read(self) -> str:
-        """Of all names and texts."""
+        """Digest of all names and texts."""
         return digest_of(piece for file, _ in self._files() for piece in (str(file).encode(), self._bytes(file)))
 
     def _part(self, reviews: list[tuple[bytes, int]]) -> Part:
@@ -87,7 +87,7 @@ class Text(Stored):
         return found
 
     def _files(self) -> Iterator[tuple[Path, int]]:
-        """Each review below the folder, by name, and its label."""
+        """Each review's file below the folder, by name, and its label."""
         for folder in _FOLDERS:
             names = sorted(file.name for file in (self._folder / folder).iterdir() if file.suffix == ".txt")
             yield from ((Path(folder, name), int(folder.endswith("pos"))) for name in names)
@@ -97,7 +97,7 @@ class Text(Stored):
 
 
 def _checked(file: Path, text: bytes, label: int) -> bytes:
-    """Raises UsageError where it is no review with this label."""
+    """``text``, if it is a review with this label; otherwise raise UsageError."""
     name = _NAME.fullmatch(file.name)
     if name is None:
         raise UsageError(f"{file}: the name is not <id>_<stars>.txt; remove the file")

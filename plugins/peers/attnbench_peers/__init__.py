@@ -1,6 +1,6 @@
-"""The packages that people use, as variants ``peer.NAME``: importing this registers them.
+"""Widely used packages as variants ``peer.NAME``; importing this module registers them.
 
-What an adapter wraps is imported when it is built, so that listing variants does not load ten packages.
+An adapter imports its package when it is built, so that listing variants does not load ten packages.
 """
 
 from importlib import import_module

@@ -26,17 +26,17 @@ from attnbench.variant import No, Traits, build, register
         stochastic=True,
         dtypes=("float32", "float64"),
     ),
-    settings=("block=1,random_blocks=1",),  # check takes 23 tokens
+    settings=("block=1,random_blocks=1",),  # check uses 23 tokens
 )
 class PeerBigBird(nn.Module):
     """transformers' BigBird block-sparse attention: no random blocks at inference, and an n × n matrix.
 
-    The core alone, q ``(B, H, N, D)``; masks are made in the constructor, as the package makes them once a model. N
-    must be more than 5 + 2·r whole blocks.
+    This is the core alone, with q ``(B, H, N, D)``. The constructor makes the masks, as the package makes them once per
+    model. N must be more than 5 + 2·r whole blocks.
 
-    Where it differs from its formula: outside training every "random" block is block 0, whose keys, global already,
-    then count 1 + r times; in training the plan is drawn in Python loops in every call, and the same one every time.
-    It also writes out the n × n matrix of weights of every head, whether it is asked for or not: memory is O(n²).
+    Where it differs from its formula: outside training every "random" block is block 0, so that its keys, which are
+    global already, count 1 + r times. In training, Python loops draw the plan in every call, the same one every time.
+    It also always writes out the n × n matrix of weights of every head, asked for or not: memory is O(n²).
     """
 
     def __init__(

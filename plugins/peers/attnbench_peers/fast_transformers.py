@@ -1,4 +1,4 @@
-"""fast-transformers, by the authors of the Linear Transformer: einsums, and a C++ kernel where causal."""
+"""fast-transformers, by the authors of the Linear Transformer: einsums, and a C++ kernel for the causal form."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ INSTALL = "pip install --no-deps --no-build-isolation pytorch-fast-transformers=
 class PeerFastTransformers(nn.Module):
     """The attention core of fast-transformers' linear attention, without projections.
 
-    Its layout is ``(B, N, H, D)``: give it ``heads-inside`` inputs, of which that is a view. The 1e-6 that it adds to
-    each sum of weights is set to 0 by its own argument. Causal attention is a kernel in C++, in float32 only.
+    Its layout is ``(B, N, H, D)``, which is a view of ``heads-inside`` inputs: give it these. It adds 1e-6 to each sum
+    of weights, which its own argument sets to 0 here. Causal attention is a C++ kernel, in float32 only.
     """
 
     def __init__(self, shape: Shape) -> None:

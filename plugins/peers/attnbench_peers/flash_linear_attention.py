@@ -27,7 +27,7 @@ from attnbench.variant import No, Traits, build, register
 class PeerFlashLinear(nn.Module):
     """flash-linear-attention's chunk_linear_attn of elu + 1, causal only, on a GPU only.
 
-    The core alone. Its layout is ``(B, N, H, D)``: give it ``heads-inside`` inputs, of which that is a view.
+    This is the core alone. Its layout is ``(B, N, H, D)``, which is a view of ``heads-inside`` inputs: give it these.
     """
 
     def __init__(self, shape: Shape) -> None:

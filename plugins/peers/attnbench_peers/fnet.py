@@ -27,9 +27,9 @@ from attnbench.variant import No, Traits, build, register
     ),
 )
 class PeerFNet(nn.Module):
-    """transformers' FNetBasicFourierTransform: the whole complex transform, of which the real part is kept.
+    """transformers' FNetBasicFourierTransform: the whole complex transform; its real part is kept.
 
-    x ``(B, N, C)`` as the package takes it; there are no projections. Correct.
+    x is ``(B, N, C)``, as the package takes it; there are no projections. It is correct.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -1,4 +1,4 @@
-"""How q, k and v reach a package that expects tokens with their heads inside, or that projects them itself."""
+"""How to hand q, k and v to a package that expects tokens with their heads inside, or that projects them itself."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def heads_inside(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gaussian, with the heads of a token side by side in memory, as a layer's projections leave them.
 
-    The numbers of ``gaussian``. What takes ``(B, N, H·D)`` then gets a view, and what takes ``(B, H, N, D)`` gets the
-    strided views that it would get in a model.
+    The numbers are those of ``gaussian``. Code that takes ``(B, N, H·D)`` gets a view, and code that takes
+    ``(B, H, N, D)`` gets the strided views that it would get in a model.
     """
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in gaussian(shape, generator, logit_std=logit_std))
     return q, k, v
 
 
 def merged(x: Tensor) -> Tensor:
-    """``(B, H, N, D)`` as ``(B, N, H·D)``: a view of ``heads-inside`` inputs, a copy of others."""
+    """``(B, H, N, D)`` as ``(B, N, H·D)``: a view for ``heads-inside`` inputs, a copy for others."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -40,7 +40,7 @@ def separated(x: Tensor, heads: int) -> Tensor:
 
 
 class Given(nn.Module):
-    """In the place of a projection: gives once what it was handed, whatever it is applied to."""
+    """Takes the place of a projection: returns once what it was handed, whatever it is applied to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class Given(nn.Module):
         self._value = value
 
     def forward(self, x: Tensor) -> object:
-        value, self._value = self._value, None  # nothing is kept alive from one call to the next
+        value, self._value = self._value, None  # so that nothing is kept alive between calls
         return value
 
 
 class Parts(NamedTuple):
-    """q, k and v in the place of their concatenation, which a package would take apart again."""
+    """q, k and v instead of their concatenation, which a package would split again."""
 
     q: Tensor
     k: Tensor

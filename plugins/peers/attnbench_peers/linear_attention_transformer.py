@@ -1,4 +1,4 @@
-"""linear-attention-transformer: attention by a softmax over channels and one over positions."""
+"""linear-attention-transformer: attention by one softmax over channels and one over positions."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from attnbench.variant import No, Traits, build, register
 class PeerEfficient(nn.Module):
     """linear-attention-transformer's linear_attn, which is efficient attention.
 
-    The core alone, q ``(B, H, N, D)``.
+    This is the core alone, with q ``(B, H, N, D)``.
 
-    Where it differs from its formula: the row softmax is multiplied by 1/√D afterwards, so that the weights of a row
-    sum to 1/√D; with a mask it overwrites the k and v that it was handed.
+    Where it differs from its formula: the row softmax is then multiplied by 1/√D, so that the weights of a row sum to
+    1/√D. With a mask it overwrites the k and v that it was given.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -64,10 +64,10 @@ class PeerEfficient(nn.Module):
 class PeerCausalBuckets(nn.Module):
     """linear-attention-transformer's causal path in its buckets of 64, the fastest public one in plain PyTorch.
 
-    The core alone, q ``(B, H, N, D)``, causal only; N must be whole buckets. It is another operator than causal linear
-    attention with elu + 1, so that only time and memory can be compared, and with less to do: a query sees the buckets
-    before its own and nothing of its own (the first 64 outputs are 0), so that no pair of tokens is ever formed.
-    Features are a softmax and an exponential, which is not stabilised: keys of 90 give infinity.
+    This is the core alone, with q ``(B, H, N, D)``, causal only; N must be whole buckets. It is another operator than
+    causal linear attention with elu + 1, so that only time and memory can be compared. It also has less to do: a query
+    sees the buckets before its own and nothing of its own (the first 64 outputs are 0), so that no pair of tokens is
+    ever formed. Its features are a softmax and an exponential that is not stabilised: keys of 90 give infinity.
     """
 
     BUCKET = 64

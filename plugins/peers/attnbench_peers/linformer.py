@@ -33,12 +33,12 @@ from attnbench_peers.layouts import Given, copy_into, merged, separated
 class PeerLinformer(nn.Module):
     """linformer's LinformerSelfAttention without its projections, with our E and F.
 
-    Projections to q, k, v and out are taken away, so that what is measured begins with q, k, v ``(B, N, H·D)``: give it
-    ``heads-inside`` inputs, of which that is a view. E and F are those of ``linformer:sharing=headwise`` from the same
+    Projections to q, k, v and out are removed, so that the measured part begins with q, k, v ``(B, N, H·D)``, which are
+    views of ``heads-inside`` inputs: give it these. E and F are those of ``linformer:sharing=headwise`` from the same
     seed; the package itself draws them from a uniform distribution.
 
-    Correct; but only sequences of exactly ``shape.M`` keys, and its ``share_kv=True`` (not used here) makes the values
-    themselves equal to the keys.
+    It is correct, but takes only sequences of exactly ``shape.M`` keys. Its ``share_kv=True`` (not used here) makes the
+    values themselves equal to the keys.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PeerLinformer(nn.Module):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         ours = build("linformer", self.shape, rank=self.rank, sharing="headwise").to(q.dtype)
         for name, weight in (("E", self.peer.proj_k), ("F", self.peer.proj_v)):
-            delattr(ours, name)  # a plain tensor may stand there then, through which gradients reach the package's own
+            delattr(ours, name)  # then it can be a plain tensor, through which gradients reach the package's weight
             setattr(ours, name, weight.T)
         out: Tensor = ours.dense(q, k, v)  # type: ignore[operator]  # it is a Linformer
         return out

@@ -23,10 +23,11 @@ from attnbench.variant import No, Traits, build, register
 class PeerLocal(nn.Module):
     """local-attention's LocalAttention with exact_windowsize: a window of ±w.
 
-    The core alone, q ``(B, H, N, D)``, without rotary embeddings (the package adds them as soon as it is told a width).
+    This is the core alone, with q ``(B, H, N, D)`` and without rotary embeddings, which the package adds as soon as it
+    is given a width.
 
-    Where it differs from its formula: a length that is no multiple of w is filled up at the end with zeros, and without
-    a mask the last queries attend to them, unless causal.
+    Where it differs from its formula: a length that is not a multiple of w is padded at the end with zeros, and without
+    a mask the last queries attend to them, unless attention is causal.
     """
 
     def __init__(

@@ -31,9 +31,9 @@ from attnbench_peers.layouts import Given, merged, separated
 class PeerLongformer(nn.Module):
     """transformers' LongformerSelfAttention without its projections and without global tokens.
 
-    What is measured begins with q, k, v ``(B, N, H·D)``: give it ``heads-inside`` inputs, of which that is a view. q is
-    copied once, because the package divides it in place as it would its own product. ``window`` counts one side, the
-    package's both. N must be a multiple of 2·window. The softmax is in float32 whatever the type.
+    The measured part begins with q, k, v ``(B, N, H·D)``, which are views of ``heads-inside`` inputs: give it these. q
+    is copied once, because the package divides it in place, as it would divide its own product. ``window`` counts one
+    side, the package's both. N must be a multiple of 2·window. The softmax is in float32, whatever the dtype.
     """
 
     def __init__(

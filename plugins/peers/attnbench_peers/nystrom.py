@@ -30,11 +30,11 @@ from attnbench_peers.layouts import Given, Parts, merged, separated
 class PeerNystrom(nn.Module):
     """nystrom-attention's NystromAttention without its projections and without its convolution.
 
-    What is measured begins with q, k, v ``(B, N, H·D)``: give it ``heads-inside`` inputs, of which that is a view.
+    The measured part begins with q, k, v ``(B, N, H·D)``, which are views of ``heads-inside`` inputs: give it these.
 
-    Where it differs from its formula: one scale for the start of the pseudo-inverse is taken over all examples and
-    heads, so that other examples change a result; a length that is no multiple of R is filled up in front with zeros
-    that nothing masks: they take part as keys and in the landmarks.
+    Where it differs from its formula: the pseudo-inverse starts from one scale for all examples and heads, so that
+    other examples change a result. A length that is not a multiple of R is padded in front with zeros that nothing
+    masks: they take part as keys and in the landmarks.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class PeerNystrom(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         parts = Parts(merged(q), merged(k), merged(v))
         short = -q.shape[2] % self.landmarks
-        if short:  # as zeros come out of projections without bias
+        if short:  # projections without bias turn zeros into zeros
             parts = Parts(*(pad(x, (0, 0, short, 0)) for x in parts))
         self.peer.to_qkv.hand(parts)
         return separated(self.peer(merged(q), mask=key_mask), self.shape.H)

@@ -26,16 +26,16 @@ from attnbench_peers.layouts import Given, merged, separated
         rows_sum_to_one=False,
         dtypes=("float32", "float64"),
     ),
-    settings=("landmarks=23",),  # check takes 23 tokens
+    settings=("landmarks=23",),  # check uses 23 tokens
 )
 class PeerNystromformer(nn.Module):
     """transformers' NystromformerSelfAttention without its projections and without its convolution.
 
-    What is measured begins with q, k, v ``(B, N, H·D)``: give it ``heads-inside`` inputs, of which that is a view. N
+    The measured part begins with q, k, v ``(B, N, H·D)``, which are views of ``heads-inside`` inputs: give it these. N
     must be a multiple of R.
 
-    Where it differs from its formula: one scale for the start of the pseudo-inverse is taken over all examples and
-    heads, so that other examples change a result.
+    Where it differs from its formula: the pseudo-inverse starts from one scale for all examples and heads, so that
+    other examples change a result.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PeerNystromformer(nn.Module):
         )
         self.peer: Any = NystromformerSelfAttention(config)
         self.peer.conv_kernel_size = (
-            None  # its own switch for "no convolution", which the config no longer lets through
+            None  # the package's own switch for "no convolution", which its config no longer passes on
         )
         del self.peer.conv
         self.peer.query, self.peer.key, self.peer.value = Given(), Given(), Given()

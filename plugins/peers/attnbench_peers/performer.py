@@ -32,13 +32,13 @@ NO_MASK = No("the package masks by setting keys to zero before the feature map, 
 class PeerPerformer(nn.Module):
     """performer-pytorch's FastAttention, with our ω.
 
-    The attention core alone: no projections, q ``(B, H, N, D)`` as the package takes it. ω is the one that
-    ``performer`` draws from the same seed; with ``draw=own`` it is the package's.
+    This is the attention core alone, without projections; q is ``(B, H, N, D)``, as the package takes it. ω is the one
+    that ``performer`` draws from the same seed; with ``draw=own`` it is the package's.
 
-    Where it differs from its formula: 1e-4 is added to each exponential after the largest exponent is subtracted, which
-    cannot be switched off; where the variance is large that answers mean(V). The largest exponent of a key is taken
-    without ‖k‖²/2, and where causal over the whole sequence, so that later keys reach earlier outputs through the 1e-4.
-    With ``draw=own`` ω comes from a QR whose signs are not corrected: its products are biased.
+    Where it differs from its formula: 1e-4 is added to each exponential after the largest exponent is subtracted. This
+    cannot be switched off, and gives mean(V) if the variance is large. The largest exponent of a key is taken without
+    ‖k‖²/2, and over the whole sequence even if causal, so that later keys reach earlier outputs through the 1e-4. With
+    ``draw=own`` ω comes from a QR whose signs are not corrected: its products are biased.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class PeerPerformer(nn.Module):
 class PeerLinear(nn.Module):
     """Linear attention by performer-pytorch's einsums, of elu + 1.
 
-    The core alone, q ``(B, H, N, D)``. The package's functions take features; elu(x) + 1 is PyTorch's own. Where
-    causal, 1e-6 is added to every sum of keys, and a 128th of the sequence gets a D × D matrix for each token.
+    This is the core alone, with q ``(B, H, N, D)``. The package's functions take features; elu(x) + 1 is PyTorch's own.
+    If causal, 1e-6 is added to every sum of keys, and a 128th of the sequence gets a D × D matrix for each token.
     """
 
     def __init__(self, shape: Shape) -> None:

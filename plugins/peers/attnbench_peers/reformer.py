@@ -31,12 +31,12 @@ from attnbench.variant import No, Traits, register
 class PeerReformer(nn.Module):
     """reformer-pytorch's LSHAttention; the shared vector is k, and q is not read.
 
-    The core alone, ``(B·H, N, D)``, a view of q ``(B, H, N, D)``. A pair that several rounds see weighs as often, as in
-    ``reformer:correction=false``.
+    This is the core alone, with ``(B·H, N, D)``, a view of q ``(B, H, N, D)``. A pair seen by several rounds counts
+    that many times, as in ``reformer:correction=false``.
 
     Where it differs from the authors' formula: logits are divided by √D although the keys are normalised; the first
     chunk of a round looks back to the last chunk of the round before; rotations are drawn in every call; the rotation
-    has n / (2·chunk) columns, so that hashing costs n². Only lengths that are a multiple of 2·chunk.
+    has n / (2·chunk) columns, so that hashing costs n². Lengths must be a multiple of 2·chunk.
     """
 
     def __init__(

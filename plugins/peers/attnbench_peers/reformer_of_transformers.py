@@ -33,11 +33,11 @@ from attnbench_peers.layouts import Given, merged, separated
 class PeerReformerOfTransformers(nn.Module):
     """transformers' LSHSelfAttention without its projections; the shared vector is k, and q is not read.
 
-    What is measured begins with k, v ``(B, N, H·D)``: give it ``heads-inside`` inputs, of which that is a view.
+    The measured part begins with k, v ``(B, N, H·D)``, which are views of ``heads-inside`` inputs: give it these.
 
     Where it differs from the formula: the first chunk of a round looks back to the last chunk of the round before;
-    rotations are drawn in every call; 1e-6 is added to the mean square by which keys are normalised. N must be a
-    multiple of 2·chunk.
+    rotations are drawn in every call; 1e-6 is added to the mean square that normalises keys. N must be a multiple of
+    2·chunk.
     """
 
     def __init__(
@@ -76,6 +76,6 @@ class PeerReformerOfTransformers(nn.Module):
 
 
 def _buckets(n: int, chunk: int) -> int | list[int]:
-    """As many as ours: n / chunk, of two hashes where they are many."""
+    """About as many buckets as our variant has, n / chunk; split between two hashes if they are many."""
     count = n // chunk
     return count if count <= 128 else [2 * math.ceil(math.sqrt(count / 4))] * 2

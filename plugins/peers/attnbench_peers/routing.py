@@ -37,10 +37,10 @@ from attnbench_peers.layouts import copy_into
 class PeerRouting(nn.Module):
     """routing-transformer's KmeansAttention with separate queries and keys, with our centroids.
 
-    The core alone, q ``(B, H, N, D)``. Centroids are those of ``routing`` from the same seed, and count as initialised,
-    or the first call would run ten steps of k-means. Queries and keys are not layer-normalised by the package; of those
-    that are, it gives what ``routing`` gives but for the 1e-5 that it adds to the number of clusters of a token. In
-    training mode every call also makes a step of k-means for the running average.
+    This is the core alone, with q ``(B, H, N, D)``. Centroids are those of ``routing`` from the same seed, and are
+    marked as initialised; otherwise the first call would run ten steps of k-means. The package does not layer-normalise
+    queries and keys. Given normalised ones it agrees with ``routing``, except that it adds 1e-5 to the number of
+    clusters that a token is in. In training mode every call also makes a step of k-means for the running average.
     """
 
     def __init__(
@@ -66,5 +66,5 @@ class PeerRouting(nn.Module):
         self.peer.kmeans.initted.fill_(True)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        out: Tensor = self.peer(q, k, v)[0]  # the second is the loss that pulls tokens to centroids
+        out: Tensor = self.peer(q, k, v)[0]  # the second result is the loss that pulls tokens to centroids
         return out

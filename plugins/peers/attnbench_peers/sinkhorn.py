@@ -26,16 +26,17 @@ from attnbench.variant import No, Traits, register
         stochastic=True,
         dtypes=("float32", "float64"),
     ),
-    settings=("block=1",),  # check takes 23 tokens
+    settings=("block=1",),  # check uses 23 tokens
 )
 class PeerSinkhorn(nn.Module):
     """sinkhorn-transformer's SinkhornAttention: wrong, since its sorted values are the sorted keys.
 
-    The core alone, q ``(B, H, N, D)``; N must be whole blocks. Scores, temperature and number of iterations are those
-    of ``sinkhorn``. ``check`` finds the fault by the law "average": v = 1 does not give 1 (and v = 0 does not give 0).
+    This is the core alone, with q ``(B, H, N, D)``; N must be whole blocks. Scores, temperature and number of
+    iterations are those of ``sinkhorn``. ``check`` finds the fault by the law "average": v = 1 does not give 1 (and
+    v = 0 does not give 0).
 
-    Where it differs besides: scores go through log(max(0, ·) + 1e-6) and get Gumbel noise in every call, so that two
-    calls differ; iterations end with the columns, so that weights of a row do not sum to 1.
+    Where else it differs: scores go through log(max(0, ·) + 1e-6) and get Gumbel noise in every call, so that two calls
+    differ; iterations end with the columns, so that the weights of a row do not sum to 1.
     """
 
     def __init__(

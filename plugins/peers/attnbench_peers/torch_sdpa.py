@@ -1,4 +1,4 @@
-"""torch itself: its fused attention called as a function, to see what the way through a variant costs."""
+"""torch itself: its fused attention called as a function, to see what going through a variant costs."""
 
 from __future__ import annotations
 
