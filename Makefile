@@ -18,8 +18,11 @@ PIP := -m pip install -q --disable-pip-version-check
 
 .PHONY: bench bench-long peers test test-all selfcheck lint lock release-check clean
 
+# A first picture within minutes, then one round of the Long Range Arena (`attnbench run lra` adds the second).
 bench: $(VENV)/installed
-	$(BIN)/attnbench run lra
+	$(BIN)/attnbench run quick
+	$(BIN)/attnbench plot results/quick
+	$(BIN)/attnbench run lra --rounds 1
 	$(BIN)/attnbench plot results/lra
 	$(BIN)/attnbench run headline
 	$(BIN)/attnbench plot results/headline
