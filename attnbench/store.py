@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ class RunFolder:
             self.path / ENVIRONMENT, json.dumps(facts | {SEAL: _digest(json.dumps(facts).encode())}, indent=2) + "\n"
         )
 
-    def describe(self, state: dict[str, Any]) -> None:
+    def describe(self, state: Mapping[str, Any]) -> None:
         """Add what the measuring process says about itself and the machine, unless an earlier one has said it."""
         environment = self.environment
         if not state.keys() <= environment.keys():

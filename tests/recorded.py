@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attnbench.errors import Unsupported
+from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.variant import VARIANTS, Variant, build
@@ -35,7 +35,7 @@ def recorded(entry: Variant) -> Iterator[tuple[str, Tensor]]:
         spec = parse_spec(f"{entry.name}:{setting}".rstrip(":"))
         try:
             module = build(spec, shape, seed=1)
-        except Unsupported:
+        except (Unsupported, UsageError):  # settings for few tokens, say
             continue
         name = f"{spec}|causal={causal}|n={n}"
         for key, tensor in module.state_dict().items():

@@ -107,8 +107,8 @@ def short_tasks(tasks: Iterable[str]) -> dict[str, str]:
         alike.setdefault(name, {})[task] = options.split(",") if options else []
     short = {}
     for name, of_name in alike.items():
-        for task, options in of_name.items():
-            own = [option for option in options if not all(option in others for others in of_name.values())]
+        for task, given in of_name.items():
+            own = [option for option in given if not all(option in others for others in of_name.values())]
             short[task] = f"{name}:{','.join(own)}" if own else name
     return short
 

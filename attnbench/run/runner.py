@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from attnbench.cell import Cell
 from attnbench.errors import StoreError
@@ -165,7 +165,7 @@ class _Run:
         except CellFailed as failed:
             self.watcher.warned(f"the limits of the machine could not be measured again: {failed.reason}")
             return
-        self.state.update(found.limits)
+        self.state = cast(Ready, {**self.state, **found.limits})
         self.folder.correct(found.limits)
         rows_were = "1 row was" if impossible == 1 else f"{impossible} rows were"
         self.watcher.warned(f"{rows_were} faster than the limits of the machine, so these are measured again")
