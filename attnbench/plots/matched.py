@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from attnbench.plots.captions import in_words
-from attnbench.plots.scored import Problem, left_out, means, problems
+from attnbench.plots.scored import Problem, hidden_options, left_out, means, problems
 from attnbench.plots.setting import RUN, Setting, scored
 from attnbench.scores import MEAN, learnt
 
@@ -95,7 +95,8 @@ def notes(frame: pd.DataFrame, found: Match, labels: Sequence[str]) -> list[str]
     lines = [f"Scored, not timed alike: {', '.join(unseen)}."] if unseen else []
     if found.problem.task == MEAN:
         return [*lines, *left_out(frame, [one for one in problems(frame) if one.parts])]
-    return [*lines, *left_out(frame, [found.problem])]
+    options = hidden_options([found.problem])
+    return [*lines, *([options] if options else []), *left_out(frame, [found.problem])]
 
 
 def _scored(one: Problem) -> dict[str, object]:

@@ -157,8 +157,9 @@ def _width(page: Page) -> float:
 
 def _heading(one: Contenders, *, with_n: bool, with_error: bool) -> str:
     said = one.agreed.said if with_error else ""
-    about = "" if f" {one.setting.about} " in f"{said} " else one.setting.about  # ``said`` may name the task already
-    parts = [about, f"n = {one.n}" if with_n else "", said]
+    task = str(one.rows["inputs"].iloc[0]) if one.agreed.column == "score" and with_error else ""  # ``said`` names it
+    about = [part for part in one.setting.about.split(" · ") if part != task]
+    parts = [*about, f"n = {one.n}" if with_n else "", said]
     return " · ".join(part for part in parts if part)
 
 
