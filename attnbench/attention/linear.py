@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.engines.linear import triton
+from attnbench.engines.linear import fused
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.linear.module import Chunk, FeatureAttention
 from attnbench.errors import Unsupported, UsageError
@@ -68,7 +68,7 @@ class Linear(FeatureAttention):
     difference from softmax attention is a distance, not an error. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; a
     padded key has φ(k) = 0 (masking k itself would give φ(0) = 1); causal attention by prefix sums, chunk by chunk.
 
-    ``form=triton`` is the same in a few fused kernels (:mod:`attnbench.engines.linear.triton`). It has been compiled
+    ``form=triton`` is the same in a few fused kernels (:mod:`attnbench.engines.linear.fused`). It has been compiled
     for an H200, and its numbers are those of Triton's interpreter; it has not run on a GPU yet.
 
     However negative q is, each row of weights sums to 1: a factor of a whole query cancels and is taken out. A key
@@ -98,7 +98,7 @@ class Linear(FeatureAttention):
         if form == "triton":
             if chunk is not None:
                 raise UsageError("linear: chunk belongs to form=torch; the kernels of form=triton have their own")
-            triton.require_triton(shape.D)
+            fused.require_triton(shape.D)
 
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         phi_q, phi_k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in (q, k))
@@ -106,7 +106,7 @@ class Linear(FeatureAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         if self.form == "triton":
-            return triton.attend(q, k, v, causal=self.causal, key_mask=key_mask)
+            return fused.attend(q, k, v, causal=self.causal, key_mask=key_mask)
         return super().attend(q, k, v, key_mask)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attnbench.attention import etc, local, longformer
 from attnbench.attention.bigbird import algorithm as bigbird
 from attnbench.attention.sparse import algorithm as sparse
-from attnbench.engines import products
-from attnbench.engines.patterns import attend, bands, tiles
+from attnbench.engines import products, tiling
+from attnbench.engines.patterns import attend, bands
 from attnbench.engines.patterns.tiles import Blocks, Tile
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Bias, Shape
@@ -85,7 +85,7 @@ def test_tiles_of_every_size_give_the_same_output_and_gradients(
     f = made(spec, 2, 2, 90, 3, causal)
     expected = out_and_gradients(f, q, k, v)
     for scores in (1, 700, 10**9):
-        monkeypatch.setattr(tiles, "_TILE_SCORES", scores)
+        monkeypatch.setattr(tiling, "_TILE_SCORES", scores)
         for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
@@ -97,7 +97,7 @@ def test_large_steps_as_on_a_gpu_give_the_same_output_and_gradients(
     q, k, v = draw(2, 2, 90, 3, grad=True)
     f = made(spec, 2, 2, 90, 3, causal)
     expected = out_and_gradients(f, q, k, v)
-    for module in (tiles, attend, bands, bigbird):
+    for module in (tiling, attend, bands, bigbird):
         monkeypatch.setattr(module, "large_steps", lambda q: True)
     for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
@@ -203,7 +203,7 @@ def test_strided_inputs_are_not_copied_and_the_output_is_laid_out_like_them(spec
     assert f(q, k, v).transpose(1, 2).is_contiguous()
     peak = peak_tensor_bytes(partial(f, q, k, v))
     assert peak is not None
-    assert peak <= 4 * q.numel() + 2 * 4 * tiles._TILE_SCORES
+    assert peak <= 4 * q.numel() + 2 * 4 * tiling._TILE_SCORES
 
 
 @pytest.mark.cuda
@@ -286,7 +286,7 @@ def test_inference_mode_gives_the_same_bits(spec: str, causal: bool) -> None:
 
 @pytest.mark.parametrize("spec", [*WINDOWS, "sparse", "sparse:pattern=fixed"])
 def test_memory_grows_at_most_linearly_forward_and_backward(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "_TILE_SCORES", 2**14)  # else a tile outweighs these small tensors
+    monkeypatch.setattr(tiling, "_TILE_SCORES", 2**14)  # else a tile outweighs these small tensors
     peaks = []
     for n in (512, 2048):
         f = build(spec, Shape(1, 1, n, 32))
@@ -300,7 +300,7 @@ def test_memory_grows_at_most_linearly_forward_and_backward(spec: str, monkeypat
 
 @pytest.mark.parametrize("spec", ["local", "longformer:window=128", "sparse:pattern=fixed"])
 def test_only_the_output_and_a_tile_are_held_forward_and_the_gradients_backward(spec: str) -> None:
-    n, tile = 2048, 4 * tiles._TILE_SCORES
+    n, tile = 2048, 4 * tiling._TILE_SCORES
     q, k, v = draw(1, 4, n, 32, torch.float32, grad=True)
     tensor = 4 * q.numel()
     f = build(spec, Shape(1, 4, n, 32))
@@ -370,7 +370,7 @@ def test_blocks_overlap_and_stride_without_a_copy() -> None:
     x = torch.arange(40.0).view(1, 1, 40, 1)
     blocks = Blocks(start=3, size=4, count=3, step=10, stride=5).of(x, (0, slice(0, 1)))
     assert blocks[0, :, :, 0].tolist() == [[3, 8, 13, 18], [13, 18, 23, 28], [23, 28, 33, 38]]
-    assert tiles.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert blocks.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("spec", ["longformer", "etc", "bigbird"])

@@ -14,7 +14,7 @@ import sys
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnbench.engines.linear import triton
+from attnbench.engines.linear import fused
 
 TYPES = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "uint8": "*u8", "int32": "*i32"}
 compiled = []
@@ -49,14 +49,14 @@ class Ahead:
         compiled.append(self.kernel)
 
 
-launched = triton._kernel
-triton._kernel = lambda name: Ahead(launched(name))
-triton._interpreted = lambda: True  # tensors of a CPU will do: nothing reads them
+launched = fused._kernel
+fused._kernel = lambda name: Ahead(launched(name))
+fused._interpreted = lambda: True  # tensors of a CPU will do: nothing reads them
 dtype, D = getattr(torch, sys.argv[1]), int(sys.argv[2])
 for causal in (False, True):
     q, k, v = (torch.empty(2, 8, 256, D, dtype=dtype).requires_grad_() for _ in range(3))
     mask = torch.ones(2, 256, dtype=torch.bool) if causal else None
-    triton.attend(q, k, v, causal=causal, key_mask=mask).backward(q)
+    fused.attend(q, k, v, causal=causal, key_mask=mask).backward(q)
 assert len(compiled) == 12, compiled
 """
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.linear import Linear
-from attnbench.engines.linear import triton
+from attnbench.engines.linear import fused
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.flops import count, predict
 from attnbench.reference import relative_error
@@ -26,7 +26,7 @@ from attnbench.variant import VARIANTS, build
 def device(request: pytest.FixtureRequest) -> str:
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")
-    if request.param == "interpreter" and not triton._interpreted():
+    if request.param == "interpreter" and not fused._interpreted():
         pytest.skip("the GPU runs the same kernels")
     return "cpu" if request.param == "interpreter" else "cuda"
 
@@ -63,7 +63,7 @@ def errors(
     inputs: list[Tensor],
     causal: bool,
     key_mask: Tensor | None = None,
-    attend: Any = triton.attend,
+    attend: Any = fused.attend,
     measure: Any = gap,
 ) -> list[float]:
     """Of output and gradients, against the dense formula in float64."""
@@ -101,7 +101,7 @@ def test_padded_keys_are_left_out_and_a_query_without_keys_gives_zero(causal: bo
     inputs = qkv(50, 50, 16, device, B=2)
     assert max(errors(inputs, causal, mask)) < 2e-6
     q, k, v = (x.requires_grad_() for x in inputs)
-    out = triton.attend(q, k, v, causal=causal, key_mask=mask)
+    out = fused.attend(q, k, v, causal=causal, key_mask=mask)
     assert out[1].count_nonzero() == 0
     assert not causal or out[0, :, :3].count_nonzero() == 0
     for grad in torch.autograd.grad(out.sum(), (q, k, v)):
@@ -113,7 +113,7 @@ def test_padded_keys_are_left_out_and_a_query_without_keys_gives_zero(causal: bo
 def test_segments_do_not_change_the_result(
     programs: int, causal: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton, "PROGRAMS", programs)  # 1, 2, 3 and 5 segments of two pairs
+    monkeypatch.setattr(fused, "PROGRAMS", programs)  # 1, 2, 3 and 5 segments of two pairs
     assert max(errors(qkv(70, 70, 16, device), causal)) < 2e-6
 
 
@@ -164,26 +164,26 @@ def test_tensors_may_lie_in_memory_in_any_order(device: str) -> None:
     key = k[:, :, :1].expand(-1, -1, 40, -1)  # one key for all
     value = v.mT.contiguous().mT
     assert max(errors([q, key, value], True)) < 2e-6
-    assert triton.attend(q, key, value, causal=True).stride() == q.stride()
+    assert fused.attend(q, key, value, causal=True).stride() == q.stride()
     x = q.detach().requires_grad_()
-    (spread,) = torch.autograd.grad(triton.attend(x, k, v, causal=True).sum(), x)  # its gradient has no strides
+    (spread,) = torch.autograd.grad(fused.attend(x, k, v, causal=True).sum(), x)  # its gradient has no strides
     plain = torch.ones_like(q).contiguous()
-    (wanted,) = torch.autograd.grad(triton.attend(x, k, v, causal=True), x, plain)
+    (wanted,) = torch.autograd.grad(fused.attend(x, k, v, causal=True), x, plain)
     assert torch.equal(spread, wanted)
 
 
 def test_no_later_key_changes_an_earlier_output(device: str) -> None:
     q, k, v = qkv(70, 70, 16, device)
-    before = triton.attend(q, k, v, causal=True)
+    before = fused.attend(q, k, v, causal=True)
     k[:, :, 40:] *= 5
     v[:, :, 40:] += 100
-    assert torch.equal(triton.attend(q, k, v, causal=True)[:, :, :40], before[:, :, :40])
+    assert torch.equal(fused.attend(q, k, v, causal=True)[:, :, :40], before[:, :, :40])
 
 
 def test_rows_sum_to_one_where_features_are_tiny(device: str) -> None:
     q, k, v = qkv(40, 40, 16, device)
     for shift in (0.0, 20.0, 40.0):
-        out = triton.attend(q - shift, k - shift, torch.ones_like(v), causal=True)
+        out = fused.attend(q - shift, k - shift, torch.ones_like(v), causal=True)
         assert (out - 1).abs().max() < 1e-5
 
 
@@ -211,9 +211,9 @@ def test_flops_and_exponentials_are_those_that_the_kernels_take(
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", counted_dot)
     monkeypatch.setattr(InterpreterBuilder, "create_exp", counted_exp)
-    monkeypatch.setattr(triton, "PROGRAMS", 4)  # two segments of two chunks
+    monkeypatch.setattr(fused, "PROGRAMS", 4)  # two segments of two chunks
     q, k, v = (x.requires_grad_() for x in qkv(64, 64, 16, device))
-    counted = count(lambda: torch.autograd.grad(triton.attend(q, k, v, causal=causal).sum(), (q, k, v)))
+    counted = count(lambda: torch.autograd.grad(fused.attend(q, k, v, causal=causal).sum(), (q, k, v)))
     assert counted.kernel == "triton_interpreter"
     assert taken == {"products": counted.matmul_flops, "exponentials": counted.exponentials}
 
@@ -224,7 +224,7 @@ def test_a_training_step_is_predicted_without_triton(causal: bool) -> None:
 
     def make() -> Any:
         q, k, v = (x.requires_grad_() for x in qkv(N, N, D, "cpu"))
-        return lambda: torch.autograd.grad(triton.attend(q, k, v, causal=causal).sum(), (q, k, v))
+        return lambda: torch.autograd.grad(fused.attend(q, k, v, causal=causal).sum(), (q, k, v))
 
     across, within = (2 + 3 + 3, 2 + 4 + 4) if causal else (2 + 3 + 3, 0)
     assert predict(make).matmul_flops == 2 * 2 * (across * N * D * D + within * N * N * D)
@@ -236,7 +236,7 @@ def test_memory_is_that_of_inputs_and_gradients_and_a_constant(causal: bool) -> 
         def make() -> Any:
             q, k, v = (x.requires_grad_() for x in qkv(N, N, 64, "cpu", torch.bfloat16))
             grad = torch.empty_like(q)
-            return lambda: torch.autograd.grad(triton.attend(q, k, v, causal=causal), (q, k, v), grad)
+            return lambda: torch.autograd.grad(fused.attend(q, k, v, causal=causal), (q, k, v), grad)
 
         predicted = predict(make).peak_bytes
         assert predicted is not None
@@ -251,10 +251,10 @@ def test_memory_is_that_of_inputs_and_gradients_and_a_constant(causal: bool) -> 
 
 def test_asked_for_without_triton_or_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(triton, "find_spec", lambda name: None)
+    monkeypatch.setattr(fused, "find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="form=triton needs triton, which comes with torch for CUDA"):
         build("linear:form=triton", Shape())
-    monkeypatch.setattr(triton, "find_spec", lambda name: name)
+    monkeypatch.setattr(fused, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Unsupported, match="form=triton needs a CUDA device, and there is none"):
         build("linear:form=triton", Shape())
