@@ -93,7 +93,7 @@ class RunFolder:
         environment = self.environment
         if not state.keys() <= environment.keys():
             try:
-                self._write_environment({**environment, **state})
+                self._write_environment({**state, **environment})
             except OSError as error:
                 raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
 

@@ -118,7 +118,7 @@ class TopK(nn.Module):
     and weights of the kept keys are saved, and the backward pass costs O(n·t·d). The default of 64 keys is this
     project's.
 
-    t >= M gives exact attention. Ties are broken as ``torch.topk`` breaks them. Gradients flow only through the kept
+    t >= M gives exact attention. Which of equal entries are taken is not defined. Gradients flow only through the kept
     logits; the choice has none. Where fewer than t keys are visible, all of them are kept. A bias is added before the
     largest are chosen.
 

@@ -63,7 +63,7 @@ class Routing(nn.Module):
     still depends on later ones); no loss pulls tokens to centroids; all heads route, while theirs share a layer with
     heads of local attention, as ``per-head`` can.
 
-    ``window`` above the number of tokens means all of them. Ties are broken as ``torch.topk`` breaks them.
+    ``window`` above the number of tokens means all of them. Which of equal entries are taken is not defined.
     """
 
     centroids: Tensor

@@ -12,7 +12,7 @@ STRIDE = 4
 def largest(x: Tensor, count: int, *, ordered: bool = False) -> tuple[Tensor, Tensor]:
     """The ``count`` largest entries of each row of x ``(rows, M)``, and where they are, both ``(rows, count)``.
 
-    From the largest down if ``ordered``, else in any order. Ties are broken as ``torch.topk`` breaks them.
+    From the largest down if ``ordered``, else in any order. Which of equal entries are taken is not defined.
     """
     rows, M = x.shape
     groups = M // STRIDE
