@@ -15,6 +15,7 @@ from pydantic import (
     PrivateAttr,
     StringConstraints,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -44,8 +45,13 @@ def _name_of_a_folder(name: str) -> str:
     return name
 
 
+_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
 Name = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z"), AfterValidator(_name_of_a_folder)
+    str,
+    StringConstraints(pattern=rf"{_NAME}\z"),
+    AfterValidator(_name_of_a_folder),
+    WithJsonSchema({"type": "string", "pattern": f"{_NAME}$"}),  # \z means another thing in an editor
 ]
 
 
@@ -147,13 +153,21 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _one_or_list(item: dict[str, Any]) -> WithJsonSchema:
+    """JSON Schema for editors, of what :func:`_as_list` reads."""
+    return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item}]})
+
+
+SweepNames = Annotated[list[str], BeforeValidator(_as_list), _one_or_list({"type": "string"})]
+
+
 class Sweep(_Strict):
     """One matrix of cells that are measured in the same way."""
 
     name: Name = Field(description="its name in tables, in figures and after -k")
     level: Level = Field(default="operator", description="attention alone, with its projections, or a whole encoder")
     pass_: Pass = Field(default="forward", alias="pass", description="training is forward and backward together")
-    measure: Annotated[list[Measure], BeforeValidator(_as_list)] = Field(
+    measure: Annotated[list[Measure], BeforeValidator(_as_list), _one_or_list({"enum": list(MEASURES)})] = Field(
         default=["time", "memory"],
         min_length=1,
         description="time, memory, error (operator level only), score (by training)",
@@ -212,13 +226,13 @@ class Sweep(_Strict):
 class Include(Axes):
     """Cells in addition, whatever ``exclude`` says: the sweep's matrix with the axes of this row replaced."""
 
-    sweep: Annotated[list[str], BeforeValidator(_as_list)] = Field(default=[], description="only in these sweeps")
+    sweep: SweepNames = Field(default=[], description="only in these sweeps")
 
 
 class Exclude(_Strict):
     """A cell that meets every condition of a row is left out; a list of values means any of them."""
 
-    sweep: Annotated[list[str], BeforeValidator(_as_list)] = Field(default=[], description="only in these sweeps")
+    sweep: SweepNames = Field(default=[], description="only in these sweeps")
     device: axes.DeviceTests = Field(default=[], description="type of device: cpu, cuda or mps")
     variant: axes.VariantTests = Field(default=[], description="name, or name and all options that are not the default")
     seq_len: axes.NumberTests = Field(default=[], description="1024, '>=65536' or a range")

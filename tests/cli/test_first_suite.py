@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
+from jsonschema import Draft202012Validator
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit
 from attnbench.run.plan import Options, make_plan
+from attnbench.suite.document import read_document
 from attnbench.suite.load import load_suite, shipped_suites, suite_path
 from attnbench.suite.schema import AXES, Suite
 
@@ -96,13 +97,32 @@ def test_the_schema_has_every_key_with_its_meaning(capsys: pytest.CaptureFixture
         assert lacking == []
 
 
-def test_the_shipped_suites_have_no_key_that_the_schema_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
-    found = schema(capsys)
-    definitions = found["$defs"]
-    assert isinstance(definitions, dict)
-    for name in shipped_suites():
-        data = yaml.safe_load(suite_path(name).read_text(encoding="utf-8"))
-        assert set(data) <= set(found["properties"])  # type: ignore[call-overload]
-        for sweep in data["sweeps"]:
-            assert set(sweep) <= set(definitions["Sweep"]["properties"])
-            assert set(sweep["matrix"]) <= set(definitions["Matrix"]["properties"])
+@pytest.mark.parametrize("name", [*shipped_suites(), "init"])
+def test_an_editor_finds_nothing_wrong_with_a_suite_that_is_right(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path("suite.yaml") if name == "init" else suite_path(name)
+    if name == "init":
+        assert main(["init"]) == 0
+        capsys.readouterr()
+    data, _ = read_document(path.read_text(encoding="utf-8"))
+    assert [error.message for error in Draft202012Validator(schema(capsys)).iter_errors(data)] == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "a b"},
+        {"rounds": 0},
+        {"sweeps": []},
+        {"colour": "blue"},
+        {"sweeps": [{"name": "s", "matrix": {"variant": "softmax"}}]},
+        {"sweeps": [{"name": "s", "measure": "tiem", "matrix": {"variant": "softmax", "seq_len": 8}}]},
+        {"sweeps": [{"name": "s", "matrix": {"variant": "softmax", "seq_len": 8, "dtype": "float23"}}]},
+    ],
+)
+def test_an_editor_finds_what_is_wrong(wrong: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+    right = {"name": "s", "sweeps": [{"name": "s", "matrix": {"variant": "softmax", "seq_len": 8}}]}
+    validator = Draft202012Validator(schema(capsys))
+    assert validator.is_valid(right)
+    assert not validator.is_valid(right | wrong)
