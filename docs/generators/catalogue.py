@@ -63,7 +63,7 @@ _HEAD = ["variant", "what it is", "cost", "target", "causal", "cross", "padding"
 def _line(entry: Variant) -> list[str]:
     traits = entry.traits
     marks = ["yes" if able else "no" for able in (traits.causal, traits.cross, traits.key_padding, traits.decode)]
-    target = "= softmax" if traits.exact else traits.target
+    target = "=\N{NO-BREAK SPACE}softmax" if traits.exact else traits.target
     return [f"[{entry.name}]({entry.name}.md){_dagger(entry)}", text(entry.summary), text(entry.cost), target, *marks]
 
 

@@ -31,7 +31,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"(?<!\\)\|", r"\|", " ".join(text.split())) or " "
+    return re.sub(r"(?<!\\)\|", r"\|", re.sub(r"[ \t\n]+", " ", text.strip())) or " "
 
 
 def text(plain: str) -> str:
