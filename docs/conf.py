@@ -24,6 +24,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 exclude_patterns = ["generators", "printed", "_static"]
 highlight_language = "text"
+smartquotes = False  # what stands in quotes is often typed
 
 html_theme = "furo"
 html_title = f"attnbench {version}"

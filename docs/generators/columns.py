@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from attnbench.errors import Exit
@@ -23,6 +24,10 @@ UNITS = {
 """Units that the end of a name does not say."""
 
 
+_NAMES = re.compile(rf"(?<![`\w])({'|'.join(name for name in COLUMNS if '_' in name)})(?![`\w])")
+"""Other columns, where a meaning names them."""
+
+
 def unit(column: str) -> str:
     """Of the numbers in a column; empty where they have none."""
     ends = {"_s": "seconds", "_bytes": "bytes"}
@@ -32,7 +37,7 @@ def unit(column: str) -> str:
 def meanings() -> dict[str, str]:
     """Column -> the docstring of the field that it is made of."""
     fields = described("attnbench/record.py", "Record")
-    return {column: fields["pass_" if column == "pass" else column] for column in COLUMNS}
+    return {column: _NAMES.sub(r"``\1``", fields["pass_" if column == "pass" else column]) for column in COLUMNS}
 
 
 def pages() -> Iterator[tuple[str, str]]:

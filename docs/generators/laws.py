@@ -44,8 +44,8 @@ def pages() -> Iterator[tuple[str, str]]:
         "number and holds it against a bound. `attnbench check NAME` shows both. Each law has been seen to fail: "
         f"{len({one[0] for one in caught})} variants are wrong on purpose, most of them as published code was wrong, "
         "and a test makes sure that each is caught by the law that names its fault.",
-        "A number below or at the bound is good. The bounds here are those of one variant, at the first setting at which "
-        "it is checked; another variant may have another element type, and with it another bound.",
+        "A number below or at the bound is good. The bounds here are those of one variant, at the first setting at "
+        "which it is checked; another variant may have another element type, and with it another bound.",
         table(
             ["law", "what it says", "bound"],
             [
@@ -65,7 +65,7 @@ def pages() -> Iterator[tuple[str, str]]:
             for name, label, one, words in caught
             if one == law.name
         ]
-        parts.append(table(["wrong variant", "what is wrong with it", "it says it is", "the law says"], rows))
+        parts.append(table(["wrong variant", "what is wrong with it", "it says it is", "words of the message"], rows))
     yield "reference/laws.md", page(*parts)
 
 

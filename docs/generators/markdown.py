@@ -15,7 +15,9 @@ _ROLE = re.compile(r":\w+:`~?(?:[^`]*\.)?([^`.]+)`")
 _CODE = re.compile(r"``([^`]+)``")
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 _SECTION = re.compile(r"(Args|Returns|Raises):$")
+_TITLES = {"Args": "Arguments", "Returns": "Returns", "Raises": "Raises"}
 _ITEM = re.compile(r"(\*{0,2}[\w, ]+?): ")
+_STRESSED = re.compile(r"(?<![\w*])\*([A-Za-z]{3,})\*(?![\w*])")
 _SPECIAL = re.compile(r"(?<!\\)([*_<>|$~\[\]])")
 
 
@@ -35,8 +37,9 @@ def _cell(text: str) -> str:
 
 
 def text(plain: str) -> str:
-    """Plain text in which nothing is markup: ``‖x‖²/2 * w_ij`` as it stands."""
-    return _SPECIAL.sub(r"\\\1", plain)
+    """Plain text in which only ``*word*`` is markup: ``‖x‖²/2 * w_ij`` as it stands."""
+    parts = _STRESSED.split(plain)
+    return "".join(f"*{part}*" if place % 2 else _SPECIAL.sub(r"\\\1", part) for place, part in enumerate(parts))
 
 
 def code(plain: str) -> str:
@@ -74,16 +77,20 @@ def _block(block: str) -> Iterator[str]:
     if not section:
         yield words(block)
         return
-    yield f"**{section[1]}**"
+    yield f"**{_TITLES[section[1]]}**"
     yield ""
+    below = inspect.cleandoc("\n".join(lines[1:]))
+    if section[1] == "Returns":
+        yield words(below)
+        return
     items: list[str] = []
-    for line in inspect.cleandoc("\n".join(lines[1:])).splitlines():
+    for line in below.splitlines():
         if items and line.startswith(" "):
             items[-1] += f" {line.strip()}"
         else:
             items.append(line)
     for item in items:
-        name = None if section[1] == "Returns" else _ITEM.match(item)
+        name = _ITEM.match(item)
         yield f"- `{name[1]}`: {words(item[name.end() :])}" if name else f"- {words(item)}"
 
 

@@ -46,7 +46,8 @@ def _signature(name: str, function: Any) -> str:
             keyword_only = True
         star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         annotation = "" if one.annotation is one.empty else f": {_plain(one.annotation)}"
-        default = "" if one.default is one.empty else f" = {one.default!r}" if annotation else f"={one.default!r}"
+        value = "..." if callable(one.default) else repr(one.default)
+        default = "" if one.default is one.empty else f" = {value}"
         arguments.append(f"{star}{one.name}{annotation}{default}")
     inside = "".join(f"    {argument},\n" for argument in arguments)
     return f"{name}(\n{inside})" if arguments else f"{name}()"

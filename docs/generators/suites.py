@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,19 +9,42 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from attnbench.errors import any_of
+from attnbench.spec import Spec, format_scalar
+from attnbench.suite.expand import _DEFAULTS
 from attnbench.suite.load import shipped_descriptions
-from attnbench.suite.schema import AXES, Axes, Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
-from generators.markdown import code, page, table, text, words
+from attnbench.suite.schema import Axes, Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
+from generators.markdown import code, page, table, text
 
 _MODELS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("The suite", Suite, "The keys at the top of the file."),
-    ("A sweep", Sweep, "The keys of each entry under `sweeps`."),
-    ("The matrix", Matrix, "The keys under `matrix`: the axes. Give one value or a list. Two axes must be there."),
-    ("The model", Size, "The keys under `model`, at `level: model`."),
+    ("A sweep", Sweep, "The keys of each entry under `sweeps`. All cells of a sweep are measured in the same way."),
+    (
+        "The matrix",
+        Matrix,
+        "The keys under `matrix`: the axes. Every combination of their values is a cell, and the axis written first "
+        "varies slowest. `variant` and `seq_len` must be there.",
+    ),
+    ("The model", Size, "The keys under `model`, at `level: model`. Width and heads come from the matrix."),
     ("The training", Rules, "The keys under `training`, with `measure: score`."),
-    ("Profiles", Profiles, "The keys under `profiles`, of the suite or of a sweep; under each of them stand axes."),
-    ("Exclude", Exclude, "The conditions of each row under `exclude`. A cell that meets all of them is left out."),
-    ("Include", Include, "The keys of each row under `include`: the axes, and these."),
+    (
+        "Profiles",
+        Profiles,
+        "The keys under `profiles`, of the suite or of a sweep. Under each of them stand axes, whose values replace "
+        "those of the matrix on this type of device.",
+    ),
+    (
+        "Exclude",
+        Exclude,
+        "The conditions of each row under `exclude`. A cell that meets all of them is left out. A list of values means "
+        "any of them.",
+    ),
+    (
+        "Include",
+        Include,
+        "The keys of each row under `include`: the axes, and this one. Each row adds cells, whatever `exclude` says: "
+        "those of the matrix with the axes of the row in place of its own.",
+    ),
 )
 _WORDS = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text", "null": "null"}
 _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
@@ -37,7 +59,7 @@ def pages() -> Iterator[tuple[str, str]]:
         "`attnbench schema` prints the same as JSON Schema.",
     ]
     for title, model, said in _MODELS:
-        parts += [f"## {title}", said, words(" ".join((inspect.getdoc(model) or "").split()))]
+        parts += [f"## {title}", said]
         parts.append(table(["key", "value", "default", "meaning"], list(_keys(model, schema))))
     yield "reference/suite-keys.md", page(*parts)
     rows = [[code(name), text(said)] for name, said in shipped_descriptions().items()]
@@ -57,13 +79,19 @@ def _keys(model: type[BaseModel], schema: dict[str, Any]) -> Iterator[list[str]]
         if model is Include and name in Axes.model_fields:
             continue
         key = field.alias or name
-        value = _is(properties[key], schema)
-        if model is Exclude and name in AXES:
-            value = "a condition, or a list of them"
-        yield [code(key), text(value), _default(name, field), text(field.description or "")]
+        value = _is(properties[key])
+        if model is Exclude and name != "sweep":
+            value = "a condition, or a list"
+        default = _default(field)
+        if model is Matrix and name in _DEFAULTS:
+            (unset,) = _DEFAULTS[name]
+            default = (
+                "none" if unset is None else code(unset.label if isinstance(unset, Spec) else format_scalar(unset))
+            )
+        yield [code(key), value, default, text(field.description or "")]
 
 
-def _default(name: str, field: FieldInfo) -> str:
+def _default(field: FieldInfo) -> str:
     default = field.get_default()
     if field.is_required() or default is PydanticUndefined:
         return "required"
@@ -72,21 +100,26 @@ def _default(name: str, field: FieldInfo) -> str:
     return code(", ".join(map(str, default)) if isinstance(default, list) else str(default))
 
 
-def _is(schema: dict[str, Any], root: dict[str, Any]) -> str:
+def _is(schema: dict[str, Any]) -> str:
     """The values that a key takes, in words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        titles = {model.__name__: title for title, model, _ in _MODELS}
-        return "a mapping of axes" if name == "Axes" else f"a mapping: see {titles[name]}"
+        if name == "Axes":
+            return "a mapping of axes"
+        (title,) = (title for title, model, _ in _MODELS if model.__name__ == name)
+        return f"a mapping: [{title.lower()}](#{title.lower().replace(' ', '-')})"
     if "enum" in schema:
-        return ", ".join("null" if one is None else str(one) for one in schema["enum"])
+        return any_of(["null" if one is None else f"`{one}`" for one in schema["enum"]])
     if "const" in schema:
-        return str(schema["const"])
+        return code(str(schema["const"]))
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_is(one, root) for one in schema["anyOf"]))
+        first, second = schema["anyOf"]
+        if second.get("items") == first:
+            return f"{_is(first)}; or a list"
+        return f"{_is(first)}, or {_is(second)}"
     if schema.get("type") == "array":
-        return f"a list of {_is(schema['items'], root)}" if schema.get("items") else "a list"
+        return "a list of mappings" + _is(schema["items"]).removeprefix("a mapping")
     types = schema.get("type", "object")
     named = [_WORDS.get(one, "a mapping") for one in ([types] if isinstance(types, str) else types)]
-    bounds = [f"{how} {schema[key]:g}" for key, how in _BOUNDS.items() if key in schema]
-    return " or ".join(named) + (f", {', '.join(bounds)}" if bounds else "")
+    bounds = [f"{how} {schema[key]:,}" for key, how in _BOUNDS.items() if key in schema]
+    return any_of(named) + (f", {', '.join(bounds)}" if bounds else "")

@@ -49,5 +49,5 @@ def _entry(entry: Entry) -> Iterator[str]:
         yield f"Source: {source(entry.source)}." + (
             f" Licence of the data: {text(entry.licence)}." if entry.licence else ""
         )
-    yield prose(first_line(entry.make.__doc__)[1])
     yield options(entry)
+    yield prose(first_line(entry.make.__doc__)[1])

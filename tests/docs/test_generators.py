@@ -166,13 +166,13 @@ def test_the_picture_of_the_layers_is_well_formed_and_names_every_part() -> None
 @pytest.mark.parametrize(
     ("docstring", "markdown"),
     [
-        ("``a|b`` and w_ij *x*", r"`a|b` and w\_ij \*x\*"),
+        ("``a|b`` and w_ij * *all* x", r"`a|b` and w\_ij \* *all* x"),
         (":class:`~attnbench.cell.Cell` is", "`Cell` is"),
         (
             "Raises:\n    UsageError: no\n        such name.\n    Other: ``x``.",
             "**Raises**\n\n- `UsageError`: no such name.\n- `Other`: `x`.",
         ),
-        ("Returns:\n    a: b", "**Returns**\n\n- a: b"),
+        ("Returns:\n    a: b\n    c", "**Returns**\n\na: b\nc"),
     ],
 )
 def test_a_docstring_becomes_markdown(docstring: str, markdown: str) -> None:
