@@ -44,7 +44,7 @@ def _signature(name: str, function: Any) -> str:
             if one.VAR_POSITIONAL not in before:
                 arguments.append("*")
             keyword_only = True
-        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        star = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
         annotation = "" if one.annotation is one.empty else f": {_plain(one.annotation)}"
         value = "..." if callable(one.default) else repr(one.default)
         default = "" if one.default is one.empty else f" = {value}"

@@ -83,7 +83,7 @@ def _errors(run: str, name: str) -> list[list[str]]:
             code(row["inputs"]),
             str(row["seq_len"]),
             f"{row['rel_error']:.2g}",
-            row["error_kind"],
+            str(row["error_kind"]),
             f"{row['trivial_error']:.2g}",
             _link(run).removeprefix("run "),
         ]
@@ -101,7 +101,7 @@ def _scores(run: str, name: str) -> list[list[str]]:
         lines.append(
             [
                 _options(first),
-                "longer recall" if sweep == "longer" else sweep,
+                "longer recall" if sweep == "longer" else str(sweep),
                 str(first["seq_len"]),
                 f"{scores.mean():.2f}",
                 spread,

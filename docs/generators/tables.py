@@ -39,7 +39,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def _home(entry: Entry) -> str:
-    return inspect.unwrap(entry.make).__module__
+    return str(inspect.unwrap(entry.make).__module__)
 
 
 def _entry(entry: Entry) -> Iterator[str]:
