@@ -77,7 +77,8 @@ def _reach(formula: Callable[..., Tensor], x: Tensor) -> Tensor:
     out = formula(x)
     direction = torch.randn(out.shape[-1], generator=torch.Generator().manual_seed(1), dtype=x.dtype)
     rows = [torch.autograd.grad((out[0, i] * direction).sum(), x, retain_graph=True)[0] for i in range(out.shape[1])]
-    return torch.linalg.vector_norm(torch.stack(rows)[:, 0], dim=-1)
+    sizes: Tensor = torch.stack(rows)[:, 0].norm(dim=-1)
+    return sizes
 
 
 def svg(weights: Tensor, title: str, name: str) -> str:
