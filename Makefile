@@ -1,5 +1,6 @@
 # Two commands: `make bench` measures this machine and draws the figures, `make test` runs everything that must hold.
 # `make test-all` runs the tests once more with the oldest version of every dependency that pyproject.toml allows.
+# `make docs` builds the documentation as a site in build/docs, `make docs-serve` shows it at http://localhost:8000.
 # `make selfcheck` measures the measuring, for five minutes, on a machine with nothing else to do; then it tries to break
 # what reads files, and kills runs, for twenty minutes.
 
@@ -16,7 +17,7 @@ TESTS ?=
 OLDEST := .venv-oldest
 PIP := -m pip install -q --disable-pip-version-check
 
-.PHONY: bench bench-long peers test test-all selfcheck lint lock release-check clean
+.PHONY: bench bench-long peers test test-all selfcheck lint docs docs-serve lock release-check clean
 
 # A first picture within minutes, then one round of the Long Range Arena (`attnbench run lra` adds the second).
 bench: $(VENV)/installed
@@ -57,6 +58,12 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/mypy
 
+docs: $(VENV)/installed-docs
+	$(BIN)/sphinx-build -W --keep-going -q docs build/docs
+
+docs-serve: docs
+	$(BIN)/python -m http.server --directory build/docs 8000
+
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attnbench needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
@@ -74,6 +81,10 @@ endif
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python $(PIP) -c constraints.txt $(PIP_OPTIONS) -e '.[dev]'
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python $(PIP) -c constraints.txt $(PIP_OPTIONS) -e '.[docs]'
 	touch $@
 
 $(OLDEST)/installed: pyproject.toml constraints.txt tests/oldest.py
@@ -107,4 +118,4 @@ $(VENV)/installed-peers: $(VENV)/installed plugins/peers/pyproject.toml plugins/
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/catalogue docs/commands docs/reference

@@ -8,17 +8,28 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Exit codes of the command line; the README's table repeats them."""
+    """Exit codes of the command line; the documentation shows what stands here."""
 
     OK = 0
+    """Done. Cells that failed are rows with a status and a reason."""
     FAILED = 1
+    """``run`` and ``compare``: nothing could be measured. ``check``: a law is broken. Otherwise the measuring process
+    did not start, or something failed that nobody expected."""
     USAGE = 2
+    """Wrong usage, an invalid suite, or an input file or plug-in that cannot be read. Nothing was written."""
     CORRUPT = 65
+    """A results file was changed or is damaged. The message names the file, and the line if there is one."""
     CANNOT_CREATE = 73
+    """The results folder or an output file cannot be made."""
     IO = 74
+    """Results cannot be written (the disk is full, say), their files were removed or replaced during the run, or output
+    that was the point of the command was lost. Rows that were written before stay as they are."""
     LOCKED = 75
+    """Another run writes to this folder."""
     INTERRUPTED = 130
+    """Stopped by Ctrl-C. Finished rows are kept."""
     TERMINATED = 143
+    """Stopped by TERM. Finished rows are kept."""
 
 
 class AttnbenchError(Exception):

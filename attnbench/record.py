@@ -60,28 +60,43 @@ class Record:
     """One cell's result. Field order is column order; units are in the names; None where not measured."""
 
     suite: str
+    """Name of the suite."""
     sweep: str
+    """Name of the sweep in it."""
     cell_id: str
+    """Sixteen hex digits, the same for the same cell on every machine."""
     variant: str
+    """Its registered name."""
     options: str
     """JSON object of all options that have a value, by default or given."""
     label: str
     """Variant and options as one would type them: ``performer:features=64``."""
     family: str
+    """Its family in the catalogue."""
     target: str
     """``softmax``, ``learned`` or ``other``: what the error number means (see ``Traits.target``)."""
     cost: str
+    """The cost that the variant's paper claims, in n and d."""
     claimed_time_exponent: float | None
     """Power of n in the time, as the variant's paper claims it."""
     claimed_memory_exponent: float | None
+    """The same of the memory."""
     level: str
+    """``operator`` (attention alone), ``layer`` (with its projections) or ``model`` (a whole encoder)."""
     pass_: str
+    """``forward``, ``backward``, ``training`` (both) or ``decode`` (one token)."""
     batch: int
+    """B, examples in one call."""
     heads: int
+    """H, heads."""
     head_dim: int
+    """D, width of a head."""
     seq_len: int
+    """N, queries in one example."""
     kv_len: int
+    """M, keys in one example."""
     causal: bool
+    """Query i sees the keys j <= i only."""
     bias: str
     """What is added to the logits: ``none``, ``alibi`` or ``relative``."""
     compile: bool
@@ -89,44 +104,64 @@ class Record:
     padding: float
     """Share of the batch's tokens that are padding."""
     dtype: str
+    """Element type of q, k and v, or of the model."""
     device: str
+    """``cpu``, ``cuda``, ``cuda:1`` or ``mps``."""
     inputs: str
     """The input with every option that has a value: ``gaussian:logit_std=1.0``; a model reads random ``bytes``."""
     seed: int
+    """Of inputs, random projections and initial weights."""
     status: Status
+    """How the cell ended; only ``ok`` rows have numbers to compare."""
     reason: str = ""
+    """Why it ended so, in one line; empty where it is ``ok``."""
 
     time_median_s: float | None = None
+    """Median time of one call."""
     time_ci_low_s: float | None = None
+    """To time_ci_high_s the 95 % interval of the median, exact, by order statistics, widened to what several visits
+    say."""
     time_ci_high_s: float | None = None
+    """The upper end of that interval."""
     time_iqr_s: float | None = None
+    """Distance between the quartiles of the samples."""
     time_min_s: float | None = None
+    """The shortest sample."""
     time_samples: int | None = None
     """Number of samples in the statistic; contaminated ones are in samples.jsonl only."""
     time_rounds: int | None = None
     """Number of shuffled rounds over the whole suite that took samples."""
     first_call_s: float | None = None
+    """The first call, with everything that is prepared once: compiling, say."""
     examples_per_s: float | None = None
+    """batch over time_median_s."""
     tokens_per_s: float | None = None
+    """Tokens of the batch over time_median_s."""
 
     peak_bytes: int | None = None
     """Most memory that tensors held at once during one call, beyond what they held before it."""
     input_bytes: int | None = None
+    """What one call reads: q, k and v, or the tokens of a model."""
     param_bytes: int | None = None
+    """Parameters and buffers of what was measured."""
     output_bytes: int | None = None
+    """The output of one call."""
     peak_rss_bytes: int | None = None
+    """Rise of the resident memory of the process during one call, on Linux; only in the process as shipped."""
     state_bytes: int | None = None
     """What a decoding step keeps of the tokens before it: a cache or a state."""
     state_bytes_per_token: float | None = None
     """state_bytes divided by batch and tokens kept."""
 
     matmul_flops: int | None = None
+    """Floating-point operations of matrix products in one call, counted as it runs."""
     exponentials: int | None = None
     """How many numbers the call takes an exponential of, in whatever function: a softmax, a sigmoid."""
     floor_s: float | None = None
     """Least time that the call can take on this machine, by the rates measured at the start of the run: matmul_flops
     over the matmul rate plus exponentials over theirs, or, if more, the bytes of bytes_per_s over the copy rate."""
     flops_per_s: float | None = None
+    """matmul_flops over time_median_s."""
     bytes_per_s: float | None = None
     """Bytes of inputs (in decoding: of the state), parameters and output, each counted once, divided by the time: the
     call moves at least these."""
@@ -138,19 +173,26 @@ class Record:
     error_kind: str | None = None
     """``exact`` | ``approximation`` | ``distance`` (another operator) | ``learned`` (no meaning before fitting)."""
     rel_error: float | None = None
+    """‖output - exact‖ / ‖exact‖ against exact attention in float64 on the same inputs; the median over the draws."""
     rel_error_std: float | None = None
+    """Standard deviation of rel_error over the draws."""
     max_abs_error: float | None = None
+    """The largest difference of one number of the output, over all draws."""
     cosine: float | None = None
+    """Cosine between an output row and the exact row, the mean over rows and draws."""
     trivial_error: float | None = None
     """The rel_error of answering mean(V) on the same inputs."""
     error_draws: int | None = None
+    """Draws of inputs and random projections that differ."""
 
     task: str | None = None
     """The task with every option that has a value; None for a model that reads random bytes."""
     layers: int | None = None
     """Number of the model's layers, at level model."""
     ffn: int | None = None
+    """Width of the model's feed-forward layer."""
     positions: str = ""
+    """What the model's position embedding starts from: ``learned`` (noise) or ``sinusoid``."""
     score_kind: str | None = None
     """``accuracy`` over sequences, or ``token accuracy`` over the tokens that have a label."""
     score: float | None = None
@@ -160,23 +202,31 @@ class Record:
     score_low: float | None = None
     """score_low to score_high is this one training's 95 % interval over test examples."""
     score_high: float | None = None
+    """The upper end of that interval."""
     chance_score: float | None = None
     """Score of the best constant answer on the test labels."""
     val_score: float | None = None
+    """On the validation examples, by the weights after the last step."""
     train_loss: float | None = None
     """Mean over the last tenth of the steps."""
     test_loss: float | None = None
+    """Cross entropy on the test examples."""
     train_examples: int | None = None
     """Number of different examples seen in training."""
     test_examples: int | None = None
+    """Examples of the test."""
     steps: int | None = None
+    """Steps of training."""
     best_step: int | None = None
     """The step whose weights were scored."""
     learning_rate: float | None = None
+    """The largest rate of the training."""
     protocol: str | None = None
     """``fixed``, or ``sweep``: one of several rates."""
     pretrain_steps: int | None = None
+    """Steps of filling in masked tokens before."""
     trainable_params: int | None = None
+    """Numbers that are trained."""
     params_ratio: float | None = None
     """trainable_params divided by those of softmax in the same encoder."""
     train_s: float | None = None
@@ -189,6 +239,7 @@ class Record:
     trainings ran at once, as they do on a CPU of several cores, and where no counter can be read. Work lost before a
     resume is not counted."""
     data_digest: str | None = None
+    """Of the task's data, or of its generator: the same digest means the same examples."""
 
     kernel: str | None = None
     """The fused kernel that really ran, where there is a choice."""
@@ -199,14 +250,21 @@ class Record:
     quick: bool = False
     """True for rows of ``--quick``: one sample, no interval."""
     warnings: str = ""
+    """What weakens the numbers, one after the other with semicolons between; empty where nothing does."""
     own_form: str = ""
     """One sentence on where the variant is not the method that its source describes; empty where it is."""
     machine_id: str = ""
+    """Digest of the processor, the memory, the system and torch: rows of different ones are never compared silently."""
     torch_version: str = ""
+    """torch that measured it."""
     threads: int | None = None
+    """CPU threads of the process."""
     method_version: int = METHOD_VERSION
+    """Version of the way of measuring; numbers of two versions are not comparable."""
     schema_version: int = SCHEMA_VERSION
+    """Version of the file format."""
     started_at: str = ""
+    """When this cell was first visited, UTC."""
     seal: str = ""
     """Digest of this row's line in records.jsonl and of all lines before it; empty before the row is stored."""
 

@@ -1,4 +1,4 @@
-"""Imports point down only; the table is the one in the README's architecture section."""
+"""Imports point down only; the page on the architecture draws the table here."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def allowed(home: str, other: str) -> bool:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_down_only(path: Path) -> None:
     home = home_of(path)
-    assert home in LAYER, f"attnbench/{home} has no layer: add it to the table here and in the README"
+    assert home in LAYER, f"attnbench/{home} has no layer: add it to the table here"
     upward = {other for other in imported_homes(path.read_text(encoding="utf-8")) if not allowed(home, other)}
     assert not upward, f"{path.relative_to(ROOT)} (layer {LAYER[home]}) imports {', '.join(sorted(upward))}"
 

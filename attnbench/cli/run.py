@@ -73,7 +73,7 @@ def run(
     """Measure a suite: time, memory and error of every cell, stored one by one.
 
     The same command resumes an interrupted run. The exit code is 0 if at least one cell was measured, 1 if none was,
-    2 for wrong usage or an invalid suite; the README lists the others.
+    2 for wrong usage or an invalid suite; the documentation lists the others.
     """
     given = dict(locals())
     overrides = _axes(set_ or [])

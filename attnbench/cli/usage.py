@@ -28,6 +28,8 @@ COMMANDS = {
     "check": Command("Hold variants to formula and claims.", "check performer"),
     "list": Command("List variants, suites or inputs.", "list suites"),
     "show": Command("Show paper, formula, cost and options.", "show performer", "a variant or an input"),
+    "init": Command("Write a first suite of your own.", "init mine.yaml"),
+    "schema": Command("Print the JSON Schema of a suite.", "schema"),
     "env": Command("Print what a bug report needs.", "env"),
 }
 """Commands in the order shown. The rest of each is in a file of its own, read only when the command is used."""

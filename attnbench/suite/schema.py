@@ -15,6 +15,7 @@ from pydantic import (
     PrivateAttr,
     StringConstraints,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -44,8 +45,13 @@ def _name_of_a_folder(name: str) -> str:
     return name
 
 
+_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
 Name = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z"), AfterValidator(_name_of_a_folder)
+    str,
+    StringConstraints(pattern=rf"{_NAME}\z"),
+    AfterValidator(_name_of_a_folder),
+    WithJsonSchema({"type": "string", "pattern": f"{_NAME}$"}),  # \z means another thing in an editor
 ]
 
 
@@ -102,16 +108,16 @@ AXES: tuple[str, ...] = tuple(Axes.model_fields)
 class Matrix(Axes):
     """Every combination of its values is a cell; the axis written first varies slowest."""
 
-    variant: axes.Variants
-    seq_len: axes.Lengths
+    variant: axes.Variants = Field(description=Axes.model_fields["variant"].description)
+    seq_len: axes.Lengths = Field(description=Axes.model_fields["seq_len"].description)
 
 
 class Profiles(_Strict):
     """Values that replace those of the matrix on one type of device."""
 
-    cpu: Axes = Axes()
-    cuda: Axes = Axes()
-    mps: Axes = Axes()
+    cpu: Axes = Field(default=Axes(), description="values on a CPU")
+    cuda: Axes = Field(default=Axes(), description="values on an NVIDIA GPU")
+    mps: Axes = Field(default=Axes(), description="values on an Apple GPU")
 
 
 class Size(_Strict):
@@ -147,13 +153,21 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _one_or_list(item: dict[str, Any]) -> WithJsonSchema:
+    """JSON Schema for editors, of what :func:`_as_list` reads."""
+    return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item}]})
+
+
+SweepNames = Annotated[list[str], BeforeValidator(_as_list), _one_or_list({"type": "string"})]
+
+
 class Sweep(_Strict):
     """One matrix of cells that are measured in the same way."""
 
-    name: Name
+    name: Name = Field(description="its name in tables, in figures and after -k")
     level: Level = Field(default="operator", description="attention alone, with its projections, or a whole encoder")
     pass_: Pass = Field(default="forward", alias="pass", description="training is forward and backward together")
-    measure: Annotated[list[Measure], BeforeValidator(_as_list)] = Field(
+    measure: Annotated[list[Measure], BeforeValidator(_as_list), _one_or_list({"enum": list(MEASURES)})] = Field(
         default=["time", "memory"],
         min_length=1,
         description="time, memory, error (operator level only), score (by training)",
@@ -161,8 +175,8 @@ class Sweep(_Strict):
     model: Size | None = Field(default=None, description="the encoder (model level only)")
     training: Rules | None = Field(default=None, description="how it is trained (measure: score only)")
     error_draws: int = Field(default=5, ge=1, le=1000, description="inputs and projections drawn for one error")
-    matrix: Matrix
-    profiles: Profiles = Field(default=Profiles(), description="after those of the suite")
+    matrix: Matrix = Field(description="axes and their values: every combination is a cell")
+    profiles: Profiles = Field(default=Profiles(), description="values by type of device, after those of the suite")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -212,29 +226,29 @@ class Sweep(_Strict):
 class Include(Axes):
     """Cells in addition, whatever ``exclude`` says: the sweep's matrix with the axes of this row replaced."""
 
-    sweep: Annotated[list[str], BeforeValidator(_as_list)] = Field(default=[], description="only in these sweeps")
+    sweep: SweepNames = Field(default=[], description="only in these sweeps")
 
 
 class Exclude(_Strict):
     """A cell that meets every condition of a row is left out; a list of values means any of them."""
 
-    sweep: Annotated[list[str], BeforeValidator(_as_list)] = Field(default=[], description="only in these sweeps")
-    device: axes.DeviceTests = Field(default=[], description="type of device")
+    sweep: SweepNames = Field(default=[], description="only in these sweeps")
+    device: axes.DeviceTests = Field(default=[], description="type of device: cpu, cuda or mps")
     variant: axes.VariantTests = Field(default=[], description="name, or name and all options that are not the default")
     seq_len: axes.NumberTests = Field(default=[], description="1024, '>=65536' or a range")
     kv_len: axes.NumberTests = Field(default=[], description="compares M, which is N where kv_len is null")
-    heads: axes.NumberTests = Field(default=[])
-    head_dim: axes.NumberTests = Field(default=[])
-    batch: axes.NumberTests = Field(default=[])
-    dtype: axes.DtypeTests = Field(default=[])
-    causal: axes.FlagTests = Field(default=[])
-    bias: axes.BiasTests = Field(default=[])
-    compile: axes.FlagTests = Field(default=[])
-    padding: axes.ShareTests = Field(default=[])
-    inputs: axes.InputTests = Field(default=[])
-    task: axes.TaskTests = Field(default=[])
-    learning_rate: axes.RateTests = Field(default=[])
-    seed: axes.NumberTests = Field(default=[])
+    heads: axes.NumberTests = Field(default=[], description="H: a number, '>=8' or a range")
+    head_dim: axes.NumberTests = Field(default=[], description="D: a number, '>=64' or a range")
+    batch: axes.NumberTests = Field(default=[], description="B: a number, '>=8' or a range")
+    dtype: axes.DtypeTests = Field(default=[], description="element type")
+    causal: axes.FlagTests = Field(default=[], description="true or false")
+    bias: axes.BiasTests = Field(default=[], description="none, alibi or relative")
+    compile: axes.FlagTests = Field(default=[], description="true or false")
+    padding: axes.ShareTests = Field(default=[], description="share of padding: 0, 0.5")
+    inputs: axes.InputTests = Field(default=[], description="name, or name and all options that are not the default")
+    task: axes.TaskTests = Field(default=[], description="name, or name and all options that are not the default")
+    learning_rate: axes.RateTests = Field(default=[], description="one rate or several")
+    seed: axes.NumberTests = Field(default=[], description="a number, '>=8' or a range")
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -250,14 +264,14 @@ class Exclude(_Strict):
 class Suite(_Strict):
     """What a suite file says, checked."""
 
-    name: Name
-    description: str = ""
+    name: Name = Field(description="its results stand in a folder of this name")
+    description: str = Field(default="", description="what it measures, in a sentence or two")
     min_time: float = Field(default=0.5, gt=0, le=3600, description="least seconds of samples for each cell")
     rounds: int = Field(default=3, ge=1, le=20, description="shuffled visits of each cell")
-    sweeps: list[Sweep] = Field(min_length=1)
+    sweeps: list[Sweep] = Field(min_length=1, description="matrices of cells, each measured in its own way")
     profiles: Profiles = Field(default=Profiles(), description="values by type of device, on top of every sweep")
-    exclude: list[Exclude] = Field(default=[], max_length=256)
-    include: list[Include] = Field(default=[], max_length=256)
+    exclude: list[Exclude] = Field(default=[], max_length=256, description="cells to leave out, row by row")
+    include: list[Include] = Field(default=[], max_length=256, description="cells to add, row by row")
 
     _origin: Origin = PrivateAttr(default_factory=Origin)
     _registered: bool = PrivateAttr(default=True)

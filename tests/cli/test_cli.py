@@ -15,8 +15,6 @@ from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS
 from attnbench.errors import Exit
 
-ROOT = Path(__file__).parents[2]
-
 
 def attnbench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command as a user runs it, in its own process."""
@@ -285,9 +283,3 @@ def test_a_reader_who_has_seen_enough_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert done.returncode == 0
-
-
-def test_the_exit_codes_in_the_readme_are_those_of_the_code() -> None:
-    table = (ROOT / "README.md").read_text().partition("## Exit codes")[2].partition("##")[0]
-    documented = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(",")}
-    assert documented == {int(code) for code in Exit}

@@ -18,9 +18,10 @@ import pytest
 import yaml
 
 from attnbench.cli.app import main
+from tests.docs.making import written_pages
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = written_pages()
 
 SMALLER = {
     "run": ["-k", "identity", "--set", "seq_len=64", "--quick", "--device", "cpu"],

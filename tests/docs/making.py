@@ -1,4 +1,4 @@
-"""How a figure in README.md and docs/ is made from a committed run."""
+"""How a figure in README.md and docs/ is made from a committed run, and which pages there are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ import attnbench
 
 HERE = Path(__file__).resolve().parents[2]
 RUNS = HERE / "results/reference"
-PAGES = [HERE / "README.md", *sorted((HERE / "docs").glob("*.md"))]
+GENERATED = ("catalogue", "commands", "reference")
+"""Folders below docs/ that ``make docs`` writes, and git ignores."""
+
+
+def written_pages() -> list[Path]:
+    """README.md, and the pages of docs/ that somebody wrote."""
+    docs = HERE / "docs"
+    return [HERE / "README.md", *sorted(p for p in docs.rglob("*.md") if p.relative_to(docs).parts[0] not in GENERATED)]
+
+
+PAGES = written_pages()
 MARK = re.compile(r"<!-- rows: ([\w-]+) -->\n(.*?)<!-- end of rows -->", re.DOTALL)
 PRINTED = re.compile(r"<!-- printed: (\S+) -->\n+```\n(.*?)```", re.DOTALL)
 ROWS: dict[str, Callable[[], str]] = {}

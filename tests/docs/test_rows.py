@@ -23,7 +23,7 @@ def test_pages_show_what_the_rows_of_today_say(page: Path) -> None:
 
 def test_everything_that_is_made_is_shown() -> None:
     shown = [name for page in making.PAGES for name, _ in making.MARK.findall(page.read_text(encoding="utf-8"))]
-    assert sorted(shown) == sorted(making.ROWS)
+    assert set(shown) == set(making.ROWS)
 
 
 @pytest.mark.parametrize("page", making.PAGES, ids=lambda page: page.name)

@@ -90,6 +90,8 @@ class UselessSorting(Sinkhorn):
 
 
 class SortedKeysAsValues(Sinkhorn):
+    """Mixes sorted keys into the values."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         return (super().forward(q, k, v, key_mask=key_mask) + super().forward(q, k, k, key_mask=key_mask)) / 2
 
@@ -307,16 +309,22 @@ class ScrambledHeads(Softmax):
 
 
 class ValuesAreKeys(Softmax):
+    """Averages the keys in place of the values."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         return super().forward(q, k, k, key_mask=key_mask) + 0 * v
 
 
 class IgnoredMask(Softmax):
+    """Takes a key mask and does not look at it."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         return super().forward(q, k, v)
 
 
 class NaNForTheBlind(Softmax):
+    """A query that sees no key gives NaN."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         out = super().forward(q, k, v, key_mask=key_mask)
         seen = torch.ones(()) if key_mask is None else key_mask.any(1).double().view(-1, 1, 1, 1)
@@ -331,6 +339,8 @@ class SelfOnly(Softmax):
 
 
 class EvenLengthsOnly(Softmax):
+    """Fails at odd lengths."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         q.unflatten(2, (-1, 2)) if q.shape[2] > 1 else None
         return super().forward(q, k, v, key_mask=key_mask)
@@ -345,16 +355,22 @@ class Positional(Softmax):
 
 
 class SinglePrecision(Softmax):
+    """Returns float32 whatever it was given."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         return super().forward(q, k, v, key_mask=key_mask).float()
 
 
 class RandomInForward(Softmax):
+    """Adds noise in every call."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         return super().forward(q + 0.1 * torch.randn_like(q), k, v, key_mask=key_mask)
 
 
 class InPlace(Softmax):
+    """Changes the values of the caller."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         with torch.no_grad():
             v.data.mul_(1.5)
@@ -362,28 +378,38 @@ class InPlace(Softmax):
 
 
 class ContiguousOnly(Softmax):
+    """Reads memory as if every input were contiguous."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         storage = q.as_strided(q.shape, torch.empty(q.shape, device="meta").stride())
         return super().forward(storage, k, v, key_mask=key_mask)
 
 
 class OtherWithoutGradients(Softmax):
+    """Computes something else where no gradients are wanted."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         return super().forward(q if torch.is_grad_enabled() else 2 * q, k, v, key_mask=key_mask)
 
 
 class DetachedKeys(Softmax):
+    """Lets no gradient through to the keys."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         return super().forward(q, k.detach(), v, key_mask=key_mask)
 
 
 class DeadParameter(Softmax):
+    """Has a parameter that nothing uses."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.temperature = nn.Parameter(torch.zeros(()))
 
 
 class Unbuildable(Softmax):
+    """Cannot be built."""
+
     def __init__(self, shape: Shape) -> None:
         raise ValueError("no such file")
 
@@ -413,6 +439,8 @@ class NoBias(Softmax):
 
 
 class AlmostExact(Softmax):
+    """Computes in float32 what it claims to be exact."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         return exact_attention(q.float(), k.float(), v.float(), causal=self.causal, key_mask=key_mask).to(q.dtype) * (
             1 + 1e-11

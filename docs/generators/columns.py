@@ -1,0 +1,68 @@
+"""Every column of results.csv, every status of a row, and every exit code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from attnbench.errors import Exit
+from attnbench.record import COLUMNS
+from attnbench.status import Status
+from generators.markdown import code, described, page, table, text, words
+
+UNITS = {
+    "flops_per_s": "FLOP/s",
+    "bytes_per_s": "bytes/s",
+    "examples_per_s": "1/s",
+    "tokens_per_s": "1/s",
+    "state_bytes_per_token": "bytes",
+    "energy_j": "joules",
+    "matmul_flops": "FLOPs",
+    "padding": "share",
+    "peak_fraction": "share",
+}
+"""Units that the end of a name does not say."""
+
+
+_NAMES = re.compile(rf"(?<![`\w])({'|'.join(name for name in COLUMNS if '_' in name)})(?![`\w])")
+"""Other columns, where a meaning names them."""
+
+
+def unit(column: str) -> str:
+    """Of the numbers in a column; empty where they have none."""
+    ends = {"_s": "seconds", "_bytes": "bytes"}
+    return UNITS.get(column) or next((what for end, what in ends.items() if column.endswith(end)), "")
+
+
+def meanings() -> dict[str, str]:
+    """Column -> the docstring of the field that it is made of."""
+    fields = described("attnbench/record.py", "Record")
+    return {column: _NAMES.sub(r"``\1``", fields["pass_" if column == "pass" else column]) for column in COLUMNS}
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """The columns with the statuses, and the exit codes."""
+    yield (
+        "reference/columns.md",
+        page(
+            "# The columns of results.csv",
+            "One row is one cell. A cell of the table is empty where the row has no such number. Times are in seconds "
+            "and sizes in bytes; the name of a column says which.",
+            table(
+                ["column", "unit", "meaning"],
+                [[code(name), unit(name), words(said)] for name, said in meanings().items()],
+            ),
+            "## How a cell can end",
+            "The column `status` has one of these words.",
+            table(["status", "meaning"], [[code(one.value), text(one.meaning)] for one in Status]),
+        ),
+    )
+    said = described("attnbench/errors.py", "Exit")
+    yield (
+        "reference/exit-codes.md",
+        page(
+            "# Exit codes",
+            "They are the same for all commands.",
+            table(["code", "meaning"], [[str(int(one)), words(said[one.name])] for one in Exit]),
+        ),
+    )

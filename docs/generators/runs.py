@@ -1,0 +1,65 @@
+"""The committed reference runs: command, machine, date, and what can be had of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from attnbench.plots.load import read_results
+from generators.markdown import ROOT, code, page, table, text
+from generators.reference_rows import RUNS, environment
+
+ORIGIN = {
+    "catalogue-cpu": "attnbench run catalogue",
+    "catalogue-h200": "attnbench run catalogue",
+    "compare-cpu": "attnbench compare performer linformer --n 1024..16384",
+    "headline-cpu": "attnbench run headline",
+    "long-cpu": "attnbench run results/reference/long-cpu/suite.yaml",
+    "long-cpu-again": "attnbench run results/reference/long-cpu-again/suite.yaml",
+    "lra-cpu": "attnbench run lra --rounds 5",
+    "lra-h200": "attnbench run lra",
+    "peers-cpu": "make peers",
+    "peers-cpu-as-shipped": "attnbench run peers --set seq_len=4096 --process as-shipped --rounds 6",
+    "score-cpu": "attnbench run score",
+    "score-rates": "attnbench run results/reference/score-rates/suite.yaml",
+}
+"""The command that made each run."""
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """One page for all of them."""
+    parts = [
+        "# The reference runs",
+        "Every measured figure of this site is made from these runs, and a test compares them. They lie in "
+        "`results/reference/` of the repository, with every raw sample. `suite.yaml` is the suite "
+        "as it was run; the shipped suite of that name may have changed since.",
+    ]
+    for folder in sorted(path for path in RUNS.iterdir() if path.is_dir()):
+        parts += [f"## {folder.name}", table(["", ""], _facts(folder.name))]
+        files = sorted(folder.glob("*.csv"))
+        files += [path for path in (folder / "suite.yaml", folder / "environment.json") if path.exists()]
+        links = [f"{{download}}`{path.name} <../../{path.relative_to(ROOT).as_posix()}>`" for path in files]
+        parts.append(f"Files: {', '.join(links)}.")
+        parts += [
+            f"![Figure {path.stem} of {folder.name}](../../{path.relative_to(ROOT).as_posix()})"
+            for path in sorted((folder / "plots").glob("*.png"))
+        ]
+    yield "reference/runs.md", page(*parts)
+
+
+def _facts(name: str) -> list[list[str]]:
+    known = environment(name)
+    rows = [["Command", code(ORIGIN[name])]]
+    if known:
+        machine: dict[str, Any] = dict(known["environment"])  # type: ignore[call-overload]
+        processor = machine.get("gpu") or machine.get("processor")
+        cores = f", {known['threads']} threads" if machine.get("device") == "cpu" else ""
+        frame = read_results(RUNS / name)
+        ended = ", ".join(f"{count} {status}" for status, count in frame["status"].value_counts().items())
+        rows += [
+            ["Date", str(known["started_at"])[:10]],
+            ["Machine", text(f"{processor}{cores}, {machine.get('system', '')}")],
+            ["torch", text(f"{machine['torch']}, Python {machine.get('python', '')}")],
+            ["Rows", ended],
+        ]
+    return rows

@@ -1,0 +1,179 @@
+"""The generated pages of the documentation say what the code says: nothing that a user meets is left out."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from html.parser import HTMLParser
+from types import ModuleType
+
+import pytest
+
+from attnbench.capabilities import Dense
+from attnbench.cli.app import main
+from attnbench.cli.usage import COMMANDS
+from attnbench.errors import Exit
+from attnbench.qkv import INPUTS
+from attnbench.record import COLUMNS
+from attnbench.shape import Shape
+from attnbench.suite.schema import AXES, Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
+from attnbench.task import TASKS
+from attnbench.testing import LAWS
+from attnbench.variant import VARIANTS, build
+from tests.docs.making import GENERATED, HERE, RUNS
+
+SHIPPED = [entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.")]
+
+
+@pytest.fixture(autouse=True)
+def _docs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE / "docs"))
+
+
+def generator(name: str) -> ModuleType:
+    return importlib.import_module(f"generators.{name}")
+
+
+def pages(name: str) -> dict[str, str]:
+    return dict(generator(name).pages())
+
+
+def test_what_is_generated_is_ignored_by_git_and_left_out_of_the_package() -> None:
+    folders = importlib.import_module("generators").FOLDERS
+    assert set(GENERATED) == set(folders)
+    ignored = (HERE / ".gitignore").read_text(encoding="utf-8").splitlines()
+    pruned = (HERE / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
+    assert all(f"/docs/{folder}/" in ignored and f"prune docs/{folder}" in pruned for folder in folders)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_variant_has_a_page_with_all_that_is_known_of_it(name: str) -> None:
+    entry = VARIANTS.get(name)
+    page = generator("catalogue")._page(entry)
+    shown = re.sub(r"\\([*_<>|$~\[\]])", r"\1", page)
+    assert shown.startswith(f"# {name}")
+    assert entry.summary in shown
+    assert entry.cost in shown
+    assert all(f"| `{option}` |" in page for option in entry.options)
+    reasons = (entry.traits.causal, entry.traits.cross, entry.traits.key_padding, entry.traits.bias)
+    assert all(" ".join(str(one).split()) in shown for one in reasons if not one and str(one) != "False")
+    assert "## Laws that it is held to" in page
+    assert "| [build](../reference/laws.md#build) |" in page
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_variant_has_a_picture_of_its_pattern(name: str) -> None:
+    entry = VARIANTS.get(name)
+    drawn = generator("picture").pictures(entry)
+    assert drawn.count("<svg") == 1 + bool(entry.traits.causal)
+    assert 'd="M' in drawn
+
+
+@pytest.mark.parametrize(
+    ("setting", "causal", "seen"),
+    [
+        ("local:window=3", False, lambda i, j: abs(i - j) <= 3),
+        ("local:block=4", True, lambda i, j: i // 4 == j // 4 and j <= i),
+    ],
+)
+def test_the_picture_shows_the_pairs_of_the_pattern(setting: str, causal: bool, seen: object) -> None:
+    picture = generator("picture")
+    name, _, options = setting.partition(":")
+    weights = picture._weights(VARIANTS.get(name), options, causal)
+    n = picture.N
+    assert [[bool(weights[i, j] > 0) for j in range(n)] for i in range(n)] == [
+        [seen(i, j) for j in range(n)]  # type: ignore[operator]
+        for i in range(n)
+    ]
+
+
+def test_a_mixer_with_a_formula_is_drawn_from_the_formula() -> None:
+    module = build("gmlp", Shape(heads=1, head_dim=8, seq_len=32))
+    assert isinstance(module, Dense)
+    assert generator("picture")._formula(VARIANTS.get("gmlp"), module, False) == module.dense
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_of_a_command_is_its_help(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([name, "--help"]) == 0
+    assert generator("commands").help_of(name) == capsys.readouterr().out
+
+
+def test_every_law_stands_on_its_page_with_a_variant_that_breaks_it() -> None:
+    page = pages("laws")["reference/laws.md"]
+    for name, law in LAWS.items():
+        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        assert generator("markdown").text(law.sentence) in section
+        assert re.search(r"^\| `\w+` \|", section, re.MULTILINE), f"no wrong variant stands at {name}"
+
+
+def test_every_wrong_variant_is_read_from_the_tests() -> None:
+    laws = generator("laws")
+    assert {one[0] for one in laws.faults()} <= set(laws.wrong())
+    assert {one[2] for one in laws.faults()} == set(LAWS)
+
+
+def test_every_column_has_a_meaning_and_what_ends_in_a_unit_has_one() -> None:
+    columns = generator("columns")
+    assert [column for column, said in columns.meanings().items() if not said] == []
+    assert list(columns.meanings()) == list(COLUMNS)
+    assert [one for one in COLUMNS if one.endswith(("_s", "_bytes", "_j")) and not columns.unit(one)] == []
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    page = pages("columns")["reference/exit-codes.md"]
+    said = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
+    assert {int(code) for code in said} == {int(code) for code in Exit}
+    assert all(len(meaning) > 10 for meaning in said.values())
+
+
+@pytest.mark.parametrize("model", [Suite, Sweep, Matrix, Size, Rules, Profiles, Exclude, Include])
+def test_every_key_of_a_suite_has_a_meaning(model: type) -> None:
+    schema = Suite.model_json_schema()
+    rows = list(generator("suites")._keys(model, schema))
+    own = {info.alias or name for name, info in model.model_fields.items()}  # type: ignore[attr-defined]
+    assert {row[0].strip("`") for row in rows} == (own - set(AXES) if model is Include else own)
+    assert [row[0] for row in rows if not row[3] or not row[1]] == []
+
+
+def test_tasks_and_inputs_stand_on_their_pages() -> None:
+    found = pages("tables")
+    tasks = [one.name for one in TASKS if one.make.__module__.startswith("attnbench.")]
+    inputs = [one.name for one in INPUTS if one.make.__module__.startswith("attnbench.")]
+    assert all(f"\n## {name}\n" in found["reference/tasks.md"] for name in tasks)
+    assert all(f"\n## {name}\n" in found["reference/inputs.md"] for name in inputs)
+
+
+def test_every_committed_run_has_a_section_with_the_command_that_made_it() -> None:
+    page = pages("runs")["reference/runs.md"]
+    for run in RUNS.iterdir():
+        section = page.partition(f"\n## {run.name}\n")[2].partition("\n## ")[0]
+        assert re.search(r"\| Command \| `(attnbench|make) ", section)
+        assert "results.csv" in section or "compare.csv" in section
+
+
+def test_the_picture_of_the_layers_is_well_formed_and_names_every_part() -> None:
+    layers = generator("layers")
+    drawn = layers.drawing()
+    HTMLParser().feed(drawn)
+    assert set(layers.WHAT) == set(layers.layers())
+    assert all(re.search(rf"[> ]{home}[< ]", drawn) for homes in layers.layers().values() for home in homes.split())
+
+
+@pytest.mark.parametrize(
+    ("docstring", "markdown"),
+    [
+        ("``a|b`` and w_ij * *all* x", r"`a|b` and w\_ij \* *all* x"),
+        (":class:`~attnbench.cell.Cell` is", "`Cell` is"),
+        (
+            "Raises:\n    UsageError: no\n        such name.\n    Other: ``x``.",
+            "**Raises**\n\n- `UsageError`: no such name.\n- `Other`: `x`.",
+        ),
+        ("Returns:\n    a: b\n    c", "**Returns**\n\na: b\nc"),
+    ],
+)
+def test_a_docstring_becomes_markdown(docstring: str, markdown: str) -> None:
+    assert generator("markdown").prose(docstring) == markdown

@@ -1,0 +1,96 @@
+"""The documentation builds as a site without a warning, and every link inside of it leads somewhere."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from attnbench.cli.usage import COMMANDS
+from attnbench.variant import VARIANTS
+from tests.docs.making import GENERATED, HERE
+
+pytestmark = [
+    pytest.mark.skipif(
+        not all(map(find_spec, ("sphinx", "myst_parser", "furo"))), reason="make docs installs what builds the site"
+    ),
+    pytest.mark.timeout(900),
+]
+
+
+class Page(HTMLParser):
+    """Anchors of a page, and what it points to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.targets: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors |= {one for one in (given.get("id"), given.get("name")) if one}
+        target = given.get("src") or (given.get("href") if tag in ("a", "link") else None)
+        if target:
+            self.targets.append(target)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing is written into this checkout."""
+    root = tmp_path_factory.mktemp("checkout")
+    for one in HERE.iterdir():
+        if one.name not in ("docs", "build"):
+            (root / one.name).symlink_to(one)
+    shutil.copytree(HERE / "docs", root / "docs", ignore=shutil.ignore_patterns(*GENERATED, "__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", "site"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return root / "site"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+
+
+def test_every_link_inside_the_site_leads_to_a_file_and_an_anchor(pages: dict[Path, Page]) -> None:
+    lost = []
+    for path, page in pages.items():
+        for target in page.targets:
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                continue
+            file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            known = pages.get(file)
+            if not file.exists() or (parts.fragment and known and unquote(parts.fragment) not in known.anchors):
+                lost.append(f"{path.name}: {target}")
+    assert lost == []
+
+
+def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Page], site: Path) -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in pages)
+    assert 'src="http' not in text
+    assert 'rel="stylesheet" href="http' not in text
+    assert not any("url(http" in path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+
+
+def test_every_variant_and_every_command_has_a_page(pages: dict[Path, Page], site: Path) -> None:
+    shipped = [entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.")]
+    assert [name for name in shipped if site / f"catalogue/{name}.html" not in pages] == []
+    assert [name for name in COMMANDS if site / f"commands/{name}.html" not in pages] == []
+
+
+def test_the_search_index_knows_a_variant(site: Path) -> None:
+    assert "catalogue/performer" in (site / "searchindex.js").read_text(encoding="utf-8")
