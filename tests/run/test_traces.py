@@ -259,11 +259,19 @@ def test_memory_that_stays_is_told_and_a_little_of_it_is_not() -> None:
 def test_what_computes_on_without_python_is_a_thread_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "_threads", frozenset)  # as if this one did not run Python
     before = Snapshot.take("cpu")
-    thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 2 * 10**6))
+    seen = threading.Event()
+
+    def compute() -> None:
+        while not seen.is_set():
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 2 * 10**6)
+
+    thread = threading.Thread(target=compute)
     thread.start()
-    told = set()
-    while thread.is_alive():  # on a busy machine it may get no core for a while
+    told, deadline = set(), time.monotonic() + 60
+    while "left 1 thread behind" not in told and time.monotonic() < deadline:  # on a busy machine it may get no core
         told.add(Snapshot.take("cpu").left_since(before))
+    seen.set()
+    thread.join()
     assert "left 1 thread behind" in told
 
 
