@@ -89,11 +89,11 @@ class RunFolder:
         )
 
     def describe(self, state: Mapping[str, Any]) -> None:
-        """Add what the measuring process says about itself and the machine, unless an earlier one has said it."""
+        """Add what the measuring process says about itself and the machine, unless an earlier one has said all of it."""
         environment = self.environment
         if not state.keys() <= environment.keys():
             try:
-                self._write_environment({**state, **environment})
+                self._write_environment({**environment, **state})
             except OSError as error:
                 raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
 
