@@ -89,7 +89,7 @@ class RunFolder:
         )
 
     def describe(self, state: Mapping[str, Any]) -> None:
-        """Add what the measuring process says about itself and the machine, unless an earlier one has said all of it."""
+        """Add what the measuring process says of itself and the machine, unless an earlier one has said all of it."""
         environment = self.environment
         if not state.keys() <= environment.keys():
             try:
