@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.capabilities import Dense
-from attnbench.errors import AttnbenchError
+from attnbench.errors import Unsupported
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
@@ -59,7 +59,7 @@ def _weights(entry: Variant, setting: str, causal: bool) -> Tensor | None:
                 q, k = (torch.randn(1, 1, N, N, generator=generator, dtype=torch.float64) * 0.5 for _ in "qk")
                 return formula(q, k, torch.eye(N, dtype=torch.float64)[None, None]).detach()[0, 0].abs()
             return _reach(formula, torch.randn(1, N, shape.C, generator=generator, dtype=torch.float64))
-    except (AttnbenchError, NotImplementedError, RuntimeError):
+    except Unsupported:
         return None
 
 

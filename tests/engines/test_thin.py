@@ -121,3 +121,8 @@ def test_it_compiles_as_one_graph_with_heads_inside(form: object) -> None:
     inputs = [x.requires_grad_() for x in qkv(form, 12, layout="heads inside")]
     out = torch.compile(form, backend="eager", fullgraph=True)(*inputs)
     torch.testing.assert_close(out, plain(*inputs), rtol=1e-12, atol=1e-12)
+
+
+def test_an_empty_batch_has_an_empty_output() -> None:
+    q, k, v = torch.empty(0, 2, 30, 4), torch.empty(0, 2, 5, 4), torch.empty(0, 2, 5, 3)
+    assert attend_to_few_keys(q, k, v).shape == (0, 2, 30, 3)

@@ -42,7 +42,7 @@ def attend_to_few_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = No
         return scaled_dot_product_attention(q, k, v, attn_mask=mask)
     joined = _joined(q, k, v) if short_examples(q) else (q, k, v)
     out: Tensor = _FewKeys.apply(*joined, keep)  # type: ignore[no-untyped-call]  # untyped in torch
-    return out.view(*q.shape[:3], -1)
+    return out.view(*q.shape[:3], v.shape[3])
 
 
 def attend_from_few_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -61,7 +61,7 @@ def attend_from_few_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
         return scaled_dot_product_attention(q, k, v, attn_mask=mask)
     joined = _joined(q, k, v) if short_examples(k) else (q, k, v)
     out: Tensor = _FewQueries.apply(*joined)  # type: ignore[no-untyped-call]  # untyped in torch
-    return out.view(*q.shape[:3], -1)
+    return out.view(*q.shape[:3], v.shape[3])
 
 
 class _FewKeys(torch.autograd.Function):
