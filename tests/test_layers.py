@@ -19,8 +19,9 @@ LAYERS = {
     3: "attention inputs tasks model",
     4: "measure suite testing training",
     5: "plots run",
-    6: "cli api",
-    7: "__main__",
+    6: "decision report",
+    7: "cli api",
+    8: "__main__",
 }
 LAYER = {home: layer for layer, homes in LAYERS.items() for home in homes.split()}
 HIGHEST = dict.fromkeys(f"{LAYERS[3]} {LAYERS[4]} plots".split(), 2) | {
@@ -88,6 +89,8 @@ def test_imports_point_down_only(path: Path) -> None:
         ("run", "cli", False),
         ("run", "testing", True),
         ("measure", "testing", False),
+        ("decision", "run", True),
+        ("run", "decision", False),
         ("cli", "no_such_module", False),
     ],
 )
