@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -141,6 +141,49 @@ def describe(device: str) -> dict[str, Any]:
 def machine_id(device: str) -> str:
     """Eight hex digits that stand for the facts above: rows with different ids are never compared silently."""
     return hashlib.sha256(json.dumps(describe(device), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def class_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What two runs share if their numbers may be compared; None where a run does not say.
+
+    Memory is not among them: two boots of one machine differ in it by kilobytes (see :func:`memory_bytes`). Nor is
+    Python, since its versions do not change what torch computes.
+
+    Args:
+        environment: as ``environment.json`` holds it, of a run of any age.
+    """
+    machine = _described(environment)
+    torch = machine.get("torch")
+    return {
+        "processor": machine.get("gpu") or machine.get("processor"),
+        "cores": machine.get("cores"),
+        "system": machine.get("system"),
+        "device": str(machine.get("device", "")).partition(":")[0],
+        "torch": None if torch is None else ".".join(str(torch).split(".")[:2]),
+        "cuda": machine.get("cuda"),
+        "float32_products": environment.get("float32_products"),
+        "window_products": environment.get("window_products"),
+        "threads": environment.get("threads"),
+        "process": environment.get("process"),
+    }
+
+
+def machine_class(environment: Mapping[str, Any]) -> str:
+    """Eight hex digits that stand for :func:`class_facts`: only runs of one class are compared without a word."""
+    return hashlib.sha256(json.dumps(class_facts(environment), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def memory_bytes(environment: Mapping[str, Any]) -> int | None:
+    """Memory of the device that a run measured on: of the GPU, or of the machine; None where it does not say."""
+    machine = _described(environment)
+    memory = machine.get("gpu_memory_bytes", machine.get("memory_bytes"))
+    return memory if isinstance(memory, int) else None
+
+
+def _described(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`describe` gave when the run began."""
+    machine = environment.get("environment")
+    return machine if isinstance(machine, dict) else {}
 
 
 def load_warning() -> str | None:

@@ -31,6 +31,7 @@ class Ready(TypedDict):
 
     environment: dict[str, Any]
     machine_id: str
+    machine_class: str
     process: str
     process_notes: list[str]
     memory_limit_bytes: int | None

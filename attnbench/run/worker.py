@@ -124,7 +124,7 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     """Set the process up, measure the machine's limits."""
     import torch
 
-    from attnbench.machine import describe, machine_id
+    from attnbench.machine import describe, machine_class, machine_id
     from attnbench.measure.standstill import notice_stops
     from attnbench.plugins import load
     from attnbench.run.switches import FINDERS
@@ -160,13 +160,13 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     elif device.startswith("cuda") and memory:
         total = torch.cuda.get_device_properties(torch.device(device)).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), torch.device(device))
+    facts = {"environment": describe(device), "process": process, **products._asdict()}
     return {
-        "environment": describe(device),
+        **facts,
         "machine_id": machine_id(device),
-        "process": process,
+        "machine_class": machine_class({**facts, "threads": settings["threads"]}),
         "process_notes": notes,
         "memory_limit_bytes": memory,
-        **products._asdict(),
         **limits,
     }
 

@@ -1,0 +1,143 @@
+"""A finished run as what it measured: rows by :class:`~attnbench.decision.key.Key`, and on which machine.
+
+Everything that holds several runs against each other begins here: :func:`load` each of them, then ask
+:func:`differing_facts` whether their numbers may be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from attnbench.decision.key import Key, key_of
+from attnbench.errors import ResultsError
+from attnbench.machine import class_facts, machine_class, memory_bytes
+from attnbench.record import READABLE, Record, one_line
+from attnbench.runs import find_runs
+from attnbench.status import Status
+from attnbench.store import RECORDS, RunFolder
+from attnbench.units import format_bytes
+
+Samples = Mapping[int, list[dict[str, Any]]]
+"""Round -> its samples, as ``samples.jsonl`` holds them."""
+
+MEMORY_TOLERANCE = 0.05
+"""Share by which the memories of two machines of one class may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One run. Cells that were interrupted are left out: nothing is known of them."""
+
+    path: Path
+    """The run's own folder."""
+    name: str
+    """Of that folder, for people."""
+    environment: Mapping[str, Any]
+    """``environment.json``."""
+    machine_class: str
+    """Eight hex digits (:func:`attnbench.machine.machine_class`)."""
+    method_version: int
+    rows: Mapping[Key, Record]
+    """In the order in which they were first measured."""
+    samples: Mapping[str, Samples]
+    """Samples of times, by cell id; empty for cells that have no times, or whose samples are lost."""
+    doubts: tuple[str, ...] = ()
+    """What is wrong with the run, though not with its rows, one line each."""
+
+
+def load(path: Path) -> MeasuredRun:
+    """Read the run at ``path``, or the newest run of the suite whose folder that is.
+
+    Of several rows with the same key (a sweep for times and one for errors, or one cell in two sweeps) the one with the
+    most samples counts; it gets the numbers that only another one has.
+
+    Raises:
+        ResultsError: no run there, runs of several suites, no row yet, or files of another version.
+        CorruptResults: a file was changed or is damaged.
+    """
+    folder = _folder(path)
+    environment = folder.environment
+    schema = environment.get("schema_version", READABLE[0])
+    if schema not in READABLE:
+        raise ResultsError(
+            f"{folder.path}: schema_version {one_line(str(schema), 40)}, this attnbench reads {READABLE[0]} to "
+            f"{READABLE[-1]}; use the attnbench that wrote it"
+        )
+    records = [record for record in folder.records().values() if record.status is not Status.INTERRUPTED]
+    if not records:
+        raise ResultsError(f"{folder.path}: no row yet; measure first with: attnbench run SUITE")
+    without = folder.without_samples(records)
+    lost = [f"{folder.path}: the samples behind {len(without)} of {len(records)} rows are lost"] if without else []
+    gone = {record.cell_id for record in without}
+    return MeasuredRun(
+        path=folder.path,
+        name=folder.path.resolve().name,
+        environment=environment,
+        machine_class=machine_class(environment),
+        method_version=records[0].method_version,
+        rows=_by_key(records),
+        samples={cell_id: rounds for cell_id, rounds in folder.samples().items() if cell_id not in gone},
+        doubts=(*lost, *dict.fromkeys(folder.repairs), *folder.doubts()),
+    )
+
+
+def differing_facts(a: MeasuredRun, b: MeasuredRun) -> list[str]:
+    """The facts in which two runs differ and may not be compared, such as ``cores: 2 and 4``; empty if they may.
+
+    These are the version of the method, all that :func:`~attnbench.machine.class_facts` names, and a memory that
+    differs by more than 5 %.
+    """
+    mine, theirs = ({"method_version": one.method_version, **class_facts(one.environment)} for one in (a, b))
+    differ = [f"{name}: {_shown(mine[name])} and {_shown(theirs[name])}" for name in mine if mine[name] != theirs[name]]
+    here, there = memory_bytes(a.environment), memory_bytes(b.environment)
+    if here and there and abs(here - there) > MEMORY_TOLERANCE * max(here, there):
+        differ.append(f"memory: {format_bytes(here)} and {format_bytes(there)}")
+    return differ
+
+
+def _shown(fact: object) -> str:
+    return "unknown" if fact is None else one_line(str(fact), 60)
+
+
+def _folder(path: Path) -> RunFolder:
+    if path.is_file() and (path.parent / RECORDS).is_file():
+        path = path.parent
+    if not path.is_dir():
+        known = path.exists()
+        what = "a table alone does not say where it was measured" if known else "no such folder"
+        raise ResultsError(f"{path}: {what}; give a folder written by attnbench run")
+    runs = find_runs(path)
+    if not runs:
+        raise ResultsError(f"{path}: holds no run; measure first with: attnbench run SUITE")
+    suites = sorted({run.path.parent.name for run in runs})
+    if len(suites) > 1:
+        raise ResultsError(f"{path}: holds runs of several suites ({one_line(', '.join(suites), 80)}); give one run")
+    return runs[-1]
+
+
+def _by_key(records: Iterable[Record]) -> dict[Key, Record]:
+    found: dict[Key, list[Record]] = {}
+    for record in records:
+        found.setdefault(key_of(record), []).append(record)
+    return {key: _as_one(alike) for key, alike in found.items()}
+
+
+def _as_one(records: list[Record]) -> Record:
+    """The row with the most samples; what it was not asked for is taken from the others."""
+    first, *others = sorted(records, key=_weight, reverse=True)
+    for other in others:
+        if other.status is Status.OK:
+            more = {name: getattr(other, name) for name in _MEASURED if getattr(first, name) is None}
+            first = replace(first, **more)
+    return first
+
+
+def _weight(record: Record) -> tuple[bool, int, int]:
+    return record.status is Status.OK, record.time_samples or 0, record.time_rounds or 0
+
+
+_NAMES = [field.name for field in fields(Record)]
+_MEASURED = _NAMES[_NAMES.index("time_median_s") :]

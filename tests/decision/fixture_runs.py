@@ -1,0 +1,135 @@
+"""Runs made up for tests: written as attnbench run writes them, with samples of a known distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnbench.cell import METHOD_VERSION, Cell, Level, Pass
+from attnbench.measure.time import Sample, summarise
+from attnbench.record import Record
+from attnbench.shape import Shape
+from attnbench.spec import parse_spec
+from attnbench.status import Status
+from attnbench.store import RunFolder
+
+MACHINE = {
+    "device": "cpu",
+    "processor": "Some Processor",
+    "cores": 2,
+    "memory_bytes": 25_276_502_016,
+    "system": "Linux x86_64",
+    "python": "3.11.7",
+    "torch": "2.13.0+cpu",
+}
+
+
+@dataclass
+class Row:
+    """One cell of such a run. ``seconds`` is its true time; each visit is ``drift`` off, each sample ``noise``."""
+
+    variant: str = "softmax"
+    n: int = 64
+    seconds: float | None = 1e-3
+    noise: float = 0.01
+    drift: float = 0.005
+    peak: int | None = 4096
+    error: float | None = None
+    error_std: float = 0.0
+    status: Status = Status.OK
+    reason: str = ""
+    sweep: str = "w"
+    level: Level = "operator"
+    pass_: Pass = "forward"
+    causal: bool = False
+    columns: dict[str, Any] = field(default_factory=dict)
+
+    def cell(self, suite: str) -> Cell:
+        shape = Shape(seq_len=self.n, heads=2, head_dim=8, causal=self.causal)
+        variant = parse_spec(self.variant)
+        return Cell(suite, self.sweep, variant, shape, level=self.level, pass_=self.pass_)
+
+
+def environment(*, method: int = METHOD_VERSION, threads: int = 1, **machine: Any) -> dict[str, Any]:
+    """``environment.json`` of a run on :data:`MACHINE`, with other facts where they are given."""
+    products = {name: machine.pop(name, "default") for name in ("float32_products", "window_products")}
+    return {
+        "method_version": method,
+        "machine_id": "cafe0001",
+        "threads": threads,
+        "process": machine.pop("process", "tuned"),
+        "environment": {**MACHINE, **machine},
+        **products,
+    }
+
+
+def write_run(
+    path: Path,
+    rows: Sequence[Row],
+    *,
+    rounds: int = 5,
+    samples: int = 8,
+    seed: int = 0,
+    suite: str = "s",
+    about: dict[str, Any] | None = None,
+) -> Path:
+    """Write a run with these rows, ``samples`` samples in each of ``rounds`` visits."""
+    facts = about or environment()
+    folder = RunFolder.create(path, environment=facts, suite_text=f"name: {suite}\n")
+    chance = np.random.default_rng(seed)
+    with folder.lock():
+        written = [_add(folder, row, facts, rounds, samples, chance, suite) for row in rows]
+        folder.write_csv(written)
+    return path
+
+
+def _add(
+    folder: RunFolder,
+    row: Row,
+    facts: dict[str, Any],
+    rounds: int,
+    samples: int,
+    chance: np.random.Generator,
+    suite: str,
+) -> Record:
+    cell = row.cell(suite)
+    common = {
+        "machine_id": facts["machine_id"],
+        "torch_version": facts["environment"]["torch"],
+        "threads": facts["threads"],
+        "process": facts["process"],
+        "method_version": facts["method_version"],
+    }
+    record = Record.of(cell, row.status, row.reason, **common)
+    if row.status is Status.OK:
+        record.peak_bytes, record.rel_error = row.peak, row.error
+        if row.error is not None:
+            record.error_kind, record.error_draws, record.rel_error_std = "approximation", 5, row.error_std
+    if row.status is Status.OK and row.seconds is not None:
+        _add_time(folder, record, row, rounds, samples, chance)
+    for name, value in row.columns.items():
+        setattr(record, name, value)
+    folder.add(record)
+    return record
+
+
+def _add_time(
+    folder: RunFolder, record: Record, row: Row, rounds: int, samples: int, chance: np.random.Generator
+) -> None:
+    assert row.seconds is not None
+    visits = []
+    for round_ in range(rounds):
+        speed = row.seconds * (1 + row.drift * chance.standard_normal())
+        visits.append(
+            [Sample(float(speed * (1 + row.noise * abs(chance.standard_normal()))), 1) for _ in range(samples)]
+        )
+        taken = [sample.to_json() for sample in visits[-1]]
+        folder.append("samples.jsonl", [{"cell_id": record.cell_id, "round": round_, "samples": taken}])
+    summary = summarise(visits)
+    record.time_median_s, record.time_min_s, record.time_iqr_s = summary.median, summary.minimum, summary.iqr
+    record.time_ci_low_s, record.time_ci_high_s = summary.interval or (None, None)
+    record.time_samples, record.time_rounds = summary.used, rounds
