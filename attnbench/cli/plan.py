@@ -17,7 +17,8 @@ def print_heading(plan: Plan) -> None:
     """Print the suite, the process that will measure it, and a line for each sweep."""
     settings = plan.settings
     limit = f", memory limit {format_bytes(settings.memory_limit)}" if settings.memory_limit else ""
-    console.heading(f"{plan.suite.name}: {_cells(len(plan.cells))} on {settings.device}")
+    shard = f", shard {plan.options.shard} of {_cells(plan.whole)}" if plan.options.shard else ""
+    console.heading(f"{plan.suite.name}: {_cells(len(plan.cells))} on {settings.device}{shard}")
     plural = "" if settings.threads == 1 else "s"
     console.line(f"{settings.threads} thread{plural}, {settings.process} process{limit}")
     rows = []
@@ -65,6 +66,7 @@ def _as_data(plan: Plan, cells: list[dict[str, Any]]) -> dict[str, Any]:
         "threads": settings.threads,
         "process": settings.process,
         "memory_limit_bytes": settings.memory_limit,
+        "shard": str(plan.options.shard) if plan.options.shard else None,
         "cells": cells,
     }
 

@@ -15,6 +15,7 @@ from attnbench.cli import completion, console
 from attnbench.cli.options import Device, Fresh, MemoryLimit, Out, Plugins, ProcessState, Threads
 from attnbench.cli.plan import predict, print_heading
 from attnbench.errors import NothingMeasured, UsageError
+from attnbench.suite.shard import parse_shard
 from attnbench.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ def run(
         typer.Option(
             "-k", metavar="EXPRESSION", help="Only these cells: 'performer and n4096', 'causal', 'not bfloat16'."
         ),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="I/K", help="Only part I of K, from 0: for K machines, then attnbench merge."),
     ] = None,
     out: Out = Path("results"),
     plugin: Plugins = None,
@@ -77,6 +82,7 @@ def run(
     """
     given = dict(locals())
     overrides = _axes(set_ or [])
+    wanted = None if shard is None else parse_shard(shard)
     try:
         limit = None if memory_limit is None else parse_bytes(memory_limit)
     except ValueError as error:
@@ -110,6 +116,7 @@ def run(
                 dtype=dtype,
                 overrides=overrides,
                 select=select,
+                shard=wanted,
                 out=out,
                 plugins=tuple(plugin or ()),
                 threads=threads,
@@ -129,6 +136,11 @@ def run(
             print_heading(plan)
         if dry_run:
             predict(plan, as_json=as_json)
+        elif not plan.cells:  # one job of an array has nothing to do, and must not fail for that
+            if as_json:
+                console.data([])
+            else:
+                console.line(f"shard {wanted} has no cells; nothing was run or written")
         else:
             _measure(plan, worker, as_json=as_json)
 

@@ -41,6 +41,7 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
         "process": plan.settings.process,
         "rules": asdict(plan.rules),
         "cells": _digest("".join(sorted(cell.cell_id for cell in plan.cells)).encode()),
+        **({"shard": str(plan.options.shard)} if plan.options.shard else {}),
         "variables": variables(environment_for(plan.settings.threads)),
         "input_files": input_files(plan.cells) | task_files(plan.cells),
         "plugins": provenance(plan.options.plugins),

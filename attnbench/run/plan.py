@@ -16,6 +16,7 @@ from attnbench.suite.expand import Override, apply_overrides, expand
 from attnbench.suite.load import load_suite
 from attnbench.suite.schema import Suite
 from attnbench.suite.select import choose
+from attnbench.suite.shard import Shard, part
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Options:
     """Axis -> values, as after ``--set``."""
     select: str | None = None
     """``-k``: only cells that match, as :func:`attnbench.suite.select.choose` reads it: ``performer and not n4096``."""
+    shard: Shard | None = None
+    """``--shard``: only this part of the cells, where several machines share a suite; it may be empty."""
     out: Path = Path("results")
     plugins: tuple[str, ...] = ()
     threads: int | None = None
@@ -51,13 +54,16 @@ class Plan:
 
     suite: Suite
     cells: list[Cell]
+    """Those of this run; none where its shard is empty."""
     settings: Settings
     rules: TimingRules
     options: Options
+    whole: int
+    """Number of cells of all shards together."""
 
 
 def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
-    """Load, override, expand, select.
+    """Load, override, expand, select, take the shard.
 
     Raises:
         SuiteError: the suite file; UsageError: options, devices, an empty selection, an input file that cannot be read.
@@ -76,6 +82,9 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         cells = choose(options.select, cells)
     if options.quick:
         cells = _first_trainings(cells)
+    whole = len(cells)
+    if options.shard is not None:
+        cells = part(cells, options.shard)
     for inputs in dict.fromkeys(cell.inputs for cell in cells):
         look_at(inputs)
     settings = Settings(
@@ -95,7 +104,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         rounds=rounds,
         quick=options.quick,
     )
-    return Plan(suite, cells, settings, rules, options)
+    return Plan(suite, cells, settings, rules, options, whole)
 
 
 def _first_trainings(cells: list[Cell]) -> list[Cell]:

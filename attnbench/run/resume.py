@@ -41,14 +41,15 @@ def find_folder(plan: Plan, identity: dict[str, Any], warn: Callable[[str], None
 
 
 def new_folder(plan: Plan, identity: dict[str, Any]) -> RunFolder:
-    """A folder named after the time and the device.
+    """A folder named after the time, the device and the shard.
 
     Raises:
         CannotCreate: it cannot be made.
     """
     root = suite_folder(plan.options.out, plan.suite.name)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    name = f"{stamp}-{plan.settings.device.replace(':', '')}"
+    shard = plan.options.shard
+    name = f"{stamp}-{plan.settings.device.replace(':', '')}" + (f"-{shard.index}of{shard.of}" if shard else "")
     environment = {
         "attnbench": __version__,
         "run_key": run_key(identity),

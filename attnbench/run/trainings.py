@@ -19,6 +19,7 @@ from attnbench.cell import Cell
 from attnbench.record import Record
 from attnbench.run.isolation import Settings, Worker
 from attnbench.run.protocol import Ready
+from attnbench.suite.shard import comparison_group
 from attnbench.trained import choose, trained
 
 THREADS = 1
@@ -149,16 +150,21 @@ def phases(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
 
     The latter have the seeds after those with which each learning rate is tried.
     """
-    seeds: dict[str, set[int]] = {}
+    seeds: dict[tuple[str, Cell], set[int]] = {}
     for cell in cells:
-        seeds.setdefault(cell.sweep, set()).add(cell.seed)
-    ranks = {sweep: {seed: rank for rank, seed in enumerate(sorted(used))} for sweep, used in seeds.items()}
+        seeds.setdefault(_alike(cell), set()).add(cell.seed)
+    ranks = {alike: {seed: rank for rank, seed in enumerate(sorted(used))} for alike, used in seeds.items()}
     first, late = list[Cell](), list[Cell]()
     for cell in cells:
         assert cell.training is not None
-        waits = cell.training.protocol == "sweep" and ranks[cell.sweep][cell.seed] >= cell.training.sweep_seeds
+        waits = cell.training.protocol == "sweep" and ranks[_alike(cell)][cell.seed] >= cell.training.sweep_seeds
         (late if waits else first).append(cell)
     return first, late
+
+
+def _alike(cell: Cell) -> tuple[str, Cell]:
+    """What the trainings share whose seeds count together: those of one sweep that any shard has all of."""
+    return cell.sweep, comparison_group(cell)
 
 
 def at_chosen_rates(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Cell]:

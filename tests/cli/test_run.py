@@ -81,6 +81,8 @@ def test_a_cell_that_fails_is_named_with_what_tells_it_from_the_others(folder: P
         (["--set", "heads=1", "--set", "heads=2,4"], "error: --set heads is given twice; write --set heads=1,2,4\n"),
         (["--set", "heads"], "error: --set 'heads' is not AXIS=VALUES; write for instance --set seq_len=1024,2048\n"),
         (["-k", "bfloat16"], "error: -k 'bfloat16': no cell has 'bfloat16'; a cell is called speed/softmax/n64/"),
+        (["--shard", "2/2"], "error: --shard 2/2: shards count from 0, so the last one is 1/2\n"),
+        (["--shard", "a/b"], "error: --shard 'a/b' is not I/K; write 0/4 for the first of four parts\n"),
     ],
 )
 def test_what_selects_wrongly_is_told_with_the_remedy(arguments: list[str], said: str, folder: Path) -> None:
@@ -88,3 +90,19 @@ def test_what_selects_wrongly_is_told_with_the_remedy(arguments: list[str], said
     assert done.returncode == 2
     assert done.stderr.startswith(said)
     assert not (folder / "results").exists()
+
+
+def test_an_empty_shard_of_an_array_of_jobs_succeeds_and_writes_nothing(folder: Path) -> None:
+    done = run(folder, "--shard", "5/8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0 cells on cpu, shard 5/8 of 4 cells" in done.stdout
+    assert done.stdout.endswith("shard 5/8 has no cells; nothing was run or written\n")
+    assert not (folder / "results").exists()
+
+
+def test_a_dry_run_shows_the_shard_and_its_cells_alone(folder: Path) -> None:
+    done = run(folder, "--dry-run", "--shard", "0/2")
+    assert done.returncode == 0, done.stderr
+    assert "small: 2 cells on cpu, shard 0/2 of 4 cells" in done.stdout
+    plan = json.loads(run(folder, "--dry-run", "--json", "--shard", "1/2").stdout)
+    assert (plan["shard"], len({cell["causal"] for cell in plan["cells"]}), len(plan["cells"])) == ("1/2", 1, 2)
