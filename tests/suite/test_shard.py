@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.cell import Cell, Training
@@ -22,7 +22,6 @@ from attnbench.suite.load import load_suite
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
 from attnbench.suite.shard import Shard, comparison_group, groups, parse_shard, part, weight
-from attnbench.suite.shipped import shipped_suites
 from attnbench.trained import trained
 
 
@@ -57,8 +56,7 @@ def cells_of(name: str) -> list[Cell]:
     return expand(load_suite(name), device="cpu")
 
 
-@pytest.mark.parametrize("name", shipped_suites())
-@pytest.mark.parametrize("of", [1, 2, 3, 7])
+@pytest.mark.parametrize(("name", "of"), [("quick", 1), ("quick", 3), ("headline", 2), ("catalogue", 7)])
 def test_shards_of_a_shipped_suite_are_the_suite_and_no_group_is_in_two(name: str, of: int) -> None:
     cells = cells_of(name)
     parts = [part(cells, Shard(index, of)) for index in range(of)]
@@ -117,6 +115,7 @@ def test_a_shard_trains_at_every_rate_what_the_whole_suite_trains_at_every_rate(
 lengths = st.lists(st.integers(1, 2**17), min_size=1, max_size=30, unique=True)
 
 
+@settings(max_examples=50, deadline=None)
 @given(lengths, st.integers(1, 40), st.integers(1, 4))
 def test_the_fullest_shard_exceeds_the_mean_by_one_group_at_most(sizes: list[int], of: int, variants: int) -> None:
     cells = [Cell("s", "w", Spec(f"v{v}"), Shape(seq_len=n)) for n in sizes for v in range(variants)]
@@ -137,12 +136,12 @@ def test_a_training_weighs_what_its_steps_weigh() -> None:
     assert weight(longer) - 1 == 2 * (weight(cell) - 1) > 0
 
 
-def test_every_shipped_suite_is_balanced_between_two_machines() -> None:
-    for name in shipped_suites():
-        cells = cells_of(name)
-        halves = [sum(map(weight, part(cells, Shard(index, 2)))) for index in range(2)]
-        heaviest = max(sum(map(weight, group)) for group in groups(cells))
-        assert abs(halves[0] - halves[1]) <= heaviest, name
+@pytest.mark.parametrize("name", ["quick", "headline"])
+def test_a_shipped_suite_is_balanced_between_two_machines(name: str) -> None:
+    cells = cells_of(name)
+    halves = [sum(map(weight, part(cells, Shard(index, 2)))) for index in range(2)]
+    heaviest = max(sum(map(weight, group)) for group in groups(cells))
+    assert abs(halves[0] - halves[1]) <= heaviest
 
 
 def test_a_suite_from_a_file_gives_the_same_shards_as_its_copy(tmp_path: Path) -> None:
