@@ -25,6 +25,8 @@ COMMANDS = {
     "plot": Command("Draw the figures of a run.", "plot results"),
     "compare": Command("Time variants in turn; find crossovers.", "compare softmax performer", "two variants or more"),
     "score": Command("Train variants on a task.", "score performer linear", "a variant"),
+    "diff": Command("Say what changed between two runs.", "diff OLD NEW", "two runs"),
+    "gate": Command("Fail where a run got worse.", "gate NEW --against OLD", "a run, and --against an older one"),
     "check": Command("Hold variants to formula and claims.", "check performer"),
     "list": Command("List variants, suites or inputs.", "list suites"),
     "show": Command("Show paper, formula, cost and options.", "show performer", "a variant or an input"),

@@ -60,6 +60,12 @@ class Plan:
     options: Options
     whole: int
     """Number of cells of all shards together."""
+    only: frozenset[str] | None = None
+    """Ids of the cells to visit, where all others are to stay as they are; None for all cells."""
+
+    def visits(self, cell: Cell) -> bool:
+        """Whether this cell is to be visited at all."""
+        return self.only is None or cell.cell_id in self.only
 
 
 def make_plan(suite: Suite | str | Path, options: Options) -> Plan:

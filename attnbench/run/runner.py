@@ -83,6 +83,23 @@ def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = 
         return folder, _Run(plan, worker, state, folder, watcher).go()
 
 
+def go_on(plan: Plan, folder: RunFolder, worker: Worker, watcher: Watcher | None = None) -> list[Record]:
+    """Visit cells of a run that is already there, in its own folder, and return all its rows.
+
+    Args:
+        plan: with all cells of the run; :attr:`~attnbench.run.plan.Plan.only` says which to visit.
+        worker: set up as the one that measured the run.
+
+    Raises:
+        StoreError and its kinds: the folder cannot be written or is locked.
+        CorruptResults: the run is damaged.
+    """
+    watcher = watcher or Watcher()
+    worker.warn = watcher.warned
+    with folder.lock():
+        return _Run(plan, worker, worker.start(), folder, watcher).go()
+
+
 @dataclass(slots=True)
 class _Outcome:
     """What came of a visit, which becomes a cell's row."""
@@ -186,7 +203,7 @@ class _Run:
         due = []
         for cell in self.plan.cells:
             record = self.records.get(cell.cell_id)
-            if cell.training is not None:
+            if cell.training is not None or not self.plan.visits(cell):
                 continue
             if round_ == 0:
                 if record is None:
@@ -200,7 +217,7 @@ class _Run:
 
     def _trainings(self) -> list[Cell]:
         """Cells that are trained, those with the lowest seed first."""
-        cells = [cell for cell in self.plan.cells if cell.training is not None]
+        cells = [cell for cell in self.plan.cells if cell.training is not None and self.plan.visits(cell)]
         return sorted(cells, key=lambda cell: (cell.seed, cell.shape.N))
 
     def _count_trainings(self) -> tuple[int, int]:

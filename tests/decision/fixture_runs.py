@@ -133,3 +133,23 @@ def _add_time(
     record.time_median_s, record.time_min_s, record.time_iqr_s = summary.median, summary.minimum, summary.iqr
     record.time_ci_low_s, record.time_ci_high_s = summary.interval or (None, None)
     record.time_samples, record.time_rounds = summary.used, rounds
+
+
+def copy_with(old: Path, new: Path, variant: str, factor: float) -> Path:
+    """A copy of the run ``old``, in which every call of ``variant`` took ``factor`` times as long."""
+    before = RunFolder(old)
+    folder = RunFolder.create(new, environment=before.environment, suite_text=(old / "suite.yaml").read_text())
+    records = before.records()
+    with folder.lock():
+        for cell_id, rounds in before.samples().items():
+            times = factor if records[cell_id].variant == variant else 1.0
+            for round_, taken in rounds.items():
+                changed = [{**sample, "seconds": sample["seconds"] * times} for sample in taken]
+                folder.append("samples.jsonl", [{"cell_id": cell_id, "round": round_, "samples": changed}])
+        for record in records.values():
+            if record.variant == variant and record.time_median_s is not None:
+                for name in ("time_median_s", "time_ci_low_s", "time_ci_high_s", "time_iqr_s", "time_min_s"):
+                    setattr(record, name, getattr(record, name) * factor)
+            folder.add(record)
+        folder.write_csv(list(records.values()))
+    return new

@@ -1,0 +1,116 @@
+"""What ``diff`` and ``gate`` share: their options, and a decision on the terminal or in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from attnbench.cli import console
+from attnbench.errors import CannotCreate, UsageError, any_of, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from attnbench.decision.decide import Decision
+    from attnbench.decision.judge import Measure
+    from attnbench.decision.measured import MeasuredRun
+
+Format = Literal["table", "markdown", "json", "junit", "action"]
+
+FormatOption = Annotated[Format, typer.Option("--format", help="junit: XML; action: JSON of github-action-benchmark.")]
+OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the format here, and the table to stdout.")]
+OnOption = Annotated[
+    str, typer.Option("--on", metavar="MEASURES", help="What is compared: time, memory, error, status, score.")
+]
+MemoryAbove = Annotated[float, typer.Option(min=1, max=1e6, metavar="RATIO", help="The same for peak memory.")]
+ErrorAbove = Annotated[float, typer.Option(min=1, max=1e6, metavar="RATIO", help="The same for the error.")]
+RelativeTo = Annotated[
+    str | None, typer.Option(metavar="VARIANT", help="Divide times by the drift of this unchanged variant.")
+]
+OtherMachine = Annotated[
+    Literal["refuse", "ratios"], typer.Option(help="ratios: judge times over --relative-to, softmax if not given.")
+]
+Select = Annotated[str | None, typer.Option("-k", metavar="EXPRESSION", help="Only these cells, as in attnbench run.")]
+
+
+def measures_of(text: str) -> tuple[Measure, ...]:
+    """The measures that were typed after ``--on``.
+
+    Raises:
+        UsageError: one does not exist, or none is named.
+    """
+    from attnbench.decision.judge import MEASURES
+
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    for name in names:
+        if name not in MEASURES:
+            raise UsageError(f"--on {name!r}: must be {any_of(MEASURES)}{did_you_mean(name, MEASURES)}")
+    if not names:
+        raise UsageError(f"--on is empty; name {any_of(MEASURES)}, with commas between them")
+    return tuple(measure for measure in MEASURES if measure in names)
+
+
+def refuse_output(out: Path | None) -> None:
+    """Find out before anything is read or measured that the file could not be written.
+
+    Raises:
+        CannotCreate: there is no folder to write in.
+    """
+    if out is not None and not out.parent.is_dir():
+        raise CannotCreate(f"cannot write {out}: there is no folder {out.parent}")
+
+
+def tell_doubts(runs: Sequence[MeasuredRun]) -> None:
+    """Warn of what is wrong with runs, though not with their rows."""
+    for run in runs:
+        for doubt in run.doubts:
+            console.warning(doubt)
+
+
+def show(decision: Decision, format_: Format, out: Path | None) -> None:
+    """Print a decision, or write it to ``out`` and print its table.
+
+    Raises:
+        CannotCreate: ``out`` cannot be written.
+    """
+    if out is not None:
+        from attnbench.files import write_output
+
+        write_output(out, text_of(decision, format_))
+    if out is not None or format_ == "table":
+        _print(decision)
+    elif format_ in ("json", "action"):
+        from attnbench.decision import formats
+
+        console.data(formats.to_json(decision) if format_ == "json" else formats.to_action(decision))
+    else:
+        console.line(text_of(decision, format_).rstrip("\n"))
+
+
+def text_of(decision: Decision, format_: Format) -> str:
+    """A decision as the text of a file."""
+    import json
+
+    from attnbench.decision import formats, table
+
+    if format_ == "json":
+        return json.dumps(formats.to_json(decision), indent=2, allow_nan=False) + "\n"
+    if format_ == "action":
+        return json.dumps(formats.to_action(decision), indent=2, allow_nan=False) + "\n"
+    if format_ == "junit":
+        return formats.to_junit(decision)
+    return table.to_markdown(decision) if format_ == "markdown" else table.to_text(decision)
+
+
+def _print(decision: Decision) -> None:
+    from attnbench.decision.table import COLUMNS, NUMBERS, table_of
+
+    shown = table_of(decision)
+    for line in shown.head:
+        console.line(line)
+    if shown.rows:
+        console.table(COLUMNS, shown.rows, right=NUMBERS)
+    for line in shown.foot:
+        console.line(line)

@@ -1,0 +1,56 @@
+"""``attnbench diff OLD NEW``: what changed between two runs, cell by cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.cli.decisions import (
+    ErrorAbove,
+    FormatOption,
+    MemoryAbove,
+    OnOption,
+    OtherMachine,
+    OutOption,
+    RelativeTo,
+    Select,
+    measures_of,
+    refuse_output,
+    show,
+    tell_doubts,
+)
+
+
+def diff(
+    old: Annotated[Path, typer.Argument(help="A run's folder, or a suite's folder for its newest run.")],
+    new: Annotated[Path, typer.Argument(help="The run that is held against it.")],
+    above: Annotated[
+        float, typer.Option(min=1, max=1e6, metavar="RATIO", help="Times beyond it count as slower or faster.")
+    ] = 1.05,
+    memory_above: MemoryAbove = 1.02,
+    error_above: ErrorAbove = 1.1,
+    on: OnOption = "time,memory,error,status,score",
+    relative_to: RelativeTo = None,
+    select: Select = None,
+    other_machine: OtherMachine = "refuse",
+    format_: FormatOption = "table",
+    out: OutOption = None,
+) -> None:
+    """Compare two runs by what they measured, whatever their suites are called.
+
+    A cell is slower or faster only where the whole interval of its ratio lies beyond the limit. The exit code says
+    nothing of what changed: attnbench gate has one that does.
+    """
+    refuse_output(out)
+    measures = measures_of(on)
+
+    from attnbench.decision.decide import Question, decide, read_runs
+    from attnbench.decision.judge import Limits
+
+    before, now = runs = read_runs([old, new])
+    tell_doubts(runs)
+    limits = Limits(above, memory_above, error_above)
+    question = Question(measures, limits, relative_to, select, other_machine=other_machine)
+    show(decide(now, [before], question), format_, out)

@@ -1,0 +1,120 @@
+"""``attnbench gate NEW --against OLD``: end with 1 where a run is worse than older ones, beyond doubt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from attnbench.cli import console
+from attnbench.cli.decisions import (
+    ErrorAbove,
+    FormatOption,
+    MemoryAbove,
+    OnOption,
+    OtherMachine,
+    OutOption,
+    RelativeTo,
+    Select,
+    measures_of,
+    refuse_output,
+    show,
+    tell_doubts,
+)
+from attnbench.cli.options import Plugins
+from attnbench.errors import Exit
+
+if TYPE_CHECKING:
+    from attnbench.cell import Cell
+    from attnbench.decision.decide import Decision, Question
+    from attnbench.decision.measured import MeasuredRun
+
+
+def gate(
+    new: Annotated[Path, typer.Argument(help="A run's folder, or a suite's folder for its newest run.")],
+    against: Annotated[
+        list[Path], typer.Option(metavar="OLD", help="A run that was good; of several, the rounds are pooled.")
+    ],
+    fail_above: Annotated[
+        float, typer.Option(min=1, max=1e6, metavar="RATIO", help="Fail where times are above it, new over old.")
+    ] = 1.05,
+    memory_above: MemoryAbove = 1.02,
+    error_above: ErrorAbove = 1.1,
+    on: OnOption = "time,memory,error,status",
+    relative_to: RelativeTo = None,
+    confirm: Annotated[
+        int, typer.Option(min=0, max=20, metavar="N", help="Measure slower cells N more rounds, then judge again.")
+    ] = 0,
+    select: Select = None,
+    missing: Annotated[Literal["fail", "warn", "ignore"], typer.Option(help="Cells that only OLD has.")] = "warn",
+    other_machine: OtherMachine = "refuse",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail where a cell may be worse and nobody can say.")
+    ] = False,
+    plugin: Plugins = None,
+    format_: FormatOption = "table",
+    out: OutOption = None,
+) -> None:
+    """Fail where a run is worse than older runs: slower, in more memory, with more error, or broken.
+
+    A cell is slower only where the whole interval of its ratio lies above the limit: chance alone does that to one cell
+    in 300, so long as each run has five rounds. The exit code is 0 if nothing is worse, 1 if something is, 2 for wrong
+    usage and for runs that cannot be compared, 65 for damaged ones.
+    """
+    refuse_output(out)
+    measures = measures_of(on)
+
+    from attnbench.decision.decide import Question, decide, read_runs
+    from attnbench.decision.judge import Limits
+    from attnbench.decision.table import verdict_line
+
+    now, *before = runs = read_runs([new, *against])
+    tell_doubts(runs)
+    question = Question(
+        measures=measures,
+        limits=Limits(fail_above, memory_above, error_above),
+        relative_to=relative_to,
+        select=select,
+        missing=missing,
+        other_machine=other_machine,
+        strict=strict,
+    )
+    decision = decide(now, before, question)
+    if confirm:
+        decision = _confirmed(decision, now, before, question, confirm, plugin or [])
+    show(decision, format_, out)
+    if not decision.passed:
+        console.error(verdict_line(decision))
+        raise typer.Exit(Exit.FAILED)
+    if format_ == "table" or out is not None:
+        console.line(verdict_line(decision))
+
+
+def _confirmed(
+    decision: Decision,
+    new: MeasuredRun,
+    olds: list[MeasuredRun],
+    question: Question,
+    rounds: int,
+    plugins: list[str],
+) -> Decision:
+    """The decision after more rounds of what fails in it, if something does."""
+    from attnbench.decision.confirm import confirm, doubtful
+    from attnbench.run.runner import Watcher
+
+    cells = doubtful(decision)
+    if not cells:
+        return decision
+    console.note(f"{len(cells)} cell{'s' * (len(cells) > 1)} seem slower; {rounds} more rounds of each")
+    with console.progress(total=len(cells) * rounds) as bar:
+
+        class Screen(Watcher):
+            def visiting(self, cell: Cell) -> None:
+                bar.update(bar.task_ids[0], advance=1, description=cell.label)
+
+            def warned(self, message: str) -> None:
+                console.warning(message)
+
+        _, again = confirm(cells, new, olds, question, rounds, plugins=plugins, watcher=Screen())
+    return again

@@ -1,0 +1,169 @@
+"""From a new run and older ones to a decision: which cells are worse, beyond doubt, than they were."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from attnbench.decision.join import Pair, join
+from attnbench.decision.judge import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge
+from attnbench.decision.measured import MeasuredRun, differing_facts, load
+from attnbench.decision.relative import drift, over, ratios_of_times
+from attnbench.decision.words import address
+from attnbench.errors import ResultsError, UsageError
+from attnbench.suite.select import matches
+
+REFERENCE = "softmax"
+"""What times are divided by on another machine, unless another variant is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of the runs."""
+
+    measures: tuple[Measure, ...] = ("time", "memory", "error", "status")
+    limits: Limits = Limits()
+    relative_to: str | None = None
+    """A variant that was not changed: ratios of times are divided by the median of its own."""
+    select: str | None = None
+    """As after ``-k``: only these cells."""
+    missing: Literal["fail", "warn", "ignore"] = "warn"
+    other_machine: Literal["refuse", "ratios"] = "refuse"
+    strict: bool = False
+    """What may be worse, and is not sure to be, fails as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The findings, the worst first, and what is to be known of all of them together."""
+
+    question: Question
+    new: MeasuredRun
+    olds: tuple[MeasuredRun, ...]
+    findings: tuple[Finding, ...]
+    drift: float | None
+    """What ratios of times were divided by; None for nothing."""
+    common: float | None
+    """Median ratio of all times together, before any division; None where no two times were compared."""
+    times: int
+    """How many ratios of times that is the median of."""
+    rounds: int | None
+    """Visits of the timed cell that was visited least; None without times."""
+    unit: str = "s"
+    """Of times: seconds, or the variant that they were divided by."""
+
+    @property
+    def failures(self) -> list[Finding]:
+        """Findings for which the gate is closed."""
+        return [one for one in self.findings if self.fails(one)]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def counts(self, findings: Sequence[Finding] | None = None) -> dict[Verdict, int]:
+        """How many findings have each verdict, in the order of :data:`~attnbench.decision.judge.VERDICTS`."""
+        found = Counter(one.verdict for one in (self.findings if findings is None else findings))
+        return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+
+    @property
+    def few_rounds(self) -> bool:
+        """Whether an interval knows too little of the machine's drift."""
+        return self.rounds is not None and self.rounds < ENOUGH_ROUNDS
+
+    def fails(self, one: Finding) -> bool:
+        """Whether the gate is closed for this finding alone."""
+        if one.verdict == "missing":
+            return self.question.missing == "fail"
+        return one.is_worse or (self.question.strict and one.at_risk)
+
+
+def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
+    """Load runs, none of them twice.
+
+    Raises:
+        UsageError: two paths lead to the same run.
+        ResultsError, CorruptResults: as :func:`~attnbench.decision.measured.load`.
+    """
+    runs = [load(path) for path in paths]
+    seen: set[Path] = set()
+    for run in runs:
+        if run.path.resolve() in seen:
+            raise UsageError(f"{run.path} is given twice; give two different runs")
+        seen.add(run.path.resolve())
+    return runs
+
+
+def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> Decision:
+    """Hold ``new`` against all of ``olds`` together.
+
+    Raises:
+        UsageError: the runs may not be compared, nothing is selected, or the reference variant is not there.
+        ResultsError: they have no row in common.
+    """
+    measures, unit = question.measures, "s"
+    elsewhere = _other_machines(new, olds, question)
+    if elsewhere:
+        unit = question.relative_to or REFERENCE
+        new, olds, measures = over(new, unit), [over(old, unit) for old in olds], ("time",)
+    pairs = [pair for pair in join(new, olds) if question.select is None or _chosen(pair, question.select)]
+    if not pairs:
+        _refuse_selection(question.select or "", new)
+    both = [pair for pair in pairs if pair.old and pair.new]
+    if not both:
+        raise ResultsError(f"{new.path} and {olds[0].path} have no cell in common; compare runs of the same suite")
+    divisor = drift(both, question.relative_to) if question.relative_to and not elsewhere else None
+    findings = [one for pair in pairs for one in judge(pair, measures, question.limits, drift=divisor or 1.0)]
+    if question.missing == "ignore":
+        findings = [one for one in findings if one.verdict != "missing"]
+    ratios = ratios_of_times(both) if "time" in measures else []
+    timed = [(pair.old, pair.new) for pair in both if ratios and ratios_of_times([pair])]
+    rounds = [row.time_rounds or 1 for sides in timed for row in sides if row is not None]
+    return Decision(
+        question=question,
+        new=new,
+        olds=tuple(olds),
+        findings=tuple(sorted(findings, key=_badness)),
+        drift=divisor,
+        common=median(ratios) if ratios else None,
+        times=len(ratios),
+        rounds=min(rounds, default=None),
+        unit=unit,
+    )
+
+
+def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> bool:
+    """Whether a run is of another machine than ``new``, and that is allowed."""
+    elsewhere = False
+    for old in olds:
+        facts = differing_facts(new, old)
+        if not facts:
+            continue
+        said = f"{new.path} and {old.path} differ in {'; '.join(facts)}"
+        if new.method_version != old.method_version:
+            raise UsageError(f"{said}: numbers of two methods are not comparable; measure both again")
+        if question.other_machine == "refuse":
+            raise UsageError(f"{said}: measure both on one machine, or give --other-machine ratios")
+        elsewhere = True
+    return elsewhere
+
+
+def _chosen(pair: Pair, expression: str) -> bool:
+    return matches(expression, address(pair.shown))
+
+
+def _refuse_selection(expression: str, run: MeasuredRun) -> None:
+    example = next(iter(run.rows.values()), None)
+    called = f"; a cell is called {address(example)}" if example else ""
+    raise UsageError(f"-k {expression[:60]!r}: no cell matches{called}")
+
+
+def _badness(one: Finding) -> tuple[int, bool, float]:
+    """The worst first: by verdict, then what may fail, then by how much it is worse."""
+    size = abs(math.log(one.ratio)) if one.ratio and math.isfinite(one.ratio) else math.inf if one.ratio else 0.0
+    return VERDICTS.index(one.verdict), not one.at_risk, -size

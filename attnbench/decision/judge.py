@@ -1,0 +1,205 @@
+"""What a pair of rows says: a verdict for each measure, by the whole interval of the ratio and never by its middle.
+
+The ratio is new over old. Its interval reaches from the new one's lower end over the old one's upper end to the new
+one's upper end over the old one's lower end, so that it allows for the drift of the machine in both runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from attnbench.decision.join import Pair
+from attnbench.record import Record
+from attnbench.status import Status
+
+Measure = Literal["time", "memory", "error", "score", "status"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+Verdict = Literal["broken", "slower", "worse", "missing", "unsure", "fixed", "faster", "better", "new", "same"]
+"""``slower`` and ``faster``: time. ``worse`` and ``better``: memory, error, score. ``broken`` and ``fixed``: it ran
+before and fails now, and the other way round. ``unsure``: the interval holds a limit."""
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+ENOUGH_ROUNDS = 5
+"""With fewer visits an interval knows too little of a machine's drift."""
+MANY_ROUNDS = 50
+"""A cell that needs more is not worth more rounds."""
+_EQUAL = 1e-3
+"""Errors this close are those of the same draws."""
+_ROUNDING = {"float64": 4e-15, "float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}
+"""Errors up to this are rounding, of which twice as much says nothing: exact attention has up to 1.1e-6 in float32."""
+_REACH = 3.5
+"""Half the 95 % interval of a median of five draws, in standard deviations over the root of their number: Student's
+2.78 for four degrees of freedom, times the 1.25 by which a median of normal numbers spreads wider than their mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """New over old: how much more is too much, as a ratio of at least 1."""
+
+    time: float = 1.05
+    memory: float = 1.02
+    error: float = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The verdict on one measure of one cell."""
+
+    pair: Pair
+    measure: Measure
+    verdict: Verdict
+    old: float | None = None
+    """Seconds, bytes, an error or a score; None for a status."""
+    new: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    """To high the interval of the ratio; None where there is none."""
+    high: float | None = None
+    note: str = ""
+    at_risk: bool = False
+    """``unsure``, and it may be worse than the limit allows."""
+    more_rounds: int | None = None
+    """How many more rounds of both would probably decide an ``unsure`` time, at most :data:`MANY_ROUNDS`."""
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether this is a regression beyond doubt."""
+        return self.verdict in ("slower", "worse", "broken")
+
+
+def judge(pair: Pair, measures: Sequence[Measure], limits: Limits, *, drift: float = 1.0) -> list[Finding]:
+    """A finding for each measure that both rows have; one alone where a side is missing.
+
+    Args:
+        drift: how much slower the machine is as a whole; each ratio of times is divided by it.
+    """
+    old, new = pair.old, pair.new
+    if old is None or new is None:
+        verdict: Verdict = "missing" if new is None else "new"
+        return [Finding(pair, "status", verdict)]
+    found = [_of_status(pair, old, new)] if "status" in measures else []
+    if old.status is new.status is Status.OK:
+        judged = [_JUDGES[measure](pair, old, new, limits, drift) for measure in _JUDGES if measure in measures]
+        found += [one for one in judged if one is not None]
+    said = _changed_options(old, new)
+    return [replace(one, note="; ".join(filter(None, [one.note, said]))) if said else one for one in found]
+
+
+def _of_status(pair: Pair, old: Record, new: Record) -> Finding:
+    if old.status is Status.OK and new.status is not Status.OK:
+        return Finding(pair, "status", "broken", note=f"{new.status}: {new.reason}")
+    if old.status is not Status.OK and new.status is Status.OK:
+        return Finding(pair, "status", "fixed", note=f"before: {old.status}: {old.reason}")
+    return Finding(pair, "status", "same", note="" if old.status is new.status else f"{old.status}, now {new.status}")
+
+
+def _of_time(pair: Pair, old: Record, new: Record, limits: Limits, drift: float) -> Finding | None:
+    before, now = old.time_median_s, new.time_median_s
+    if not before or not now:
+        return None
+    bare = Finding(pair, "time", "unsure", before, now, now / before / drift)
+    ends = old.time_ci_low_s, old.time_ci_high_s, new.time_ci_low_s, new.time_ci_high_s
+    if not all(ends):
+        return replace(bare, note="no interval: measure without --quick, in five rounds", at_risk=True)
+    old_low, old_high, new_low, new_high = (float(end or 0.0) for end in ends)
+    found = _with_interval(
+        bare, new_low / old_high / drift, new_high / old_low / drift, limits.time, "slower", "faster"
+    )
+    if found.verdict != "unsure":
+        return found
+    rounds = min(old.time_rounds or 1, new.time_rounds or 1)
+    return replace(found, more_rounds=_more_rounds(found, limits.time, rounds))
+
+
+def _of_memory(pair: Pair, old: Record, new: Record, limits: Limits, drift: float) -> Finding | None:
+    before, now = old.peak_bytes, new.peak_bytes
+    if before is None or now is None:
+        return None
+    ratio = _over(now, before)
+    return _with_interval(Finding(pair, "memory", "same", before, now, ratio), ratio, ratio, limits.memory)
+
+
+def _of_error(pair: Pair, old: Record, new: Record, limits: Limits, drift: float) -> Finding | None:
+    before, now = old.rel_error, new.rel_error
+    if before is None or now is None or "learned" in (old.error_kind, new.error_kind):
+        return None
+    bare = Finding(pair, "error", "same", before, now, _over(now, before))
+    if max(before, now) <= _ROUNDING.get(new.dtype, 0.0) or abs(now - before) <= _EQUAL * before:
+        return bare
+    here, there = _spread(new), _spread(old)
+    low, high = _over(max(0.0, now - here), before + there), _over(now + here, max(0.0, before - there))
+    found = _with_interval(bare, low, high, limits.error)
+    return replace(found, note="its draws differ too much; raise error_draws") if found.verdict == "unsure" else found
+
+
+def _of_score(pair: Pair, old: Record, new: Record, limits: Limits, drift: float) -> Finding | None:
+    """Better or worse only where the two intervals over test examples have nothing in common."""
+    ends = old.score_low, old.score_high, new.score_low, new.score_high
+    if old.score is None or new.score is None or None in ends:
+        return None
+    old_low, old_high, new_low, new_high = (float(end or 0.0) for end in ends)
+    verdict: Verdict = "worse" if new_high < old_low else "better" if new_low > old_high else "same"
+    ratio, low, high = _over(new.score, old.score), _over(new_low, old_high), _over(new_high, old_low)
+    return Finding(pair, "score", verdict, old.score, new.score, ratio, low, high)
+
+
+_JUDGES: dict[Measure, Callable[[Pair, Record, Record, Limits, float], Finding | None]] = {
+    "time": _of_time,
+    "memory": _of_memory,
+    "error": _of_error,
+    "score": _of_score,
+}
+
+
+def _with_interval(
+    bare: Finding, low: float, high: float, limit: float, above: Verdict = "worse", below: Verdict = "better"
+) -> Finding:
+    verdict: Verdict = "unsure"
+    if low > limit:
+        verdict = above
+    elif high < 1 / limit:
+        verdict = below
+    elif low >= 1 / limit and high <= limit:
+        verdict = "same"
+    return replace(bare, low=low, high=high, verdict=verdict, at_risk=verdict == "unsure" and high > limit)
+
+
+def _over(now: float, before: float) -> float:
+    """``now / before``, where nothing over nothing is 1."""
+    return now / before if before else (math.inf if now else 1.0)
+
+
+def _spread(record: Record) -> float:
+    """Half the interval of the median error over its draws."""
+    return _REACH * (record.rel_error_std or 0.0) / math.sqrt(record.error_draws or 1)
+
+
+def _more_rounds(found: Finding, limit: float, rounds: int) -> int:
+    """How many more rounds would probably take the interval off the limit: its width goes with their root."""
+    assert found.ratio
+    assert found.low
+    assert found.high
+    low, middle, high = math.log(found.low), math.log(found.ratio), math.log(found.high)
+    ends = math.log(limit), -math.log(limit)
+    gap = min((abs(middle - end) for end in ends if low <= end <= high), default=0.0)
+    half = (high - low) / 2
+    if half >= gap * math.sqrt(1 + MANY_ROUNDS / rounds):
+        return MANY_ROUNDS
+    return max(1, round(rounds * ((half / gap) ** 2 - 1)))
+
+
+def _changed_options(old: Record, new: Record) -> str:
+    """Options that had other values when the old row was measured."""
+    if old.options == new.options:
+        return ""
+    try:
+        before, now = json.loads(old.options), json.loads(new.options)
+        changed = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
+    except (ValueError, AttributeError, TypeError):
+        return "with other options"
+    said = [f"{name}={before[name]}" if name in before else f"no {name}" for name in changed]
+    return f"before: {', '.join(said)}" if said else ""

@@ -1,0 +1,151 @@
+"""A decision for people: a table with the worst first, on a terminal, in a file or as Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from attnbench.decision import words
+from attnbench.decision.decide import Decision
+from attnbench.decision.judge import ENOUGH_ROUNDS, MANY_ROUNDS, MEASURES, Finding
+from attnbench.printable import printable
+
+COLUMNS = ("cell", "old", "new", "ratio", "interval", "verdict")
+NUMBERS = ("old", "new", "ratio", "interval")
+MOST_CHARACTERS = 65_536
+"""What a comment on GitHub holds."""
+_MOST_NOTES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What is shown of a decision."""
+
+    head: tuple[str, ...]
+    """Lines before the table, which are to be known before it is read."""
+    rows: tuple[tuple[str, ...], ...]
+    """Texts under :data:`COLUMNS`, of all that changed or may have."""
+    foot: tuple[str, ...]
+    """Lines after the table."""
+    verdict: str
+    """One line that answers."""
+
+
+def table_of(decision: Decision) -> Table:
+    """The texts of a decision."""
+    told = [one for one in decision.findings if _is_told(one, decision)]
+    axes = words.telling({one.pair.key: one.pair.shown for one in decision.findings}.values())
+    return Table(
+        head=tuple(_head(decision)),
+        rows=tuple(_row(one, axes, decision.unit) for one in told),
+        foot=(*_notes(told, axes), *_foot(decision)),
+        verdict=verdict_line(decision),
+    )
+
+
+def _is_told(one: Finding, decision: Decision) -> bool:
+    """Whether a finding has a line: not what is the same, nor what is unsure and does not even seem to be worse."""
+    if one.verdict != "unsure":
+        return one.verdict != "same"
+    limit = decision.question.limits.error if one.measure == "error" else decision.question.limits.time
+    return decision.fails(one) or (one.ratio or 0.0) > limit
+
+
+def verdict_line(decision: Decision) -> str:
+    """``failed: 2 slower, 1 broken`` or ``passed``, with what is open."""
+    rest = [one for one in decision.findings if one.verdict in ("unsure", "missing") and not decision.fails(one)]
+    also = f"; {_counted(rest)}" if rest else ""
+    if decision.passed:
+        return f"passed: nothing is worse beyond doubt{also}"
+    return f"failed: {_counted(decision.failures)}{also}"
+
+
+def _counted(findings: Sequence[Finding]) -> str:
+    """``2 slower, 1 with more memory``."""
+    counts = Counter(words.plain(one) for one in findings)
+    return ", ".join(f"{count} {'with ' * (' ' in said)}{said}" for said, count in counts.items())
+
+
+def _head(decision: Decision) -> list[str]:
+    said, question = [], decision.question
+    if decision.few_rounds:
+        rounds = f"{decision.rounds} round{'s' * (decision.rounds != 1)}"
+        said.append(f"only {rounds}: too few to know how the machine drifts; measure with --rounds {ENOUGH_ROUNDS}")
+    said.append(printable(f"{decision.new.name} against {', '.join(old.name for old in decision.olds)}"))
+    if decision.unit != "s":
+        said.append(f"another machine: only times are judged, each over that of {decision.unit} beside it")
+    if decision.drift is not None:
+        said.append(f"ratios are divided by {decision.drift:.3f}, the median ratio of {question.relative_to}")
+    return said
+
+
+def _row(one: Finding, axes: Sequence[str], unit: str) -> tuple[str, ...]:
+    old, new = words.sides(one, unit)
+    name, span = words.name(one.pair.shown, axes), words.interval(one)
+    return name, old, new, words.ratio(one.ratio), span, words.verdict(one)
+
+
+def _notes(told: Sequence[Finding], axes: Sequence[str]) -> list[str]:
+    """A line for each finding that has something to say."""
+    said = [f"{words.name(one.pair.shown, axes)}: {printable(one.note)}" for one in told if one.note]
+    lines = list(dict.fromkeys(said))
+    more = [f"… and {len(lines) - _MOST_NOTES} more notes; --format json has them"] if len(lines) > _MOST_NOTES else []
+    return [*lines[:_MOST_NOTES], *more]
+
+
+def _foot(decision: Decision) -> list[str]:
+    said = []
+    unsure = [one for one in decision.findings if one.more_rounds is not None]
+    if unsure:
+        more = int(median(one.more_rounds or 0 for one in unsure))
+        rounds = f"{'over' if more >= MANY_ROUNDS else 'about'} {more} more round{'s' * (more > 1)}"
+        said.append(f"unsure: {len(unsure)}; to settle half of them takes {rounds} of both runs")
+    same = Counter(one.measure for one in decision.findings if one.verdict == "same")
+    if same:
+        said.append(f"unchanged: {', '.join(f'{one} {same[one]}' for one in MEASURES if same[one])}")
+    if decision.common is not None:
+        said.append(f"all cells together: {decision.common:.3f} times the old time (median of {decision.times})")
+    return said
+
+
+def to_text(decision: Decision) -> str:
+    """The table as plain text, as wide as it has to be."""
+    table = table_of(decision)
+    lines = [COLUMNS, *table.rows] if table.rows else []
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    drawn = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([*table.head, *drawn, *table.foot, table.verdict]) + "\n"
+
+
+def to_markdown(decision: Decision) -> str:
+    """The table as Markdown, of at most 65,536 characters; what does not fit is counted."""
+    table = table_of(decision)
+    warned, about = table.head[: decision.few_rounds], table.head[decision.few_rounds :]
+    head = [*_paragraph(warned), f"### attnbench: {_escaped(table.verdict)}", "", *_paragraph(about)]
+    foot = ["", *_paragraph(table.foot)]
+    lines = [_line(row) for row in table.rows]
+    head += [_line(COLUMNS), _line(["---"] * len(COLUMNS))] if lines else []
+    room = MOST_CHARACTERS - len("\n".join([*head, *foot])) - 100  # for the line that counts
+    kept, size = 0, 0
+    while kept < len(lines) and size + len(lines[kept]) + 1 <= room:
+        size += len(lines[kept]) + 1
+        kept += 1
+    cut = ["", f"… and {len(lines) - kept} more lines"] if kept < len(lines) else []
+    return "\n".join([*head, *lines[:kept], *cut, *foot])
+
+
+def _paragraph(lines: Sequence[str]) -> list[str]:
+    """Lines that stay apart, and an empty one after them."""
+    return [*(f"{_escaped(line)}  " for line in lines), ""] if lines else []
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_escaped, cells))} |"
+
+
+def _escaped(text: str) -> str:
+    """Foreign text without any meaning in Markdown."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{c}" if c in "\\`*_[]|#~" else c for c in text)

@@ -1,0 +1,68 @@
+"""``attnbench diff``: the table of gate, and an exit code that says nothing of what changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnbench.cli.app import main
+from attnbench.errors import Exit
+from tests.decision.fixture_runs import Row, environment, write_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs, of which the second takes 1.3 times as long at one length."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    write_run(tmp_path / "a", [Row(n=n) for n in (64, 128, 256)])
+    write_run(tmp_path / "b", [Row(), Row(n=128, seconds=1.3e-3), Row(n=256)], seed=1)
+    write_run(tmp_path / "elsewhere", [Row()], about=environment(cores=64))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("runs")
+def test_what_is_slower_is_shown_with_its_ratio_and_the_code_is_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "a", "b"]) == Exit.OK
+    told = capsys.readouterr()
+    head, columns, row, unchanged, together = told.out.splitlines()
+    assert head == "b against a"
+    assert columns.split() == ["cell", "old", "new", "ratio", "interval", "verdict"]
+    assert row.split()[:2] == ["softmax", "n=128"]
+    assert row.split()[-1] == "slower"
+    assert float(row.split()[6]) == pytest.approx(1.3, rel=0.03)
+    assert unchanged == "unchanged: time 2, memory 3, status 3"
+    assert together.startswith("all cells together: 1.0")
+    assert max(map(len, told.out.splitlines())) <= 80
+    assert told.err == ""
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_other_way_round_it_is_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "b", "a", "--format", "json"]) == Exit.OK
+    data = json.loads(capsys.readouterr().out)
+    assert data["counts"] == {"faster": 1, "same": 8}
+    assert main(["diff", "a", "b", "--above", "1.5", "-k", "n128", "--on", "time"]) == Exit.OK
+    assert "unchanged: time 1\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("diff a", "diff needs two runs; for example: attnbench diff OLD NEW"),
+        ("diff", "diff needs two runs; for example: attnbench diff OLD NEW"),
+        ("diff a a", "a is given twice; give two different runs"),
+        ("diff a nowhere", "nowhere: no such folder; give a folder written by attnbench run"),
+        ("diff a elsewhere", "elsewhere and a differ in cores: 64 and 2: measure both on one machine"),
+        ("diff a b --above 0.5", "--above must be at least 1; attnbench diff --help lists the options"),
+        ("diff a b --on speed", "--on 'speed': must be time, memory, error, score or status"),
+    ],
+)
+def test_bad_input_is_one_line(runs: Path, command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == Exit.USAGE
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"error: {said}")
+    assert told.err.count("\n") == 1

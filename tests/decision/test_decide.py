@@ -1,0 +1,338 @@
+"""Which cells of two runs are said to differ, on runs of which it is known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.decision.decide import Decision, Question, decide, read_runs
+from attnbench.decision.judge import Finding, Limits
+from attnbench.decision.measured import load
+from attnbench.decision.words import address
+from attnbench.errors import ResultsError, UsageError
+from attnbench.record import Record
+from attnbench.status import Status
+from attnbench.store import RunFolder
+from attnbench.suite import describe
+from tests.decision.fixture_runs import Row, environment, write_run
+
+ROWS = [Row(variant, n) for variant in ("softmax", "linear", "performer:features=16") for n in (64, 128, 256)]
+
+
+PLAIN = Question()
+
+
+def decided(old: Path, new: Path, question: Question = PLAIN, *more: Path) -> Decision:
+    first, *others = read_runs([new, old, *more])
+    return decide(first, others, question)
+
+
+def verdicts(decision: Decision, measure: str = "time") -> dict[tuple[str, int], str]:
+    rows = [one for one in decision.findings if one.measure == measure]
+    return {(one.pair.shown.label, one.pair.shown.seq_len): one.verdict for one in rows}
+
+
+def only(decision: Decision, measure: str) -> Finding:
+    (found,) = [one for one in decision.findings if one.measure == measure]
+    return found
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "old", ROWS)
+
+
+def test_a_run_against_a_copy_of_itself_is_the_same_in_everything(old: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(old, tmp_path / "copy")
+    decision = decided(old, copy)
+    assert decision.counts() == {"same": 3 * len(ROWS)}
+    assert (decision.common, decision.times, decision.passed) == (1.0, len(ROWS), True)
+
+
+def test_the_order_of_samples_in_a_run_changes_nothing(old: Path, tmp_path: Path) -> None:
+    permuted = RunFolder.create(tmp_path / "permuted", environment=environment(), suite_text="name: s\n")
+    known = RunFolder(old)
+    for cell_id, rounds in known.samples().items():
+        for round_, taken in rounds.items():
+            line = {"cell_id": cell_id, "round": round_, "samples": taken[::-1]}
+            permuted.append("samples.jsonl", [line])
+    for record in known.records().values():
+        permuted.add(record)
+    decision = decided(old, permuted.path)
+    assert decision.counts() == {"same": 3 * len(ROWS)}
+    pooled = decided(old, shutil.copytree(old, tmp_path / "copy"), Question(), permuted.path)
+    assert pooled.counts() == {"same": 3 * len(ROWS)}
+    assert pooled.rounds == 5
+
+
+def test_two_runs_of_the_same_programs_differ_in_nothing(old: Path, tmp_path: Path) -> None:
+    again = write_run(tmp_path / "again", ROWS, seed=1)
+    decision = decided(old, again)
+    assert decision.counts() == {"same": 3 * len(ROWS)}
+    assert decision.common == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.3, "slower"), (0.7, "faster")])
+def test_one_variant_that_takes_another_time_is_found_and_no_other(
+    old: Path, tmp_path: Path, factor: float, verdict: str
+) -> None:
+    changed = [replace(row, seconds=1e-3 * factor) if row.variant == "linear" else row for row in ROWS]
+    decision = decided(old, write_run(tmp_path / "new", changed, seed=1))
+    assert {name for name, said in verdicts(decision).items() if said == verdict} == {
+        ("linear", n) for n in (64, 128, 256)
+    }
+    assert decision.counts() == {verdict: 3, "same": 3 * len(ROWS) - 3}
+    assert decision.passed is (verdict == "faster")
+    assert len(decision.failures) == (3 if verdict == "slower" else 0)
+    ratios = [one.ratio for one in decision.findings if one.verdict == verdict]
+    assert ratios == pytest.approx([factor] * 3, rel=0.03)
+    assert all(one.low < one.ratio < one.high for one in decision.findings[:3])  # type: ignore[operator]
+
+
+def test_the_limit_decides_and_not_the_middle(old: Path, tmp_path: Path) -> None:
+    """A time 6 % longer with an interval from 4 to 8 % is no failure at 5 %, and one at 3 %."""
+    new = write_run(tmp_path / "new", [replace(row, seconds=1.06e-3, noise=0.02, drift=0.01) for row in ROWS], seed=1)
+    at_5 = decided(old, new, Question(limits=Limits(time=1.05)))
+    assert "unsure" in at_5.counts()
+    for one in at_5.findings:
+        if one.verdict == "unsure":
+            assert one.low <= 1.05 < one.high  # type: ignore[operator]
+            assert one.at_risk
+            assert one.more_rounds is not None
+            assert one.more_rounds >= 1
+    at_1 = decided(old, new, Question(limits=Limits(time=1.0)))
+    assert set(verdicts(at_1).values()) == {"slower"}
+    assert not decided(old, new, Question(limits=Limits(time=1.05), strict=True)).passed
+
+
+def test_what_may_be_faster_and_cannot_be_slower_is_no_risk(tmp_path: Path) -> None:
+    before = {"time_median_s": 1.0, "time_ci_low_s": 0.9, "time_ci_high_s": 1.1, "time_rounds": 5}
+    now = {"time_median_s": 0.85, "time_ci_low_s": 0.84, "time_ci_high_s": 0.9, "time_rounds": 5}
+    old = write_run(tmp_path / "old", [Row(seconds=None, columns=before)])
+    new = write_run(tmp_path / "new", [Row(seconds=None, columns=now)])
+    one = only(decided(old, new, Question(strict=True)), "time")
+    assert (one.verdict, one.at_risk) == ("unsure", False)
+    assert decided(old, new, Question(strict=True)).passed
+
+
+def test_more_rounds_than_are_worth_it_are_not_counted(tmp_path: Path) -> None:
+    columns = {"time_median_s": 1.0, "time_ci_low_s": 0.8, "time_ci_high_s": 1.25, "time_rounds": 5}
+    old = write_run(tmp_path / "old", [Row(seconds=None, columns=columns)])
+    near = {"time_median_s": 1.049, "time_ci_low_s": 0.9, "time_ci_high_s": 1.2, "time_rounds": 5}
+    new = write_run(tmp_path / "new", [Row(seconds=None, columns=near)])
+    assert only(decided(old, new), "time").more_rounds == 50
+
+
+def test_the_number_of_rounds_that_is_asked_for_goes_with_the_square_of_the_width(tmp_path: Path) -> None:
+    """Half the width is 10 %, the limit 5 % away: a quarter of the variance is needed, four times the rounds."""
+    columns = {"time_median_s": 1.0, "time_ci_low_s": 1.0, "time_ci_high_s": 1.0, "time_rounds": 5}
+    old = write_run(tmp_path / "old", [Row(seconds=None, columns=columns)])
+    wide = {"time_median_s": 1.05**2, "time_ci_low_s": 1.0, "time_ci_high_s": 1.05**4, "time_rounds": 5}
+    new = write_run(tmp_path / "new", [Row(seconds=None, columns=wide)])
+    assert only(decided(old, new), "time").more_rounds == 15
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [
+        (4096, 4096, "same"),
+        (4096, 4170, "same"),
+        (4096, 4200, "worse"),
+        (4096, 4000, "better"),
+        (0, 0, "same"),
+        (0, 1, "worse"),
+    ],
+)
+def test_memory_is_exact_so_that_the_limit_alone_decides(tmp_path: Path, before: int, now: int, verdict: str) -> None:
+    old = write_run(tmp_path / "old", [Row(peak=before)])
+    new = write_run(tmp_path / "new", [Row(peak=now)])
+    decision = decided(old, new)
+    assert only(decision, "memory").verdict == verdict
+    assert decision.passed is (verdict != "worse")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [
+        ((0.5, 0.3), (0.5, 0.3), "same"),  # the same draws
+        ((0.5, 0.005), (0.51, 0.005), "same"),
+        ((0.5, 0.01), (0.6, 0.01), "worse"),
+        ((0.6, 0.01), (0.5, 0.01), "better"),
+        ((0.5, 0.2), (0.7, 0.2), "unsure"),  # other draws that spread too much
+        ((3e-7, 0.0), (9e-7, 0.0), "same"),  # rounding
+        ((1e-5, 0.0), (2e-5, 0.0), "worse"),
+    ],
+)
+def test_an_error_is_worse_only_beyond_the_spread_of_its_draws_and_beyond_rounding(
+    tmp_path: Path, before: tuple[float, float], now: tuple[float, float], verdict: str
+) -> None:
+    old = write_run(tmp_path / "old", [Row(error=before[0], error_std=before[1])])
+    new = write_run(tmp_path / "new", [Row(error=now[0], error_std=now[1])])
+    assert only(decided(old, new), "error").verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("now", "verdict"),
+    [((0.5, 0.45, 0.55), "same"), ((0.4, 0.35, 0.449), "worse"), ((0.6, 0.551, 0.65), "better")],
+)
+def test_a_score_is_another_one_only_where_the_intervals_have_nothing_in_common(
+    tmp_path: Path, now: tuple[float, float, float], verdict: str
+) -> None:
+    def run(name: str, score: float, low: float, high: float) -> Path:
+        columns = {"score": score, "score_low": low, "score_high": high, "protocol": "fixed", "steps": 3}
+        return write_run(tmp_path / name, [Row(seconds=None, peak=None, columns=columns)])
+
+    old, new = run("old", 0.5, 0.45, 0.55), run("new", *now)
+    assert only(decided(old, new, Question(measures=("score",))), "score").verdict == verdict
+    assert [one.measure for one in decided(old, new).findings] == ["status"]
+
+
+@pytest.mark.parametrize("status", [status for status in Status if status not in ("ok", "interrupted")])
+def test_what_ran_before_and_fails_now_is_broken_and_the_other_way_round_fixed(tmp_path: Path, status: Status) -> None:
+    fine = write_run(tmp_path / "fine", [Row(), Row(n=128)])
+    bad = write_run(tmp_path / "bad", [Row(), Row(n=128, status=status, reason="what happened")])
+    broken, fixed = decided(fine, bad), decided(bad, fine)
+    assert verdicts(broken, "status") == {("softmax", 64): "same", ("softmax", 128): "broken"}
+    assert verdicts(fixed, "status") == {("softmax", 64): "same", ("softmax", 128): "fixed"}
+    assert (broken.passed, fixed.passed) == (False, True)
+    assert broken.findings[0].note == f"{status}: what happened"
+    assert decided(bad, shutil.copytree(bad, tmp_path / "copy")).passed
+    assert decided(fine, bad, Question(measures=("time",))).passed
+
+
+@pytest.mark.parametrize(("missing", "passed", "told"), [("warn", True, 1), ("fail", False, 1), ("ignore", True, 0)])
+def test_a_cell_that_is_gone_is_told_and_fails_if_that_is_wanted(
+    tmp_path: Path, missing: Any, passed: bool, told: int
+) -> None:
+    old = write_run(tmp_path / "old", [Row(), Row(n=128)])
+    new = write_run(tmp_path / "new", [Row(), Row(n=256)])
+    decision = decided(old, new, Question(missing=missing))
+    assert decision.passed is passed
+    assert decision.counts().get("missing", 0) == told
+    assert verdicts(decision, "status")[("softmax", 256)] == "new"
+
+
+def test_quick_runs_are_unsure_for_lack_of_an_interval(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", [Row()], rounds=1, samples=1)
+    new = write_run(tmp_path / "new", [Row(seconds=2e-3)], rounds=1, samples=1)
+    one = only(decided(old, new), "time")
+    assert (one.verdict, one.at_risk, one.low, one.more_rounds) == ("unsure", True, None, None)
+    assert one.ratio == pytest.approx(2, rel=0.1)
+
+
+def test_fewer_than_five_rounds_are_noticed_in_either_run(tmp_path: Path) -> None:
+    five, two = write_run(tmp_path / "five", ROWS), write_run(tmp_path / "two", ROWS, rounds=2)
+    assert (decided(five, two).rounds, decided(two, five).few_rounds) == (2, True)
+    assert not decided(five, write_run(tmp_path / "again", ROWS)).few_rounds
+
+
+def test_several_old_runs_count_as_one_with_the_rounds_of_all(tmp_path: Path) -> None:
+    """An unlucky old run is outweighed: alone it would make its cell slower."""
+    lucky = write_run(tmp_path / "lucky", [Row(seconds=0.85e-3)], rounds=2)
+    usual = write_run(tmp_path / "usual", [Row(), Row(n=128)], rounds=6, seed=1)
+    new = write_run(tmp_path / "new", [Row(), Row(n=128)], rounds=5, seed=2)
+    assert only(decided(lucky, new), "time").verdict == "slower"
+    decision = decided(lucky, new, Question(), usual)
+    assert verdicts(decision) == {("softmax", 64): "unsure", ("softmax", 128): "same"}
+    pooled = next(one.pair.old for one in decision.findings if one.pair.shown.seq_len == 64)
+    assert pooled is not None
+    assert (pooled.time_rounds, pooled.time_samples) == (8, 64)
+
+
+def test_relative_to_a_variant_takes_away_what_the_whole_machine_lost(old: Path, tmp_path: Path) -> None:
+    slow = [replace(row, seconds=1e-3 * (1.3 if row.variant == "linear" else 1.1)) for row in ROWS]
+    new = write_run(tmp_path / "new", slow, seed=1)
+    assert decided(old, new).counts()["slower"] == len(ROWS)
+    decision = decided(old, new, Question(relative_to="softmax"))
+    assert decision.counts()["slower"] == 3
+    assert decision.drift == pytest.approx(1.1, rel=0.02)
+    assert decision.common == pytest.approx(1.1, rel=0.02)  # it is never hidden
+    with pytest.raises(UsageError, match=r"--relative-to 'sofmax': no variant .* did you mean 'softmax'"):
+        decided(old, new, Question(relative_to="sofmax"))
+
+
+def test_on_another_machine_only_ratios_to_a_variant_are_judged(old: Path, tmp_path: Path) -> None:
+    there = environment(processor="Other", threads=2)
+    new = write_run(tmp_path / "new", [replace(row, seconds=3e-3, peak=9999) for row in ROWS], seed=1, about=there)
+    with pytest.raises(
+        UsageError, match="differ in processor: Other and Some Processor; threads: 2 and 1: measure both"
+    ):
+        decided(old, new)
+    decision = decided(old, new, Question(other_machine="ratios"))
+    assert decision.counts() == {"same": 6}
+    assert decision.unit == "softmax"
+    slow = [replace(row, seconds=6e-3 if row.variant == "linear" else 3e-3) for row in ROWS]
+    slower = decided(old, write_run(tmp_path / "slow", slow, about=there), Question(other_machine="ratios"))
+    assert {one.pair.shown.variant for one in slower.failures} == {"linear"}
+    assert [one.ratio for one in slower.failures] == pytest.approx([2, 2, 2], rel=0.05)
+    with pytest.raises(UsageError, match=r"--relative-to 'gla': .* has no time of this variant"):
+        decided(old, new, Question(other_machine="ratios", relative_to="gla"))
+
+
+def test_numbers_of_two_methods_are_never_compared(old: Path, tmp_path: Path) -> None:
+    new = write_run(tmp_path / "new", ROWS, about=environment(method=4))
+    for other_machine in ("refuse", "ratios"):
+        with pytest.raises(UsageError, match="differ in method_version: 4 and 5: numbers of two methods"):
+            decided(old, new, Question(other_machine=other_machine))  # type: ignore[arg-type]
+
+
+def test_one_run_twice_and_runs_of_other_things_are_refused(old: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is given twice; give two different runs"):
+        read_runs([old, tmp_path / "x" / ".." / "old"] if (tmp_path / "x").mkdir() is None else [])
+    other = write_run(tmp_path / "other", [Row(n=4096)])
+    with pytest.raises(ResultsError, match="have no cell in common; compare runs of the same suite"):
+        decided(old, other)
+
+
+def test_a_selection_takes_cells_by_the_words_of_run(old: Path, tmp_path: Path) -> None:
+    new = write_run(tmp_path / "new", ROWS, seed=1)
+    decision = decided(old, new, Question(select="linear and not n64"))
+    assert set(verdicts(decision)) == {("linear", 128), ("linear", 256)}
+    with pytest.raises(UsageError, match=r"-k 'gla': no cell matches; a cell is called w/softmax/n64/operator/forward"):
+        decided(old, new, Question(select="gla"))
+    with pytest.raises(UsageError, match="a word is missing"):
+        decided(old, new, Question(select="linear and"))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Row().cell("s"),
+        Row("performer:features=16", causal=True, level="layer", pass_="decode").cell("s"),
+        replace(Row().cell("s"), compile=True, padding=0.5),
+        replace(Row().cell("s"), shape=replace(Row().cell("s").shape, kv_len=32, bias="none")),
+    ],
+    ids=lambda cell: describe.address(cell),
+)
+def test_an_expression_sees_in_a_row_what_it_sees_in_its_cell(cell: Any) -> None:
+    row = Record.of(cell, Status.OK, inputs=cell.inputs.label)
+    assert address(row) == describe.address(cell)
+
+
+def test_a_variant_with_a_new_option_is_held_against_itself_before_and_that_is_said(tmp_path: Path) -> None:
+    def run(name: str, seconds: float, **options: object) -> Path:
+        row = Row("performer", seconds=seconds, columns={"options": json.dumps(options)})
+        return write_run(tmp_path / name, [row], seed=len(name))
+
+    old = run("old", 1e-3, features=256)
+    decision = decided(old, run("new", 1.3e-3, features=128, form="auto"))
+    assert decision.counts() == {"slower": 1, "same": 2}
+    assert decision.failures[0].note == "before: features=256, no form"
+
+
+def test_the_worst_comes_first(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", [Row(), Row(n=128), Row(n=256), Row(n=512), Row(n=1024)])
+    changed = [Row(seconds=1.2e-3), Row(n=128, seconds=2e-3), Row(n=256, status=Status.OOM), Row(n=512, seconds=5e-4)]
+    decision = decided(old, write_run(tmp_path / "new", changed, seed=1))
+    told = [(one.verdict, one.pair.shown.seq_len) for one in decision.findings if one.verdict != "same"]
+    assert told == [("broken", 256), ("slower", 128), ("slower", 64), ("missing", 1024), ("faster", 512)]
+
+
+def test_a_run_loaded_by_itself_can_be_decided_on_as_well(old: Path) -> None:
+    """From Python nothing keeps a run from being held against itself."""
+    assert decide(load(old), [load(old)], Question()).counts() == {"same": 3 * len(ROWS)}

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from attnbench.decision.decide import Decision, Question, decide
+from attnbench.decision.formats import to_action, to_json, to_junit
+from attnbench.decision.measured import load
+from attnbench.decision.table import MOST_CHARACTERS, table_of, to_markdown, to_text
+from attnbench.status import Status
+from tests.decision.fixture_runs import Row, write_run
+
+HOSTILE = 'a | b <script>alert("x")</script> & `c` \x1b[2J \x00 *d* \ud800'.replace("\ud800", "")
+
+
+@pytest.fixture
+def decision(tmp_path: Path) -> Decision:
+    old = [Row(n=n, error=0.5, error_std=0.01) for n in (64, 128, 256, 512)] + [Row("linear"), Row("linear", n=128)]
+    new = [
+        Row(n=64, seconds=1.3e-3, error=0.8, error_std=0.01),
+        Row(n=128, status=Status.CRASH, reason=HOSTILE),
+        replace(old[2], seconds=0.5e-3, peak=9000),
+        replace(old[3], noise=0.2, drift=0.1),
+        Row("linear"),
+    ]
+    runs = write_run(tmp_path / "new", new, seed=1), write_run(tmp_path / "old", old)
+    return decide(load(runs[0]), [load(runs[1])], Question(strict=False))
+
+
+def test_json_holds_every_finding_with_its_key_and_numbers(decision: Decision) -> None:
+    data = json.loads(json.dumps(to_json(decision), allow_nan=False))
+    assert (data["schema"], data["gate"]) == (1, "failed")
+    assert data["limits"] == {"time": 1.05, "memory": 1.02, "error": 1.1, "missing": "warn", "strict": False}
+    assert data["machine"] == {"class": decision.new.machine_class, "id": "cafe0001"}
+    assert len(data["cells"]) == len(decision.findings)
+    first = next(cell for cell in data["cells"] if cell["verdict"] == "slower")
+    assert {"key", "measure", "old", "new", "ratio", "low", "high", "verdict"} <= set(first)
+    assert (first["key"]["variant"], first["key"]["seq_len"], first["key"]["pass"]) == ("softmax", 64, "forward")
+    assert first["ratio"] == pytest.approx(1.3, rel=0.05)
+    assert sum(data["counts"].values()) == len(data["cells"])
+
+
+def test_a_ratio_to_nothing_is_null_and_not_infinite(tmp_path: Path) -> None:
+    old, new = write_run(tmp_path / "old", [Row(peak=0)]), write_run(tmp_path / "new", [Row(peak=8)])
+    found = decide(load(new), [load(old)], Question(measures=("memory",)))
+    assert to_json(found)["cells"][0]["ratio"] is None
+    json.dumps(to_json(found), allow_nan=False)
+    assert "∞" in to_text(found)
+
+
+def test_junit_has_one_case_for_each_cell_of_which_the_failed_and_the_open_ones_say_so(decision: Decision) -> None:
+    root = ElementTree.fromstring(to_junit(decision))
+    (suite,) = root
+    cases = {case.get("name"): case for case in suite}
+    assert {case.get("classname") for case in suite} == {"s.w"}
+    assert set(cases) == {f"softmax n={n}" for n in (64, 128, 256, 512)} | {"linear n=64", "linear n=128"}
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors"), suite.get("skipped")) == (
+        "6",
+        "3",
+        "0",
+        "2",
+    )
+    (failure,) = cases["softmax n=64"]
+    assert failure.tag == "failure"
+    assert failure.get("type") == "slower"
+    assert str(failure.get("message")).startswith("slower: 1.3")
+    assert "more error: 0.8, was 0.5, ratio 1.600" in str(failure.text)
+    assert str(cases["softmax n=128"][0].get("message")).startswith("broken: crash, was ok; crash: a | b <script>")
+    assert cases["softmax n=512"][0].tag == cases["linear n=128"][0].tag == "skipped"
+    assert len(cases["linear n=64"]) == 0
+
+
+def test_markdown_leaves_foreign_text_without_any_meaning(decision: Decision) -> None:
+    text = to_markdown(decision)
+    assert "<script>" not in text
+    assert "\x1b" not in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in rows} == {7}
+    assert text.startswith(
+        "### attnbench: failed: 1 broken, 1 slower, 1 with more memory, 1 with more error; 1 missing, 1 unsure\n"
+    )
+
+
+def test_markdown_of_thousands_of_cells_fits_a_comment_and_says_how_many_are_cut(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", [Row(n=n, seconds=None, peak=100) for n in range(1, 1501)])
+    new = write_run(tmp_path / "new", [Row(n=n, seconds=None, peak=200) for n in range(1, 1501)])
+    text = to_markdown(decide(load(new), [load(old)], Question()))
+    assert len(text) <= MOST_CHARACTERS
+    shown = sum(line.startswith("| softmax") for line in text.splitlines())
+    assert f"… and {1500 - shown} more lines" in text
+    assert shown > 500
+
+
+def test_the_table_leaves_out_what_is_unchanged_and_counts_it(decision: Decision) -> None:
+    table = table_of(decision)
+    verdicts = [row[-1] for row in table.rows]
+    assert verdicts[:4] == ["broken", "slower", "more memory", "more error"]
+    assert set(verdicts[4:]) <= {"missing", "faster"} | {one for one in verdicts if one.startswith("unsure (+")}
+    assert any(line.startswith("unchanged: ") for line in table.foot)
+    assert any(line.startswith("all cells together: ") and line.endswith("(median of 4)") for line in table.foot)
+    assert table.verdict == "failed: 1 broken, 1 slower, 1 with more memory, 1 with more error; 1 missing, 1 unsure"
+    assert all(line.isprintable() for line in to_text(decision).splitlines())
+
+
+def test_too_few_rounds_stand_in_the_first_line_of_every_form_for_people(tmp_path: Path) -> None:
+    old, new = write_run(tmp_path / "old", [Row()], rounds=2), write_run(tmp_path / "new", [Row()], seed=1)
+    found = decide(load(new), [load(old)], Question())
+    for text in (to_text(found), to_markdown(found)):
+        assert text.splitlines()[0].startswith("only 2 rounds: too few")
+
+
+def test_an_action_gets_name_unit_and_value_of_each_number_of_the_new_run(decision: Decision) -> None:
+    data = to_action(decision)
+    assert all(set(one) == {"name", "unit", "value", "range", "extra"} for one in data)
+    assert len({one["name"] for one in data}) == len(data)
+    times = {one["name"]: one for one in data if one["unit"] == "s"}
+    assert set(times) == {f"{cell} time" for cell in ("softmax n=64", "softmax n=256", "softmax n=512", "linear n=64")}
+    assert times["softmax n=64 time"]["value"] == pytest.approx(1.3e-3, rel=0.05)
+    assert times["softmax n=64 time"]["range"].startswith("± ")
+    assert {one["unit"] for one in data} == {"s", "bytes", "relative error"}
+
+
+def test_what_is_unsure_has_a_line_only_where_it_seems_worse_and_is_counted_otherwise(tmp_path: Path) -> None:
+    def run(name: str, *medians: float) -> Path:
+        ends = [(median * 0.8, median * 1.25) for median in medians]
+        columns = [
+            {"time_median_s": middle, "time_ci_low_s": low, "time_ci_high_s": high, "time_rounds": 5}
+            for middle, (low, high) in zip(medians, ends, strict=True)
+        ]
+        rows = [Row(n=n, seconds=None, columns=one) for n, one in zip((64, 128, 256), columns, strict=True)]
+        return write_run(tmp_path / name, rows)
+
+    old, new = run("old", 1.0, 1.0, 1.0), run("new", 1.2, 1.0, 0.9)
+    table = table_of(decide(load(new), [load(old)], Question(measures=("time",))))
+    assert [row[0] for row in table.rows] == ["softmax n=64"]
+    assert table.foot[0].startswith("unsure: 3; to settle half of them takes ")
+    strict = table_of(decide(load(new), [load(old)], Question(measures=("time",), strict=True)))
+    assert [row[0] for row in strict.rows] == ["softmax n=64", "softmax n=256", "softmax n=128"]
+    assert strict.verdict == "failed: 3 unsure"
+
+
+def test_axes_are_named_only_where_it_takes_them_to_tell_cells_apart(tmp_path: Path) -> None:
+    rows = [Row(), Row(causal=True), Row(pass_="training")]
+    old, new = write_run(tmp_path / "old", rows), write_run(tmp_path / "new", rows)
+    names = {one["name"] for one in to_action(decide(load(new), [load(old)], Question(measures=("time",))))}
+    assert names == {"softmax n=64 forward time", "softmax n=64 forward causal time", "softmax n=64 training time"}
+    both = [Row(level="layer", causal=True), Row(n=128)]  # another level, but also another length
+    runs = write_run(tmp_path / "c", both), write_run(tmp_path / "d", both)
+    found = decide(load(runs[0]), [load(runs[1])], Question(measures=("time",)))
+    assert {one["name"] for one in to_action(found)} == {"softmax n=64 time", "softmax n=128 time"}
