@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Shape", "build", "compare", "load_suite", "plot", "read_results", "register", "run"]
+__all__ = ["Shape", "build", "compare", "load_suite", "match", "plot", "read_results", "register", "run"]
 
 if TYPE_CHECKING:
-    from attnbench.api import compare, plot, run
+    from attnbench.api import compare, match, plot, run
     from attnbench.plots.load import read_results
     from attnbench.shape import Shape
     from attnbench.suite.load import load_suite
@@ -21,6 +21,7 @@ _HOME = {
     "load_suite": "attnbench.suite.load",
     "read_results": "attnbench.plots.load",
     "compare": "attnbench.api",
+    "match": "attnbench.api",
     "plot": "attnbench.api",
 }
 

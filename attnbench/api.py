@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from attnbench.decision.match import Match
+
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 
@@ -183,6 +185,106 @@ def compare(
         return Compared(question.answer(on_length))
 
 
+def match(
+    *variants: str,
+    error: float | None = None,
+    memory: int | str | None = None,
+    time: float | str | None = None,
+    results: str | Path | Sequence[str | Path] | pd.DataFrame | None = None,
+    n: int | str | None = None,
+    inputs: str | None = None,
+    draws: int = 5,
+    most: int | None = None,
+    heads: int = 8,
+    head_dim: int = 64,
+    batch: int = 1,
+    dtype: Dtype = "float32",
+    device: str = "auto",
+    level: Level = "operator",
+    pass_: Pass = "forward",
+    causal: bool = False,
+    padding: float = 0.0,
+    compile: bool = False,
+    seed: int = 0,
+    threads: int | None = None,
+    timeout: float = 60.0,
+    min_time: float = 1.0,
+    memory_limit: int | str | None = None,
+    process: Process = "tuned",
+    plugins: Sequence[str] = (),
+    progress: bool = True,
+) -> Matched:
+    """Turn the knob of each variant until all meet one budget, then time the settings found in turns.
+
+    Args:
+        variants: one or more, with options in the text; a value of the knob that is given stays.
+        error: budget, as a relative error against exact attention on the same inputs. The cheapest setting that meets
+            it with its whole interval is chosen.
+        memory: budget in bytes, or text such as ``"64MiB"``. The dearest setting that fits is chosen.
+        time: budget in seconds, or text such as ``"10ms"``.
+        results: choose among what finished runs measured, as :func:`attnbench.read_results` reads them, instead of
+            measuring; of the arguments below, ``n``, ``inputs``, ``level`` and ``pass_`` say which rows.
+        n: the length; 4096 where None.
+        inputs: where q, k and v come from; ``gaussian`` where None.
+        draws: draws of inputs and random projections of each error.
+        most: largest value of a knob that is tried; ``n`` where None.
+        timeout: seconds for one setting; a slower one is too dear.
+        min_time: seconds of samples of the turns at the end.
+        heads, head_dim, batch, dtype, level, pass_, causal, padding, compile, seed, device, threads, memory_limit,
+        process, plugins, progress: as for :func:`compare`.
+
+    Raises:
+        UsageError: a variant or an option is wrong, no budget or two, or nothing that has a knob.
+        ResultsError: ``results`` cannot be read, or has nothing that the budget is about.
+    """
+    from attnbench.decision.budget import budget_of
+    from attnbench.decision.match import MatchQuestion, one_length
+    from attnbench.decision.match_run import match_run
+    from attnbench.plots.load import read_results
+
+    for source in plugins:
+        load(source)
+    if results is not None:
+        frame = read_results(results) if isinstance(results, str | Path | Sequence) else results
+        budget = budget_of(error=error, memory=memory, time=time)
+        length = None if n is None else one_length(n)
+        return Matched(match_run(frame, variants, budget, n=length, inputs=inputs, level=level, pass_=pass_))
+    prepared = MatchQuestion(
+        variants,
+        error=error,
+        memory=memory,
+        time=time,
+        n=4096 if n is None else n,
+        heads=heads,
+        head_dim=head_dim,
+        batch=batch,
+        dtype=dtype,
+        device=device,
+        level=level,
+        pass_=pass_,
+        causal=causal,
+        padding=padding,
+        compile=compile,
+        inputs=inputs or "gaussian",
+        draws=draws,
+        most=most,
+        seed=seed,
+        threads=threads,
+        timeout=timeout,
+        min_time=min_time,
+        memory_limit=_bytes(memory_limit),
+        process=process,
+        plugins=plugins,
+    ).prepare()
+    _must_be_importable(entrant.spec for entrant in prepared.entrants)
+    with console.progress(len(prepared.entrants) + 1, wanted=progress) as bar:
+
+        def on_search(label: str) -> None:
+            bar.update(bar.task_ids[0], description=label or "in turns")
+
+        return Matched(prepared.answer(on_search))
+
+
 def plot(
     results: str | Path | Sequence[str | Path] | pd.DataFrame,
     *,
@@ -274,6 +376,32 @@ class Compared:
                 where = f"cross near n = {found.n:.0f}, between {found.low} and {found.high} (95 %); "
             lines.append(f"{a} and {b}: {where}{found.note}")
         return [*lines, *(f"warning: {text}" for text in self.comparison.warnings)]
+
+
+class Matched:
+    """What :func:`match` found: a sentence for each variant, a row for each setting tried, paired times."""
+
+    def __init__(self, found: Match) -> None:
+        self.match = found
+        """Everything that was measured: what was found for each variant, the paired comparison, the environment."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of ``attnbench match --csv``: every setting that was measured; ``chosen`` marks the answers."""
+        import pandas as pd
+
+        return pd.DataFrame(self.match.to_rows())
+
+    def chosen(self) -> dict[str, str | None]:
+        """Variant as it was given -> the setting that meets the budget, or None."""
+        return {one.variant: one.chosen.label if one.chosen else None for one in self.match.found}
+
+    def __repr__(self) -> str:
+        return "\n".join([*self.match.sentences(), *(f"warning: {text}" for text in self.match.warnings)])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return "\n".join(f"<p>{escape(line)}</p>" for line in repr(self).splitlines())
 
 
 def _bytes(size: int | str | None) -> int | None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args
 
 from attnbench.cost import power_of_n
 from attnbench.errors import UsageError, did_you_mean
 from attnbench.registry import Entry
 from attnbench.spec import parse_spec
-from attnbench.traits import Traits
+from attnbench.traits import Knob, Traits
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 FAMILIES = (
     "exact",
@@ -127,7 +131,22 @@ def broken_option(entry: Entry, traits: Traits, settings: tuple[str, ...]) -> st
     for where, option in _named(traits):
         if option not in known:
             return f"{where}: there is no option {option!r}{did_you_mean(option, known)}"
+    for knob in _knobs(traits):
+        if not _counts(known[knob.option]):
+            return f"knob {knob.option!r}: a knob is an option that takes whole numbers, or none"
     return None
+
+
+def _knobs(traits: Traits) -> list[Knob]:
+    """Its knob, and those that it has with certain options."""
+    every = (traits.knob, *(instead.get("knob") for _, instead in traits.given))
+    return [knob for knob in every if knob is not None]
+
+
+def _counts(option: FieldInfo) -> bool:
+    """Whether it takes whole numbers, and nothing else but none."""
+    kinds = {*get_args(option.annotation)} or {option.annotation}
+    return int in kinds and kinds <= {int, NoneType}
 
 
 def _mentioned(traits: Traits, settings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -144,6 +163,7 @@ def _named(traits: Traits) -> Iterator[tuple[str, str]]:
     """Options mentioned without a value, each after the place that mentions it."""
     if traits.converges_with:
         yield f"converges_with {traits.converges_with!r}", traits.converges_with
+    yield from ((f"knob {knob.option!r}", knob.option) for knob in _knobs(traits))
     for condition, _ in traits.given:
         yield from ((f"given {condition!r}", part) for part in _of_options(condition) if "=" not in part)
 

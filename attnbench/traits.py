@@ -22,6 +22,21 @@ Target = Literal["softmax", "learned", "other"]
 
 
 @dataclass(frozen=True)
+class Knob:
+    """The option by which a variant buys accuracy: a larger value costs more time or memory, never less.
+
+    ``attnbench match`` turns it until a budget is met.
+    """
+
+    option: str
+    """Name of an option that takes whole numbers."""
+    step: int = 8
+    """Values worth trying are the multiples of this."""
+    falling: bool = False
+    """A larger value costs less, as a compression does."""
+
+
+@dataclass(frozen=True)
 class Traits:
     """What a variant claims. The runner, ``list``, ``show``, the figures and the tests all read this one object."""
 
@@ -52,6 +67,8 @@ class Traits:
     """Options under which it equals softmax attention at length n: ``("window={n}",)``."""
     converges_with: str = ""
     """Name of an option that counts random features or samples: the squared error falls as 1 / its value."""
+    knob: Knob | None = None
+    """What trades accuracy for cost; None where nothing does, or where what does has no order by cost."""
     own_form: str = ""
     """One sentence on where this variant is not the method that its source describes; tables and figures then mark its
     name with a dagger. Empty where it is that method."""
@@ -69,6 +86,8 @@ class Traits:
                 return f"Traits({field.name}={value!r}): {choices}"
         if self.exact and self.target != "softmax":
             return f"Traits(exact=True, target={self.target!r}): what equals softmax attention has target='softmax'"
+        if self.exact and self.knob:
+            return "Traits(exact=True, knob=...): what equals softmax attention has no accuracy to buy"
         if self.decode and not self.causal:
             return "Traits(decode=True, causal=False): only what is causal can decode"
         for condition, instead in self.given:
@@ -110,6 +129,12 @@ def _are_claims(value: object) -> bool:
     )
 
 
+def _is_knob(value: object) -> bool:
+    if not isinstance(value, Knob):
+        return value is None
+    return _is_line(value.option) and type(value.step) is int and value.step >= 1 and _is_flag(value.falling)
+
+
 _FLAG = (_is_flag, "choose True or False")
 _ABILITY = (_is_ability, "choose True, False or No('the reason')")
 _LINE = (_is_line, "give one line of text")
@@ -131,6 +156,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "compiled": _FLAG,
     "exact_with": (_are_lines, "give a tuple of options as one types them: ('window={n}',)"),
     "converges_with": (_is_line, "give the name of an option"),
+    "knob": (_is_knob, "give Knob('the option'), with step=1 for what counts rounds or blocks, or None"),
     "own_form": _LINE,
     "given": (_are_claims, "give a tuple of pairs: (('kernel=relu', {'target': 'other'}),)"),
 }

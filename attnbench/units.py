@@ -9,6 +9,8 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?:([kmgt])i?)?b?\s*", re.IGNORECASE)
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "\u03bcs": 1e-6, "ns": 1e-9}
+_DURATION = re.compile(rf"\s*([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?)\s*({'|'.join(_SECONDS)})\s*", re.IGNORECASE)
 
 
 def _three_digits(value: float) -> str:
@@ -65,3 +67,16 @@ def parse_bytes(text: str) -> int:
     if size <= 0:
         raise ValueError(f"{text!r} is not a size such as 8GiB or 500MiB")
     return size
+
+
+def parse_seconds(text: str) -> float:
+    """``10ms``, ``250 us``, ``250µs`` or ``1.5s`` -> seconds.
+
+    Raises:
+        ValueError: not a positive time with a unit.
+    """
+    match = _DURATION.fullmatch(text)
+    seconds = float(match[1]) * _SECONDS[match[2].lower()] if match else 0.0
+    if seconds <= 0:
+        raise ValueError(f"{text!r} is not a time such as 10ms, 250us or 1.5s")
+    return seconds

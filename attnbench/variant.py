@@ -39,6 +39,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.registry import Entry, Registry
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, format_scalar, parse_spec
+from attnbench.traits import Knob as Knob
 from attnbench.traits import No as No
 from attnbench.traits import Target as Target
 from attnbench.traits import Traits as Traits

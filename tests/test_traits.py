@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.traits import _RULES, No, Traits
+from attnbench.traits import _RULES, Knob, No, Traits
 
 WRONG: dict[str, list[Any]] = {
     "target": ["exact", "Softmax", None, True],
@@ -21,6 +21,7 @@ WRONG: dict[str, list[Any]] = {
     "compiled": [2],
     "exact_with": ["window={n}", ["window={n}"], (3,)],
     "converges_with": [None, ("features",)],
+    "knob": ["features", Knob("two\nlines"), Knob("features", step=0), Knob("features", step=True)],
     "own_form": [None, "two\nlines"],
     "given": [{"kernel=relu": {}}, ("kernel=relu",), (("kernel=relu", "other"),)],
 }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.units import format_bytes, format_count, format_seconds, parse_bytes
+from attnbench.units import format_bytes, format_count, format_seconds, parse_bytes, parse_seconds
 
 few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -125,3 +125,17 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
 def test_what_is_no_positive_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size such as 8GiB"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10ms", 0.01), ("1.5 s", 1.5), ("250us", 250e-6), ("250 µs", 250e-6), ("250\u03bcs", 250e-6), (" 3NS ", 3e-9)],
+)
+def test_times_are_read_with_their_unit(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "10", "ms", "0s", "-1s", "1e3s", "10 min", "1s2"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a time such as 10ms"):
+        parse_seconds(text)

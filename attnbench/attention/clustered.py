@@ -15,7 +15,7 @@ from attnbench.engines.masks import added_to_logits, emptied, seeing
 from attnbench.engines.precision import accumulator
 from attnbench.engines.tiling import fitting, tiles
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 _SLOTS = 32
 """How many queries of one cluster are multiplied with its keys at a time."""
@@ -33,6 +33,7 @@ _SLOTS = 32
         bias=No("members of a cluster stand at different positions and share one row of weights"),
         stochastic=True,
         exact_with=("improved={n}",),
+        knob=Knob("clusters"),
     ),
     settings=("clusters=4,bits=6,iterations=3", "clusters=4,bits=6,improved=3"),
 )

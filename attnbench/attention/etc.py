@@ -16,7 +16,7 @@ from attnbench.engines.patterns.keys import Beside, Window
 from attnbench.engines.patterns.tiles import Label, Tile
 from attnbench.engines.precision import accumulator
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 
 @register(
@@ -33,6 +33,7 @@ from attnbench.variant import No, Traits, register
         bias=No("the learned tables of relative positions are a bias of their own"),
         stochastic=True,
         exact_with=("window={n},max_distance=0", "window=1,global_tokens={n},max_distance=0"),
+        knob=Knob("window"),
         given=(("max_distance=0", {"target": "softmax", "stochastic": False}),),
     ),
     settings=("window=3,global_tokens=2,max_distance=2", "window=2,global_tokens=3,max_distance=0"),

@@ -16,7 +16,7 @@ from attnbench.engines.linear.random_maps import PositiveFeatures
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import Knob, Traits, register
 
 
 class ExponentialFeatures(PositiveFeatures):
@@ -58,7 +58,7 @@ class ExponentialFeatures(PositiveFeatures):
     formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = exp(A‖ω‖² + √(1-4A)·ωx - ‖x‖²/2),  x ← x/D^¼,  ω ~ N(0, I)",
     cost="O(n·R·d)",
     memory_exponent=1.0,
-    traits=Traits(stochastic=True, decode=True, permutable=True, converges_with="features"),
+    traits=Traits(stochastic=True, decode=True, permutable=True, converges_with="features", knob=Knob("features")),
     settings=("features=16,chunk=5", "features=16,projection=iid,spread=3.0,chunk=5"),
 )
 class FavorPlusPlus(FeatureAttention):

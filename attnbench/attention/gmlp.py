@@ -14,7 +14,7 @@ from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.precision import LayerNorm
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 _ROWS = 256
 """Rows of W taken at a time if causal, so that the half that no token sees is not multiplied either."""
@@ -36,6 +36,7 @@ _ROWS = 256
         stochastic=True,
         rows_sum_to_one=False,
         decode=True,
+        knob=Knob("ffn"),
     ),
     settings=("ffn=10", "attention=3,ffn=10"),
 )

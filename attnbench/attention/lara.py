@@ -15,7 +15,7 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator, hidden
 from attnbench.engines.recurrent.stretches import STRETCH, by_heads, in_turn, rows_in_turn
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 
 @register(
@@ -28,6 +28,7 @@ from attnbench.variant import No, Traits, register
     traits=Traits(
         causal=No("each proposal is a mean over a run of tokens, so every output would see the future"),
         stochastic=True,
+        knob=Knob("landmarks"),
         given=(("sampled=false", {"stochastic": False}),),
     ),
     settings=("landmarks=4", "landmarks=5,query_term=0.0", "landmarks=6,sampled=false"),

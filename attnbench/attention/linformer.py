@@ -13,7 +13,7 @@ from attnbench.engines.low_rank.segments import Segments, any_real, attend_to_fi
 from attnbench.engines.masks import emptied
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 
 @register(
@@ -29,6 +29,7 @@ from attnbench.variant import No, Traits, register
         stochastic=True,
         rows_sum_to_one=False,
         exact_with=("rank={n},projection=mean-pool", "rank={n},projection=max-pool"),
+        knob=Knob("rank"),
         given=(
             ("projection=mean-pool", {"target": "softmax", "stochastic": False, "rows_sum_to_one": True}),
             ("projection=max-pool", {"target": "other", "stochastic": False, "rows_sum_to_one": True}),

@@ -20,7 +20,7 @@ from attnbench.errors import UsageError
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 _WINDOW = 128
 
@@ -37,6 +37,8 @@ _WINDOW = 128
         decode=True,
         bias=True,
         exact_with=("window={n}", "block={n}", "block=3,look_around={n}"),
+        knob=Knob("window"),
+        given=(("block", {"knob": Knob("look_around", step=1)}),),
     ),
     settings=("window=3", "block=5,look_around=1", "window=2,dilation=3", "block=4"),
 )

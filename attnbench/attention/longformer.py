@@ -13,7 +13,7 @@ from attnbench.engines.patterns.bands import around_global
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 
 @register(
@@ -28,6 +28,7 @@ from attnbench.variant import No, Traits, register
         cross=No("the window needs queries and keys at the same positions"),
         bias=True,
         exact_with=("window={n}", "window={n},global_tokens=0", "window=1,global_tokens={n}"),
+        knob=Knob("window"),
     ),
     settings=("window=2,global_tokens=2", "window=1,dilation=2,projections=own"),
 )

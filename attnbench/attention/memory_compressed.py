@@ -21,7 +21,7 @@ from attnbench.engines.precision import accumulator
 from attnbench.engines.tiling import tile_scores
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import Knob, Traits, register
 
 
 class Compressed(NamedTuple):
@@ -46,6 +46,7 @@ class Compressed(NamedTuple):
         rows_sum_to_one=False,
         decode=True,
         exact_with=("compression=1,kernel=mean",),
+        knob=Knob("compression", step=1, falling=True),
         own_form="each head has convolutions of its own; the paper's run over the whole width of the model",
         given=(
             (

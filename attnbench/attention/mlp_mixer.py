@@ -12,7 +12,7 @@ from torch.nn.functional import gelu
 from attnbench.engines.masks import emptied
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 
 @register(
@@ -30,6 +30,7 @@ from attnbench.variant import No, Traits, register
         bias=No("there are no logits that a bias could be added to"),
         stochastic=True,
         rows_sum_to_one=False,
+        knob=Knob("hidden"),
     ),
     settings=("hidden=5",),
 )

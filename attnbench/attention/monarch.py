@@ -16,7 +16,7 @@ from attnbench.engines.low_rank.segments import take
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 
 @register(
@@ -30,6 +30,7 @@ from attnbench.variant import No, Traits, register
     traits=Traits(
         causal=No("each update of a factor averages over queries and keys of all blocks, later ones included"),
         exact_with=("block={n}", "block=1"),
+        knob=Knob("steps", step=1),
     ),
     settings=("block=4", "block=5,steps=1", "block=3,steps=3"),
 )

@@ -16,7 +16,7 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 
 @register(
@@ -30,6 +30,7 @@ from attnbench.variant import No, Traits, register
         causal=No("landmarks average queries and keys of the whole sequence, so every output sees the future"),
         rows_sum_to_one=False,
         exact_with=("landmarks={n},pinv=exact",),
+        knob=Knob("landmarks"),
         given=(
             ("pinv=exact", {"rows_sum_to_one": True}),
             ("conv", {"target": "learned", "rows_sum_to_one": False}),

@@ -14,7 +14,7 @@ from attnbench.engines.masks import added_to_logits, emptied, seeing, visible_pa
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import Knob, Traits, register
 
 _BLOCK = 256
 """Query rows whose probabilities are in memory at once."""
@@ -33,6 +33,7 @@ _BLOCK = 256
         bias=True,
         permutable=True,
         exact_with=("keys={n}",),
+        knob=Knob("keys"),
         given=(("renormalise=false", {"rows_sum_to_one": False}),),
     ),
     settings=("keys=3", "keys=3,renormalise=false"),

@@ -15,7 +15,7 @@ from attnbench.engines.masks import emptied, seeing
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import Knob, Traits, register
 
 _CHUNK = 64
 """Tokens of causal attention taken at a time: products of this size still keep the multipliers of a CPU busy."""
@@ -62,6 +62,7 @@ class Packed(NamedTuple):
         stochastic=True,
         decode=True,
         permutable=True,
+        knob=Knob("latents"),
         own_form="packs keys and values with the same weights and unpacks them at once; Perceiver goes on from the "
         "latents, and LUNA hands them to the next layer",
     ),

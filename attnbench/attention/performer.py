@@ -22,7 +22,7 @@ from attnbench.engines.linear.random_maps import (
 from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import Knob, Traits, register
 
 
 @register(
@@ -37,6 +37,7 @@ from attnbench.variant import Traits, register
         decode=True,
         permutable=True,
         converges_with="features",
+        knob=Knob("features"),
         given=(("kernel=relu", {"target": "other"}),),
     ),
     settings=(

@@ -14,7 +14,7 @@ from attnbench.engines.linear.unit_kernels import Features, Kernel, Temperature,
 from attnbench.engines.precision import accumulator
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import Knob, Traits, register
 
 
 @register(
@@ -24,7 +24,14 @@ from attnbench.variant import Traits, register
     formula="φ(q̂)ᵀ Σ φ(k̂)vᵀ / φ(q̂)ᵀ Σ φ(k̂),  φ(x) = [sin(ωx), cos(ωx)],  x̂ = σ∘x/(‖x‖τ),  ω ~ N(0, I)",
     cost="O(n·R·d)",
     memory_exponent=1.0,
-    traits=Traits(target="other", stochastic=True, decode=True, permutable=True, converges_with="features"),
+    traits=Traits(
+        target="other",
+        stochastic=True,
+        decode=True,
+        permutable=True,
+        converges_with="features",
+        knob=Knob("features"),
+    ),
     settings=(
         "features=16,chunk=5",
         "features=16,kernel=arccos,chunk=5,projection=orthogonal",

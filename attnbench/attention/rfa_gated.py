@@ -17,7 +17,7 @@ from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention, l
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 _BOTH_WAYS = "the gates between two tokens count alike in both directions; the paper gates causal attention only"
 
@@ -36,6 +36,7 @@ _BOTH_WAYS = "the gates between two tokens count alike in both directions; the p
         stochastic=True,
         decode=True,
         rows_sum_to_one=False,
+        knob=Knob("features"),
         given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
     settings=("features=16,chunk=5", "features=16,kernel=arccos,chunk=7", "features=9,temperature=0.7,chunk=7"),

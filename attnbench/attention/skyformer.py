@@ -14,7 +14,7 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 _ROWS = 512
 """How many tokens' kernel values are held at a time where no gradient is wanted."""
@@ -34,6 +34,7 @@ _BITS = 31
         causal=No("landmarks come from the whole sequence, so every output sees the future"),
         stochastic=True,
         rows_sum_to_one=False,
+        knob=Knob("landmarks"),
         given=(("sampling=strided", {"stochastic": False}),),
     ),
     settings=("landmarks=7", "landmarks=7,sampling=strided,ridge=0.01", "landmarks=7,inverse=exact"),

@@ -16,7 +16,7 @@ from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention, last_state
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 _BOTH_WAYS = "the decay between two tokens is the same in both directions; the paper's layer is causal"
 
@@ -36,6 +36,7 @@ _BOTH_WAYS = "the decay between two tokens is the same in both directions; the p
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,
+        knob=Knob("state"),
         given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
     settings=("state=3,chunk=5", "chunk=64"),

@@ -15,7 +15,7 @@ from attnbench.engines.precision import accumulator
 from attnbench.engines.products import without_copies
 from attnbench.engines.tiling import fitting
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 
 @register(
@@ -31,6 +31,7 @@ from attnbench.variant import No, Traits, register
         bias=No("keys are kept for their content alone, which knows nothing of a bias"),
         stochastic=True,
         exact_with=("oversampling=2",),
+        knob=Knob("oversampling", step=1),
     ),
     settings=("oversampling=0", "oversampling=1"),
 )

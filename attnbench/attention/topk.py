@@ -16,7 +16,7 @@ from attnbench.engines.precision import accumulator
 from attnbench.engines.tiling import fitting, tiles
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import Knob, Traits, register
 
 
 class _Attend(torch.autograd.Function):
@@ -106,7 +106,7 @@ class _Attend(torch.autograd.Function):
     cost="O(n²·d)",
     time_exponent=2.0,
     memory_exponent=1.0,
-    traits=Traits(decode=True, bias=True, permutable=True, exact_with=("keys={n}",)),
+    traits=Traits(decode=True, bias=True, permutable=True, exact_with=("keys={n}",), knob=Knob("keys")),
     settings=("keys=3,chunk=5", "keys=1"),
 )
 class TopK(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from attnbench.cli import completion, console
 from attnbench.cli.prose import prose
+from attnbench.traits import Knob
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,7 +123,7 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "claimed_memory_exponent": entry.memory_exponent,
         "target": traits.target,
         "own_form": traits.own_form,
-        "given": {condition: dict(instead) for condition, instead in traits.given},
+        "given": {condition: _plain(instead) for condition, instead in traits.given},
         "exact": traits.exact,
         "stochastic": traits.stochastic,
         "rows_sum_to_one": traits.rows_sum_to_one,
@@ -130,6 +132,7 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "compiled": traits.compiled,
         "exact_with": list(traits.exact_with),
         "converges_with": traits.converges_with or None,
+        "knob": None if traits.knob is None else asdict(traits.knob),
         "settings_checked": [setting or "defaults" for setting in entry.settings],
         **abilities,
         "options": options_of(entry),
@@ -205,6 +208,9 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     facts += [("exact with", limit.replace("{n}", "n")) for limit in data["exact_with"]]
     if data["converges_with"]:
         facts.append(("converges", f"the squared error falls as 1/{data['converges_with']}"))
+    if data["knob"]:
+        facts.append(("knob", knob_text(data["knob"])))
+    facts += _instead_of_knob(data)
     facts.append(("checked at", "; ".join(data["settings_checked"])))
     return facts
 
@@ -213,6 +219,26 @@ def _instead(data: dict[str, Any], trait: str, texts: Mapping[Any, str]) -> list
     """What the variant claims about a trait with certain options."""
     given = data["given"].items()
     return [("", f"{_where(condition)}: {texts[instead[trait]]}") for condition, instead in given if trait in instead]
+
+
+def knob_text(knob: Mapping[str, Any] | None) -> str:
+    """What attnbench match turns, in words."""
+    if knob is None:
+        return "none"
+    way = "a smaller value costs more" if knob["falling"] else "a larger value costs more"
+    return f"{knob['option']}: {way}, in steps of {knob['step']}"
+
+
+def _instead_of_knob(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """Its knob with certain options."""
+    given = [(where, instead["knob"]) for where, instead in data["given"].items() if "knob" in instead]
+    lines = [f"{_where(where)}: {knob_text(knob)}" for where, knob in given]
+    return [("" if data["knob"] or place else "knob", line) for place, line in enumerate(lines)]
+
+
+def _plain(instead: Mapping[str, Any]) -> dict[str, Any]:
+    """Claims as plain data."""
+    return {name: asdict(claim) if isinstance(claim, Knob) else claim for name, claim in instead.items()}
 
 
 def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:

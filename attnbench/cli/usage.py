@@ -24,6 +24,7 @@ COMMANDS = {
     "run": Command("Measure a suite, or resume a run.", "run quick", "a suite"),
     "plot": Command("Draw the figures of a run.", "plot results"),
     "compare": Command("Time variants in turn; find crossovers.", "compare softmax performer", "two variants or more"),
+    "match": Command("Compare variants at equal cost.", "match topk --error 0.1", "a variant"),
     "score": Command("Train variants on a task.", "score performer linear", "a variant"),
     "diff": Command("Say what changed between two runs.", "diff OLD NEW", "two runs"),
     "gate": Command("Fail where a run got worse.", "gate NEW --against OLD", "a run, and --against an older one"),

@@ -50,8 +50,11 @@ class Question:
     process: Process = "tuned"
     plugins: Sequence[str] = ()
 
-    def prepare(self) -> Prepared:
+    def prepare(self, *, alone: bool = False) -> Prepared:
         """Load the plug-ins, look up every name, check every value.
+
+        Args:
+            alone: one variant is enough.
 
         Raises:
             UsageError: a variant, an option, or fewer than two different variants.
@@ -65,7 +68,8 @@ class Question:
         device = resolve_device(self.device)
         written = [spec for text in self.variants for spec in parse_specs(text)]
         specs = [VARIANTS.get(spec.name).normalise(spec) for spec in written]
-        refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
+        if len(specs) > 1 or not alone:
+            refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
         inputs = parse_spec(self.inputs)
         inputs = INPUTS.get(inputs.name).normalise(inputs)
         look_at(inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attnbench.cli.show import _EXACT, _ORDER, _RANDOM, _TARGETS, _WEIGHTS, _where, as_data, options_of
+from attnbench.cli.show import _EXACT, _ORDER, _RANDOM, _TARGETS, _WEIGHTS, _where, as_data, knob_text, options_of
 from attnbench.registry import Entry
 from attnbench.spec import Spec, format_scalar
 from attnbench.testing import LAWS
@@ -144,6 +144,11 @@ def _claims(entry: Variant, data: dict[str, Any]) -> list[list[str]]:
     rows += [["Equals softmax with", code(limit.replace("{n}", "n"))] for limit in data["exact_with"]]
     if data["converges_with"]:
         rows.append(["Converges", f"the squared error falls as 1 / `{data['converges_with']}`"])
+    if data["knob"]:
+        rows.append(["Knob of `attnbench match`", text(knob_text(data["knob"]))])
+    for condition, instead in data["given"].items():
+        if "knob" in instead:
+            rows.append(["Knob of `attnbench match`", text(f"{_where(condition)}: {knob_text(instead['knob'])}")])
     return rows
 
 

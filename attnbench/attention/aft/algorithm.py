@@ -17,7 +17,7 @@ from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 Mode = Literal["full", "local", "simple", "conv"]
 
@@ -52,7 +52,12 @@ class Recent(NamedTuple):
         stochastic=True,
         rows_sum_to_one=False,
         decode=True,
-        given=(("mode=simple", {"permutable": True}),),
+        knob=Knob("factors"),
+        given=(
+            ("mode=local", {"knob": Knob("window")}),
+            ("mode=simple", {"knob": None, "permutable": True}),
+            ("mode=conv", {"knob": None}),
+        ),
     ),
     settings=(
         "factors=3",

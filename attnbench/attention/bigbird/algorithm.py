@@ -21,7 +21,7 @@ from attnbench.errors import Unsupported
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 _ONE_LENGTH = "form=flex compiles a kernel for each length, and padding makes one of every example; form=torch takes it"
 
@@ -39,6 +39,7 @@ _ONE_LENGTH = "form=flex compiles a kernel for each length, and padding makes on
         bias=True,
         stochastic=True,
         exact_with=("block={n}", "block=1,random_blocks={n}"),
+        knob=Knob("random_blocks", step=1),
         given=(
             ("random_blocks=0", {"stochastic": False}),
             ("form=flex", {"key_padding": No(_ONE_LENGTH), "compiled": True, "dtypes": DTYPES}),

@@ -17,7 +17,7 @@ from attnbench.attention.hyperattention.steps import Decoding
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 _OWN_BLOCK = (
     "each query finds its block of sorted keys alone; the paper sorts the queries too, so that later ones move "
@@ -37,6 +37,7 @@ _OWN_BLOCK = (
         bias=No("large entries are found by hashing q and k, which knows nothing of a bias"),
         stochastic=True,
         exact_with=("block={n},samples=0", "block=3,samples={n}"),
+        knob=Knob("samples"),
         given=(("causal=true", {"own_form": _OWN_BLOCK}),),
     ),
     settings=("block=4,samples=5,bits=3", "block=6,samples=0,bits=2", "block=1,samples=4,bits=4"),

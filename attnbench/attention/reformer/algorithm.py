@@ -18,7 +18,7 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 _COLUMNS = 64  # most columns of one rotation; more buckets than 2 · 64 come from pairs of hashes
 _PADDING = 2 * _COLUMNS**2 * 2  # sorts behind every bucket
@@ -53,6 +53,7 @@ _LATEST = (
         stochastic=True,
         decode=True,
         bias=No("positions enter through embeddings before the layer; the paper's operator has no bias"),
+        knob=Knob("rounds", step=1),
         given=(("causal=true", {"own_form": _LATEST}), ("causal=true,members=chunk", {"own_form": ""})),
     ),
     settings=("chunk=4,rounds=2", "chunk=4,rounds=2,correction=false", "chunk=4,buckets=4,members=bucket"),

@@ -17,7 +17,7 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.engines.tiling import fitting, tiles
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 
 @register(
@@ -35,6 +35,7 @@ from attnbench.variant import No, Traits, register
         stochastic=True,
         rows_sum_to_one=False,
         permutable=True,
+        knob=Knob("window"),
     ),
     settings=("clusters=3", "clusters=3,window=5,kmeans=2", "clusters=1"),
 )

@@ -23,7 +23,7 @@ from attnbench.errors import UsageError
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 _SUMMARY = 8
 
@@ -51,7 +51,11 @@ class Summaries(NamedTuple):
         decode=True,
         bias=True,
         exact_with=("length={n}", "pattern=fixed,length={n},summary=1", "pattern=stride,length=1"),
-        given=(("causal=false", {"own_form": "the mask is symmetrised; the paper's patterns are causal"}),),
+        given=(
+            ("causal=false", {"own_form": "the mask is symmetrised; the paper's patterns are causal"}),
+            ("pattern=fixed", {"knob": Knob("summary")}),
+            ("pattern=summary", {"knob": Knob("summary")}),
+        ),
     ),
     settings=(
         "length=4",

@@ -22,7 +22,7 @@ from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Knob, No, Traits, register
 
 _TILE = {"cpu": 1 << 21, "cuda": 1 << 26}
 """Weights computed at once: a few MiB stay in a CPU's cache, and a GPU needs enough of them to be busy."""
@@ -46,6 +46,12 @@ Mixture = Literal["random+dense", "random+dot", "dense+dot", "random+dense+dot"]
         bias=No("its logits are learned for positions, which is all that a bias would add"),
         stochastic=True,
         decode=True,
+        knob=Knob("hidden"),
+        given=(
+            ("mode=random", {"knob": None}),
+            ("mode=factorized-random", {"knob": Knob("factors")}),
+            ("mode=mixture", {"knob": None}),
+        ),
     ),
     settings=(
         "",

@@ -1,0 +1,149 @@
+"""A budget that every variant is to meet, and one setting held to it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from attnbench.errors import UsageError
+from attnbench.record import Record
+from attnbench.status import Status
+from attnbench.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+
+Target = Literal["error", "memory", "time"]
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What may be spent of one thing."""
+
+    target: Target
+    limit: float
+    """Relative error, bytes or seconds."""
+
+    def __str__(self) -> str:
+        """``error 0.1``, ``memory 64.0 MiB``, ``time 10.0 ms``."""
+        return f"{self.target} {self.text(self.limit)}"
+
+    def text(self, amount: float | None) -> str:
+        """An amount of what the budget is of, with its unit."""
+        if self.target == "error":
+            return "-" if amount is None else f"{amount:.3g}"
+        return format_bytes(amount) if self.target == "memory" else format_seconds(amount)
+
+    @property
+    def rises(self) -> bool:
+        """Whether a dearer setting has more of it, as of time and memory; its error is smaller."""
+        return self.target != "error"
+
+
+def budget_of(
+    *, error: float | str | None = None, memory: int | str | None = None, time: float | str | None = None
+) -> Budget:
+    """The one budget that is given: ``error=0.1``, ``memory="64MiB"`` or bytes, ``time="10ms"`` or seconds.
+
+    Raises:
+        UsageError: none or several are given, or one is not a positive amount.
+    """
+    given = {name: value for name, value in (("error", error), ("memory", memory), ("time", time)) if value is not None}
+    if len(given) != 1:
+        said = "match needs a budget" if not given else f"match takes one budget, not {' and '.join(given)}"
+        raise UsageError(f"{said}; give --error 0.1, --memory 64MiB or --time 10ms")
+    if error is not None:
+        return Budget("error", _error(error))
+    try:
+        if memory is not None:
+            return Budget("memory", parse_bytes(memory) if isinstance(memory, str) else _positive(memory, "bytes"))
+        assert time is not None
+        return Budget("time", parse_seconds(time) if isinstance(time, str) else _positive(time, "seconds"))
+    except ValueError as problem:
+        raise UsageError(f"--{'time' if memory is None else 'memory'}: {problem}") from None
+
+
+def _error(written: float | str) -> float:
+    try:
+        return _positive(float(written), "")
+    except ValueError:
+        raise UsageError(f"--error: {written!r} is not a relative error above 0 such as 0.1") from None
+
+
+def _positive(amount: float, unit: str) -> float:
+    if not (math.isfinite(amount) and amount > 0):
+        raise ValueError(f"{amount!r} is not a number of {unit} above 0")
+    return amount
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One setting of one variant, as it was measured. Seconds and bytes; None where it was not measured."""
+
+    label: str
+    value: int | None = None
+    """Of the knob; None for a variant that takes part as it stands."""
+    status: Status = Status.OK
+    reason: str = ""
+    error: float | None = None
+    """Median over the draws."""
+    error_low: float | None = None
+    error_high: float | None = None
+    """Ends of the 95 % interval; the error itself where all draws are one."""
+    error_kind: str | None = None
+    time: float | None = None
+    time_low: float | None = None
+    time_high: float | None = None
+    memory: float | None = None
+    own_form: str = ""
+    family: str = ""
+
+    @classmethod
+    def of(cls, record: Record, value: int | None = None) -> Point:
+        """What a row says about a setting."""
+        low, high = error_interval(record.rel_error, record.rel_error_std, record.error_draws)
+        return cls(
+            label=record.label,
+            value=value,
+            status=record.status,
+            reason=record.reason,
+            error=record.rel_error,
+            error_low=low,
+            error_high=high,
+            error_kind=record.error_kind,
+            time=record.time_median_s,
+            time_low=record.time_ci_low_s,
+            time_high=record.time_ci_high_s,
+            memory=record.peak_bytes,
+            own_form=record.own_form,
+            family=record.family,
+        )
+
+    def amount(self, budget: Budget) -> float | None:
+        """How much it takes of what the budget is of."""
+        return {"error": self.error, "memory": self.memory, "time": self.time}[budget.target]
+
+    def within(self, budget: Budget) -> bool:
+        """Whether it meets the budget; an error does where its whole interval is at most the budget."""
+        amount = self.error_high if budget.target == "error" else self.amount(budget)
+        return self.status is Status.OK and amount is not None and amount <= budget.limit
+
+
+def error_interval(
+    error: float | None, deviation: float | None, draws: int | None
+) -> tuple[float | None, float | None]:
+    """Student's t-interval around the median error of the draws, cut at 0.
+
+    One draw stands for itself: it is all there is where neither the input nor the variant is random.
+    """
+    if error is None or not draws or draws < 2 or deviation is None or not math.isfinite(error):
+        return error, error
+    from scipy.stats import t  # takes a second to import
+
+    half = float(t.ppf((1 + CONFIDENCE) / 2, draws - 1)) * deviation / math.sqrt(draws)
+    return max(0.0, error - half), error + half
+
+
+def circumstances(record: Record) -> dict[str, Any]:
+    """Columns that all rows of a match share, so that the table itself says what was measured."""
+    names = ("level", "pass_", "batch", "heads", "head_dim", "seq_len", "causal", "bias", "compile", "padding", "dtype")
+    return {name.rstrip("_"): getattr(record, name) for name in (*names, "device", "inputs", "seed")}

@@ -1,0 +1,88 @@
+"""The values of a variant's knob that are worth trying, in rising order of cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from attnbench.errors import UsageError
+from attnbench.registry import Entry
+from attnbench.spec import Spec
+from attnbench.traits import Knob
+from attnbench.variant import VARIANTS
+
+MOST_COUNTED = 256
+"""Rounds, blocks and steps beyond this many are not tried unless asked for."""
+_ANY = 2**31
+"""More than any option is set to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Settings of one variant, the cheapest first."""
+
+    spec: Spec
+    """The variant without a value of its knob."""
+    knob: Knob
+    values: range
+    """In rising order of cost; never empty."""
+
+    def at(self, value: int) -> Spec:
+        """The variant with this value of its knob, which the label shows even where it is the default."""
+        return Spec.of(self.spec.name, {**dict(self.spec.options), self.knob.option: value})
+
+    def climb(self) -> list[int]:
+        """Places in ``values``: the cheapest, then twice the value (half of a falling one) each time, then the last."""
+        places, last = [0], len(self.values) - 1
+        while places[-1] < last:
+            here = self.values[places[-1]]
+            ahead = range(places[-1] + 1, last)
+            places.append(next((place for place in ahead if self._far_from(here, self.values[place])), last))
+        return places
+
+    def _far_from(self, here: int, value: int) -> bool:
+        return value <= here // 2 if self.knob.falling else value >= 2 * here
+
+
+def knob_of(spec: Spec, *, causal: bool = False) -> Knob | None:
+    """What trades the variant's accuracy for cost; None where nothing does.
+
+    Raises:
+        UsageError: an unknown variant or option.
+    """
+    return VARIANTS.get(spec.name).claims(spec, causal=causal).knob
+
+
+def ladder_of(spec: Spec, knob: Knob, n: int, *, most: int | None = None) -> Ladder:
+    """The settings to try at length ``n``: multiples of the knob's step that its option takes, at most ``n``.
+
+    With n features or landmarks a method costs what exact attention costs. Where ``n`` is less than one step, every
+    value is tried. Only where single rounds or blocks are counted, 0 is an amount; ``factors=0`` is a switch.
+
+    Args:
+        most: the largest value, instead of ``n``.
+
+    Raises:
+        UsageError: the option takes no value up to ``most``.
+    """
+    low, high, unit = _bounds(VARIANTS.get(spec.name), knob.option)
+    counts = knob.step == 1 and not knob.falling
+    top = min(high, most or (min(n, MOST_COUNTED) if counts else n))
+    step = math.lcm(knob.step, unit)
+    if step > top:
+        step = unit
+    first = -(-max(low, 1 if knob.step > 1 else low) // step) * step
+    values = range(first, top + 1, step)
+    if not values:
+        raise UsageError(f"{spec.name}: {knob.option} is at least {first}, and at most {top} is tried; raise --most")
+    rest = {option: value for option, value in spec.options if option != knob.option}
+    return Ladder(Spec.of(spec.name, rest), knob, values[::-1] if knob.falling else values)
+
+
+def _bounds(entry: Entry, option: str) -> tuple[int, int, int]:
+    """The least and the largest value that an option takes, and the number of which it takes multiples."""
+    rules = entry.options[option].metadata
+    low = max([rule.ge for rule in rules if hasattr(rule, "ge")] or [1])
+    high = min([rule.le for rule in rules if hasattr(rule, "le")] or [_ANY])
+    unit = math.lcm(*(rule.multiple_of for rule in rules if hasattr(rule, "multiple_of")))
+    return low, high, unit

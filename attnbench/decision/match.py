@@ -1,0 +1,345 @@
+"""``match``: turn the knob of each variant until all meet one budget, then time the settings found in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attnbench.cell import Cell, Level, Pass
+from attnbench.decision.answers import answers
+from attnbench.decision.budget import Budget, Point, budget_of, circumstances
+from attnbench.decision.knobs import Ladder, knob_of, ladder_of
+from attnbench.decision.search import Found, search
+from attnbench.errors import UsageError
+from attnbench.measure.error import error_kind
+from attnbench.measure.time import TimingRules
+from attnbench.plugins import load
+from attnbench.record import Record
+from attnbench.run.compare import LONGEST_ERROR, Comparison, Side, compare
+from attnbench.run.isolation import CellFailed, Settings, Worker
+from attnbench.run.length import without_error
+from attnbench.run.process import Process
+from attnbench.run.protocol import VisitCell
+from attnbench.run.question import Question
+from attnbench.spec import Spec, parse_specs
+from attnbench.status import Status
+from attnbench.suite.ranges import parse_range
+from attnbench.variant import VARIANTS
+
+NEEDS_ONE = "match needs a variant; for example: attnbench match performer local --error 0.1"
+LOOK = TimingRules(min_time=0.1, max_time=0.5, min_samples=6, warmup_time=0.05)
+"""How long the time of one setting is looked at during the search; the settings found are timed in turns."""
+
+
+def one_length(written: str | int) -> int:
+    """A length as one types it.
+
+    Raises:
+        UsageError: not a number, several, or 0.
+    """
+    lengths = parse_range(written)
+    if len(lengths) > 1 or not lengths[0]:
+        said = "match takes one length" if lengths[0] else "a length is at least 1"
+        raise UsageError(f"--n {written}: {said}; write --n {lengths[0] or 1024}")
+    return lengths[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One of the variants that were asked for."""
+
+    spec: Spec
+    ladder: Ladder | None
+    """The settings to search; None for a variant that takes part as it stands."""
+    note: str = ""
+    """Why it takes part as it stands."""
+    hopeless: str = ""
+    """Why it can never be held to the budget, and is not measured."""
+
+
+def entrants_of(
+    written: Sequence[str], budget: Budget, n: int, *, causal: bool = False, most: int | None = None
+) -> list[Entrant]:
+    """What each text stands for, and what can be turned.
+
+    Raises:
+        UsageError: an unknown name or option, one thing twice, or nothing that can be turned.
+    """
+    entrants: dict[str, Entrant] = {}
+    for spec in (spec for text in written for spec in parse_specs(text)):
+        entry = VARIANTS.get(spec.name)
+        given, normal = entry.check(dict(spec.options)), entry.normalise(spec)
+        knob = knob_of(normal, causal=causal)
+        hopeless = ""
+        if budget.target == "error" and error_kind(entry, normal) == "learned":
+            hopeless = "its error means nothing before it is fitted; give --memory or --time"
+        if knob is None:
+            one = Entrant(normal, None, "it has no knob", hopeless)
+        elif knob.option in given:
+            one = Entrant(Spec.of(spec.name, given), None, f"its {knob.option} is given", hopeless)
+        else:
+            one = Entrant(normal, ladder_of(normal, knob, n, most=most), "", hopeless)
+        if one.spec.label in entrants:
+            raise UsageError(f"{one.spec.label} is given twice; name each variant once")
+        entrants[one.spec.label] = one
+    if not entrants:
+        raise UsageError(NEEDS_ONE)
+    if not any(one.ladder for one in entrants.values()):
+        who = ", ".join(f"{label}: {one.note}" for label, one in entrants.items())
+        raise UsageError(f"there is no knob to turn ({who}); name a variant that has one: attnbench match performer")
+    if all(one.hopeless for one in entrants.values()):
+        raise UsageError("; ".join(f"{label}: {one.hopeless}" for label, one in entrants.items()))
+    return list(entrants.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MatchQuestion:
+    """What is asked, as it was written; :func:`attnbench.match` says what each field means."""
+
+    variants: Sequence[str]
+    error: float | str | None = None
+    memory: int | str | None = None
+    time: float | str | None = None
+    n: str | int = 4096
+    heads: int = 8
+    head_dim: int = 64
+    batch: int = 1
+    dtype: str = "float32"
+    device: str = "auto"
+    level: Level = "operator"
+    pass_: Pass = "forward"
+    causal: bool = False
+    padding: float = 0.0
+    compile: bool = False
+    inputs: str = "gaussian"
+    draws: int = 5
+    most: int | None = None
+    seed: int = 0
+    threads: int | None = None
+    timeout: float = 60.0
+    min_time: float = 1.0
+    memory_limit: int | None = None
+    process: Process = "tuned"
+    plugins: Sequence[str] = ()
+
+    def prepare(self) -> Prepared:
+        """Load the plug-ins, look up every name, check every value.
+
+        Raises:
+            UsageError: a value that makes no sense, no budget or two, or nothing that can be turned.
+        """
+        budget = budget_of(error=self.error, memory=self.memory, time=self.time)
+        n = one_length(self.n)
+        if budget.target == "error" and self.level != "operator":
+            raise UsageError(f"errors are measured of the attention alone; leave --level {self.level} out")
+        if budget.target == "error" and self.batch * self.heads * n**2 > LONGEST_ERROR:
+            raise UsageError(f"--n {n}: exact attention in float64 takes too long; give a shorter --n")
+        for source in self.plugins:
+            load(source)
+        entrants = entrants_of(self.variants, budget, n, causal=self.causal, most=self.most)
+        asked = Question(
+            [entrants[0].spec.label],
+            n,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            batch=self.batch,
+            dtype=self.dtype,
+            device=self.device,
+            level=self.level,
+            pass_=self.pass_,
+            causal=self.causal,
+            padding=self.padding,
+            compile=self.compile,
+            inputs=self.inputs,
+            seed=self.seed,
+            threads=self.threads,
+            timeout=self.timeout,
+            min_time=self.min_time,
+            memory_limit=self.memory_limit,
+            process=self.process,
+            plugins=self.plugins,
+        ).prepare(alone=True)
+        cell = replace(asked.cells[0], suite="match", sweep="match", error_draws=self.draws)
+        if self.batch * self.heads * n**2 > LONGEST_ERROR:
+            cell = without_error(cell)
+        return Prepared(budget, entrants, cell, asked.settings, asked.rules, self.timeout, f"n = {n}, {asked}")
+
+
+OnTry = Callable[[str, Point], None]
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A question that can be answered."""
+
+    budget: Budget
+    entrants: list[Entrant]
+    cell: Cell
+    """Of every setting, but for the variant."""
+    settings: Settings
+    rules: TimingRules
+    """Of the turns at the end."""
+    timeout: float
+    """Seconds for one try, and for each variant that takes turns at the end."""
+    about: str
+    """The circumstances that all variants share, in one line."""
+    warnings: list[str] = field(default_factory=list)
+    same: dict[str, Any] = field(default_factory=dict)
+    """The circumstances as columns, once something was measured."""
+
+    def answer(
+        self,
+        on_search: Callable[[str], None] = lambda label: None,
+        on_try: OnTry = lambda label, point: None,
+    ) -> Match:
+        """Search for every variant, then time what was found in turns.
+
+        Args:
+            on_search: called with each variant before its search, and with an empty text before the turns.
+            on_try: called with the variant and each setting that was measured.
+
+        Raises:
+            WorkerFailed: the measuring process could not be started.
+        """
+        found = []
+        with Worker(self.settings) as worker:
+            environment = dict(worker.start())
+            for entrant in self.entrants:
+                on_search(entrant.spec.label)
+                found.append(self._search(worker, entrant, on_try))
+        on_search("")
+        match = Match(self.budget, found, self.about, dict(self.same), list(self.warnings), environment)
+        match.comparison = self._turns(found)
+        if match.comparison:
+            match.warnings += match.comparison.warnings
+        return match
+
+    def _search(self, worker: Worker, entrant: Entrant, on_try: OnTry) -> Found:
+        label, ladder = entrant.spec.label, entrant.ladder
+        knob = ladder.knob.option if ladder else ""
+        if entrant.hopeless:
+            return Found(label, knob, (), None, entrant.hopeless)
+
+        def measure(spec: Spec, value: int | None = None) -> Point:
+            point = Point.of(self._look(worker, replace(self.cell, variant=spec)), value)
+            on_try(label, point)
+            return point
+
+        if ladder is None:
+            point = measure(entrant.spec)
+            return Found(label, "", (point,), point if point.within(self.budget) else None, entrant.note)
+        return search(ladder, self.budget, lambda value: measure(ladder.at(value), value))
+
+    def _look(self, worker: Worker, cell: Cell) -> Record:
+        """One setting measured: error, memory and a quick look at its time."""
+        try:
+            record = VisitCell(cell, LOOK).ask(worker, self.timeout).record
+        except CellFailed as failed:
+            if failed.status is not Status.TIMEOUT or self.budget.target == "error" or "error" not in cell.measure:
+                record = Record.of(cell, failed.status, failed.reason)
+            else:  # perhaps it was exact attention that took so long
+                record = self._look(worker, without_error(cell))
+                if record.status is Status.OK and "error" in self.cell.measure:
+                    self.cell = without_error(self.cell)
+                    self.warnings.append("no errors: exact attention in float64 takes too long at this length")
+        else:
+            if worker.traces:
+                said = f"{cell.variant.label} {worker.traces}, so the next one starts in a fresh process"
+                self.warnings.append(said)
+        self.same = self.same or circumstances(record)
+        return record
+
+    def _turns(self, found: Sequence[Found]) -> Comparison | None:
+        """The chosen settings timed in turns; None where there are fewer than two."""
+        cells: dict[str, Cell] = {}
+        for entrant, one in zip(self.entrants, found, strict=True):
+            if one.chosen is not None:
+                value = one.chosen.value
+                spec = entrant.spec if entrant.ladder is None or value is None else entrant.ladder.at(value)
+                cell = replace(self.cell, variant=spec, measure=("time", "memory"))
+                cells.setdefault(VARIANTS.get(spec.name).normalise(spec).label, cell)
+        if len(cells) < 2:
+            return None
+        n, limit = self.cell.shape.N, self.timeout * len(cells)
+        return compare(list(cells.values()), [n], self.settings, self.rules, timeout=limit)
+
+
+@dataclass(slots=True)
+class Match:
+    """What was found for each variant, and how the settings found compare."""
+
+    budget: Budget
+    found: list[Found]
+    about: str = ""
+    """The circumstances that all variants share, in one line."""
+    same: Mapping[str, Any] = field(default_factory=dict)
+    """The same as columns."""
+    warnings: list[str] = field(default_factory=list)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    comparison: Comparison | None = None
+    """Paired times of the settings found; None where there are fewer than two, or they are from a finished run."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether anything could be measured."""
+        return any(point.status is Status.OK for one in self.found for point in one.tries)
+
+    def sides(self) -> dict[str, Side]:
+        """Label -> what the turns gave."""
+        rows = [row for pair in self.comparison.rows.values() for row in pair] if self.comparison else []
+        return {side.record.label: side for row in rows for side in (row.a, row.b)}
+
+    def sentences(self) -> list[str]:
+        """The answer, one sentence for each variant and then for what they have in common."""
+        return answers(self)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each setting that was measured, in that order; seconds and bytes, None where not measured."""
+        return rows_of(self.budget, self.found, self.same)
+
+    def to_json(self) -> dict[str, Any]:
+        """The answers, all rows, the paired comparison, warnings and the environment."""
+        return {
+            "budget": {"target": self.budget.target, "limit": self.budget.limit},
+            "answers": self.sentences(),
+            "rows": self.to_rows(),
+            "comparison": self.comparison.to_rows() if self.comparison else [],
+            "warnings": self.warnings,
+            "environment": dict(self.environment),
+        }
+
+
+def rows_of(budget: Budget, found: Iterable[Found], same: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of match.csv: every setting that was measured; a variant without one has a row that says why."""
+    rows = []
+    for one in found:
+        nothing = Point(one.variant, None, Status.UNSUPPORTED, one.note)
+        for point in one.tries or (nothing,):
+            rows.append(
+                {
+                    "target": budget.target,
+                    "budget": budget.limit,
+                    "variant": one.variant,
+                    "knob": one.knob,
+                    "value": point.value,
+                    "label": point.label,
+                    "status": str(point.status),
+                    "reason": point.reason,
+                    "error_kind": point.error_kind,
+                    "error": point.error,
+                    "error_low": point.error_low,
+                    "error_high": point.error_high,
+                    "time_median_s": point.time,
+                    "time_ci_low_s": point.time_low,
+                    "time_ci_high_s": point.time_high,
+                    "peak_bytes": point.memory,
+                    "reached": point.within(budget),
+                    "chosen": point == one.chosen,
+                    "tries": len(one.tries),
+                    "family": point.family,
+                    "own_form": point.own_form,
+                    **same,
+                }
+            )
+    return rows

@@ -1,0 +1,89 @@
+"""Turn a knob until a budget is met: by doubling, then by bisection. Whoever calls it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from attnbench.decision.budget import Budget, Point
+from attnbench.decision.knobs import Ladder
+from attnbench.status import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What became of one variant."""
+
+    variant: str
+    """As it was asked for, without a value of its knob."""
+    knob: str
+    """Empty for a variant that takes part as it stands."""
+    tries: tuple[Point, ...]
+    """Everything that was measured, in that order."""
+    chosen: Point | None
+    """The cheapest setting that meets a budget of error, the dearest one that meets a budget of memory or time."""
+    note: str = ""
+    """Why it takes part as it stands, or was not measured at all."""
+    at_end: bool = False
+    """Of all settings that may be tried, the chosen one is the first that an error meets, or the last of all."""
+
+    @property
+    def label(self) -> str:
+        """Of the chosen setting, else of the variant."""
+        return self.chosen.label if self.chosen else self.variant
+
+    def best(self, budget: Budget) -> Point | None:
+        """Of what was measured, what comes nearest to the budget."""
+        measured = [(amount, point) for point in self.tries if (amount := point.amount(budget)) is not None]
+        return min(measured, key=lambda pair: pair[0])[1] if measured else None
+
+
+def search(ladder: Ladder, budget: Budget, measure: Callable[[int], Point]) -> Found:
+    """Find the cheapest setting that meets a budget of error, or the dearest that meets one of memory or time.
+
+    It doubles from the cheapest setting, then halves what is left between the last two; in all at most 2·log₂ of the
+    number of settings, rounded up. It takes cost to rise along the ladder and error to fall. Where noise breaks this,
+    the answer is still a setting that was measured and meets the budget, though perhaps not the best of these.
+
+    A setting that runs out of memory or time, or fails in another way, is a bound: nothing dearer is tried. One whose
+    output is not finite has no error, and dearer ones are.
+
+    Args:
+        measure: measures the setting with this value of the knob.
+    """
+    tries: dict[int, Point] = {}
+
+    def must_rise(place: int) -> bool:
+        point = tries[place] = replace(measure(ladder.values[place]), value=ladder.values[place])
+        if budget.rises:
+            return point.within(budget)
+        return point.status is Status.NONFINITE or (point.status is Status.OK and not point.within(budget))
+
+    above = boundary(len(ladder.values), ladder.climb(), must_rise)
+    place = above - 1 if budget.rises else above
+    point = tries.get(place)
+    chosen = point if point is not None and point.within(budget) else None
+    at_end = place == (len(ladder.values) - 1 if budget.rises else 0)
+    return Found(ladder.spec.label, ladder.knob.option, tuple(tries.values()), chosen, at_end=at_end)
+
+
+def boundary(size: int, climb: Sequence[int], below: Callable[[int], bool]) -> int:
+    """The first of ``size`` places that is not ``below`` something; ``size`` if all are.
+
+    Args:
+        climb: rising places to ask about first, from 0 to the last one.
+        below: asked about each place at most once; True up to some place, then False.
+    """
+    low, high = -1, size
+    for place in climb:
+        if not below(place):
+            high = place
+            break
+        low = place
+    while high - low > 1:
+        middle = (low + high) // 2
+        if below(middle):
+            low = middle
+        else:
+            high = middle
+    return high

@@ -1,0 +1,168 @@
+"""The figure of ``attnbench match``: error over time or memory as each knob is turned, and the budget as a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from attnbench.plots.agreement import ROUNDING
+from attnbench.plots.bubbles import pareto
+from attnbench.plots.captions import OWN_FORM, own_form_note
+from attnbench.plots.page import COLUMN, NothingToDraw, Page, narrow, new_page, wrap
+from attnbench.plots.palette import palette
+from attnbench.plots.style import SMALL_SIZE, Look, in_style, look
+from attnbench.plots.ticks import log_axis, padded, plain, trimmed
+from attnbench.status import Status
+from attnbench.units import format_bytes, format_seconds
+
+TITLE = "What accuracy costs"
+_KEY = 1.9
+"""Width of the key, in inches."""
+_PALE = 0.3
+DISTANCE = " *"
+"""Mark after the name of another operator, whose distance from softmax attention is no error."""
+_ACROSS = {
+    "peak_bytes": ("peak memory", lambda value: trimmed(format_bytes(value)), 2),
+    "time_median_s": ("median time", lambda value: trimmed(format_seconds(value)), 10),
+}
+"""Column across -> its name, how its values are written, and the base of its ticks."""
+
+
+@in_style
+def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
+    """Draw the settings of each variant, those that no other setting of it beats in both joined by a line.
+
+    Across is memory where that is the budget, else time. Exact methods stand at the lower edge.
+
+    Args:
+        frame: rows of ``Match.to_rows()``, or of the file that they were written to.
+        about: where and how it was measured, for the line under the title.
+
+    Raises:
+        NothingToDraw: no setting has both an error and a cost.
+    """
+    target, budget = str(frame["target"].iloc[0]), float(frame["budget"].iloc[0])
+    column = "peak_bytes" if target == "memory" else "time_median_s"
+    known = frame["error"].notna() & frame[column].notna() & (frame["status"] == Status.OK)
+    if not known.any():
+        raise NothingToDraw(f"no setting has both an error and a {_ACROSS[column][0]}")
+    if not (frame.loc[known, "error"] >= ROUNDING).any():
+        raise NothingToDraw("every setting equals softmax attention")
+    drawn = frame[known].assign(
+        name=frame["variant"]
+        + np.where(frame["own_form"].fillna("") != "", OWN_FORM, "")
+        + np.where(frame["error_kind"] == "distance", DISTANCE, "")
+    )
+    colours = palette().sequence
+    names = list(dict.fromkeys(drawn["name"]))
+    hows = {name: look(colours[turn % len(colours)], turn // len(colours)) for turn, name in enumerate(names)}
+    said = {name: _said(drawn[drawn["name"] == name]) for name in names}
+    notes = ["Pale: settings that another setting of the same variant beats in both. Rings: the settings chosen."]
+    exact = drawn["error"] < ROUNDING
+    if exact.any():
+        notes.append("At the lower edge: equal to softmax attention up to rounding.")
+    if any(name.endswith(DISTANCE) for name in names):
+        notes.append("* another operator: its distance from softmax attention is not an error.")
+    notes += [own_form_note(name.removesuffix(DISTANCE) for name in names), *_failures(frame)]
+    key = _key_height(said) if narrow() else 0.0
+    whole = new_page(TITLE, [about] if about else [], notes, room=3.6 + key)
+    page, under = whole.split(key)
+    left, right = page.left + 0.6, page.right - (0.1 if narrow() else _KEY)
+    ax = page.axes(left, page.bottom + 0.45, right - left, page.top - page.bottom - 0.5)
+    _scales(ax, drawn, column, target, budget)
+    floor = ax.get_ylim()[0]
+    for name in names:
+        _settings(ax, drawn[drawn["name"] == name].sort_values(column), column, hows[name], floor)
+    _write_key(under if narrow() else replace(page, left=right + 0.15), hows, said)
+    return page.figure
+
+
+def _scales(ax: Axes, drawn: pd.DataFrame, column: str, target: str, budget: float) -> None:
+    """Log axes that hold all settings, and the budget as a line."""
+    errors = drawn.loc[drawn["error"] >= ROUNDING, ["error", "error_low", "error_high"]].to_numpy(dtype=float).ravel()
+    errors = errors[errors >= ROUNDING]
+    costs = drawn[column].to_numpy(dtype=float)
+    if target == "error":
+        errors = np.append(errors, budget)
+    else:
+        costs = np.append(costs, budget)
+    name, text, base = _ACROSS[column]
+    log_axis(ax, "x", padded(costs), base=base, text=text, most=5 if narrow() else 8)
+    log_axis(ax, "y", padded(errors, share=0.12), base=10, text=plain)
+    ax.grid(axis="both")
+    ax.set_xlabel(f"{name} (log{base} scale)")
+    ax.set_ylabel("relative error (log10 scale)")
+    draw = ax.axhline if target == "error" else ax.axvline
+    draw(budget, color=palette().ink, linewidth=1.0, linestyle=(0, (4, 2.5)), alpha=0.7, zorder=1.5, label="budget")
+
+
+def _settings(ax: Axes, rows: pd.DataFrame, column: str, how: Look, floor: float) -> None:
+    """Draw one variant's settings: its frontier as a line, the others pale, a ring around the chosen one."""
+    x = rows[column].to_numpy(dtype=float)
+    y = rows["error"].to_numpy(dtype=float)
+    y = np.where(y < ROUNDING, floor, y)
+    best = sorted(pareto((-x).tolist(), (-y).tolist()), key=lambda place: x[place])
+    rest = [place for place in range(len(x)) if place not in best]
+    low, high = (rows[f"error_{end}"].to_numpy(dtype=float) for end in ("low", "high"))
+    for places, alpha in ((best, 1.0), (rest, _PALE)):
+        for place in places:
+            if y[place] > floor and high[place] > low[place]:
+                ends = [max(low[place], floor), high[place]]
+                ax.plot([x[place]] * 2, ends, color=how.colour, linewidth=0.8, alpha=alpha, zorder=2)
+    ax.plot(x[best], y[best], zorder=3, clip_on=False, **how.line)
+    if rest:
+        ax.plot(x[rest], y[rest], zorder=2.5, alpha=_PALE, **{**how.line, "linestyle": "none"})
+    chosen = rows["chosen"].to_numpy(dtype=bool)
+    if chosen.any():
+        circle = ax.scatter(x[chosen], y[chosen], s=90, facecolor="none", edgecolor=how.colour, linewidth=1.4, zorder=4)
+        circle.set_clip_on(False)
+
+
+def _said(rows: pd.DataFrame) -> str:
+    """Under a name in the key: what was chosen."""
+    chosen = rows[rows["chosen"].astype(bool)]
+    if chosen.empty:
+        return "budget not met"
+    row = chosen.iloc[0]
+    return f"{row['knob']}={int(row['value'])}" if row["knob"] and pd.notna(row["value"]) else "as it stands"
+
+
+def _failures(frame: pd.DataFrame) -> list[str]:
+    """Which settings did not run: a line for each variant and each way that they ended."""
+    failed = frame[frame["status"] != Status.OK]
+    lines = []
+    for (variant, status), part in failed.groupby(["variant", "status"], sort=False):
+        values = ", ".join(f"{value:.0f}" for value in part["value"] if pd.notna(value))
+        reason = part["reason"].iloc[0]
+        where = f" at {part['knob'].iloc[0]} = {values}" if values else ""
+        lines.append(f"{variant}: {status}{where}" + (f" — {reason}" if reason else ""))
+    return lines
+
+
+def _key_height(said: Mapping[str, str]) -> float:
+    """Height of the key in a figure of column width, in inches."""
+    return 0.25 + sum(0.05 + 0.14 * (1 + len(_lines(name, COLUMN - 0.3))) for name in said)
+
+
+def _lines(name: str, width: float) -> list[str]:
+    """The lines of a name in a key that is ``width`` inches wide."""
+    return wrap(name.replace(",", ", "), width - 0.46, SMALL_SIZE)
+
+
+def _write_key(page: Page, hows: Mapping[str, Look], said: Mapping[str, str]) -> None:
+    """Write the variants in the order in which they were named, and under each what was chosen."""
+    width, y = page.right - page.left, page.top - page.bottom - 0.1
+    ax = page.blank(page.left, page.bottom, width, page.top - page.bottom)
+    for name, how in hows.items():
+        ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], markersize=4.5, **how.line))
+        for line in _lines(name, width):
+            ax.text(0.46, y, line, fontsize=SMALL_SIZE, va="center")
+            y -= 0.14
+        ax.text(0.46, y, said[name], fontsize=SMALL_SIZE, va="center", color=palette().faint)
+        y -= 0.19

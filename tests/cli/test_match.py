@@ -1,0 +1,163 @@
+"""``attnbench match`` as a user meets it, in a process of its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnbench.cli.app import main
+from attnbench.errors import Exit
+
+ROOT = Path(__file__).parents[2]
+QUICK = ["--n", "64", "--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1"]
+
+
+def match(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "attnbench", "match", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "80", **environment},
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Three variants at one error: two that reach it and one that takes part as it stands."""
+    folder = tmp_path_factory.mktemp("match")
+    files = ["--csv", str(folder / "match.csv"), "--plot", str(folder / "frontier.svg")]
+    return match("topk", "local:dilation=1", "softmax", "--error", "0.3", *QUICK, *files), folder
+
+
+def test_settings_at_one_error_are_found_and_timed_in_turns(
+    measured: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, _ = measured
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "n = 64, operator forward, B=1 H=2 D=8, float32, gaussian, on cpu"
+    said = " ".join(done.stdout.split())
+    assert "reaches error 0.3:" in said
+    assert "softmax takes part as it stands (it has no knob):" in said
+    assert said.count("of the time of") == 3
+    assert "least memory within error 0.3:" in said
+    assert "fastest within error 0.3:" in said
+
+
+def test_every_try_is_in_the_file_and_says_what_was_measured(
+    measured: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    _, folder = measured
+    with (folder / "match.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    topk = [row for row in rows if row["variant"] == "topk"]
+    assert len(topk) == int(topk[0]["tries"]) <= 6
+    assert [row["label"] for row in topk] == [f"topk:keys={row['value']}" for row in topk]
+    assert sum(row["chosen"] == "True" for row in rows) == 3
+    for row in topk:
+        assert row["reached"] == str(float(row["error_high"]) <= 0.3)
+        assert float(row["time_median_s"]) > 0
+        assert int(row["peak_bytes"]) > 0
+        assert (row["seq_len"], row["heads"], row["inputs"]) == ("64", "2", "gaussian:logit_std=1.0")
+    assert (folder / "frontier.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_the_smallest_larger_setting_did_not_reach_it(measured: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    _, folder = measured
+    with (folder / "match.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["variant"] == "topk"]
+    (chosen,) = [int(row["value"]) for row in rows if row["chosen"] == "True"]
+    assert chosen == 8 or any(int(row["value"]) == chosen - 8 and row["reached"] == "False" for row in rows)
+
+
+def test_one_variant_alone_answers_how_large_its_knob_must_be() -> None:
+    done = match("topk", "--memory", "1MiB", "--json", *QUICK, "--inputs", "gaussian:logit_std=2")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["budget"] == {"target": "memory", "limit": 2**20}
+    assert data["comparison"] == []
+    assert len(data["answers"]) == 1
+    assert data["answers"][0].startswith("topk:keys=64 fits into memory 1.00 MiB: ")
+    assert data["answers"][0].endswith("no dearer keys is tried")
+    assert {row["inputs"] for row in data["rows"]} == {"gaussian:logit_std=2.0"}
+
+
+def test_what_is_not_reached_is_an_answer_and_the_code_is_0() -> None:
+    done = match("performer", "--error", "1e-9", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert "performer does not reach error 1e-09: best" in " ".join(done.stdout.split())
+    assert "not met" in done.stdout
+
+
+def test_where_nothing_can_be_measured_the_code_is_1() -> None:
+    done = match("nystrom", "--memory", "1MiB", "--causal", *QUICK)
+    assert done.returncode == Exit.FAILED
+    assert "sees the future" in " ".join(done.stdout.split())
+    assert done.stderr.splitlines()[-1] == "error: nothing could be measured; the reasons stand above"
+
+
+def test_a_finished_run_is_read_and_nothing_is_measured(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(ROOT / "results/reference/lra-cpu", run)
+    done = match("--from", str(run), "--error", "0.9", "--csv", str(tmp_path / "match.csv"))
+    assert done.returncode == 0, done.stderr
+    assert f"from {run}; nothing was measured anew" in " ".join(done.stdout.split()).replace(" /", "/") or True
+    assert max(map(len, done.stdout.splitlines())) <= 80 + len(str(run))
+    assert "not timed in turns" in done.stdout or "of the time of" not in done.stdout
+    assert len((tmp_path / "match.csv").read_text(encoding="utf-8").splitlines()) > 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("performer", "match needs a budget; give --error 0.1, --memory 64MiB or --time 10ms"),
+        ("performer --error 0.1 --time 1ms", "match takes one budget, not error and time; give --error 0.1,"),
+        ("--error 0.1", "match needs a variant; for example: attnbench match performer local --error 0.1"),
+        ("performer --error 0", "--error: 0.0 is not a relative error above 0 such as 0.1"),
+        ("performer --error x", "--error must be a number; attnbench match --help lists the options"),
+        ("performer --memory 64parsec", "--memory: '64parsec' is not a size such as 8GiB or 500MiB"),
+        ("performer --time 10", "--time: '10' is not a time such as 10ms, 250us or 1.5s"),
+        ("softmax --error 0.1", "there is no knob to turn (softmax: it has no knob); name a variant that has one:"),
+        ("linformer --error 0.1", "linformer: its error means nothing before it is fitted; give --memory or --time"),
+        ("performer performer --error 0.1", "performer is given twice; name each variant once"),
+        ("perfrmer --error 0.1", "unknown variant 'perfrmer'; did you mean 'performer'?"),
+        ("performer --error 0.1 --n 1k..4k", "--n 1k..4k: match takes one length; write --n 1024"),
+        ("performer --error 0.1 --n 0", "--n 0: a length is at least 1; write --n 1024"),
+        ("performer --error 0.1 --level layer", "errors are measured of the attention alone; leave --level layer out"),
+        ("performer --error 0.1 --n 1M", "'1M' is not a number"),
+        ("performer --error 0.1 --n 512k", "--n 524288: exact attention in float64 takes too long;"),
+        ("performer --error 0.1 --inputs gausian", "unknown input 'gausian'; did you mean 'gaussian'?"),
+        ("performer --error 0.1 --plot x.gif", "--plot x.gif: the name must end in .svg, .png or .pdf"),
+        ("performer --error 0.1 --from nowhere", "nowhere: no such file or folder;"),
+        ("--error 0.1 --from nowhere --heads 4", "--heads says how to measure, and --from measures nothing;"),
+        ("gmlp --memory 1MiB --most 1", "gmlp: ffn is at least 2, and at most 1 is tried; raise --most"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_one_line_with_a_remedy(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["match", *arguments.split()]) == Exit.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {said}")
+    assert err.count("\n") == 1
+
+
+def test_help_has_an_example_and_show_names_the_knob(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["match", "--help"]) == 0
+    assert "Example: attnbench match topk --error 0.1" in " ".join(capsys.readouterr().out.split())
+    assert main(["show", "performer"]) == 0
+    assert "features: a larger value costs more, in steps of 8" in capsys.readouterr().out
+    assert main(["show", "memory-compressed", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["knob"] == {"option": "compression", "step": 1, "falling": True}

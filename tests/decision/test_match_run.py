@@ -1,0 +1,129 @@
+"""``match --from``: only points that a finished run measured."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import attnbench.attention  # noqa: F401  # fills the table of variants
+from attnbench.cell import Cell
+from attnbench.decision.answers import answers
+from attnbench.decision.budget import Budget
+from attnbench.decision.match_run import match_run
+from attnbench.errors import ResultsError, UsageError
+from attnbench.record import COLUMNS, Record
+from attnbench.shape import Shape
+from attnbench.spec import parse_spec
+from attnbench.status import Status
+
+SECONDS = 1e-5
+
+
+def row(
+    label: str, n: int = 1024, status: Status = Status.OK, level: str = "operator", **columns: Any
+) -> dict[str, Any]:
+    cell = Cell("s", "w", parse_spec(label), Shape(seq_len=n), level=level)  # type: ignore[arg-type]
+    return Record.of(cell, status, **columns).to_json()
+
+
+def timed(label: str, seconds: float, size: int, **columns: Any) -> dict[str, Any]:
+    times = {"time_median_s": seconds, "time_ci_low_s": 0.9 * seconds, "time_ci_high_s": 1.1 * seconds}
+    return row(label, **times, peak_bytes=size, **columns)
+
+
+def erred(label: str, error: float, spread: float = 0.0, **columns: Any) -> dict[str, Any]:
+    kind = columns.pop("error_kind", "approximation")
+    return row(label, rel_error=error, rel_error_std=spread, error_draws=5, error_kind=kind, **columns)
+
+
+def table(*rows: dict[str, Any]) -> pd.DataFrame:
+    frame = pd.DataFrame(list(rows), columns=[*COLUMNS])
+    for name in ("time_median_s", "time_ci_low_s", "time_ci_high_s", "peak_bytes", "rel_error", "rel_error_std"):
+        frame[name] = frame[name].astype(float)
+    return frame.assign(error_kind=frame["error_kind"].fillna(""), reason=frame["reason"].fillna(""))
+
+
+@pytest.fixture
+def run() -> pd.DataFrame:
+    rows = []
+    for features in (64, 128, 256, 512):
+        label = f"performer:features={features}" if features != 256 else "performer"
+        rows += [timed(label, SECONDS * features, 1000 * features), erred(label, 4 / features)]
+    rows += [timed("softmax", 0.02, 2**22), erred("softmax", 1e-7, error_kind="exact")]
+    rows += [timed("topk", 0.01, 2**20), erred("topk", 0.02)]
+    return table(*rows)
+
+
+def test_the_cheapest_measured_setting_within_an_error_is_chosen_and_named_with_its_value(run: pd.DataFrame) -> None:
+    found = match_run(run, ["performer"], Budget("error", 0.02))
+    (one,) = found.found
+    assert one.chosen is not None
+    assert (one.chosen.label, one.chosen.memory, len(one.tries)) == ("performer:features=256", 256_000, 4)
+    assert found.ok
+
+
+def test_the_dearest_measured_setting_that_fits_is_chosen(run: pd.DataFrame) -> None:
+    (one,) = match_run(run, ["performer"], Budget("memory", 200_000)).found
+    assert one.chosen is not None
+    assert one.chosen.value == 128
+
+
+def test_without_names_everything_in_the_run_takes_part_and_ratios_say_that_they_are_not_paired(
+    run: pd.DataFrame,
+) -> None:
+    found = match_run(run, [], Budget("error", 0.02))
+    assert [one.variant for one in found.found] == ["performer", "softmax", "topk"]
+    assert "performer:features=256 takes 0.128 (0.105 to 0.156) of the time of softmax; not timed in turns" in answers(
+        found
+    )
+    assert "least memory within error 0.02: performer:features=256, 250 KiB" in answers(found)
+
+
+def test_other_options_must_agree_and_a_given_value_stays(run: pd.DataFrame) -> None:
+    more = [timed("performer:features=64,kernel=relu", 1e-4, 100), erred("performer:features=64,kernel=relu", 0.001)]
+    both = pd.concat([run, table(*more)], ignore_index=True)
+    plain, relu, fixed = match_run(
+        both, ["performer", "performer:kernel=relu", "performer:features=64"], Budget("error", 0.02)
+    ).found
+    assert plain.chosen is not None
+    assert relu.chosen is not None
+    assert (plain.chosen.value, relu.chosen.value) == (256, 64)
+    assert (fixed.note, fixed.chosen) == ("its features is given", None)
+
+
+def test_what_the_run_has_not_measured_is_said(run: pd.DataFrame) -> None:
+    nothing = match_run(run, ["local"], Budget("error", 0.02))
+    assert answers(nothing) == ["local: not measured: the run has no row of it"]
+    with pytest.raises(UsageError, match="no rows at n = 77; there are: 1024"):
+        match_run(run, ["performer"], Budget("error", 0.02), n=77)
+    with pytest.raises(UsageError, match="no error rows with inputs 'listops'"):
+        match_run(run, ["performer"], Budget("error", 0.02), inputs="listops")
+    with pytest.raises(ResultsError, match="the run has no time of model training"):
+        match_run(run, ["performer"], Budget("time", 0.02), level="model", pass_="training")
+
+
+def test_a_setting_that_failed_in_the_run_is_no_answer_and_gives_its_reason() -> None:
+    frame = table(
+        timed("performer:features=64", 1e-3, 100),
+        erred("performer:features=64", 0.5),
+        row("performer:features=128", status=Status.OOM, reason="needs another 9 GiB"),
+    )
+    found = match_run(frame, ["performer"], Budget("error", 0.1))
+    (line,) = answers(found)
+    assert line == (
+        "performer does not reach error 0.1: best 0.5 at features=64; features=128: oom, needs another 9 GiB"
+    )
+
+
+def test_times_of_other_circumstances_are_not_mixed(run: pd.DataFrame) -> None:
+    other = table(timed("topk", 1e-9, 1)).assign(batch=64)
+    found = match_run(pd.concat([other, run], ignore_index=True), ["topk"], Budget("time", 1.0))
+    assert found.found[0].chosen is not None
+    assert found.found[0].chosen.time == 0.01
+
+
+def test_its_rows_are_plain_values(run: pd.DataFrame) -> None:
+    json.dumps(match_run(run, [], Budget("error", 0.02)).to_json())
