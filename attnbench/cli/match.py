@@ -236,7 +236,7 @@ def _measure(prepared: Prepared, csv: Path | None) -> Match:
             raise
 
 
-_COLUMNS = ("variant", "knob", "value", "error", "95 % interval", "time", "peak memory", "tries", "")
+_COLUMNS = ("variant", "knob", "value", "error", "95 % interval", "time", "peak memory", "tries", "budget")
 
 
 def _print(answer: Match, how: str) -> None:
@@ -244,12 +244,12 @@ def _print(answer: Match, how: str) -> None:
     console.line(how)
     times = {label: side.time for label, side in answer.sides().items()}
     rows = [_row(answer, one, times) for one in answer.found]
-    used = [not name or any(row[i] not in ("", "-") for row in rows) for i, name in enumerate(_COLUMNS)]
+    used = [any(row[i] not in ("", "-") for row in rows) for i in range(len(_COLUMNS))]
     columns = [name for name, use in zip(_COLUMNS, used, strict=True) if use]
     console.table(
         columns,
         [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows],
-        right=[name for name in columns if name not in ("variant", "knob", "")],
+        right=[name for name in columns if name not in ("variant", "knob", "budget")],
         title=f"\n{answer.budget}",
     )
     console.line()

@@ -24,7 +24,9 @@ def answers(match: Match) -> list[str]:
     lines = [_of_one(match.budget, one) for one in match.found]
     lines += _over_budget(match)
     if match.comparison:
-        lines += [_ratio(a, b, rows[0]) for (a, b), rows in match.comparison.rows.items()]
+        pairs = match.comparison.rows.items()
+        lines += [_ratio(a, b, rows[0]) for (a, b), rows in pairs]
+        lines += dict.fromkeys(f"no verdict on times: {row.withheld}" for _, (row,) in pairs if row.withheld)
     else:
         lines += _unpaired(match)
     return [*lines, *_verdicts(match)]
@@ -97,7 +99,7 @@ def _ratio(a: str, b: str, row: Row) -> str:
     if row.ratio is None:
         return f"{a} and {b} were not timed in turns: {row.verdict}"
     ends = "" if row.ratio.low is None else f" ({row.ratio.low:.3g} to {row.ratio.high:.3g})"
-    verdict = f"withheld: {row.withheld}" if row.withheld else row.verdict
+    verdict = "no verdict" if row.withheld else row.verdict
     return f"{a} takes {row.ratio.estimate:.3g}{ends} of the time of {b}: {verdict}"
 
 

@@ -26,6 +26,7 @@ PAGES = written_pages()
 SMALLER = {
     "run": ["-k", "identity", "--set", "seq_len=64", "--quick", "--device", "cpu"],
     "compare": ["--n", "64..128", "--min-time", "0.01", "--device", "cpu"],
+    "match": ["--n", "64", "--heads", "2", "--draws", "2", "--min-time", "0.01", "--device", "cpu"],
     "check": ["--law", "causality"],
     "score": ["--steps", "2", "--seeds", "1", "--device", "cpu"],
     "plot": ["--figure", "scaling", "--format", "svg"],
