@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Shape", "build", "compare", "load_suite", "match", "plot", "read_results", "register", "run"]
+__all__ = ["Shape", "build", "compare", "load_suite", "match", "plot", "read_results", "register", "report", "run"]
 
 if TYPE_CHECKING:
-    from attnbench.api import compare, match, plot, run
+    from attnbench.api import compare, match, plot, report, run
     from attnbench.plots.load import read_results
     from attnbench.shape import Shape
     from attnbench.suite.load import load_suite
@@ -30,8 +30,8 @@ def __getattr__(name: str) -> Any:
     """Load on first use: ``attnbench --help`` must not pay for torch."""
     from importlib import import_module
 
-    if name == "run":
-        return import_module("attnbench.run")  # a package that can be called
+    if name in ("report", "run"):
+        return import_module(f"attnbench.{name}")  # packages that can be called
     if name not in _HOME:
         raise AttributeError(f"module 'attnbench' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

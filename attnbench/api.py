@@ -322,6 +322,67 @@ def plot(
     return drawn
 
 
+def report(
+    results: str | Path | Sequence[str | Path] | pd.DataFrame,
+    *,
+    save: str | Path | None = None,
+    title: str | None = None,
+    check: str | Path | None = None,
+    figures: bool = False,
+) -> Page:
+    """Make the report of one run or several, as ``attnbench report`` does: an HTML page that needs no network.
+
+    Args:
+        results: rows as :func:`run` returns them, or anything that :func:`attnbench.read_results` reads.
+        save: the file to write it to; nothing is written where None.
+        title: of the page; by default the suites and the machine.
+        check: a file with what ``attnbench check --json`` printed.
+        figures: also put in what :func:`plot` draws, as SVG.
+
+    Returns:
+        The text of the page; a notebook shows it.
+
+    Raises:
+        UsageError: one run is named twice, or ``check`` is not such a file.
+        ResultsError: there is nothing that can be read.
+        StoreError: the file cannot be written.
+    """
+    import warnings
+
+    from attnbench.files import write_output
+    from attnbench.report.laws import read_laws
+    from attnbench.report.page import make_page
+    from attnbench.report.sources import of_frame, read_sources
+
+    doubts: list[str] = []
+
+    def doubt(said: str) -> None:
+        doubts.append(said)
+        warnings.warn(said, stacklevel=2)
+
+    paths = [results] if isinstance(results, str | Path) else results
+    sources = read_sources(paths, warn=doubt) if isinstance(paths, Sequence) else of_frame(paths)
+    laws = read_laws(Path(check)) if check is not None else []
+    page = Page(make_page(sources, title=title, laws=laws, figures=figures, doubts=doubts))
+    if save is not None:
+        write_output(Path(save), page)
+    return page
+
+
+class Page(str):
+    """An HTML page; a notebook shows it in a frame of its own, in which its scripts reach nothing else."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return (
+            f'<iframe srcdoc="{escape(self, quote=True)}" sandbox="allow-scripts" title="report" '
+            'style="width: 100%; height: 60em; border: 0"></iframe>'
+        )
+
+
 class Figures(dict[str, "Figure"]):
     """Figures by name; a notebook shows them one below the other."""
 

@@ -23,6 +23,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "run": Command("Measure a suite, or resume a run.", "run quick", "a suite"),
     "plot": Command("Draw the figures of a run.", "plot results"),
+    "report": Command("Write a run as one HTML page.", "report results"),
     "compare": Command("Time variants in turn; find crossovers.", "compare softmax performer", "two variants or more"),
     "match": Command("Compare variants at equal cost.", "match topk --error 0.1", "a variant"),
     "score": Command("Train variants on a task.", "score performer linear", "a variant"),

@@ -58,7 +58,7 @@ def panels_of(found: Sequence[Setting]) -> list[tuple[str, list[Series]]]:
     every = pd.concat([setting.rows for setting in found])
     look = looks(zip(every["label"], every["family"], strict=True))
     short, _ = short_names(every)
-    panels = [(setting.about, _series(setting, short, look)) for setting in found]
+    panels = [(setting.about, series_of(setting, short, look)) for setting in found]
     if len(found) == 1 or len(found) > len(DASHES) or sum(len(lines) for _, lines in panels) > _TOGETHER:
         return panels
     together = [
@@ -76,7 +76,8 @@ def names_room() -> float:
     return 1.3 if narrow() else 2.6
 
 
-def _series(setting: Setting, short: dict[str, str], look: dict[str, Look]) -> list[Series]:
+def series_of(setting: Setting, short: dict[str, str], look: dict[str, Look]) -> list[Series]:
+    """The lines of one setting, from top to bottom at their right ends; labels without a time or memory have none."""
     lines = []
     for label, part in setting.rows.groupby("label", sort=False):
         part = part.sort_values("seq_len")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import attnbench
@@ -25,8 +26,8 @@ def pages() -> Iterator[tuple[str, str]]:
 
 def _section(name: str, found: Any) -> Iterator[str]:
     function = getattr(found, "__wrapped__", found)
-    if name == "attnbench.run":  # the package can be called, and shares its name with the function
-        from attnbench.api import run as function
+    if name in ("attnbench.report", "attnbench.run"):  # packages that can be called, with the names of the functions
+        function = getattr(import_module("attnbench.api"), name.rpartition(".")[2])
     yield f"## {name}"
     yield f"```python\n{_signature(name, function)}\n```"
     first, rest = first_line(function.__doc__)

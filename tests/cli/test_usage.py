@@ -76,7 +76,7 @@ def test_the_help_of_a_command_ends_with_an_example_and_holds_no_markup(name: st
         ("run quick --min-time", "--min-time needs a value; attnbench run --help"),
         ("run quick --devise cpu", "unknown option --devise; did you mean '--device'?;"),
         ("rum", "unknown command 'rum'; did you mean 'run'?"),
-        ("zzz", "unknown command 'zzz'; there are run, plot, compare,"),
+        ("zzz", "unknown command 'zzz'; there are run, plot, report, compare,"),
     ],
 )
 def test_what_is_wrong_is_said_in_words_of_the_command_line(arguments: str, said: str, tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""``attnbench report RUN``: one HTML file with the answer, the figures and every row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.cli import console
+from attnbench.errors import CannotCreate, UsageError
+
+FILE = "report.html"
+
+
+def report(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="A results folder, one run in it, or a results.csv; several stand in one report. Default: results.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The file; default RUN/report.html, of several runs ./report.html."),
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What attnbench check --json printed, to be shown as well.")
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Title; default the suites and the machine.")
+    ] = None,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Also put in the figures of attnbench plot, as SVG.")
+    ] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Write one HTML file with the answer, the figures and every row of a run; it opens without a network.
+
+    Rows of different kinds of machines stand in sections of their own.
+    """
+    if out is not None and out.is_dir():
+        raise CannotCreate(f"--out {out} is a folder; name a file: {out / FILE}")
+    if title is not None and not title.strip():
+        raise UsageError("--title is empty; give some words, or leave it out")
+
+    from attnbench.files import write_output
+    from attnbench.measure.time import garbage_collection_off
+    from attnbench.report.laws import read_laws
+    from attnbench.report.page import make_page
+    from attnbench.report.sources import read_sources
+    from attnbench.units import format_bytes
+
+    console.only_repeats()
+    doubts: list[str] = []
+
+    def doubt(said: str) -> None:
+        doubts.append(said)
+        console.warning(said)
+
+    laws = read_laws(check) if check else []
+    with garbage_collection_off():  # searching all that is imported takes a tenth of the time
+        sources = read_sources(runs or [Path("results")], warn=doubt)
+        page = make_page(sources, title=title, laws=laws, figures=figures, doubts=doubts).encode()
+    file = out or _place(list(sources.folders.values()))
+    write_output(file, page)
+    console.line(f"{file}")
+    console.note(f"{len(sources.frame)} rows of {_runs(len(sources.folders))}, {format_bytes(len(page))}")
+    if open_:
+        _open(file)
+
+
+def _place(folders: list[Path]) -> Path:
+    """Where the report goes if nobody says: into the run, or here if there are several."""
+    if len(folders) != 1:
+        return Path(FILE)
+    file = folders[0] / FILE
+    if file.is_symlink():
+        raise CannotCreate(f"{file} is a link, and a report is written to no other place; remove it or give --out")
+    return file
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
+
+
+def _open(file: Path) -> None:
+    import webbrowser
+
+    if not webbrowser.open(file.resolve().as_uri()):
+        console.warning(f"no browser could be started; open {file} in one")

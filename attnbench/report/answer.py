@@ -1,0 +1,210 @@
+"""The sentences that answer: what is fastest, by how much, in how much memory, at what error or score."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from attnbench.plots.captions import short_names
+from attnbench.plots.contenders import Contenders, contenders
+from attnbench.plots.scored import Problem
+from attnbench.plots.ticks import plain
+from attnbench.report.numbers import times, tokens
+from attnbench.report.relative import BASELINE, Relative, baseline_at, relative
+from attnbench.report.views import View
+from attnbench.scores import MEAN, learnt
+from attnbench.units import format_seconds
+
+CLOSE = 0.1
+"""Relative error up to which an approximation is called close."""
+
+Part = tuple[str, bool]
+"""Some words, and whether they are what the sentence is about."""
+Sentence = Sequence[Part]
+
+
+def answer(frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Problem]) -> list[Sentence]:
+    """A few sentences on the first view, at the longest length at which softmax was measured, and on the scores.
+
+    Args:
+        frame: rows of one machine.
+        problems: the tasks with scores, and their mean last.
+    """
+    if not views:
+        said = [*_scores(problems, {}, {})]
+        return said or [[("No row of this run has a time: it holds errors, or how its cells failed.", False)]]
+    speaker = _Speaker(frame, views[0])
+    said = [*speaker.speeds(), *speaker.scores(problems)]
+    return [*said, *speaker.fastest(said), *speaker.longer()]
+
+
+class _Speaker:
+    """What may be said of one view at one length."""
+
+    def __init__(self, frame: pd.DataFrame, view: View) -> None:
+        self.frame, self.view = frame, view
+        with_base = [n for n, one in view.at.items() if baseline_at(_ok(one)) is not None]
+        self.n = max(with_base, default=view.n)
+        self.found = view.at[self.n]
+        self.rows = _ok(self.found).sort_values("time_median_s", kind="stable")
+        self.fair = self.rows[self.rows["family"] != "reference"]
+        self.beside = relative(view.setting)
+        self.names, _ = short_names(view.setting.rows)
+
+    def speeds(self) -> Iterator[Sentence]:
+        """The fastest exact attention, and the fastest approximation that is close, or the closest."""
+        errors = self._errors()
+        points = errors.points.set_index("label") if errors else pd.DataFrame(columns=["kind", "y"])
+        fair = self.fair.assign(**{name: self.fair["label"].map(points[name].to_dict()) for name in ("kind", "y")})
+        exact = fair[(fair["family"] == "exact") | (fair["kind"] == "exact")]
+        yield self._exact(exact)
+        near = fair[fair["kind"] == "measured"]
+        if len(near):
+            yield self._near(near, exact, _inputs(errors))
+
+    def fastest(self, told: Sequence[Sentence]) -> Iterator[Sentence]:
+        """The fastest of all, unless an earlier sentence has named it."""
+        names = {words for sentence in told for words, strong in sentence if strong}
+        if len(self.fair) and self._name(self.fair.iloc[0]) not in names:
+            row = self.fair.iloc[0]
+            yield [
+                ("Fastest of all, whatever it answers: ", False),
+                (self._name(row), True),
+                self._speed(row),
+                (".", False),
+            ]
+
+    def _errors(self) -> Contenders | None:
+        if self.found.agreed.column == "rel_error":
+            return self.found
+        return contenders(self.frame, self.view.setting, self.n, "examples_per_s", "rel_error", None)
+
+    def _exact(self, exact: pd.DataFrame) -> Sentence:
+        start = f"At n = {tokens(self.n)}, "
+        if exact.empty:
+            return [
+                (f"{start}no exact attention was measured: nothing here says how much faster the others are.", False)
+            ]
+        best = exact.iloc[0]
+        others = exact.iloc[1:]
+        if (beside := self.beside.get(best.name)) and beside.verdict == "unsure":
+            others = others[others["variant"] != BASELINE]  # said beside its speed
+        tied = [self._name(row) for _, row in others.iterrows() if row["time_ci_low_s"] <= best["time_ci_high_s"]]
+        one = "the fastest exact attention" if len(exact) > 1 else "the only exact attention measured"
+        what = f" is {one}: {format_seconds(best['time_median_s'])} for {self.view.what}"
+        end = f"; {_listed(tied[:3])} cannot be told apart from it." if tied else "."
+        return [(start, False), (self._name(best), True), (what, False), self._speed(best), (end, False)]
+
+    def _near(self, near: pd.DataFrame, exact: pd.DataFrame, inputs: str) -> Sentence:
+        close = near[near["y"] <= CLOSE]
+        on = f" on {inputs}" if inputs else ""
+        if close.empty:
+            best = near.iloc[int(near["y"].argmin())]
+            return [
+                (f"No approximation comes within an error of {CLOSE:g}{on}; nearest is ", False),
+                (self._name(best), True),
+                (f" with {_two(best['y'])}", False),
+                self._speed(best),
+                (".", False),
+            ]
+        best = close.iloc[0]
+        slower = len(exact) and exact["time_median_s"].iloc[0] < best["time_median_s"]
+        end = f", slower than {self._name(exact.iloc[0])}." if slower else "."
+        return [
+            (f"Within an error of {CLOSE:g}{on}, the fastest approximation is ", False),
+            (self._name(best), True),
+            (f", error {_two(best['y'])}", False),
+            self._speed(best),
+            (end, False),
+        ]
+
+    def scores(self, problems: Sequence[Problem]) -> Iterator[Sentence]:
+        speeds = {str(row["label"]): self.beside.get(index) for index, row in self.rows.iterrows()}
+        seconds = dict(zip(self.rows["label"], self.rows["time_median_s"], strict=True))
+        matched = [one for one in problems if one.task == self.view.setting.rows["task"].iloc[0]]
+        yield from _scores(matched or problems, speeds, seconds)
+
+    def longer(self) -> Iterator[Sentence]:
+        longest = max(self.view.at)
+        if longest == self.n:
+            return
+        rows = _ok(self.view.at[longest]).sort_values("time_median_s", kind="stable")
+        rows = rows[rows["family"] != "reference"]
+        every = self.view.setting.rows
+        ended = every[(every["variant"] == BASELINE) & (every["seq_len"] > self.n) & (every["status"] != "ok")]
+        why = f" ({ended['status'].iloc[0]} at n = {tokens(int(ended['seq_len'].min()))})" if len(ended) else ""
+        if len(rows):
+            seconds = format_seconds(rows["time_median_s"].iloc[0])
+            start = f"At n = {tokens(longest)}, where softmax was not measured{why}, the fastest is "
+            yield [(start, False), (self._name(rows.iloc[0]), True), (f" with {seconds}.", False)]
+
+    def _name(self, row: pd.Series[Any]) -> str:
+        return self.names[str(row["label"])]
+
+    def _speed(self, row: pd.Series[Any]) -> Part:
+        found = self.beside.get(row.name)
+        return (f", {beside_softmax(found)}" if found else "", False)
+
+
+def _ok(found: Contenders) -> pd.DataFrame:
+    rows = found.rows
+    return rows[(rows["status"] == "ok") & (rows["time_median_s"] > 0)]
+
+
+def _inputs(found: Contenders | None) -> str:
+    parts = found.agreed.said.split(" · ") if found else []
+    return next((part.removeprefix("inputs ") for part in parts if part.startswith("inputs ")), "")
+
+
+def beside_softmax(one: Relative) -> str:
+    """``3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its memory``."""
+    if one.low is None or one.high is None:
+        said = f"{times(one.speed)} times as fast as softmax (without an interval)"
+    elif one.verdict == "unsure":
+        said = f"not told apart from softmax ({times(one.low)} to {times(one.high)} times as fast)"
+    else:
+        said = f"{times(one.speed)} times as fast as softmax ({times(one.low)} to {times(one.high)})"
+    return said + (f", with {share(one.memory)} its memory" if one.memory else "")
+
+
+def share(ratio: float) -> str:
+    """``16 % of`` or ``1.3 times``."""
+    return f"{times(100 * ratio)} % of" if ratio < 1.2 else f"{times(ratio)} times"
+
+
+def _scores(
+    problems: Sequence[Problem], speeds: Mapping[str, Relative | None], seconds: Mapping[Hashable, float]
+) -> Iterator[Sentence]:
+    """The best scores of the last problem (the mean, if there is one) beside speed, and the fastest that learnt it."""
+    if not problems:
+        return
+    one = problems[-1]
+    where = MEAN if one.task == MEAN else one.heading
+    names, _ = short_names(pd.DataFrame([(p.label, p.variant) for p in one.parts], columns=["label", "variant"]))
+    said: list[Part] = []
+    for part in one.parts[:3]:
+        said += [(", " if said else f"Best on {where}: ", False), (names[part.label], True)]
+        said.append((f" with {part.over_seeds.mean:.3f}{_fast(speeds.get(part.label))}", False))
+    yield [*said, (".", False)]
+    fair = [part for part in one.parts if part.label in seconds and part.family != "reference"]
+    able = [part for part in fair if learnt(part, one.floor)]
+    fastest = min(able, key=lambda part: seconds[part.label], default=None)
+    if fastest is not None and fastest not in one.parts[:3]:
+        found = speeds.get(fastest.label)
+        beside = f", {beside_softmax(found)}" if found else ""
+        score = f" with {fastest.over_seeds.mean:.3f}{beside}."
+        yield [("The fastest that learnt it: ", False), (names[fastest.label], True), (score, False)]
+
+
+def _fast(found: Relative | None) -> str:
+    return f" at {times(found.speed)} times softmax's speed" if found else ""
+
+
+def _two(value: float) -> str:
+    return plain(float(f"{value:.2g}"))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,152 @@
+"""The whole report: rows and findings put into the page's template."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from attnbench import __version__
+from attnbench.errors import UsageError
+from attnbench.plots.captions import own_form_note, short_names
+from attnbench.plots.page import NothingToDraw
+from attnbench.plots.palette import DARK, LIGHT
+from attnbench.plots.setting import RUN
+from attnbench.record import one_line
+from attnbench.report import facts, tasks
+from attnbench.report.answer import answer
+from attnbench.report.failed import failed
+from attnbench.report.laws import Checked, unchecked
+from attnbench.report.machines import Machine, by_machine
+from attnbench.report.relative import of_all
+from attnbench.report.rows import marked, table
+from attnbench.report.sources import Sources
+from attnbench.report.views import as_data, views
+
+_HERE = Path(__file__).parent / "page"
+_SCRIPTS = ("format", "plane", "tip", "points", "tradeoff", "growth", "tasks", "table", "start")
+"""Files in the order in which they define what later ones use."""
+
+
+def make_page(
+    sources: Sources,
+    *,
+    title: str | None = None,
+    laws: Sequence[Checked] = (),
+    figures: bool = False,
+    doubts: Sequence[str] = (),
+) -> str:
+    """The report as one HTML document; the same runs give the same text.
+
+    Args:
+        title: of the page; by default the suites and the machine.
+        laws: what ``attnbench check`` found.
+        figures: also put in what ``attnbench plot`` draws, as SVG.
+        doubts: what reading the runs warned of.
+
+    Raises:
+        ResultsError: this is not a results table.
+    """
+    families = [*LIGHT.families]
+    machines = by_machine(sources)
+    made = [_section(number, machine, families, figures=figures) for number, machine in enumerate(machines, start=1)]
+    frame = sources.frame
+    colours = [(LIGHT.family(name), DARK.family(name)) for name in families]
+    data = {"families": families, "sections": [data for _, data in made]}
+    page: str = _template().render(
+        title=one_line(title or _title(machines), 160),
+        version=__version__,
+        sections=[shown for shown, _ in made],
+        laws=laws,
+        unchecked=unchecked(laws, frame["variant"]) if laws else [],
+        doubts=[one_line(said, 400) for said in doubts],
+        colours=colours,
+        light=LIGHT,
+        dark=DARK,
+        data=as_json(data),
+        style=(_HERE / "report.css").read_text(encoding="utf-8"),
+        script="\n".join((_HERE / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS),
+    )
+    return page
+
+
+def as_json(value: Any) -> str:
+    """JSON that may stand inside a ``script`` element: without ``<`` no text in it can end the element."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
+
+
+@cache
+def _template() -> Any:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("report.html")
+
+
+def _title(machines: Sequence[Machine]) -> str:
+    suites = list(dict.fromkeys(suite for machine in machines for suite in machine.rows["suite"]))
+    names = ", ".join(suites[:4]) + (f" and {len(suites) - 4} more" if len(suites) > 4 else "")
+    where = facts.title_of(machines[0]) if len(machines) == 1 else f"{len(machines)} machines"
+    return f"{names} on {where}"
+
+
+def _section(number: int, machine: Machine, families: list[str], *, figures: bool) -> tuple[dict[str, Any], Any]:
+    """What the template shows of one machine, and what the scripts draw."""
+    rows = marked(machine.rows)
+    every = views(rows)
+    scored = tasks.found_in(rows)
+    names, _ = short_names(rows)
+    data = {
+        "id": str(number),
+        **table(rows, families, of_all([view.setting for view in every])),
+        "views": [as_data(view) for view in every],
+        "tasks": [tasks.as_data(one, families) for one in scored],
+        "names": {label: name for label, name in names.items() if label != name},
+    }
+    shown = {
+        "id": str(number),
+        "title": facts.title_of(machine),
+        "facts": facts.heading(machine),
+        "answer": answer(rows, every, scored),
+        "views": len(every),
+        "grows": any(view.lines for view in every),
+        "tasks": len(scored),
+        "how": tasks.how(rows, scored) if scored else "",
+        "notes": [line for line in tasks.notes(rows, scored) if line] if scored else [],
+        "own": own_form_note(names.values()),
+        "failed": failed(rows),
+        "warnings": facts.warnings(rows),
+        "runs": [
+            (facts.name_of(run, known, rows), facts.environment(known)) for run, known in machine.environments.items()
+        ],
+        "figures": _figures(machine) if figures else [],
+        "rows": len(rows),
+        "ids": sorted({str(one) for one in rows["machine_id"] if one}),
+    }
+    return shown, data
+
+
+def _figures(machine: Machine) -> list[tuple[str, str]]:
+    """The name and a data URL of each figure that ``attnbench plot`` draws of these rows."""
+    from tempfile import TemporaryDirectory
+
+    from attnbench.plots import draw_all
+
+    rows = machine.rows.drop(columns=RUN, errors="ignore") if len(machine.environments) == 1 else machine.rows
+    with TemporaryDirectory() as folder:
+        try:
+            files = draw_all(rows, Path(folder), ("svg",))
+        except (NothingToDraw, UsageError):
+            return []
+        return [(file.stem, f"data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}") for file in files]

@@ -1,0 +1,168 @@
+// The table of rows: every row of the run, which filters and sorts.
+
+const NUMBER = true;
+const failedLast = (row, value) => (row.status === "ok" ? value : null);
+
+const TABLE = [
+  { key: "label", title: "variant", value: (row) => row.label.toLowerCase(), cell: labelCell },
+  { key: "n", title: "n", number: NUMBER, value: (row) => row.n, cell: (cell, row) => write(cell, String(row.n)) },
+  { key: "about", title: "measured", value: (row) => row.about || null, cell: aboutCell },
+  { key: "time", title: "time", number: NUMBER, value: (row) => failedLast(row, row.time), cell: timeCell, bar: timeBar },
+  { key: "ratio", title: "speed", number: NUMBER, value: (row) => row.ratio, cell: ratioCell, bar: ratioBar },
+  { key: "peak", title: "peak memory", number: NUMBER, value: (row) => row.peak, cell: (cell, row) => write(cell, row.peak === null ? "" : bytes(row.peak)) },
+  { key: "error", title: "error", number: NUMBER, value: (row) => row.error, cell: errorCell },
+  { key: "score", title: "score", number: NUMBER, value: (row) => row.score, cell: scoreCell },
+  { key: "status", title: "status", value: (row) => (row.status === "ok" ? null : row.status), cell: statusCell },
+];
+
+function buildTable(section) {
+  const table = byId(`table-${section.id}`);
+  const head = add(add(table, "thead"), "tr");
+  section.body = add(table, "tbody");
+  section.columns = TABLE.filter((column) => section.rows.some((row) => column.value(row) !== null || (column.key === "error" && row.error_kind === "learned")));
+  const scales = { time: timeScale(section.rows), ratio: ratioScale(section.rows) };
+  for (const column of section.columns) {
+    const cell = add(head, "th", { scope: "col", class: column.number ? "number" : "" });
+    const button = add(cell, "button", { type: "button" }, column.title);
+    button.addEventListener("click", () => sortBy(section, column.key));
+    column.head = column.head || new Map();
+    column.head.set(section, cell);
+    if (column.bar) add(head, "td", { "aria-hidden": "true" });
+  }
+  for (const row of section.rows) {
+    row.line = add(section.body, "tr", { "data-row": row.place });
+    for (const column of section.columns) {
+      const first = column.key === "label";
+      column.cell(add(row.line, first ? "th" : "td", first ? { scope: "row" } : { class: column.number ? "number" : column.key === "about" ? "about" : "why" }), row, section);
+      if (column.bar) column.bar(add(row.line, "td", { "aria-hidden": "true" }), row, scales[column.key]);
+    }
+  }
+}
+
+function labelCell(cell, row, section) {
+  const button = colour(add(cell, "button", { type: "button" }), row.family);
+  add(button, "i", { class: "dot" });
+  breakable(add(button, "bdi"), row.label);
+  button.addEventListener("click", () => choose(section, row.place, "row"));
+  tells(button, () => [row.label, aboutRow(row)]);
+}
+
+// A label may be broken after its variant and between its options, and within a word only if it must.
+function breakable(element, label) {
+  label.split(/(?<=[:,])/).forEach((part, k) => {
+    if (k) add(element, "wbr");
+    element.append(part);
+  });
+}
+
+function aboutCell(cell, row) {
+  add(cell, "bdi", {}, row.about);
+}
+
+function timeCell(cell, row) {
+  if (row.time === null) return;
+  cell.textContent = seconds(row.time);
+  if (row.time_low === null || row.time_high === null) return;
+  const half = Math.sqrt(row.time_high / row.time_low) - 1;
+  add(cell, "span", { class: "ends", title: ends(row.time_low, row.time_high, seconds) }, ` ±${Math.max(1, Math.round(100 * half))}%`);
+}
+
+function ratioCell(cell, row) {
+  if (row.ratio === null) return;
+  cell.textContent = speedup(row.ratio);
+  const said = ends(row.ratio_low, row.ratio_high, factor);
+  if (said) add(cell, "span", { class: "ends" }, ` ${said}`);
+}
+
+function errorCell(cell, row) {
+  if (row.error_kind === "learned") {
+    write(cell, "learned").title = KIND_WORDS.learned;
+    return;
+  }
+  if (row.error === null) return;
+  cell.textContent = plain(Number(row.error.toPrecision(2))) + (row.error_kind === "distance" ? " *" : "");
+  if (row.error_kind === "distance") cell.title = "distance from softmax: another operator, no error";
+  if (row.error_std && row.error > 1e-5) add(cell, "span", { class: "ends" }, ` ±${plain(Number(row.error_std.toPrecision(1)))}`);
+}
+
+function scoreCell(cell, row) {
+  if (row.score === null) return;
+  cell.textContent = row.score.toFixed(3);
+  if (row.score_low !== null) cell.title = ends(row.score_low, row.score_high, (value) => value.toFixed(3));
+}
+
+function statusCell(cell, row) {
+  if (row.status === "ok") return;
+  add(cell, "b", {}, row.status);
+  if (row.reason) add(cell, "bdi", {}, ` ${row.reason}`);
+}
+
+const timeScale = (rows) => logScale(...padded(rows.flatMap((row) => [row.time, row.time_low, row.time_high]), 0.01), 0, 100);
+
+// Equal on both sides of softmax's own speed.
+function ratioScale(rows) {
+  const far = rows.flatMap((row) => [row.ratio, row.ratio_low, row.ratio_high]).filter((value) => value !== null);
+  const most = Math.max(1.2, ...far.map((value) => Math.max(value, 1 / value)));
+  return logScale(1 / most, most, 2, 98);
+}
+
+function timeBar(cell, row, scale) {
+  if (row.time !== null) barOf(cell, row, scale, row.time, row.time_low, row.time_high);
+}
+
+function ratioBar(cell, row, scale) {
+  if (row.ratio === null) return;
+  barOf(cell, row, scale, row.ratio, row.ratio_low, row.ratio_high);
+  add(cell.firstChild, "span", { class: "one" }).style.left = `${scale(1)}%`;
+}
+
+function barOf(cell, row, scale, at, low, high) {
+  const bar = colour(add(cell, "span", { class: "bar" }), row.family);
+  if (low !== null && high !== null) {
+    const span = add(bar, "span", { class: "span" });
+    span.style.left = `${scale(low)}%`;
+    span.style.width = `${scale(high) - scale(low)}%`;
+  }
+  add(bar, "span", { class: "at" }).style.left = `${scale(at)}%`;
+}
+
+// "-time" is descending; rows without a value come last either way.
+function sortRows(section) {
+  const { sort } = section.state;
+  const key = sort.replace(/^-/, "");
+  const sign = sort.startsWith("-") ? -1 : 1;
+  const column = section.columns.find((one) => one.key === key);
+  for (const one of section.columns) {
+    const wanted = one === column ? (sign > 0 ? "ascending" : "descending") : "none";
+    one.head.get(section).setAttribute("aria-sort", wanted);
+  }
+  const value = column ? column.value : (row) => row.place;
+  const compare = (a, b) => {
+    const [one, other] = [value(a), value(b)];
+    if (one === null || other === null) return Number(one === null) - Number(other === null) || a.place - b.place;
+    if (one === other) return a.place - b.place;
+    return one < other ? -sign : sign;
+  };
+  section.body.append(...[...section.rows].sort(compare).map((row) => row.line));
+}
+
+function sortBy(section, key) {
+  const { sort } = section.state;
+  change(section, { sort: sort === key ? `-${key}` : key });
+}
+
+// Every word must be there, and no word after a minus sign; n4096 is a length and no part of one.
+function filterRows(section) {
+  const words = section.state.filter.toLowerCase().split(/\s+/).filter((word) => word && word !== "-");
+  for (const row of section.rows) {
+    row.out = !words.every((word) => (word.startsWith("-") ? !holds(row, word.slice(1)) : holds(row, word)));
+    row.line.classList.toggle("out", row.out);
+  }
+  const left = section.rows.filter((row) => !row.out).length;
+  const all = section.rows.length;
+  byId(`count-${section.id}`).textContent = left === all ? `${all} rows` : `${left} of ${all} rows`;
+}
+
+function holds(row, word) {
+  return /^n\d+$/.test(word) ? row.n === Number(word.slice(1)) : row.text.includes(word);
+}

@@ -1,0 +1,110 @@
+"""Every row of a run for the table: its numbers in few digits, and in words what tells it from the other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from attnbench.plots.captions import OWN_FORM, in_words
+from attnbench.plots.scored import short_tasks
+from attnbench.plots.setting import RUN
+from attnbench.printable import printable
+from attnbench.report.numbers import compact
+from attnbench.report.relative import Relative
+
+COLUMNS = (
+    *("label", "family", "about", "n", "status", "reason", "warnings"),
+    *("time", "time_low", "time_high", "speed", "ratio", "ratio_low", "ratio_high", "peak", "memory"),
+    *("error_kind", "error", "error_std", "score", "score_low", "score_high"),
+)
+"""What a row holds, in order: ``speed`` in examples per second, ``ratio`` and ``memory`` beside softmax."""
+
+_ABOUT = (
+    *(RUN, "suite", "level", "pass", "inputs", "causal", "bias", "padding", "dtype", "kv_len", "batch", "heads"),
+    *("head_dim", "layers", "ffn", "compile", "device", "process", "threads", "seed", "learning_rate", "steps"),
+    *("pretrain_steps", "protocol", "quick", "torch_version", "machine_id", "method_version"),
+)
+"""Columns that tell rows of one label and length apart."""
+_OF_TRAINING = ("learning_rate", "steps", "pretrain_steps", "protocol", "seed", "process", "threads")
+"""Columns that are said of trainings only, unless other rows differ in them too."""
+
+
+def marked(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the mark after the labels of own forms, as the figures have them, and text fit to be shown."""
+    text = {name: frame[name].map(printable) for name in frame.columns if frame[name].dtype == object}
+    frame = frame.assign(**text)
+    own = frame["own_form"] != ""
+    return frame.assign(label=frame["label"].mask(own, frame["label"].str.removesuffix(OWN_FORM) + OWN_FORM))
+
+
+def table(frame: pd.DataFrame, families: list[str], beside: Mapping[Hashable, Relative]) -> dict[str, Any]:
+    """All rows for the scripts.
+
+    Args:
+        frame: rows of one machine, counted from 0.
+        families: names, to which new ones are added; a row holds the place of its own.
+        beside: row -> how it stands beside softmax.
+    """
+    abouts = _abouts(frame)
+    known = list(dict.fromkeys(abouts))
+    places = {about: place for place, about in enumerate(known)}
+    families += [name for name in dict.fromkeys(frame["family"]) if name not in families]
+    rows = [
+        _row(row, families.index(str(row["family"])), places[about], beside.get(number))
+        for number, (row, about) in enumerate(zip(frame.to_dict("records"), abouts, strict=True))
+    ]
+    return {"columns": list(COLUMNS), "abouts": known, "rows": rows}
+
+
+def _row(row: Mapping[Hashable, Any], family: int, about: int, beside: Relative | None) -> list[Any]:
+    numbers = ("time_median_s", "time_ci_low_s", "time_ci_high_s", "examples_per_s")
+    ratios = (beside.speed, beside.low, beside.high) if beside else (None, None, None)
+    values = [
+        *(row["label"], family, about, int(row["seq_len"]), row["status"], row["reason"], row["warnings"]),
+        *(compact(row[name]) for name in numbers),
+        *map(compact, ratios),
+        compact(row["peak_bytes"]),
+        compact(beside.memory if beside else None),
+        *(row["error_kind"], compact(row["rel_error"]), compact(row["rel_error_std"])),
+        *(compact(row[name]) for name in ("score", "score_low", "score_high")),
+    ]
+    while values[-1] in (None, ""):  # most rows lack the last columns
+        values.pop()
+    return [None if value == "" else value for value in values]
+
+
+def _abouts(frame: pd.DataFrame) -> list[str]:
+    """For each row, in words, the columns in which it differs from others."""
+    training = frame["protocol"] != ""
+    names = [name for name in _ABOUT if name in frame and _tells(frame, name, training)]
+    tasks = short_tasks(set(frame["inputs"]))
+    return [_words(row, names, tasks) for row in frame.to_dict("records")]
+
+
+def _tells(frame: pd.DataFrame, name: str, training: pd.Series[bool]) -> bool:
+    if name == "kv_len":  # in self-attention it is the length itself
+        return bool((frame["kv_len"] != frame["seq_len"]).any())
+    if name in _OF_TRAINING:  # trainings differ from timed rows in all of these, which "scored" says already
+        return any(part[name].nunique(dropna=True) > 1 for part in (frame[training], frame[~training]))
+    return bool(frame[name].nunique(dropna=False) > 1)
+
+
+def _words(row: Mapping[Hashable, Any], names: list[str], tasks: Mapping[str, str]) -> str:
+    parts = []
+    for name in names:
+        value = row[name]
+        if pd.isna(value) or value == "" or (name == "kv_len" and value == row["seq_len"]):
+            continue
+        if name in _OF_TRAINING[:4] and not row["protocol"]:
+            continue
+        if name == "inputs":
+            parts.append(tasks[str(value)])
+        elif name == "level":
+            parts.append(str(value))
+        else:
+            parts.append(in_words(name, value))
+    if row["protocol"]:
+        parts.append("trained")
+    return " · ".join(parts)

@@ -1,0 +1,134 @@
+"""What the two figures of a report show: rows that were measured alike, at each length and over lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from attnbench.plots.agreement import KINDS, Y_AXES
+from attnbench.plots.captions import LEVELS, in_words, short_names
+from attnbench.plots.contenders import TRIVIAL, Contenders, contenders
+from attnbench.plots.matched import tasks_of_both
+from attnbench.plots.series import Series, series_of
+from attnbench.plots.setting import Setting, settings, timed
+from attnbench.plots.style import DASHES, MARKERS, looks
+from attnbench.report.numbers import compact
+
+_PREFER = {"level": ("model", "layer", "operator"), "pass": ("training", "forward")}
+_APART = ("inputs", "layers", "ffn")
+
+
+@dataclass(frozen=True)
+class View:
+    """Rows that were measured alike."""
+
+    setting: Setting
+    at: Mapping[int, Contenders]
+    """Length -> the points of the trade-off figure."""
+    n: int
+    """The longest of the lengths at which most labels were measured."""
+    lines: Sequence[Series]
+    """The lines of time over length; empty where there is one length only."""
+
+    @property
+    def what(self) -> str:
+        """``a training step of the whole model``."""
+        row = self.setting.rows.iloc[0]
+        passes = {"forward": "a forward pass", "training": "a training step", "backward": "a backward pass"}
+        level = LEVELS.get(row["level"], row["level"])
+        return f"{passes.get(row['pass'], in_words('pass', row['pass']))} of the {level}"
+
+    @property
+    def name(self) -> str:
+        """What tells it from the other views, else what was measured."""
+        row = self.setting.rows.iloc[0]
+        return self.setting.name or f"{in_words('level', row['level'])}, {in_words('pass', row['pass'])}"
+
+
+def views(frame: pd.DataFrame) -> list[View]:
+    """One for each way of timing in a table, the whole model and the training step first.
+
+    Args:
+        frame: rows of one machine.
+    """
+    rows = timed(frame)
+    return [view for setting in settings(rows, _PREFER, also_same=_APART) if (view := _view(frame, setting))]
+
+
+def _view(frame: pd.DataFrame, setting: Setting) -> View | None:
+    column = "score" if tasks_of_both(frame, setting.rows) else "rel_error"
+    first = contenders(frame, setting, None, "examples_per_s", column, None)
+    if first is None:
+        return None
+    lengths = sorted(int(n) for n in set(setting.ok["seq_len"]))
+    every = {n: contenders(frame, setting, n, "examples_per_s", column, None) for n in lengths if n != first.n}
+    at = {n: one for n, one in {**every, first.n: first}.items() if one is not None}
+    return View(setting, dict(sorted(at.items())), first.n, _lines(setting) if len(at) > 1 else [])
+
+
+def _lines(setting: Setting) -> list[Series]:
+    rows = setting.rows
+    short, _ = short_names(rows)
+    look = looks(zip(rows["label"], rows["family"], strict=True))
+    return [line for line in series_of(setting, short, look) if (line.rows["time_median_s"] > 0).any()]
+
+
+def as_data(view: View) -> dict[str, Any]:
+    """The view for the scripts, with rows as their numbers in the table."""
+    one = view.at[view.n]
+    return {
+        "name": view.name,
+        "n": view.n,
+        "y": "score" if one.agreed.column == "score" else "error",
+        "axis": Y_AXES[one.agreed.column].partition("\n")[0],
+        "at": {str(n): _points(found) for n, found in view.at.items()},
+        "lines": [_line(line) for line in view.lines],
+    }
+
+
+def _points(found: Contenders) -> dict[str, Any]:
+    rows = found.rows[found.rows["status"] == "ok"].drop_duplicates("label", keep="last")
+    index = dict(zip(rows["label"], rows.index, strict=True))
+    points = [
+        [_number(index[one["label"]]), KINDS.index(one["kind"]), compact(one["y"]), *map(compact, _ends(one))]
+        for one in found.points.to_dict("records")
+    ]
+    return {
+        "points": points,
+        "front": [_number(index[label]) for label in found.front["label"]] if len(found.front) > 1 else [],
+        "lines": [[name, compact(value)] for name, value in found.lines.items() if compact(value) is not None],
+        "trivial": compact(found.lines.get(TRIVIAL)),
+        "band": [compact(end) for end in found.agreed.band] if found.agreed.band else None,
+        "said": found.agreed.said,
+        "left": found.left_out,
+    }
+
+
+def _ends(one: Mapping[Hashable, Any]) -> tuple[float, float]:
+    """The interval of a score, or one standard deviation of an error over draws."""
+    if math.isfinite(one["y_low"]) and math.isfinite(one["y_high"]):
+        return one["y_low"], one["y_high"]
+    return one["y"] - one["y_std"], one["y"] + one["y_std"]
+
+
+def _line(line: Series) -> dict[str, Any]:
+    timed = line.rows[line.rows["time_median_s"] > 0]
+    has_claim = timed["family"].iloc[0] != "reference"  # a reference line has no paper that claims anything
+    return {
+        "name": line.name,
+        "rows": [_number(index) for index in timed.index],
+        "power": compact(line.power("time_median_s")),
+        "claim": compact(line.claimed("time_median_s")) if has_claim else None,
+        "stopped": list(line.stopped) if line.stopped else None,
+        "marker": MARKERS.index(line.look.marker),
+        "dash": DASHES.index(line.look.dashes),
+    }
+
+
+def _number(index: Hashable) -> int:
+    assert isinstance(index, int)
+    return index

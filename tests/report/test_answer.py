@@ -1,0 +1,105 @@
+"""The sentences say what the rows hold, and no more."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from attnbench.plots.setting import settings, timed
+from attnbench.report.answer import answer, beside_softmax, share
+from attnbench.report.relative import Relative, relative
+from attnbench.report.rows import marked
+from attnbench.report.tasks import found_in
+from attnbench.report.views import views
+from tests.report.reading import rows_of
+
+
+def said(frame: pd.DataFrame) -> list[str]:
+    rows = marked(frame.reset_index(drop=True))
+    return ["".join(text for text, _ in one) for one in answer(rows, views(rows), found_in(rows))]
+
+
+@pytest.fixture
+def lra() -> pd.DataFrame:
+    return rows_of("lra-cpu")
+
+
+def timings(frame: pd.DataFrame, label: str, n: int, **columns: float) -> pd.DataFrame:
+    """The frame with other numbers in the timed row of a label."""
+    at = (frame["label"] == label) & (frame["seq_len"] == n) & (frame["level"] == "model")
+    assert at.sum() == 1
+    return frame.assign(**{name: frame[name].mask(at, value) for name, value in columns.items()})
+
+
+def test_the_fastest_exact_attention_is_named_with_its_time_at_the_longest_length(lra: pd.DataFrame) -> None:
+    first, *_ = said(lra)
+    assert first.startswith(
+        "At n = 4096, softmax is the fastest exact attention: 1.04 s for a training step of the whole"
+    )
+    quick = timings(lra, "sdpa", 4096, time_median_s=0.4, time_ci_low_s=0.39, time_ci_high_s=0.41)
+    first, *_ = said(quick)
+    assert "sdpa is the fastest exact attention: 400 ms" in first
+    assert "2.6 times as fast as softmax (" in first
+
+
+def test_times_whose_intervals_overlap_are_not_told_apart(lra: pd.DataFrame) -> None:
+    same = timings(lra, "sdpa", 4096, time_median_s=1.05, time_ci_low_s=0.9, time_ci_high_s=1.2)
+    assert "sdpa cannot be told apart from it" in said(same)[0]
+
+
+def test_within_an_error_counts_the_error_and_not_the_speed(lra: pd.DataFrame) -> None:
+    assert any(one.startswith("No approximation comes within an error of 0.1 on listops") for one in said(lra))
+    at = (lra["label"] == "performer:features=256") | (lra["variant"] == "performer")
+    near = lra.assign(rel_error=lra["rel_error"].mask(at, 0.05))
+    (found,) = [one for one in said(near) if one.startswith("Within an error of 0.1")]
+    assert "performer, error 0.05, 2.8 times as fast as softmax" in found
+
+
+def test_the_best_scores_stand_beside_speed() -> None:
+    found = said(rows_of("headline-cpu"))
+    assert any(one.startswith("Best on recall: ") and "times softmax's speed" in one for one in found)
+
+
+def test_a_length_that_softmax_did_not_reach_is_told_apart(lra: pd.DataFrame) -> None:
+    at = (lra["label"] == "softmax") & (lra["seq_len"] == 4096) & (lra["level"] == "model")
+    numbers = [name for name in lra if name.startswith(("time_", "peak_", "examples_", "tokens_"))]
+    stopped = lra.assign(status=lra["status"].mask(at, "oom"), **{name: lra[name].mask(at) for name in numbers})
+    found = said(stopped)
+    assert found[0].startswith("At n = 3072, ")
+    assert "At n = 4096, where softmax was not measured (oom at n = 4096), the fastest is " in found[-1]
+
+
+def test_the_ratio_takes_the_far_ends_of_both_intervals(lra: pd.DataFrame) -> None:
+    setting = settings(timed(lra))[0]
+    rows = setting.rows[setting.rows["seq_len"] == 4096].set_index("label")
+    found = relative(setting)
+    index = setting.rows.index[(setting.rows["label"] == "linear") & (setting.rows["seq_len"] == 4096)][0]
+    base, mine = rows.loc["softmax"], rows.loc["linear"]
+    one = found[index]
+    assert one.speed == base["time_median_s"] / mine["time_median_s"]
+    assert one.low == base["time_ci_low_s"] / mine["time_ci_high_s"]
+    assert one.high == base["time_ci_high_s"] / mine["time_ci_low_s"]
+    assert one.memory == mine["peak_bytes"] / base["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (Relative(3.61, 3.3, 3.9, 0.158), "3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its memory"),
+        (Relative(0.9, 0.85, 0.95, 1.31), "0.90 times as fast as softmax (0.85 to 0.95), with 1.3 times its memory"),
+        (Relative(1.02, 0.97, 1.05, None), "not told apart from softmax (0.97 to 1.1 times as fast)"),
+        (Relative(140.2, None, None, None), "140 times as fast as softmax (without an interval)"),
+    ],
+)
+def test_a_verdict_needs_the_whole_interval(one: Relative, words: str) -> None:
+    assert beside_softmax(one) == words
+
+
+def test_a_share_of_memory_is_in_per_cent_until_it_is_more() -> None:
+    assert [share(one) for one in (0.004, 0.16, 1.0, 1.5, 12)] == [
+        "0.40 % of",
+        "16 % of",
+        "100 % of",
+        "1.5 times",
+        "12 times",
+    ]
