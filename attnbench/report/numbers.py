@@ -17,7 +17,9 @@ def compact(value: float | None) -> float | int | None:
 
 
 def times(ratio: float) -> str:
-    """A positive ratio in two digits: ``3.6``, ``0.91``, ``1.0``, ``140``."""
+    """A positive ratio in two digits, near 1 in three: ``3.6``, ``0.91``, ``1.03``, ``140``."""
+    if 0.9 <= ratio < 1.1:
+        return f"{ratio:.2f}"
     rounded = float(f"{ratio:.2g}")
     return f"{rounded:.{max(0, 1 - math.floor(math.log10(rounded)))}f}"
 

@@ -36,6 +36,12 @@ function plain(value) {
   return value.toExponential(0);
 }
 
+// As plain, but 1/16 for powers of two below 1.
+function halves(value) {
+  const inverse = 1 / value;
+  return inverse >= 2 && Number.isInteger(Math.log2(inverse)) ? `1/${inverse}` : plain(value);
+}
+
 // 512, 1k for 1024, 64k.
 function tokens(n) {
   for (const [scale, suffix] of [[2 ** 20, "M"], [2 ** 10, "k"]]) {
@@ -46,8 +52,9 @@ function tokens(n) {
 
 const trimmed = (text) => text.replace(/(\.\d*?)0+(?= )/, "$1").replace(/\.(?= )/, "");
 
-// Two digits: 0.91, 1.0, 3.6, 12, 140.
+// Two digits, near 1 three: 0.91, 1.03, 3.6, 12, 140.
 function factor(value) {
+  if (value >= 0.9 && value < 1.1) return value.toFixed(2);
   const rounded = Number(value.toPrecision(2));
   return rounded.toFixed(Math.max(0, 1 - Math.floor(Math.log10(rounded))));
 }

@@ -1,13 +1,12 @@
 // Places for points and their names, so that they cover each other little.
 
-// Points of a band that has no scale: as many lanes as keep neighbours apart.
+// Points of a band that has no scale: as many lanes as leave room for the names, up to a limit.
 function lanes(points, most) {
   const last = [];
   for (const point of [...points].sort((a, b) => a.x - b.x)) {
-    let lane = last.findIndex((end) => end + 3 < point.x - point.radius);
-    if (lane < 0) lane = last.length < most ? last.length : last.indexOf(Math.min(...last));
-    last[lane] = point.x + point.radius;
-    point.lane = lane;
+    const free = last.findIndex((end) => end + 6 < point.x - point.radius);
+    point.lane = free >= 0 ? free : last.length < most ? last.length : last.indexOf(Math.min(...last));
+    last[point.lane] = point.x + point.radius + 4 + widthOf(point.name, 11.5);
   }
   return Math.max(1, last.length);
 }

@@ -8,7 +8,7 @@ const TABLE = [
   { key: "n", title: "n", number: NUMBER, value: (row) => row.n, cell: (cell, row) => write(cell, String(row.n)) },
   { key: "about", title: "measured", value: (row) => row.about || null, cell: aboutCell },
   { key: "time", title: "time", number: NUMBER, value: (row) => failedLast(row, row.time), cell: timeCell, bar: timeBar },
-  { key: "ratio", title: "speed", number: NUMBER, value: (row) => row.ratio, cell: ratioCell, bar: ratioBar },
+  { key: "ratio", title: "vs softmax", number: NUMBER, value: (row) => row.ratio, cell: ratioCell, bar: ratioBar },
   { key: "peak", title: "peak memory", number: NUMBER, value: (row) => row.peak, cell: (cell, row) => write(cell, row.peak === null ? "" : bytes(row.peak)) },
   { key: "error", title: "error", number: NUMBER, value: (row) => row.error, cell: errorCell },
   { key: "score", title: "score", number: NUMBER, value: (row) => row.score, cell: scoreCell },

@@ -2,7 +2,7 @@
 
 const EXACT = 0;
 const MEASURED = 1;
-const LANE = 22;
+const LANE = 20;
 const TITLE = 16;
 
 function drawTradeoff(section) {
@@ -37,7 +37,7 @@ function drawTradeoff(section) {
   if (below) band(svg, frame, frame.bottom - below, below, score ? "no score" : "another operator, not fitted, or no error measured", taken);
   if (y) backdrop(svg, inner, y, found, score, taken);
   axes(svg, frame, x, y || linearScale(0, 1, 0, 1), {
-    xBase: 2, xText: (value) => plain(Number(value.toPrecision(3))), xTitle: "examples per second, faster →",
+    xBase: 2, xText: halves, xTitle: "examples per second, faster →",
     yBase: 10, yText: y ? plain : () => "",
   });
   for (const point of points) {
@@ -83,7 +83,7 @@ function pointsOf(section, found, largest) {
 }
 
 function bandHeight(points) {
-  const count = lanes(points, 3);
+  const count = lanes(points, 9);
   return TITLE + Math.max(2 * Math.max(...points.map((point) => point.radius)) + 8, count * LANE + 6);
 }
 
@@ -113,7 +113,7 @@ function backdrop(svg, inner, y, found, score, taken) {
     const [low, high] = found.band;
     draw(svg, "rect", { class: "band", x: inner.left, y: y(high), width: wide, height: Math.max(1, y(low) - y(high)) });
   }
-  const said = score ? "score" : "error, less upwards";
+  const said = score ? "score" : "relative error, less upwards";
   draw(svg, "text", { class: "soft halo", x: inner.left + 6, y: inner.top + 12 }, said);
   taken.push({ left: inner.left, right: inner.left + widthOf(said, 12) + 8, top: inner.top, bottom: inner.top + 15 });
 }
