@@ -14,12 +14,10 @@ from torch.autograd.function import once_differentiable
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
 from attnbench.engines.masks import added_to_logits, emptied, seeing
 from attnbench.engines.precision import accumulator, hidden, softmax_and_log_sum
+from attnbench.engines.tiling import budget, large_steps, threads
 from attnbench.position_bias import PositionBias, position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
-
-_GPU_TILE = 2**24
-"""Logits in a tile of several heads on a GPU, which a single head would not fill."""
 
 
 @register(
@@ -123,8 +121,9 @@ class _Tiles:
     def rows(self) -> Iterator[tuple[slice, slice]]:
         """Heads and queries computed together: on a CPU one tile of query rows per thread, each in its own cache."""
         heads, N, _ = self.Q.shape
-        on_gpu = max(1, _GPU_TILE // (self.query_chunk * self.key_chunk))
-        at_once = on_gpu if self.Q.is_cuda else max(1, self.query_chunk // N) * torch.get_num_threads()
+        at_once = max(1, self.query_chunk // N) * threads()
+        if large_steps(self.Q):  # a single head would not fill it
+            at_once = max(1, budget("chunked.logits", self.Q.device) // (self.query_chunk * self.key_chunk))
         for first in range(0, heads, at_once):
             for a in range(0, N, self.query_chunk):
                 yield slice(first, min(first + at_once, heads)), slice(a, min(a + self.query_chunk, N))

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attnbench.engines.gathered.largest import largest
 from attnbench.engines.masks import added_to_logits, emptied, seeing
 from attnbench.engines.precision import accumulator
-from attnbench.engines.tiling import fitting, tiles
+from attnbench.engines.tiling import budget, tiles
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
@@ -195,7 +195,7 @@ class Clustered(nn.Module):
         columns, heads = codes.mT.contiguous(), torch.arange(G, device=q.device).unsqueeze(1)
         nearest, best = torch.empty(0), torch.empty((G, N), dtype=codes.dtype, device=q.device)
         for step in range(self.iterations):
-            for some, a, b in tiles(G, N, C, fitting(q.device)):
+            for some, a, b in tiles(G, N, C, budget("clustered.products", q.device)):
                 scores = torch.baddbmm(digits[some], centroids[some], columns[some, :, a:b], alpha=base)
                 best[some, a:b] = scores.amax(1)
             nearest = base - 1 - (best.long() & (base - 1))

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from attnbench.engines.low_rank.segments import take
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
+from attnbench.engines.tiling import budget, large_steps
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
@@ -135,7 +136,9 @@ class Monarch(nn.Module):
             no_key = no_key.view(-1, 1, b)
         if no_query is not None:
             no_query = no_query.view(G, rows, b).transpose(1, 2).reshape(-1, rows, 1)
-        cells = min(1 << 18, 32 * max(N, M)) if q.device.type == "cpu" else 1 << 24
+        cells = budget("monarch.factors", q.device)
+        if not large_steps(q):
+            cells = min(cells, 32 * max(N, M))
         for step in range(1, self.steps + 1):
             last = step == self.steps
             parts = _in_tiles(_right, cells // b**2, x.reshape(-1, b, D), key, value if last else None, no_key)

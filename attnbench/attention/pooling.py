@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
-from attnbench.engines.tiling import fitting, tiles
+from attnbench.engines.tiling import budget, tiles
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -134,7 +134,7 @@ def _of(counts: Tensor, batch: slice) -> Tensor:
 def _tiles(x: Tensor, back: int, ahead: int) -> Iterator[tuple[slice, slice, slice, slice]]:
     """Tiles of ``(B, N, C)``: examples, the tokens in reach, those of the tile, and the latter among the former."""
     B, N, C = x.shape
-    most = fitting(x.device)
+    most = budget("pooling.tokens", x.device)
     for batch, a, b in tiles(B, N, C, most, step=max(most // C, 4 * (back + ahead))):
         first = max(0, a - back)
         yield batch, slice(first, min(N, b + ahead)), slice(a, b), slice(a - first, b - first)

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.engines.precision import accumulator
 from attnbench.engines.products import without_copies
-from attnbench.engines.tiling import fitting
+from attnbench.engines.tiling import budget
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
@@ -172,7 +172,7 @@ def _products(x: Tensor, y: Tensor, shift: Tensor, offset: Tensor) -> Tensor:
     """
     X, P = x.shape[:2]
     out = x.new_empty(X, P, P)
-    step = max(1, fitting(x.device, 17) // P**2)
+    step = max(1, budget("thinformer.products", x.device) // P**2)
     for a in range(0, X, step):
         tile = [t[a : a + step] for t in (x, y, shift, offset)]
         across = _kernel(0, 1, *tile)

@@ -13,7 +13,7 @@ from attnbench.engines.decoding.kv_cache import Cache, last_row
 from attnbench.engines.gathered.largest import largest
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
-from attnbench.engines.tiling import fitting, tiles
+from attnbench.engines.tiling import budget, tiles
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Knob, Traits, register
@@ -43,7 +43,7 @@ class _Attend(torch.autograd.Function):
         indices = torch.empty((G, N, keys) if keep else 0, dtype=torch.int32, device=q.device)
         weights = torch.empty((G, N, keys) if keep else 0, dtype=dtype, device=q.device)
         out, table = torch.empty_like(q), v.reshape(G * M, -1).to(dtype)
-        for heads, a, b in tiles(G, N, M, fitting(q.device, 19), rows):
+        for heads, a, b in tiles(G, N, M, budget("topk.logits", q.device), rows):
             logits = torch.bmm(q[heads, a:b].to(dtype) * D**-0.5, k[heads, : b if causal else M].mT.to(dtype))
             if bias is not None:
                 lines = bias[torch.arange(heads.start, heads.stop, device=q.device) % len(bias)]
@@ -79,7 +79,7 @@ class _Attend(torch.autograd.Function):
             torch.zeros_like(v_table),
         )
         dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
-        rows = max(1, fitting(q.device) // (indices.shape[2] * D))
+        rows = max(1, budget("topk.values", q.device) // (indices.shape[2] * D))
         flat = [x.reshape(G * N, -1) for x in (q, grad, indices, weights)]
         for a in range(0, G * N, rows):
             queries, dout, chosen, part = (x[a : a + rows] for x in flat)

@@ -19,7 +19,7 @@ Room            What is in it                                          Who uses 
 ``precision``   the dtype of sums, the number that hides a pair        nearly all
 ``masks``       what a key mask means for logits and outputs           nearly all
 ``products``    which library multiplies                               other engines
-``tiling``      how much fits a cache, and cutting tensors into it     other engines, chunked, efficient, monarch
+``tiling``      how much fits a cache, and cutting tensors into it     nearly all
 ``head_groups`` heads of one layer with modules of their own           sparse, per-head
 ``linear``      φ(q)·φ(k): feature maps, sums of keys                  linear, performer, rfa, hedgehog, taylor
 ``patterns``    softmax over blocks and bands of keys                  local, sparse, longformer, etc, bigbird

@@ -1,10 +1,10 @@
-"""Cutting many matrices, too large to keep, into pieces that stay in cache."""
+"""How much of what is too large to keep stays in a cache, and cutting tensors into pieces of that size."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +18,53 @@ def threads() -> int:
     return 1 if torch.compiler.is_compiling() else torch.get_num_threads()
 
 
-def cached(log2: int = 18) -> int:
-    """How many entries stay in the caches of all cores in use, 2^log2 in each."""
-    return threads() << log2
+class Tuned(NamedTuple):
+    """How many numbers a piece of one kind of work holds."""
+
+    cpu: int
+    """On a CPU, for each ``cores`` cores."""
+    cores: int | None = None
+    """How many cores share that; None: all of them, however many there are."""
+    gpu: int = 1 << 26
+    """On a GPU, which wants fewer and larger kernels. Guessed: only numbers for CPUs have been tuned."""
+    tuned: str = ""
+    """When."""
 
 
-def fitting(device: torch.device, log2: int = 18) -> int:
-    """How many entries a piece has: what stays in a CPU's caches; a GPU wants fewer and larger kernels."""
-    return cached(log2) if device.type == "cpu" else 1 << 26
+TUNED = {
+    # user and what it holds: numbers on a CPU, cores that share them, numbers on a GPU, and when it was tuned
+    "linear.features": Tuned(1 << 19, 2, 1 << 25, "2026-11-20"),  # recurrent and efficient cut their heads alike
+    "recurrent.kept": Tuned(1 << 18, None, 1 << 18, "2026-11-23"),
+    "patterns.scores": Tuned(5 << 16, None, 1 << 24, "2026-11-21"),  # memory-compressed too
+    "patterns.full_rows": Tuned(1 << 19, None, 1 << 24, "2026-11-21"),
+    "patterns.copied_keys": Tuned(1 << 18, None, 1 << 18, "2026-11-23"),
+    "patterns.short_example": Tuned(1 << 16, None, 1 << 16, "2026-11-23"),  # low_rank too
+    "low_rank.weights": Tuned(1 << 18, 1, 1 << 26, "2026-11-20"),
+    "aft.blocks": Tuned(1 << 18, None, 1 << 23, "2026-11-20"),
+    "chunked.logits": Tuned(1 << 19, 1, 1 << 24, "2026-11-20"),  # on a CPU its options say how many
+    "clustered.products": Tuned(1 << 18, 1, 1 << 26, "2026-11-20"),
+    "hyperattention.weights": Tuned(1 << 18, 1, 1 << 26, "2026-11-20"),
+    "monarch.factors": Tuned(1 << 18, None, 1 << 24, "2026-11-20"),
+    "pooling.tokens": Tuned(1 << 18, 1, 1 << 26, "2026-11-20"),
+    "reformer.weights": Tuned(1 << 18, 1, 1 << 24, "2026-11-21"),
+    "routing.ranks": Tuned(1 << 17, 1, 1 << 26, "2026-11-20"),
+    "routing.products": Tuned(1 << 16, 1, 1 << 26, "2026-11-20"),
+    "routing.weights": Tuned(1 << 16, 1, 1 << 26, "2026-11-20"),
+    "sinkhorn.weights": Tuned(1 << 19, 1, 1 << 26, "2026-11-20"),  # small ones cost more in calls than in misses
+    "synthesizer.weights": Tuned(1 << 21, None, 1 << 26, "2026-11-20"),
+    "thinformer.products": Tuned(1 << 17, 1, 1 << 26, "2026-11-21"),
+    "topk.logits": Tuned(1 << 19, 1, 1 << 26, "2026-11-20"),
+    "topk.values": Tuned(1 << 18, 1, 1 << 26, "2026-11-20"),
+}
+"""What was found to be fastest, for each user. 2^18 numbers in float32 are 1 MiB, half of what a core caches."""
+
+
+def budget(work: str, device: torch.device) -> int:
+    """How many numbers a piece of this work, a key of :data:`TUNED`, may hold."""
+    tuned = TUNED[work]
+    if device.type != "cpu":
+        return tuned.gpu
+    return tuned.cpu if tuned.cores is None else tuned.cpu * max(1, threads() // tuned.cores)
 
 
 def tiles(
@@ -55,16 +94,8 @@ def within(room: Tensor, size: Sequence[int]) -> Tensor:
     return room.view(-1)[: math.prod(size)].view(size)
 
 
-CPU_TILE = 2**19
-"""2 MiB in float32: the second-level caches of two cores."""
-
 Group = tuple[slice, slice]
 """A range of batch entries and a range of heads."""
-
-
-def tile_elements(device: torch.device) -> int:
-    """How many elements a tile of features may have: a GPU wants fewer and larger kernels."""
-    return CPU_TILE * (max(1, threads() // 2) if device.type == "cpu" else 64)
 
 
 def head_groups(x: Tensor, elements: int) -> list[Group]:
@@ -74,7 +105,7 @@ def head_groups(x: Tensor, elements: int) -> list[Group]:
         elements: how many one pair has in a tile.
     """
     batch, heads = x.shape[:2]
-    most = max(1, tile_elements(x.device) // elements)
+    most = max(1, budget("linear.features", x.device) // elements)
     if most >= heads:
         step = most // heads
         return [(slice(b, min(b + step, batch)), slice(0, heads)) for b in range(0, batch, step)]
@@ -123,16 +154,6 @@ def put_product(x: Tensor, group: Group, block: slice, left: Tensor, right: Tens
         put(x, group, block, product)
 
 
-_TILE_SCORES = 5 * 2**16
-"""Scores per tile on a CPU: 1.25 MiB of float32, which stays in the caches between the passes over it."""
-
-_COPIED = 2**18
-"""How many numbers of keys a step on a CPU may copy to hold several heads: 1 MiB of float32, which caches hold."""
-
-_SHORT = 2**16
-"""How many numbers q may have per example so that copying an example takes less time than steps of its own."""
-
-
 def large_steps(q: Tensor) -> bool:
     """Whether few large steps beat many that fit a cache, even where keys have to be copied for them."""
     return q.device.type != "cpu"
@@ -140,12 +161,7 @@ def large_steps(q: Tensor) -> bool:
 
 def short_examples(q: Tensor) -> bool:
     """Whether copying the examples end to end, so that a step holds heads of several, beats steps for each of them."""
-    return q.shape[0] > 1 and q[0].numel() <= _SHORT
-
-
-def heads_copied(numbers: int) -> int:
-    """How many heads one step on a CPU may hold if it copies ``numbers`` numbers of keys for each."""
-    return max(1, _COPIED // numbers)
+    return q.shape[0] > 1 and q[0].numel() <= budget("patterns.short_example", q.device)
 
 
 def learned(q: Tensor) -> bool:
@@ -158,6 +174,7 @@ def tile_scores(q: Tensor) -> int:
 
     With gradients up to twice as many, for fewer calls, if inputs are long and so take more memory than a tile.
     """
+    most = budget("patterns.scores", q.device)
     if large_steps(q):
-        return max(2**24, q.numel())
-    return max(_TILE_SCORES, min(2 * _TILE_SCORES, q.numel() // 2)) if learned(q) else _TILE_SCORES
+        return max(most, q.numel())
+    return max(most, min(2 * most, q.numel() // 2)) if learned(q) else most

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnbench.attention.aft import full, sums
 from attnbench.attention.aft.algorithm import AFT, Recent
+from attnbench.engines import tiling
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
@@ -76,7 +77,7 @@ def test_equals_the_formula_over_several_blocks_of_rows(
 def test_what_lies_blocks_away_counts_without_a_bias(
     options: str, causal: bool, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sums._PIECE, "cpu", piece)
+    monkeypatch.setitem(tiling.TUNED, "aft.blocks", tiling.Tuned(piece))
     module = make(options, Shape(1, 2, 150, 1, causal=causal))
     x = tokens(1, 150, 2)
     mask = torch.rand(1, 150) < 0.3
@@ -226,7 +227,7 @@ def test_what_is_computed_again_for_gradients_gives_those_of_the_formula(
     options: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(full, "_ROWS", 32)
-    monkeypatch.setitem(sums._PIECE, "cpu", 1)
+    monkeypatch.setitem(tiling.TUNED, "aft.blocks", tiling.Tuned(1))
     module = make(options, Shape(1, 2, 70, 1, causal=causal))
     wanted = (tokens(1, 70, 2).requires_grad_(), *module.parameters())
     weight = tokens(1, 70, 2)

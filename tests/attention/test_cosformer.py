@@ -87,8 +87,9 @@ def test_cross_attention_measures_by_the_longer_sequence(kv_len: int) -> None:
 @both
 @pytest.mark.parametrize("limit", [1, 2**19])
 def test_gradients_equal_those_of_the_sum_over_pairs(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "CPU_TILE", limit)
-    monkeypatch.setattr(stretches, "SHORT", 0 if limit < 2**19 else 2**18)  # computed again, or kept
+    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
+    # Computed again, or kept.
+    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
     inputs = [x.requires_grad_() for x in qkv(shape)]
     grad = torch.randn_like(inputs[0])
     mine = torch.autograd.grad(CosFormer(shape, chunk=5)(*inputs, key_mask=HOLES), inputs, grad)

@@ -219,7 +219,7 @@ def test_the_causal_spread_is_the_mean_for_standard_normal_inputs() -> None:
 
 
 def test_without_gradients_every_head_is_tuned_to_its_own_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "CPU_TILE", 1)  # a head at a time
+    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(1, 2))  # a head at a time
     q, k, v = qkv()
     q = q * torch.linspace(0.3, 1.5, q.shape[1], dtype=q.dtype)[:, None, None]
     model = FavorPlusPlus(SHAPE, features=16).double()

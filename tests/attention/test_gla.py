@@ -129,8 +129,9 @@ def test_gradients_are_finite_and_right_where_decays_are_strong(strength: float)
 @both
 @pytest.mark.parametrize("limit", [1, 2**19])
 def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "CPU_TILE", limit)
-    monkeypatch.setattr(stretches, "SHORT", 0 if limit < 2**19 else 2**18)  # computed again, or kept
+    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
+    # Computed again, or kept.
+    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
     module, x = GLA(shape, rank=3, chunk=16).double(), tokens(shape).requires_grad_()
     wanted, grad = [x, *module.parameters()], tokens(shape)
     mine = torch.autograd.grad(module(x, key_mask=HOLES), wanted, grad)

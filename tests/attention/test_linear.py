@@ -146,7 +146,7 @@ def test_groups_of_heads_do_not_change_the_result(shape: Shape, limit: int, monk
         return out, *torch.autograd.grad(out.square().sum(), inputs)
 
     whole = everything()
-    monkeypatch.setattr(tiling, "CPU_TILE", limit)
+    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
     for one, other in zip(everything(), whole, strict=True):
         assert torch.allclose(one, other, atol=1e-12)
 
@@ -195,7 +195,7 @@ def test_runs_without_data_and_in_inference_mode() -> None:
 
 def test_a_tile_is_as_long_as_fits_and_few_heads_make_it_longer() -> None:
     """Else a call costs more than its work; many heads are cut into groups of at least this many rows."""
-    most = 2 * tiling.tile_elements(torch.device("cpu"))
+    most = 2 * tiling.budget("linear.features", torch.device("cpu"))
     for heads, numbers, least in ((1, 192, 512), (8, 192, 512), (8, 384, 256), (2**16, 192, 512), (2**16, 1152, 256)):
         rows = all_keys._rows(torch.empty(1, heads, 1, 64), numbers)
         assert rows == least or most / 2 < rows * heads * numbers <= most

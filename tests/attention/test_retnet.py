@@ -109,8 +109,9 @@ def test_gradients_of_many_stretches_are_computed_again_from_their_states(
 @both
 @pytest.mark.parametrize("limit", [1, 200, 2**19])
 def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "CPU_TILE", limit)
-    monkeypatch.setattr(stretches, "SHORT", 0 if limit < 2**19 else 2**18)  # computed again, or kept
+    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
+    # Computed again, or kept.
+    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
     inputs = [x.requires_grad_() for x in qkv(shape)]
     module, grad = RetNet(shape, chunk=5), torch.randn(2, 3, 23, 4, dtype=torch.float64)
     mine = torch.autograd.grad(module(*inputs, key_mask=mask()), inputs, grad)

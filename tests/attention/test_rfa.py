@@ -174,7 +174,7 @@ def test_a_temperature_that_cancels_is_refused() -> None:
 def test_without_gradients_every_head_is_prepared_by_its_own_sigma(
     chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiling, "CPU_TILE", 1)  # a head at a time
+    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(1, 2))  # a head at a time
     model, inputs = make(SHAPE, "gaussian", chunk=chunk), qkv()
     with torch.no_grad():
         model.sigma.uniform_(0.5, 2.0)

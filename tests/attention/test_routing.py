@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from attnbench.attention.routing import clusters
 from attnbench.attention.routing.algorithm import Routing
+from attnbench.engines import tiling
 from attnbench.errors import Unsupported
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention
@@ -154,7 +154,8 @@ def test_gradients_are_those_of_finite_differences(options: str, masked: bool) -
 def test_a_cluster_in_several_pieces_gives_the_same_output_and_gradients(
     masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusters, "_LOG2", 0)  # six of the ten queries of a cluster at a time
+    # Six of the ten queries of a cluster at a time.
+    monkeypatch.setitem(tiling.TUNED, "routing.weights", tiling.Tuned(1))
     q, k, v = (x.requires_grad_() for x in draw(20))
     mask = torch.rand(B, 20) < 0.6 if masked else None
     module = routing("clusters=2", 20)

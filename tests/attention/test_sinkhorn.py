@@ -7,6 +7,7 @@ from torch import Tensor
 from attnbench.attention.sinkhorn import blocks
 from attnbench.attention.sinkhorn.algorithm import Sinkhorn
 from attnbench.attention.sinkhorn.blocks import Balance
+from attnbench.engines import tiling
 from attnbench.engines.precision import hidden
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count
@@ -234,7 +235,7 @@ def test_gradients_are_those_of_finite_differences(sort: str, causal: bool, mask
 def test_blocks_in_several_pieces_and_weights_kept_or_not_give_the_same_output_and_gradients(
     kept: int, causal: bool, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_LOG2", 6)  # two blocks at a time
+    monkeypatch.setitem(tiling.TUNED, "sinkhorn.weights", tiling.Tuned(1 << 6, 1))  # two blocks at a time
     monkeypatch.setattr(blocks, "_KEPT", kept)  # of no block, of 22 of 30, of all
     q, k, v = (x.requires_grad_() for x in draw(20, scale=1.0))
     mask = torch.arange(20) < torch.tensor([[13], [20]]) if masked else None

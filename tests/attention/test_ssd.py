@@ -74,8 +74,9 @@ def test_the_state_goes_on_from_stretch_to_stretch(shape: Shape, stretch: int, m
 def test_gradients_through_decays_equal_those_of_the_matrix(
     causal: bool, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiling, "CPU_TILE", limit)
-    monkeypatch.setattr(stretches, "SHORT", 0 if limit < 2**19 else 2**18)  # computed again, or kept
+    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
+    # Computed again, or kept.
+    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
     shape = CAUSAL if causal else SHAPE
     module, u = make(shape), tokens(shape).requires_grad_()
     wanted, grad = [u, *module.parameters()], tokens(shape)
@@ -146,7 +147,7 @@ def test_training_holds_the_intermediate_results_of_few_heads_at_a_time(monkeypa
     log_decay = -torch.rand(1, 8, 4096)
 
     def peak(limit: int) -> int:
-        monkeypatch.setattr(tiling, "CPU_TILE", limit)
+        monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
         compute = partial(decayed_attention, causal=True, chunk=64)
         bytes_ = peak_tensor_bytes(lambda: torch.autograd.grad(by_heads(compute, *inputs, log_decay).sum(), inputs))
         assert bytes_ is not None

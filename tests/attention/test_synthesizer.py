@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.attention.synthesizer import algorithm as synthesizer
 from attnbench.attention.synthesizer.algorithm import Synthesizer
 from attnbench.attention.synthesizer.logits import Dense, DotProduct, FactorizedRandom, Random
+from attnbench.engines import tiling
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention
@@ -93,7 +93,7 @@ def implied_matrix(module: Synthesizer, x: torch.Tensor) -> torch.Tensor:
 def test_equals_the_dense_formula(
     mode: str, causal: bool, padded: bool, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(synthesizer._TILE, "cpu", tile)
+    monkeypatch.setitem(tiling.TUNED, "synthesizer.weights", tiling.Tuned(tile))
     module = make(Shape(3, 2, 21, 4, causal=causal), mode=mode)
     x = tokens(3, 19, 8)
     mask = torch.rand(3, 19) < 0.7 if padded else None
@@ -106,7 +106,7 @@ def test_equals_the_dense_formula(
 @pytest.mark.parametrize("mixture", MIXTURES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_mixture_equals_the_dense_formula(mixture: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(synthesizer._TILE, "cpu", 1)
+    monkeypatch.setitem(tiling.TUNED, "synthesizer.weights", tiling.Tuned(1))
     module = make(Shape(3, 2, 21, 4, causal=causal), mode="mixture", mixture=mixture)
     x, mask = tokens(3, 19, 8), torch.rand(3, 19) < 0.7
     expected = dense_formula(module, x, mask)[mask]
@@ -234,7 +234,7 @@ def test_gradients_match_finite_differences(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_without_gradients_the_weights_are_never_all_in_memory(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(synthesizer._TILE, "cpu", 1 << 12)
+    monkeypatch.setitem(tiling.TUNED, "synthesizer.weights", tiling.Tuned(1 << 12))
     module = build("synthesizer", Shape(1, 2, 512, 8), mode=mode)
     x = torch.randn(1, 512, 16)
     with torch.inference_mode():

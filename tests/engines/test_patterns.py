@@ -203,7 +203,7 @@ def test_strided_inputs_are_not_copied_and_the_output_is_laid_out_like_them(spec
     assert f(q, k, v).transpose(1, 2).is_contiguous()
     peak = peak_tensor_bytes(partial(f, q, k, v))
     assert peak is not None
-    assert peak <= 4 * q.numel() + 2 * 4 * tiling._TILE_SCORES
+    assert peak <= 4 * q.numel() + 2 * 4 * tiling.TUNED["patterns.scores"].cpu
 
 
 @pytest.mark.cuda
@@ -300,7 +300,7 @@ def test_memory_grows_at_most_linearly_forward_and_backward(spec: str, monkeypat
 
 @pytest.mark.parametrize("spec", ["local", "longformer:window=128", "sparse:pattern=fixed"])
 def test_only_the_output_and_a_tile_are_held_forward_and_the_gradients_backward(spec: str) -> None:
-    n, tile = 2048, 4 * tiling._TILE_SCORES
+    n, tile = 2048, 4 * tiling.TUNED["patterns.scores"].cpu
     q, k, v = draw(1, 4, n, 32, torch.float32, grad=True)
     tensor = 4 * q.numel()
     f = build(spec, Shape(1, 4, n, 32))

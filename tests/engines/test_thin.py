@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.engines.low_rank import thin
+from attnbench.engines import tiling
 from attnbench.engines.low_rank.thin import FEW, attend_from_few_queries, attend_to_few_keys
 from attnbench.measure.memory import peak_tensor_bytes
 
@@ -33,7 +33,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor
 @pytest.fixture(params=[4, 6, 7, 18], ids=lambda log2: f"pieces of 2^{log2}")
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 3 tokens or 12 of one head, of two heads, and all at once."""
-    monkeypatch.setattr(thin, "_LOG2", request.param)
+    monkeypatch.setitem(tiling.TUNED, "low_rank.weights", tiling.Tuned(1 << request.param, 1))
 
 
 @pytest.mark.usefixtures("pieces")

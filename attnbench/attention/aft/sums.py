@@ -20,15 +20,13 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines.precision import hidden
+from attnbench.engines.tiling import budget
 
 EMPTY = hidden(torch.float32)
 """k of a key that is not there; finite, so that the difference of two of them is 0 and not NaN."""
 
 _RUN = 16
 """Tokens in a run of :func:`running`."""
-
-_PIECE = {"cpu": 1 << 18}
-"""How many numbers k has in the blocks taken at a time; a GPU wants fewer and larger kernels."""
 
 Bias = Callable[[Tensor, Tensor], Tensor]
 """w ``(..., squares, rows, keys)`` for the positions ``(squares, rows)`` and ``(squares, keys)``, or for one square if
@@ -103,7 +101,7 @@ def _piecewise(work: Callable[[int, Tensor, Tensor], Sums], k: Tensor, v: Tensor
     What ``work`` holds stays small, and in a CPU's cache; for gradients it is computed again. With ``around``, ``work``
     also gets the block before and the block after those that it computes.
     """
-    size = max(1, _PIECE.get(k.device.type, 1 << 23) * k.shape[-3] // k.numel())
+    size = max(1, budget("aft.blocks", k.device) * k.shape[-3] // k.numel())
     pieces = zip(_split(k, size, EMPTY, around), _split(v, size, 0.0, around), strict=True)
     if size >= k.shape[-3]:
         return work(0, *next(pieces))

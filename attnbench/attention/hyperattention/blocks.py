@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnbench.engines.precision import accumulator
-from attnbench.engines.tiling import fitting, tiles
+from attnbench.engines.tiling import budget, tiles
 
 Tile = tuple[slice, slice]
 """Heads and chunks."""
@@ -63,7 +63,8 @@ class Attend(torch.autograd.Function):
 def _tiles(asked: Tensor, width: int) -> Iterator[Tile]:
     """Heads and chunks whose weights stay in cache: several whole heads, or part of one."""
     G, C, r = asked.shape
-    return ((heads, slice(a, b)) for heads, a, b in tiles(G, C, r * width, fitting(asked.device)))
+    most = budget("hyperattention.weights", asked.device)
+    return ((heads, slice(a, b)) for heads, a, b in tiles(G, C, r * width, most))
 
 
 def _rows(x: Tensor, which: Tensor, like: Tensor) -> Tensor:

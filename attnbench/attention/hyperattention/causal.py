@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnbench.engines.precision import accumulator, hidden, softmax_and_log_sum
-from attnbench.engines.tiling import fitting
+from attnbench.engines.tiling import budget
 
 GRID = 20
 """Bits of a drawn position: integers stay exact in a module cast to half precision."""
@@ -206,7 +206,7 @@ def _tiles(part: _Part, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tenso
     """
     (chunks, r), (blocks, b), (G, S) = part.asked.shape, part.own.shape, part.sample.shape
     D, dtype = q.shape[1], accumulator(q.dtype)
-    step = max(1, fitting(q.device) // (r * (b + S)))
+    step = max(1, budget("hyperattention.weights", q.device) // (r * (b + S)))
     for first in range(0, chunks, step):
         asked, block = (x[first : first + step] for x in (part.asked, part.block))
         columns = torch.cat([part.own[block], part.sample[block // (blocks // G)]], 1)

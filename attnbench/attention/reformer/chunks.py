@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.engines.precision import accumulator, softmax_and_log_sum
 from attnbench.engines.products import product
-from attnbench.engines.tiling import cached
+from attnbench.engines.tiling import budget
 
 SELF = -1e5
 """Logit of a token to itself; finite, so that a token with no other target attends to itself."""
@@ -49,7 +49,7 @@ class Plan:
 
     def tiles(self) -> list[tuple[int, int, int]]:
         """(round, first chunk, last chunk + 1) of each tile; its weights stay in cache."""
-        weights = cached() if self.order.device.type == "cpu" else 1 << 24
+        weights = budget("reformer.weights", self.order.device)
         step = max(1, weights // (self.chunk * (self.chunk + self.skip)))
         total = self.tokens // self.row * self.chunks
         return [(r, a, min(a + step, total)) for r in range(len(self.order)) for a in range(0, total, step)]

@@ -15,7 +15,7 @@ from attnbench.attention.routing.clusters import AttendWithin
 from attnbench.engines.gathered.largest import largest
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
-from attnbench.engines.tiling import fitting, tiles
+from attnbench.engines.tiling import budget, tiles
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
@@ -153,7 +153,7 @@ class Routing(nn.Module):
         most = min(N, self.window or -(-N // C))
         chosen = torch.empty((G, C, most), dtype=torch.long, device=x.device)
         # No more scores than x has numbers, or memory would grow faster than n until the caches of all cores are full.
-        together = min(fitting(x.device, 17), x.numel())
+        together = min(budget("routing.ranks", x.device), x.numel())
         room = x.new_empty(max(N, min(G * C * N, together)))
         for heads, a, b in tiles(G, C, N, together):
             scores = room[: (heads.stop - heads.start) * (b - a) * N].view(-1, b - a, N)
@@ -176,7 +176,7 @@ class Routing(nn.Module):
             x = x.masked_fill(~real.unsqueeze(2), 0)
         for _ in range(self.kmeans):
             nearest = torch.empty((G, N), dtype=torch.long, device=x.device)
-            for heads, a, b in tiles(G, N, C, fitting(x.device, 16)):
+            for heads, a, b in tiles(G, N, C, budget("routing.products", x.device)):
                 nearest[heads, a:b] = torch.bmm(x[heads, a:b], centroids[heads].mT).argmax(2)
             nearest += C * torch.arange(G, device=x.device).unsqueeze(1)
             sums = x.new_zeros((G * C, D)).index_add_(0, nearest.flatten(), x.flatten(0, 1)).view(G, C, D)

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import fitting, tiles
-
-_LOG2 = 16
-"""log2 of how many weights are held at once."""
+from attnbench.engines.tiling import budget, tiles
 
 
 class AttendWithin(torch.autograd.Function):
@@ -70,7 +67,7 @@ def _pieces(
     dtype, D = accumulator(q.dtype), q.shape[1]
     (clusters, w), u = at_q.shape, at_k.shape[1]
     # Weights take no more room than the queries, or than the keys if a cluster is too large for the cache.
-    for some, a, b in tiles(clusters, w, u, max(min(fitting(q.device, _LOG2), q.numel()), u * D)):
+    for some, a, b in tiles(clusters, w, u, max(min(budget("routing.weights", q.device), q.numel()), u * D)):
         to_q, to_k = at_q[some, a:b].flatten(), at_k[some].flatten()
         # An index_select costs a seventh of an indexing.
         queries = q.index_select(0, to_q).view(-1, b - a, D).to(dtype)

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 from attnbench.engines.precision import hidden
-from attnbench.engines.tiling import fitting, tiles
-
-_LOG2 = 19
-"""log2 of how many weights a piece holds: small products cost more in calls than large ones in cache misses."""
+from attnbench.engines.tiling import budget, tiles
 
 _KEPT = 5 / 2
 """Most weights kept for the backward pass, as a multiple of q's entries: saves time for memory that stays linear."""
@@ -140,14 +137,14 @@ class Attend(torch.autograd.Function):
 def _pieces(q: Tensor) -> Iterator[tuple[slice, Iterator[slice]]]:
     """Heads whose blocks are all mixed at once, and their blocks in pieces whose weights stay in cache."""
     G, n, b, _ = q.shape
-    for heads, pieces in groupby(tiles(G, n, 2 * b * b, fitting(q.device, _LOG2)), itemgetter(0)):
+    for heads, pieces in groupby(tiles(G, n, 2 * b * b, budget("sinkhorn.weights", q.device)), itemgetter(0)):
         yield heads, (slice(first, stop) for _, first, stop in pieces)
 
 
 def _rooms(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Memory that all pieces use for keys and values ``(heads, n, 2b, D)`` and weights ``(blocks, b, 2b)``."""
     n, b, D = q.shape[1:]
-    heads, first, stop = next(tiles(len(q), n, 2 * b * b, fitting(q.device, _LOG2)))
+    heads, first, stop = next(tiles(len(q), n, 2 * b * b, budget("sinkhorn.weights", q.device)))
     g = heads.stop - heads.start
     keys, values = (torch.empty((g, n, 2 * b, D), dtype=dtype, device=q.device) for _ in range(2))
     return keys, values, torch.empty((g * (stop - first), b, 2 * b), dtype=dtype, device=q.device)

@@ -20,12 +20,10 @@ from attnbench.attention.synthesizer.logits import (
 )
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.masks import emptied, visible_pairs
+from attnbench.engines.tiling import budget
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
-
-_TILE = {"cpu": 1 << 21, "cuda": 1 << 26}
-"""Weights computed at once: a few MiB stay in a CPU's cache, and a GPU needs enough of them to be busy."""
 
 Mode = Literal["dense", "random", "factorized-random", "factorized-dense", "mixture"]
 Mixture = Literal["random+dense", "random+dot", "dense+dot", "random+dense+dot"]
@@ -153,7 +151,7 @@ class Synthesizer(nn.Module):
         values = self.value(x).view(B, N, H, -1)
         # Weights that are the same for the whole batch multiply all of its values in one product.
         values = (values.permute(2, 0, 1, 3) if own else values.permute(2, 1, 0, 3)).reshape(H * B if own else H, N, -1)
-        length = max(8, _TILE.get(x.device.type, 1 << 26) // (N * H * (B if own else 1)))
+        length = max(8, budget("synthesizer.weights", x.device) // (N * H * (B if own else 1)))
         key_rows = self._key_rows(x)
         parts = []
         start = 0

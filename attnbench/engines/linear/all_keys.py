@@ -16,7 +16,7 @@ from attnbench.engines.linear.feature_map import FeatureMap, Tiles
 from attnbench.engines.linear.key_sums import KeySums, real, relative, weigh
 from attnbench.engines.precision import accumulator
 from attnbench.engines.products import writes_gaps
-from attnbench.engines.tiling import head_groups, place, row_blocks, tile_elements
+from attnbench.engines.tiling import budget, head_groups, place, row_blocks
 
 
 def attend_all(
@@ -44,7 +44,7 @@ def _rows(q: Tensor, numbers: int) -> int:
     Args:
         numbers: how many features, values and outputs a row has.
     """
-    most = 2 * tile_elements(q.device) // (q.shape[0] * q.shape[1] * numbers)
+    most = 2 * budget("linear.features", q.device) // (q.shape[0] * q.shape[1] * numbers)
     return max(512 if numbers < 320 else 256, most // 64 * 64)
 
 

@@ -18,7 +18,7 @@ from attnbench.engines.linear.causal_block import Call, attend_block, differenti
 from attnbench.engines.linear.feature_map import FeatureMap, Tiles
 from attnbench.engines.linear.key_sums import KeySums
 from attnbench.engines.precision import accumulator
-from attnbench.engines.tiling import Group, head_groups
+from attnbench.engines.tiling import Group, head_groups, large_steps
 
 
 def attend_causally(
@@ -37,7 +37,7 @@ def attend_causally(
     """
     if chunk is None:
         # Pairs within chunks cost more the longer the chunks are, sums between chunks the more features there are.
-        chunk = 256 if q.device.type != "cpu" else 32 if features.width < 256 else 64
+        chunk = 256 if large_steps(q) else 32 if features.width < 256 else 64
     chunk = min(chunk, q.shape[2])
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     attend = _AttendCausally.apply

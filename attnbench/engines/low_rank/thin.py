@@ -11,13 +11,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.engines.precision import softmax_and_log_sum
-from attnbench.engines.tiling import fitting, short_examples, within
+from attnbench.engines.tiling import budget, large_steps, short_examples, threads, within
 
 FEW = 256
 """Keys or queries up to which separate products and a softmax per tile beat a fused kernel."""
-
-_LOG2 = 18
-"""log2 of how many weights one piece holds."""
 
 _Heads = tuple[int, slice]
 """An example and some of its heads."""
@@ -144,7 +141,7 @@ def _joined(*inputs: Tensor) -> list[Tensor]:
 def _tiled(x: Tensor, few: int) -> bool:
     if torch.compiler.is_compiling():  # it cannot trace a product into strided memory
         return False
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.shape[2] > 0 and 0 < few <= FEW
+    return not large_steps(x) and x.dtype in (torch.float32, torch.float64) and x.shape[2] > 0 and 0 < few <= FEW
 
 
 def _sizes(x: Tensor, few: int) -> tuple[int, int]:
@@ -152,8 +149,9 @@ def _sizes(x: Tensor, few: int) -> tuple[int, int]:
 
     Several heads have to be copied, and are taken only as far as they fill the cache of one core.
     """
-    tokens = min(x.shape[2], max(1, fitting(x.device, _LOG2) // few))
-    return tokens, min(x.shape[1], max(1, (1 << _LOG2) // (few * tokens)))
+    most = budget("low_rank.weights", x.device)
+    tokens = min(x.shape[2], max(1, most // few))
+    return tokens, min(x.shape[1], max(1, most // threads() // (few * tokens)))
 
 
 def _pieces(x: Tensor, few: int) -> Iterator[tuple[int, _Heads, _Piece]]:

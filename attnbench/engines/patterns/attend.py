@@ -16,7 +16,7 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.patterns.keys import Window
 from attnbench.engines.patterns.tiles import Heads, Tile, batches, minus_infinity
 from attnbench.engines.precision import accumulator
-from attnbench.engines.tiling import heads_copied, large_steps, short_examples, tile_scores
+from attnbench.engines.tiling import budget, large_steps, short_examples, tile_scores
 from attnbench.position_bias import PositionBias
 
 
@@ -73,7 +73,7 @@ def _head_batches(q: Tensor, tile: Tile) -> Iterator[Heads]:
     if not large_steps(q) and (tile.by_head or tile.rows.count > 1):
         # Several blocks of several heads do not merge into one batch without a copy of their keys.
         copied = tile.scores // tile.rows.size * q.shape[-1]
-        count = min(count, heads_copied(copied)) if q.is_contiguous() else 1
+        count = min(count, max(1, budget("patterns.copied_keys", q.device) // copied)) if q.is_contiguous() else 1
     for b in range(q.shape[0]):
         for first, heads in batches(0, q.shape[1], count):
             yield b, slice(first, first + heads)

@@ -11,13 +11,10 @@ from torch import Tensor
 from attnbench.engines.patterns.keys import Beside, Shared, Window
 from attnbench.engines.patterns.tiles import Blocks, Keys, Mask, Tile, batches, minus_infinity
 from attnbench.engines.products import copied_by_products
-from attnbench.engines.tiling import large_steps, learned, short_examples, threads, tile_scores
+from attnbench.engines.tiling import budget, large_steps, learned, short_examples, threads, tile_scores
 
 ROWS = 64
 """Query rows per product. Fewer waste less in the corners of a window; more use the matrix units better."""
-
-_FULL_SCORES = 2**19
-"""Most scores in a tile whose rows see every key, if it has more than ROWS rows: 2 MiB in float32."""
 
 
 def band_rows(q: Tensor, keys: int) -> int:
@@ -51,7 +48,7 @@ def full_rows(q: Tensor, rows: Blocks) -> Iterator[Tile]:
     """Tiles in which the rows of these blocks see every key."""
     n = q.shape[2]
     # As many as the limit on scores allows: all keys are read again for every tile.
-    most = max(ROWS, (tile_scores(q) if large_steps(q) else _FULL_SCORES) // n)
+    most = max(ROWS, (tile_scores(q) if large_steps(q) else budget("patterns.full_rows", q.device)) // n)
     if rows.count > 1 and rows.count * rows.size <= most:
         yield Tile(rows, (Shared(Blocks(0, n)),))
         return

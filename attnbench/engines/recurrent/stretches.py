@@ -11,22 +11,18 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from attnbench.engines.tiling import Group, cut, head_groups
+from attnbench.engines.tiling import Group, budget, cut, head_groups
 
 Compute = Callable[..., Tensor]
 """Maps tensors ``(G, ...)`` of G pairs of batch entry and head, in float32 or float64, to an output ``(G, N, E)``."""
-
-
-SHORT = 2**18
-"""Numbers in an input up to which intermediate results, about ten times as many, are kept for gradients: a few MiB."""
 
 
 def by_heads(compute: Compute, *inputs: Tensor, again: bool | None = None) -> Tensor:
     """Run ``compute`` on as many heads at a time as stay in the cache.
 
     For long inputs the backward pass runs it again for each group: only the inputs are kept, and the intermediate
-    results of one group at a time exist. For short inputs, of up to :data:`SHORT` numbers, all are kept: they are no
-    more than those of one group.
+    results of one group at a time exist. For short inputs all are kept, about ten times as many numbers: no more than
+    those of one group.
 
     Args:
         again: False keeps the intermediate results of long inputs too, for a ``compute`` whose results take longer to
@@ -37,7 +33,7 @@ def by_heads(compute: Compute, *inputs: Tensor, again: bool | None = None) -> Te
         ``(B, H, N, E)`` in the dtype of the first input.
     """
     if again is None:
-        again = inputs[0].numel() > SHORT
+        again = inputs[0].numel() > budget("recurrent.kept", inputs[0].device)
     groups = _groups(inputs[0].shape[2] if again else STRETCH, *inputs)
     if not again and torch.is_grad_enabled():
         batch, heads = groups[0]
