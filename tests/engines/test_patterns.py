@@ -15,7 +15,7 @@ from attnbench.attention import etc, local, longformer
 from attnbench.attention.bigbird import algorithm as bigbird
 from attnbench.attention.sparse import algorithm as sparse
 from attnbench.engines import products, tiling
-from attnbench.engines.patterns import attend, bands
+from attnbench.engines.patterns import attend, bands, keys
 from attnbench.engines.patterns.tiles import Blocks, Tile
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Bias, Shape
@@ -97,7 +97,7 @@ def test_large_steps_as_on_a_gpu_give_the_same_output_and_gradients(
     q, k, v = draw(2, 2, 90, 3, grad=True)
     f = made(spec, 2, 2, 90, 3, causal)
     expected = out_and_gradients(f, q, k, v)
-    for module in (tiling, attend, bands, bigbird):
+    for module in (tiling, attend, bands, keys):
         monkeypatch.setattr(module, "large_steps", lambda q: True)
     for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)

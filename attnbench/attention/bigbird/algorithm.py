@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -14,9 +13,8 @@ from attnbench.attention.bigbird.blocks import FusedBlocks, random_blocks
 from attnbench.engines.flex.kernel import DTYPES
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.patterns.bands import blocks_per_tile, full_rows
-from attnbench.engines.patterns.keys import Shared, inner_products, sums_by_key, weighted_sums
-from attnbench.engines.patterns.tiles import Blocks, Heads, Keys, Tile, batches
-from attnbench.engines.tiling import large_steps
+from attnbench.engines.patterns.keys import Gathered, Shared
+from attnbench.engines.patterns.tiles import Blocks, Keys, Tile, batches
 from attnbench.errors import Unsupported
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
@@ -163,71 +161,13 @@ class BigBird(nn.Module):
         seen = torch.stack(columns, 1)[:, None].expand(-1, chosen.shape[1], -1)
         table = torch.cat([seen, chosen], 2).transpose(0, 1).contiguous()
         # Blocks 1 and total - 2 have a global block in their window, so that one more is left to choose from.
-        yield Tile(Blocks(size, size), (_Gathered(table[:, 1:2, 1:], size), *short), by_head=bool(short))
+        yield Tile(Blocks(size, size), (Gathered(table[:, 1:2, 1:], size), *short), by_head=bool(short))
         table, before_last = table[:, :, : len(columns) + total - 5], table[:, total - 2 : total - 1]
         # One head at a time, since its blocks are gathered many times over and then stay in the cache. The copies do
         # not stay there, so that a tile may be larger than where keys are read in place.
         most = blocks_per_tile(q, total - 4, size * (n % size + table.shape[2] * size) // 2, least=2)
         for t, count in batches(2, total - 2, most):
-            keys = _Gathered(table[:, t : t + count], size)
+            keys = Gathered(table[:, t : t + count], size)
             yield Tile(Blocks(t * size, size, count, size), (keys, *short), by_head=bool(short))
-        keys = _Gathered(torch.cat([before_last[:, :, :2], before_last[:, :, 3:]], 2), size)
+        keys = Gathered(torch.cat([before_last[:, :, :2], before_last[:, :, 3:]], 2), size)
         yield Tile(Blocks(last - size, size), (keys, *short), by_head=bool(short))
-
-
-@dataclass(frozen=True, slots=True)
-class _Gathered:
-    """Each query block of each head sees the blocks of ``size`` keys in its row of ``table`` (H, blocks, picks)."""
-
-    table: Tensor
-    size: int
-    masks = ()
-
-    @property
-    def width(self) -> int:
-        return self.table.shape[2] * self.size
-
-    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
-        head = torch.arange(heads[1].start, heads[1].stop, device=device) % len(self.table)
-        tokens = self.table[head][..., None] * self.size + torch.arange(self.size, device=device)
-        return tokens.flatten(2)[:, :, None]
-
-    def _picked(self, heads: Heads, whole: int) -> Tensor:
-        """Indices of the blocks seen, where the ``whole`` blocks of each of ``heads`` lie end to end."""
-        first, stop = heads[1].start, heads[1].stop
-        if stop == first + 1:
-            return self.table[first % len(self.table)].flatten()
-        head = torch.arange(first, stop, device=self.table.device)
-        picked: Tensor = self.table[head % len(self.table)] + (head - first)[:, None, None] * whole
-        return picked.flatten()
-
-    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
-        whole = y.shape[2] // self.size
-        blocks = y[heads][:, : whole * self.size].reshape(-1, self.size * y.shape[3])
-        picked = blocks.index_select(0, self._picked(heads, whole)).to(dtype)
-        return picked.view(-1, self.width, y.shape[3])
-
-    def dot(self, x: Tensor, own: Tensor) -> Tensor:
-        return inner_products(x, own)
-
-    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
-        return weighted_sums(p, own, out)
-
-    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
-        b, some = heads
-        size, d = self.size, into.shape[3]
-        whole = into.shape[2] // size
-        parts = sums_by_key(p, x)
-        if some.stop > some.start + 1 and into.shape[2] % size == 0 and into.is_contiguous():
-            blocks = into[heads].view(-1, size * d)  # of all heads, end to end
-            blocks.index_add_(0, self._picked(heads, whole), parts.view(-1, size * d))
-            return
-        if large_steps(into):  # all heads in one step, token by token, since their blocks do not lie end to end
-            each = torch.arange(some.start, some.stop, device=into.device)
-            first = self.table[each % len(self.table)] * size + (each - each[0])[:, None, None] * into.shape[2]
-            tokens = (first[..., None] + torch.arange(size, device=into.device)).flatten()
-            into[heads].view(-1, d).index_add_(0, tokens, parts.view(-1, d))
-            return
-        for head, part in zip(range(some.start, some.stop), parts, strict=True):
-            blocks = into[b, head, : whole * size].view(whole, size * d)
-            blocks.index_add_(0, self._picked((b, slice(head, head + 1)), whole), part.view(-1, size * d))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnbench.engines.patterns.tiles import Blocks, Heads, Mask
 from attnbench.engines.products import product, side_by_side
+from attnbench.engines.tiling import large_steps
 
 
 # By bmm, since matmul copies a single transposed matrix in four dimensions.
@@ -31,8 +32,20 @@ def sums_by_key(p: Tensor, x: Tensor) -> Tensor:
     return torch.bmm(p.flatten(0, 1).transpose(1, 2), x.flatten(0, 1)).view(*p.shape[:2], p.shape[3], -1)
 
 
+class _OwnBlock:
+    """Keys of which each block of queries has its own."""
+
+    __slots__ = ()
+
+    def dot(self, x: Tensor, own: Tensor) -> Tensor:
+        return inner_products(x, own)
+
+    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
+        return weighted_sums(p, own, out)
+
+
 @dataclass(frozen=True, slots=True)
-class Window:
+class Window(_OwnBlock):
     """The queries of block t see the keys of block t."""
 
     blocks: Blocks
@@ -47,12 +60,6 @@ class Window:
 
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
         return side_by_side(self.blocks.of(y, heads, dtype).flatten(0, 1))
-
-    def dot(self, x: Tensor, own: Tensor) -> Tensor:
-        return inner_products(x, own)
-
-    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
-        return weighted_sums(p, own, out)
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         _add(self.blocks, sums_by_key(p, x), into, heads)
@@ -102,7 +109,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(_OwnBlock):
     """The queries of block t see the keys of block t of ``own``, and every query those of ``shared``.
 
     Both are copied side by side for a single product. A :class:`Window` and a :class:`Shared` take two products, and
@@ -125,14 +132,60 @@ class Beside:
         own, shared = self.own.of(y, heads, dtype), self.shared.of(y, heads, dtype).flatten(1, 2)[:, None]
         return torch.cat([own, shared.expand(-1, own.shape[1], -1, -1)], 2).flatten(0, 1)
 
-    def dot(self, x: Tensor, own: Tensor) -> Tensor:
-        return inner_products(x, own)
-
-    def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
-        return weighted_sums(p, own, out)
-
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         sums, size = sums_by_key(p, x), self.own.size
         _add(self.own, sums[:, :, :size], into, heads)
         shared = self.shared.of(into, heads)
         shared.add_(sums[:, :, size:].sum(1).view(shared.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered(_OwnBlock):
+    """Each query block of each head sees the blocks of ``size`` keys in its row of ``table`` (H, blocks, picks)."""
+
+    table: Tensor
+    size: int
+    masks = ()
+
+    @property
+    def width(self) -> int:
+        return self.table.shape[2] * self.size
+
+    def positions(self, rows: Blocks, heads: Heads, device: torch.device) -> Tensor:
+        head = torch.arange(heads[1].start, heads[1].stop, device=device) % len(self.table)
+        tokens = self.table[head][..., None] * self.size + torch.arange(self.size, device=device)
+        return tokens.flatten(2)[:, :, None]
+
+    def _picked(self, heads: Heads, whole: int) -> Tensor:
+        """Indices of the blocks seen, where the ``whole`` blocks of each of ``heads`` lie end to end."""
+        first, stop = heads[1].start, heads[1].stop
+        if stop == first + 1:
+            return self.table[first % len(self.table)].flatten()
+        head = torch.arange(first, stop, device=self.table.device)
+        picked: Tensor = self.table[head % len(self.table)] + (head - first)[:, None, None] * whole
+        return picked.flatten()
+
+    def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
+        whole = y.shape[2] // self.size
+        blocks = y[heads][:, : whole * self.size].reshape(-1, self.size * y.shape[3])
+        picked = blocks.index_select(0, self._picked(heads, whole)).to(dtype)
+        return picked.view(-1, self.width, y.shape[3])
+
+    def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
+        b, some = heads
+        size, d = self.size, into.shape[3]
+        whole = into.shape[2] // size
+        parts = sums_by_key(p, x)
+        if some.stop > some.start + 1 and into.shape[2] % size == 0 and into.is_contiguous():
+            blocks = into[heads].view(-1, size * d)  # of all heads, end to end
+            blocks.index_add_(0, self._picked(heads, whole), parts.view(-1, size * d))
+            return
+        if large_steps(into):  # all heads in one step, token by token, since their blocks do not lie end to end
+            each = torch.arange(some.start, some.stop, device=into.device)
+            first = self.table[each % len(self.table)] * size + (each - each[0])[:, None, None] * into.shape[2]
+            tokens = (first[..., None] + torch.arange(size, device=into.device)).flatten()
+            into[heads].view(-1, d).index_add_(0, tokens, parts.view(-1, d))
+            return
+        for head, part in zip(range(some.start, some.stop), parts, strict=True):
+            blocks = into[b, head, : whole * size].view(whole, size * d)
+            blocks.index_add_(0, self._picked((b, slice(head, head + 1)), whole), part.view(-1, size * d))
