@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from attnbench.engines.masks import emptied, seeing, visible_pairs
 from attnbench.engines.precision import LOG2E, accumulator, hidden
-from attnbench.engines.products import small_bmm
+from attnbench.engines.products import bmm
 from attnbench.engines.tiling import cut, head_groups, put_product, row_blocks
 from attnbench.shape import Shape
 from attnbench.variant import Traits, register
@@ -112,7 +112,7 @@ class Efficient(nn.Module):
             high, low = _parts(log_total, keys.dtype)
             log_q = queries.log_softmax(-1) - low
             before, rest = _parts(state.log_total, keys.dtype)
-            past = small_bmm((log_q + (before - high) + rest).exp(), state.context)
+            past = bmm((log_q + (before - high) + rest).exp(), state.context)
             parts.append(past + _triangle(log_q, keys, values, high))
             state = state.then(keys, values, log_total[:, -1:])
         return torch.cat(parts, 1)
@@ -129,7 +129,7 @@ class Efficient(nn.Module):
         """q, k, v ``(B, H, 1, D)``."""
         query, key, value = (x.flatten(0, 1).to(state.context.dtype) for x in (q, k, v))
         state = state.then(key, value, torch.logaddexp(state.log_total, key))
-        return small_bmm(query.softmax(-1), state.context).to(q.dtype).view_as(q), state
+        return bmm(query.softmax(-1), state.context).to(q.dtype).view_as(q), state
 
 
 def _context(shares: Tensor, values: Tensor) -> Tensor:
@@ -210,8 +210,8 @@ def _triangle(log_q: Tensor, k: Tensor, v: Tensor, total: Tensor) -> Tensor:
         blocks = (torch.split(x.reshape(-1, 2 * half, x.shape[2]), half, 1) for x in (log_q, k, v, total))
         (_, late_q), (early_k, _), (early_v, _), (early_total, late_total) = blocks
         border = early_total[:, -1:]
-        scores = small_bmm((late_q + (border - late_total)).exp(), (early_k - border).exp().mT)
-        read = pad(small_bmm(scores, early_v), (0, 0, half, 0))
+        scores = bmm((late_q + (border - late_total)).exp(), (early_k - border).exp().mT)
+        read = pad(bmm(scores, early_v), (0, 0, half, 0))
         out = out + read.view(G, tokens + more, -1)[:, :tokens]
         half *= 2
     return out

@@ -18,7 +18,7 @@ Room            What is in it                                          Who uses 
 =============== ====================================================== ==========================================
 ``precision``   the dtype of sums, the number that hides a pair        nearly all
 ``masks``       what a key mask means for logits and outputs           nearly all
-``products``    which library multiplies                               other engines
+``products``    matrix products, each by the faster library            patterns, linear, low_rank, efficient, reformer
 ``tiling``      how much fits a cache, and cutting tensors into it     nearly all
 ``head_groups`` heads of one layer with modules of their own           sparse, per-head
 ``linear``      φ(q)·φ(k): feature maps, sums of keys                  linear, performer, rfa, hedgehog, taylor

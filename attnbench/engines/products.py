@@ -1,8 +1,8 @@
-"""Float32 products on a CPU that torch's default library computes better than the other library of the process.
+"""Matrix products, each by that library of the process which is faster for it.
 
-That other library is oneDNN, which multiplies wherever the precision is not "highest". It is faster for large dense
-matrices only. Matrices that overlap or have gaps between them are copied for it: for windows, four to nine times the
-keys.
+On a CPU, torch's default library multiplies float32 matrices, or oneDNN wherever the precision is not "highest". oneDNN
+is faster for large dense matrices only: it takes a while to start, and copies right matrices that overlap or have gaps
+between them: for windows, four to nine times the keys.
 """
 
 from __future__ import annotations
@@ -35,7 +35,52 @@ def windows_in_place(wanted: bool) -> Iterator[None]:
         _in_place.reset(before)
 
 
-class DefaultLibrary:
+def bmm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``(·, n, m)`` from a ``(·, n, c)`` and b ``(·, c, m)``."""
+    with _library(a, b):
+        return torch.bmm(a, b, out=out)
+
+
+def baddbmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """beta·added + alpha·a·b."""
+    with _library(a, b):
+        return torch.baddbmm(added, a, b, beta=beta, alpha=alpha)
+
+
+def addbmm_(into: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a·b to ``into``, in place."""
+    with _library(a, b):
+        into.baddbmm_(a, b)
+
+
+def copies(x: Tensor) -> bool:
+    """Whether a product copies its right matrices, like x, if they overlap or have gaps between them."""
+    if torch.compiler.is_compiling():  # it cannot trace a change of library
+        return _may_choose(x)
+    return not _in_place.get() and _has_a_choice(x)
+
+
+def laid_out(x: Tensor, room: Tensor | None = None) -> Tensor:
+    """x for use in several products: copied once, without gaps, where each of them would copy it.
+
+    Args:
+        room: contiguous memory for the copy, no smaller than x.
+    """
+    if x.is_contiguous() or not copies(x):
+        return x
+    return x.contiguous() if room is None else room.view(-1)[: x.numel()].view(x.shape).copy_(x)
+
+
+def writes_gaps() -> bool:
+    """Whether a product can be written into matrices with gaps between them at no cost.
+
+    oneDNN can. Torch's default library then multiplies one at a time and takes half as long again; torch.compile
+    refuses.
+    """
+    return not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest"
+
+
+class _DefaultLibrary:
     """Products inside go to torch's default library. A class, since a generator would add 1 µs to each product."""
 
     __slots__ = ("_precision",)
@@ -48,54 +93,22 @@ class DefaultLibrary:
         torch.set_float32_matmul_precision(self._precision)
 
 
-def copied_by_products(x: Tensor) -> bool:
-    """Whether a product copies x if x has gaps or overlaps."""
-    if torch.compiler.is_compiling():  # it cannot trace a change of library
-        return _two_libraries(x)
-    return not _in_place.get() and torch.get_float32_matmul_precision() != "highest" and _two_libraries(x)
+def _library(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
+    """The context for a·b: the default library if they are small or b lies in memory as oneDNN does not read it."""
+    if torch.compiler.is_compiling() or not _has_a_choice(b):
+        return nullcontext()
+    small = a.numel() * b.shape[2] <= _SMALL
+    return _DefaultLibrary() if small or (_in_place.get() and not _dense(b)) else nullcontext()
 
 
-def without_copies(x: Tensor) -> AbstractContextManager[None]:
-    """The context for products with x: the default library, which reads it in place, if it has gaps or overlaps."""
-    dense = x.is_contiguous() or x.mT.is_contiguous()
-    return DefaultLibrary() if not dense and _has_a_choice(x) and _in_place.get() else nullcontext()
-
-
-def side_by_side(own: Tensor) -> Tensor:
-    """Keys ``(·, width, d)``, copied once without gaps where every product would copy them."""
-    return own.contiguous() if copied_by_products(own) else own
-
-
-def product(x: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
-    """``(·, a, c)`` from x ``(·, a, b)`` and own ``(·, b, c)``, which is read in place where that is wanted."""
-    with without_copies(own):
-        return torch.bmm(x, own, out=out)
-
-
-def for_small_products(x: Tensor, multiplications: int) -> AbstractContextManager[None]:
-    """The context for products with x: the default library for few multiplications, else the one in use."""
-    return DefaultLibrary() if multiplications <= _SMALL and _has_a_choice(x) else nullcontext()
-
-
-def small_bmm(x: Tensor, y: Tensor) -> Tensor:
-    """``(·, a, c)`` from x ``(·, a, b)`` and y ``(·, b, c)``, which may be few and small."""
-    with for_small_products(x, x.numel() * y.shape[2]):
-        return torch.bmm(x, y)
+def _dense(x: Tensor) -> bool:
+    return x.is_contiguous() or x.mT.is_contiguous()
 
 
 def _has_a_choice(x: Tensor) -> bool:
-    return not torch.compiler.is_compiling() and _two_libraries(x)
+    return torch.get_float32_matmul_precision() != "highest" and _may_choose(x)
 
 
-def _two_libraries(x: Tensor) -> bool:
+def _may_choose(x: Tensor) -> bool:
     """Whether oneDNN may multiply x. On a GPU the precision, which chooses the library here, means something else."""
     return x.device.type == "cpu" and accumulator(x.dtype) == torch.float32
-
-
-def writes_gaps() -> bool:
-    """Whether a product can be written into matrices with gaps between them at no cost.
-
-    oneDNN can. Torch's default library then multiplies one at a time and takes half as long again; torch.compile
-    refuses.
-    """
-    return not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest"

@@ -111,7 +111,7 @@ def test_keys_copied_for_faster_products_give_the_same_output_and_gradients(
     f = made(spec, 2, 2, 90, 3, causal)
     expected = out_and_gradients(f, q, k, v)
     for module in (products, bands):
-        monkeypatch.setattr(module, "copied_by_products", lambda q: True)
+        monkeypatch.setattr(module, "copies", lambda q: True)
     for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
@@ -354,7 +354,7 @@ def test_work_of_the_sparse_transformer_grows_with_the_power_three_halves(patter
 @pytest.mark.parametrize(("copied", "rows"), [(False, 32), (True, 64)])
 def test_the_work_that_the_docstrings_state_is_done(copied: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     n = 8192
-    monkeypatch.setattr(bands, "copied_by_products", lambda q: copied)
+    monkeypatch.setattr(bands, "copies", lambda q: copied)
     assert pairs("local:window=128", n) == pytest.approx(n * (2 * 128 + rows), rel=0.02)
     assert pairs("local:window=300", 4 * n) == pytest.approx(4 * n * (2 * 300 + 64), rel=0.02)
     assert pairs("local:window=128", n, causal=True) == pytest.approx(n * (128 + rows), rel=0.02)

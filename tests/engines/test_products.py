@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from attnbench.engines import products
 from attnbench.engines.low_rank.pseudo_inverse import newton
-from attnbench.engines.products import for_small_products, small_bmm
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 from attnbench.variant import build
@@ -43,8 +43,8 @@ def _medium() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def overlapping() -> Tensor:
-    return torch.randn(96, 8).as_strided((5, 32, 8), (16 * 8, 8, 1))
+def overlapping(count: int = 5) -> Tensor:
+    return torch.randn(16 * (count + 1), 8).as_strided((count, 32, 8), (16 * 8, 8, 1))
 
 
 @pytest.mark.parametrize(("variant", "causal"), WITH_GAPS)
@@ -65,25 +65,25 @@ def test_the_other_library_multiplies_only_what_has_gaps_or_overlaps(monkeypatch
     seen = []
     bmm = torch.bmm
     monkeypatch.setattr(torch, "bmm", lambda *x, **y: seen.append(torch.get_float32_matmul_precision()) or bmm(*x, **y))
-    x, keys = torch.randn(5, 3, 8), overlapping()
+    x, keys = torch.randn(500, 32, 8), overlapping(500)  # more than a few multiplications
     for own in (keys.mT, keys.contiguous().mT, keys.mT.contiguous()):
-        torch.testing.assert_close(products.product(x, own), x @ own)
+        torch.testing.assert_close(products.bmm(x, own), x @ own)
     assert seen == ["highest", "medium", "medium"]
     assert torch.get_float32_matmul_precision() == "medium"
 
 
 def test_a_product_that_fails_leaves_the_library_as_it_was() -> None:
     with pytest.raises(RuntimeError):
-        products.product(torch.randn(5, 3, 7), overlapping().mT)
+        products.bmm(torch.randn(5, 3, 7), overlapping().mT)
     assert torch.get_float32_matmul_precision() == "medium"
 
 
 def test_nothing_is_copied() -> None:
     x, keys = torch.randn(5, 4, 8), overlapping()
-    assert products.side_by_side(keys) is keys
-    in_place = peak_tensor_bytes(lambda: products.product(x, keys.mT))
+    assert products.laid_out(keys) is keys
+    in_place = peak_tensor_bytes(lambda: products.bmm(x, keys.mT))
     with products.windows_in_place(False):
-        copied = peak_tensor_bytes(lambda: products.product(x, products.side_by_side(keys).mT))
+        copied = peak_tensor_bytes(lambda: products.bmm(x, products.laid_out(keys).mT))
     assert in_place == 4 * 5 * 4 * 32
     assert copied is not None
     assert copied >= 4 * 5 * 4 * 32 + 4 * keys.numel()
@@ -101,43 +101,59 @@ def test_windows_take_less_memory_than_with_copies() -> None:
 
 def test_double_precision_and_gpus_know_no_copies() -> None:
     with products.windows_in_place(False):
-        assert products.copied_by_products(torch.empty(1))
-        assert products.copied_by_products(torch.empty(1, dtype=torch.bfloat16))
-        assert not products.copied_by_products(torch.empty(1, dtype=torch.float64))
-        assert not products.copied_by_products(torch.empty(1, device="meta"))
+        assert products.copies(torch.empty(1))
+        assert products.copies(torch.empty(1, dtype=torch.bfloat16))
+        assert not products.copies(torch.empty(1, dtype=torch.float64))
+        assert not products.copies(torch.empty(1, device="meta"))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "multiplications", "precision"),
+    ("dtype", "columns", "precision"),
     [
-        (torch.float32, FEW, "highest"),
-        (torch.float32, FEW + 1, "medium"),
-        (torch.bfloat16, FEW, "highest"),  # whose sums are in float32
-        (torch.float64, FEW, "medium"),  # which has one library only
+        (torch.float32, 64, "highest"),
+        (torch.float32, 65, "medium"),
+        (torch.bfloat16, 64, "highest"),  # whose sums are in float32
+        (torch.float64, 64, "medium"),  # which has one library only
     ],
 )
-def test_small_float32_products_alone_change_the_library(
-    dtype: torch.dtype, multiplications: int, precision: str
+def test_small_float32_products_go_to_the_default_library(
+    dtype: torch.dtype, columns: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with for_small_products(torch.zeros(1, dtype=dtype), multiplications):
-        assert torch.get_float32_matmul_precision() == precision
+    seen = []
+    x, y = torch.randn(8, 64, 64, dtype=dtype), torch.randn(8, 64, columns, dtype=dtype)
+    assert x.numel() * 64 == FEW
+    for name in ("bmm", "baddbmm"):
+        plain = getattr(torch, name)
+        monkeypatch.setattr(
+            torch,
+            name,
+            lambda *x, plain=plain, **y: seen.append(torch.get_float32_matmul_precision()) or plain(*x, **y),
+        )
+    near = {"rtol": 2e-2, "atol": 2e-1} if dtype == torch.bfloat16 else {}
+    close = partial(torch.testing.assert_close, **near)
+    close(products.bmm(x, y), x @ y)
+    close(products.baddbmm(y, x, y, beta=0.5, alpha=2.0), 0.5 * y + 2.0 * x @ y)
+    into = y.clone()
+    products.addbmm_(into, x, y)
+    close(into, y + x @ y)
+    assert seen == [precision] * 2
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-def test_on_another_device_nothing_changes() -> None:
-    with for_small_products(torch.zeros(1, device="meta"), 1):
-        assert torch.get_float32_matmul_precision() == "medium"
-
-
-def test_it_is_counted_by_what_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_another_device_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     bmm = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda *x: seen.append(torch.get_float32_matmul_precision()) or bmm(*x))
-    x = torch.randn(8, 64, 64)
-    torch.testing.assert_close(small_bmm(x, x), x @ x)
-    small_bmm(torch.randn(8, 64, 64), torch.randn(8, 64, 65))
-    newton(x.softmax(-1), x.mT / 64, 1)
-    assert seen == ["highest", "medium", "highest"]
+    monkeypatch.setattr(torch, "bmm", lambda *x, **y: seen.append(torch.get_float32_matmul_precision()) or bmm(*x, **y))
+    products.bmm(*torch.empty(2, 1, 2, 2, device="meta"))
+    assert seen == ["medium"]
+
+
+def test_the_plain_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_float32_matmul_precision("highest")
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "set_float32_matmul_precision", lambda precision: pytest.fail("nothing to choose"))
+        x = torch.randn(2, 4, 4)
+        torch.testing.assert_close(products.bmm(x, x), x @ x)
 
 
 def test_compiled_it_is_one_graph() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnbench.engines.precision import accumulator, softmax_and_log_sum
-from attnbench.engines.products import product
+from attnbench.engines.products import bmm
 from attnbench.engines.tiling import budget
 
 SELF = -1e5
@@ -98,7 +98,7 @@ class Attend(torch.autograd.Function):
         lse = q.new_empty(plan.tokens + 1, dtype=dtype)
         for r, a, b in plan.tiles():
             slots, _, _, values, weights, here = _tile(q, v, inverse, plan, r, a, b)
-            part = product(weights, plan.windows(values)).view(-1, v.shape[1])
+            part = bmm(weights, plan.windows(values)).view(-1, v.shape[1])
             own = slots[plan.skip :]
             if r:
                 before = lse[own]
@@ -136,13 +136,13 @@ class Attend(torch.autograd.Function):
             share = (here - lse[slots[plan.skip :]]).exp_().unsqueeze(1)
             dout = grad.index_select(0, source[plan.skip :]).to(lse.dtype).mul_(share).view(b - a, plan.chunk, -1)
             dvalues = to_slots(torch.bmm(weights.transpose(1, 2), dout))
-            dlogits = product(dout, plan.windows(values).transpose(1, 2))
+            dlogits = bmm(dout, plan.windows(values).transpose(1, 2))
             dlogits.sub_((dot[source[plan.skip :]].unsqueeze(1) * share).view(b - a, -1, 1)).mul_(weights)
             dlogits[:, :, plan.skip :].diagonal(dim1=1, dim2=2).zero_()
             dkeys = to_slots(torch.bmm(dlogits.transpose(1, 2), queries))
             dkeys.addcmul_(keys, torch.linalg.vecdot(keys, dkeys).unsqueeze(1), value=-1)
             dkeys.mul_(inverse[source].unsqueeze(1))
-            dkeys[plan.skip :] += product(dlogits, plan.windows(keys)).view(-1, q.shape[1])
+            dkeys[plan.skip :] += bmm(dlogits, plan.windows(keys)).view(-1, q.shape[1])
             # A token has one slot per tile, so that copying the sum back amounts to adding.
             dq.index_copy_(0, slots, dkeys.add_(dq.index_select(0, slots)))
             dv.index_copy_(0, slots, dvalues.add_(dv.index_select(0, slots)))
@@ -157,7 +157,7 @@ def _tile(q: Tensor, v: Tensor, inverse: Tensor, plan: Plan, r: int, a: int, b: 
     keys = x * inverse[source].unsqueeze(1)
     values = v.index_select(0, source).to(inverse.dtype)
     queries = x[plan.skip :].view(b - a, plan.chunk, -1)
-    weights = product(queries, plan.windows(keys).transpose(1, 2))
+    weights = bmm(queries, plan.windows(keys).transpose(1, 2))
     plan.mask(weights, r, a, slots)
     weights, lse = softmax_and_log_sum(weights)
     return slots, queries, keys, values, weights, lse.view(-1)

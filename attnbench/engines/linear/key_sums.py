@@ -9,22 +9,19 @@ from torch import Tensor
 
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.products import copied_by_products, without_copies
+from attnbench.engines.products import addbmm_, laid_out
 from attnbench.engines.tiling import Group, within
 
 
 def weigh(values: Tensor, weight: Tensor | None, spare: Tensor | None = None) -> Tensor:
-    """Values times weights, ``(G, c, E)``; without gaps where a product would copy them again.
+    """Values times weights, ``(G, c, E)``, laid out for products.
 
     Args:
         spare: contiguous memory that may be overwritten, ``(G, ·, E)`` with at least c rows.
     """
-    if weight is None and (values.is_contiguous() or not copied_by_products(values)):
-        return values
-    if spare is None:
-        return values.contiguous() if weight is None else values * weight
-    room = within(spare, values.shape)
-    return room.copy_(values) if weight is None else torch.mul(values, weight, out=room)
+    if weight is None:
+        return laid_out(values, spare)
+    return values * weight if spare is None else torch.mul(values, weight, out=within(spare, values.shape))
 
 
 def weigh_ones(weight: Tensor | None, phi: Tensor) -> Tensor:
@@ -104,9 +101,7 @@ class KeySums(NamedTuple):
             self.of_values.mul_(decay)
             self.of_ones.mul_(decay)
             self.top.copy_(top)
-        weighed = weigh(values, weight, spare)
-        with without_copies(weighed):
-            self.of_values.mT.baddbmm_(phi.mT, weighed)
+        addbmm_(self.of_values.mT, phi.mT, weigh(values, weight, spare))
         self.of_ones.add_(weigh_ones(weight, phi))
         if offset and log_weight is not None:
             once = real(log_weight) if padded else None

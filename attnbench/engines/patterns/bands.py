@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.engines.patterns.keys import Beside, Shared, Window
 from attnbench.engines.patterns.tiles import Blocks, Keys, Mask, Tile, batches, minus_infinity
-from attnbench.engines.products import copied_by_products
+from attnbench.engines.products import copies
 from attnbench.engines.tiling import budget, large_steps, learned, short_examples, threads, tile_scores
 
 ROWS = 64
@@ -28,7 +28,7 @@ def band_rows(q: Tensor, keys: int) -> int:
 
 def _only_scores(q: Tensor) -> bool:
     """Whether a tile of windows holds little but its scores."""
-    return not (large_steps(q) or copied_by_products(q) or learned(q))
+    return not (large_steps(q) or copies(q) or learned(q))
 
 
 def blocks_per_tile(q: Tensor, blocks: int, scores: int, *, least: int = 1) -> int:

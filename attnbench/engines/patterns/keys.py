@@ -9,27 +9,27 @@ import torch
 from torch import Tensor
 
 from attnbench.engines.patterns.tiles import Blocks, Heads, Mask
-from attnbench.engines.products import product, side_by_side
+from attnbench.engines.products import bmm, laid_out
 from attnbench.engines.tiling import large_steps
 
 
 # By bmm, since matmul copies a single transposed matrix in four dimensions.
 def inner_products(x: Tensor, own: Tensor) -> Tensor:
     """``(heads, blocks, rows, width)`` from x ``(heads, blocks, rows, d)`` and own ``(heads·blocks, width, d)``."""
-    return product(x.flatten(0, 1), own.transpose(1, 2)).view(*x.shape[:3], -1)
+    return bmm(x.flatten(0, 1), own.transpose(1, 2)).view(*x.shape[:3], -1)
 
 
 def weighted_sums(p: Tensor, own: Tensor, out: Tensor | None = None) -> Tensor:
     """``(heads, blocks, rows, d)`` from p ``(heads, blocks, rows, width)`` and own ``(heads·blocks, width, d)``."""
     if out is not None:
-        product(p.flatten(0, 1), own, out.flatten(0, 1))
+        bmm(p.flatten(0, 1), own, out=out.flatten(0, 1))
         return out
-    return product(p.flatten(0, 1), own).view(*p.shape[:3], -1)
+    return bmm(p.flatten(0, 1), own).view(*p.shape[:3], -1)
 
 
 def sums_by_key(p: Tensor, x: Tensor) -> Tensor:
     """``(heads, blocks, width, d)`` from p ``(heads, blocks, rows, width)`` and x ``(heads, blocks, rows, d)``."""
-    return torch.bmm(p.flatten(0, 1).transpose(1, 2), x.flatten(0, 1)).view(*p.shape[:2], p.shape[3], -1)
+    return bmm(p.flatten(0, 1).transpose(1, 2), x.flatten(0, 1)).view(*p.shape[:2], p.shape[3], -1)
 
 
 class _OwnBlock:
@@ -59,7 +59,7 @@ class Window(_OwnBlock):
         return self.blocks.positions(device)[None, :, None]
 
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
-        return side_by_side(self.blocks.of(y, heads, dtype).flatten(0, 1))
+        return laid_out(self.blocks.of(y, heads, dtype).flatten(0, 1))
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         _add(self.blocks, sums_by_key(p, x), into, heads)
@@ -94,7 +94,7 @@ class Shared:
         return self.blocks.positions(device).view(1, 1, 1, -1)
 
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
-        return side_by_side(self.blocks.of(y, heads, dtype).flatten(1, 2))
+        return laid_out(self.blocks.of(y, heads, dtype).flatten(1, 2))
 
     def dot(self, x: Tensor, own: Tensor) -> Tensor:
         return inner_products(x.flatten(1, 2)[:, None], own).view(*x.shape[:3], self.width)
