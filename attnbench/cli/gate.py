@@ -58,9 +58,9 @@ def gate(
 ) -> None:
     """Fail where a run is worse than older runs: slower, in more memory, with more error, or broken.
 
-    A cell is slower only where the whole interval of its ratio lies above the limit: chance alone does that to one cell
-    in 300, so long as each run has five rounds. The exit code is 0 if nothing is worse, 1 if something is, 2 for wrong
-    usage and for runs that cannot be compared, 65 for damaged ones.
+    A cell is slower only where the whole interval of its ratio lies above the limit, which takes five rounds of each
+    run to mean something. The exit code is 0 if nothing is worse, 1 if something is, 2 for wrong usage and for runs
+    that cannot be compared, 65 for damaged ones.
     """
     refuse_output(out)
     measures = measures_of(on)
@@ -106,7 +106,8 @@ def _confirmed(
     cells = doubtful(decision)
     if not cells:
         return decision
-    console.note(f"{len(cells)} cell{'s' * (len(cells) > 1)} seem slower; {rounds} more rounds of each")
+    seem, of = ("1 cell seems", "it") if len(cells) == 1 else (f"{len(cells)} cells seem", "each")
+    console.note(f"{seem} slower; {rounds} more round{'s' * (rounds > 1)} of {of}")
     with console.progress(total=len(cells) * rounds) as bar:
 
         class Screen(Watcher):

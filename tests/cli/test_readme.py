@@ -40,6 +40,8 @@ STANDS_FOR = {
     "FILE": "f.svg",
     "EXPRESSION": "softmax",
     "all": "softmax",
+    "NEW": "results",
+    "OLD": "good",
 }
 """What a reader would put in the place of a word."""
 
@@ -93,7 +95,7 @@ def fresh(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a reader stands who has followed the page so far: the files that it shows, and a run of ``lra``."""
+    """Where a reader stands who has followed the page so far: the files that it shows, and a run of ``lra``, twice."""
     for block in BLOCKS:
         name = re.match(r"# (\w+\.py)\n", block.text)
         if name:
@@ -101,7 +103,8 @@ def folder(tmp_path: Path) -> Path:
         elif block in SUITES:
             title = re.search(r"^name: (\S+)", block.text, re.MULTILINE)
             (tmp_path / f"{title[1] if title else 'suite'}.yaml").write_text(block.text, encoding="utf-8")
-    shutil.copytree(ROOT / "results/reference/lra-cpu", tmp_path / "results/lra/20261120T114606Z-cpu")
+    for place in ("results/lra/20261120T114606Z-cpu", "good"):
+        shutil.copytree(ROOT / "results/reference/lra-cpu", tmp_path / place)
     return tmp_path
 
 

@@ -1,0 +1,42 @@
+"""What docs/gate.md shows is what the command prints."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from attnbench.cli.app import main
+from attnbench.decision.decide import Question
+from attnbench.decision.judge import VERDICTS, Limits
+from attnbench.errors import Exit
+from tests.decision.fixture_runs import copy_with
+
+HERE = Path(__file__).parents[2]
+
+
+def test_the_printed_gate_is_that_of_the_committed_run_with_one_variant_slowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = HERE / "results/reference/lra-cpu"
+    copy_with(reference, tmp_path / "NEW", "performer", 1.3)
+    shutil.copytree(reference, tmp_path / "OLD", ignore=shutil.ignore_patterns("plots"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["gate", "NEW", "--against", "OLD"]) == Exit.FAILED
+    told = capsys.readouterr()
+    printed = [line.rstrip() for line in told.out.splitlines()] + told.err.splitlines()
+    expected = (HERE / "docs/printed/gate.txt").read_text(encoding="utf-8").splitlines()
+    assert ["$ attnbench gate NEW --against OLD", *printed] == expected
+
+
+def test_the_page_names_every_verdict_and_the_limits_as_they_are() -> None:
+    page = (HERE / "docs/gate.md").read_text(encoding="utf-8")
+    section = page.partition("## How a verdict is made")[2].partition("\n## ")[0]
+    for verdict in VERDICTS:
+        words = {"worse": "more memory", "better": "more memory, less memory"}.get(verdict, verdict)
+        assert f"| {words}" in section, verdict
+    limits = Limits()
+    assert all(f"{limit:g}" in section for limit in (limits.time, limits.memory, limits.error))
+    assert Question().missing == "warn"
