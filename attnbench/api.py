@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnbench.axes import AXES
 from attnbench.cell import Level, Pass
 from attnbench.cli import console
 from attnbench.errors import UsageError
@@ -152,23 +153,15 @@ def compare(
     Raises:
         UsageError: a variant or an option is wrong, or there are fewer than two different variants.
     """
+    given = dict(locals())
     question = Question(
         variants,
         lengths,
-        heads=heads,
-        head_dim=head_dim,
-        batch=batch,
-        dtype=dtype,
+        axes={axis: given[axis] for axis in AXES if axis in given},
         device=device,
         level=level,
         pass_=pass_,
-        causal=causal,
-        bias=bias,
-        padding=padding,
-        compile=compile,
-        inputs=inputs,
         error=error,
-        seed=seed,
         threads=threads,
         timeout=timeout,
         min_time=min_time,

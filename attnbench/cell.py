@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Literal
 
+from attnbench.axes import AXES, Specs, before
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 
@@ -93,6 +94,11 @@ class Cell:
         """The text that ``-k`` matches and progress shows: ``performer:features=64/n4096``."""
         return f"{self.variant.label}/n{self.shape.N}"
 
+    def at(self, axis: str) -> Any:
+        """The value of an axis as a suite gives it; None for an axis of trainings where nothing is trained."""
+        owner = {"cell": self, "shape": self.shape, "training": self.training}[AXES[axis].of]
+        return None if owner is None else getattr(owner, axis)
+
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers."""
         return asdict(self)
@@ -101,8 +107,8 @@ class Cell:
     def from_json(cls, data: dict[str, Any]) -> Cell:
         """Inverse of :meth:`to_json`, after a trip through JSON text."""
         data = dict(data)
-        for key in ("variant", "inputs", "task"):
-            if data.get(key) is not None:
+        for key, axis in AXES.items():
+            if isinstance(axis.values, Specs) and data.get(key) is not None:
                 data[key] = Spec(data[key]["name"], tuple((k, v) for k, v in data[key]["options"]))
         data["shape"] = Shape(**data["shape"])
         data["measure"] = tuple(data["measure"])
@@ -113,14 +119,9 @@ class Cell:
         return cls(**data)
 
 
-_LATER = {
-    "compile": False,
-    "padding": 0.0,
-    "task": None,
-    "training": None,
-}
+_LATER = {**before("cell"), "training": None}
 """Fields that were added to cells later -> what older cells mean by leaving them out, so that their ids stay."""
-_LATER_IN_PARTS = {"bias": "none", "positions": "learned", "dropout": 0.0}
+_LATER_IN_PARTS = {**before("shape"), "positions": "learned", "dropout": 0.0}
 """The same for fields of shapes, models and trainings."""
 
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from attnbench.axes import AXES, before, filled
 from attnbench.cell import METHOD_VERSION, Cell
 from attnbench.printable import printable
 from attnbench.status import Status
@@ -18,9 +19,8 @@ READABLE = (1, 2)
 SEAL = "seal"
 
 ADDED: dict[str, Any] = {
-    "bias": "none",
-    "padding": 0.0,
-    "compile": False,
+    **before("shape"),
+    **before("cell"),
     "state_bytes": None,
     "state_bytes_per_token": None,
     "bytes_per_s": None,
@@ -275,38 +275,27 @@ class Record:
 
         # A record may be made where a plug-in is missing: in the parent of a worker that has it, say.
         known = VARIANTS.get(cell.variant.name) if cell.variant.name in VARIANTS else None
-        shape = cell.shape
         identity = {
             "suite": cell.suite,
             "sweep": cell.sweep,
             "cell_id": cell.cell_id,
-            "variant": cell.variant.name,
             "options": json.dumps(dict((known.complete(cell.variant) if known else cell.variant).options)),
             "label": cell.variant.label,
             "family": known.family if known else "",
             "target": known.target(cell.variant) if known else "",
-            "own_form": known.claims(cell.variant, causal=shape.causal).own_form if known else "",
+            "own_form": known.claims(cell.variant, causal=cell.shape.causal).own_form if known else "",
             "cost": known.cost if known else "",
             "claimed_time_exponent": known.time_exponent if known else None,
             "claimed_memory_exponent": known.memory_exponent if known else None,
             "level": cell.level,
             "pass_": cell.pass_,
-            "batch": shape.B,
-            "heads": shape.H,
-            "head_dim": shape.D,
-            "seq_len": shape.N,
-            "kv_len": shape.M,
-            "causal": shape.causal,
-            "bias": shape.bias,
-            "compile": cell.compile,
-            "padding": cell.padding,
-            "dtype": cell.dtype,
             "device": cell.device,
+            **filled({axis: cell.at(axis) for axis in AXES}),
+            "variant": cell.variant.name,
             "inputs": _inputs(cell),
-            "seed": cell.seed,
+            "task": _task(cell),
             "status": status,
             "reason": one_line(reason),
-            "task": _task(cell),
             **_of_model(cell),
             **_of_training(cell),
         }
@@ -353,7 +342,7 @@ def _of_model(cell: Cell) -> dict[str, Any]:
 
 
 def _of_training(cell: Cell) -> dict[str, Any]:
-    names = ("steps", "learning_rate", "protocol", "pretrain_steps")
+    names = ("steps", "protocol", "pretrain_steps")
     return {name: getattr(cell.training, name) for name in names} if cell.training else {}
 
 

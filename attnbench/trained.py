@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from attnbench.axes import OF_MODEL
 from attnbench.record import Record
 from attnbench.status import Status
 
 UNSTABLE = 0.3
 """A rate is called unstable if its validation scores range over more than this between seeds."""
-SAME_MODEL = ("heads", "head_dim", "layers", "ffn", "positions", "causal", "bias", "padding", "dtype", "device")
+SAME_MODEL = tuple(dict.fromkeys(["heads", "head_dim", "layers", "ffn", "positions", *OF_MODEL, "device"]))
 """Columns that are the same in all trainings of one model, whatever the task."""
 ALIKE = ("seq_len", *SAME_MODEL, "batch", "protocol", "steps", "pretrain_steps", "quick")
 """Columns, beside the task, that must agree for scores to share a column of a table."""

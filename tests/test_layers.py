@@ -13,7 +13,7 @@ import attnbench
 ROOT = Path(attnbench.__file__).parent
 LAYERS = {
     0: "units printable",
-    1: "cgroup shape reference position_bias compiled status padding errors spec registry cost foreign",
+    1: "cgroup shape axes reference position_bias compiled status padding errors spec registry cost foreign",
     2: "traits contract variant plugins qkv task cell record files journal verify table lock store runs machine "
     "trained scores engines capabilities",
     3: "attention inputs tasks model",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from attnbench.axes import AXES
 from attnbench.cell import Pass
 from attnbench.cli import completion, console
 from attnbench.cli.options import Causal, Device, HeadDim, Heads, MemoryLimit, Plugins, ProcessState, Threads
@@ -85,6 +86,7 @@ def compare(
 
     The exit code is 1 where nothing could be measured.
     """
+    given = {name.rstrip("_"): value for name, value in locals().items()}
     from attnbench.run.different import refuse_equal
 
     if not variants:
@@ -106,20 +108,11 @@ def compare(
     question = Question(
         variants or [],
         n,
-        heads=heads,
-        head_dim=head_dim,
-        batch=batch,
-        dtype=dtype,
+        axes={axis: given[axis] for axis in AXES if axis in given},
         device=device,
         level=level,
         pass_=pass_,
-        causal=causal,
-        bias=bias,
-        padding=padding,
-        compile=compile_,
-        inputs=inputs,
         error=error,
-        seed=seed,
         threads=threads,
         timeout=timeout,
         min_time=min_time,

@@ -12,7 +12,6 @@ from attnbench.suite.shipped import shipped_suites
 _PACKAGE = Path(__file__).parent.parent
 _REGISTERED = re.compile(r"\n@register(?:_input|_task)?\(\s*\"([^\"]+)\"")  # ten times as fast as ^ on every line
 _LAW = re.compile(r"\n@law\(\s*\"([^\"]+)\"")
-_AXIS = re.compile(r"\n    (\w+): axes\.")
 _BREAKS = (":", "=")
 """Characters at which bash splits a word; it replaces the last part only."""
 _KEPT = "_ATTNBENCH_KEPT"
@@ -36,13 +35,18 @@ def tasks(incomplete: str) -> list[str]:
 
 def axes(incomplete: str) -> list[str]:
     """A suite's axes as ``AXIS=``, and after that variants, inputs or tasks."""
-    of_specs = {"variant": "attention", "inputs": "inputs", "task": "tasks"}
+    from attnbench.axes import AXES, Specs
+
+    folders = {"variant": "attention", "input": "inputs", "task": "tasks"}
 
     def whole(typed: str) -> Iterable[str]:
         axis, equals, value = typed.partition("=")
         if not equals:
-            return [f"{name}=" for name in _AXIS.findall(_axes_text())]
-        return [f"{axis}={spec}" for spec in _with_options(of_specs[axis], value)] if axis in of_specs else []
+            return [f"{name}=" for name in AXES]
+        values = AXES[axis].values if axis in AXES else None
+        if not isinstance(values, Specs):
+            return []
+        return [f"{axis}={spec}" for spec in _with_options(folders[values.kind], value)]
 
     return _rest(incomplete, whole)
 
@@ -68,11 +72,6 @@ def figures(incomplete: str) -> list[str]:
     files = sorted((_PACKAGE / "plots").glob("*.py"))
     known = (file.stem for file in files if "\ndef applies(" in file.read_text(encoding="utf-8"))
     return [name for name in known if name.startswith(incomplete)]
-
-
-def _axes_text() -> str:
-    text = (_PACKAGE / "suite" / "schema.py").read_text(encoding="utf-8")
-    return text.partition("class Axes")[2].partition("\nclass")[0]
 
 
 def _found(pattern: re.Pattern[str], files: str) -> Iterator[str]:

@@ -186,13 +186,16 @@ def _measure(plan: Plan, worker: Worker, *, as_json: bool) -> None:
 
 def _print_records(records: list[Record]) -> None:
     """Print a table for each sweep, with its longest measured length; the CSV has the other lengths."""
+    from attnbench.axes import IN_ROWS
+    from attnbench.record import COLUMNS
+
     trainings = [record for record in records if record.steps is not None]
     records = [record for record in records if record.steps is None]
     for sweep in dict.fromkeys(record.sweep for record in records):
         mine = [record for record in records if record.sweep == sweep]
         longest = max((r.seq_len for r in mine if r.status == "ok"), default=max(r.seq_len for r in mine))
         shown = [record for record in mine if record.seq_len == longest]
-        axes = [axis for axis in _AXES if len({getattr(record, axis) for record in shown}) > 1]
+        axes = [axis for axis in COLUMNS if axis in IN_ROWS and len({getattr(record, axis) for record in shown}) > 1]
         inputs = list(dict.fromkeys(record.inputs for record in shown))
         columns = ["variant", *axes, "time", "±", "examples/s", "peak", "state", "error", "note"]
         rows = [_result_row(record, axes) for record in shown]
@@ -214,10 +217,6 @@ def _print_records(records: list[Record]) -> None:
         print_scores(trainings, {record.label: console.name_text(record) for record in trainings})
     console.error_notes({record.error_kind for record in records})
     console.own_form_note(record.own_form for record in [*records, *trainings])
-
-
-_AXES = ("batch", "heads", "head_dim", "kv_len", "causal", "bias", "compile", "padding", "dtype", "inputs", "seed")
-"""Axes that are shown if they differ between the rows of one table."""
 
 
 def _axis_text(record: Record, axis: str) -> str:

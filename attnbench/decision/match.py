@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from attnbench.axes import AXES
 from attnbench.cell import Cell, Level, Pass
 from attnbench.decision.answers import answers
 from attnbench.decision.budget import Budget, Point, budget_of, circumstances
@@ -141,18 +142,10 @@ class MatchQuestion:
         asked = Question(
             [entrants[0].spec.label],
             n,
-            heads=self.heads,
-            head_dim=self.head_dim,
-            batch=self.batch,
-            dtype=self.dtype,
+            axes={axis: getattr(self, axis) for axis in AXES if hasattr(self, axis)},
             device=self.device,
             level=self.level,
             pass_=self.pass_,
-            causal=self.causal,
-            padding=self.padding,
-            compile=self.compile,
-            inputs=self.inputs,
-            seed=self.seed,
             threads=self.threads,
             timeout=self.timeout,
             min_time=self.min_time,

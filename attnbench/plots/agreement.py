@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from attnbench.axes import OF_MODEL
 from attnbench.plots.captions import in_words
 from attnbench.plots.matched import match, notes
 from attnbench.plots.options import pick_inputs
@@ -87,7 +88,7 @@ def same_run(frame: pd.DataFrame, setting: Setting) -> pd.DataFrame:
 def alike(rows: pd.DataFrame, setting: Setting) -> Setting:
     """The setting among other rows (errors or decoding steps) that is most like a given one."""
     first = setting.rows.iloc[0]
-    order = ("suite", "causal", "machine_id", "dtype", "head_dim", "heads", "bias", "padding")
+    order = dict.fromkeys(["suite", "causal", "machine_id", "dtype", "head_dim", "heads", *OF_MODEL])
     return settings(rows, {key: (first[key],) for key in order if key in rows})[0]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from attnbench.axes import ALIKE, AXES
 from attnbench.status import Status
 
 LEVELS = {"operator": "attention operator", "layer": "attention layer", "model": "whole model"}
@@ -28,26 +29,16 @@ def _several(count: float, thing: str) -> str:
 _WORDS: dict[str, Callable[[Any], str]] = {
     "level": lambda value: LEVELS.get(value, value),
     "pass": lambda value: _PASSES.get(value, value),
-    "causal": lambda value: "causal" if value else "not causal",
-    "bias": lambda value: "no bias" if value == "none" else f"bias {value}",
-    "padding": lambda value: f"{value:.0%} padding" if value else "no padding",
-    "head_dim": lambda value: f"head width {value}",
-    "heads": lambda value: _several(value, "head"),
-    "batch": lambda value: f"batch {value}",
-    "kv_len": lambda value: f"{value} keys" if value else "as many keys",
-    "seq_len": lambda value: f"n = {value:.0f}",
+    **{name: axis.in_words for name, axis in AXES.items()},
     "layers": lambda value: _several(value, "layer") if pd.notna(value) else "layers not known",
     "ffn": lambda value: f"FFN {value:.0f}" if pd.notna(value) else "FFN not known",
     "positions": lambda value: f"{value or 'unknown'} positions",
     "steps": lambda value: _several(value, "step") if pd.notna(value) else "steps not known",
     "pretrain_steps": lambda value: f"pretrained {value:.0f} steps" if value else "not pretrained",
-    "learning_rate": lambda value: f"rate {value:g}" if pd.notna(value) else "one rate a variant",
     "protocol": lambda value: {"sweep": "rate by validation", "fixed": "fixed rate"}.get(value, "rate not known"),
-    "compile": lambda value: "compiled" if value else "not compiled",
     "process": lambda value: f"process {value}",
     "threads": lambda value: _several(value, "thread") if pd.notna(value) else "threads not known",
     "quick": lambda value: "QUICK: one sample each" if value else "not quick",
-    "seed": lambda value: f"seed {value}",
     "machine_id": lambda value: f"machine {value or 'not known'}",
     "torch_version": lambda value: f"torch {value or 'not known'}",
     "method_version": lambda value: f"method {value}",
@@ -93,14 +84,14 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
     def said(columns: Sequence[str]) -> list[str]:
         return [in_words(name, row[name]) for name in columns if name in same and _worth_saying(name, row)]
 
-    what = ["suite", "", "kv_len", "batch", "heads", "dtype", "causal", "bias", "padding", "level", "pass"]
-    heads = f"{_several(row['heads'], 'head')} × {row['head_dim']}" if {"heads", "head_dim"} <= same else ""
-    first = [*said(what[:1]), f"n = {n}" if n is not None else "", *said(what[2:4])]
+    rest = [axis for axis in ALIKE if axis not in ("heads", "head_dim", "batch", "compile", "seed")]
+    heads = f"{in_words('heads', row['heads'])} × {row['head_dim']}" if {"heads", "head_dim"} <= same else ""
+    first = [*said(["suite"]), f"n = {n}" if n is not None else "", *said(["kv_len", "batch"])]
     first += [heads] if heads else said(["heads", "head_dim"])
     days = sorted({str(at)[:10] for at in rows["started_at"] if at})
     on = said(["device", "machine_id", "threads", "process", "torch_version", "compile", "quick"])
     on.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "")
-    return [" · ".join(part for part in line if part) for line in ([*first, *said(what[5:])], on)]
+    return [" · ".join(part for part in line if part) for line in ([*first, *said([*rest, "level", "pass"])], on)]
 
 
 def _worth_saying(name: str, row: pd.Series[Any]) -> bool:
@@ -110,7 +101,12 @@ def _worth_saying(name: str, row: pd.Series[Any]) -> bool:
         return bool(value != row["seq_len"])
     if name == "threads":
         return bool(pd.notna(value) and row["device"] == "cpu")
-    return bool(value) and not (name == "bias" and value == "none")
+    return not is_off(value)
+
+
+def is_off(value: Any) -> bool:
+    """Whether a value says only that there is none of it: no bias, not causal."""
+    return bool(pd.isna(value)) or not value or value == "none"
 
 
 def failures(rows: pd.DataFrame, *, at_n: bool = True) -> list[str]:

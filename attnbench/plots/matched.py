@@ -7,13 +7,21 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from attnbench.axes import AXES, OF_MODEL
 from attnbench.plots.captions import in_words
 from attnbench.plots.scored import Problem, hidden_options, left_out, means, problems
 from attnbench.plots.setting import RUN, Setting, scored
 from attnbench.scores import MEAN, learnt
 
-SAME = ("task", "level", "seq_len", "heads", "head_dim", "layers", "ffn", "causal")
-"""Columns, beside the label with its options, that must agree for a scored model to be the timed one."""
+SAME = tuple(
+    dict.fromkeys(
+        ["task", "level", "seq_len", "heads", "head_dim", "layers", "ffn"]
+        + [axis for axis in OF_MODEL if AXES[axis].of == "shape"]
+    )
+)
+"""Columns, beside the label with its options, that must agree for a scored model to be the timed one.
+
+It may be timed in another dtype than it was trained in, and a task has padding of its own."""
 CHANCE, NO_MIXING = "chance", "identity trained on the same task"
 
 

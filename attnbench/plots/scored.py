@@ -8,8 +8,9 @@ from typing import Any
 
 import pandas as pd
 
+from attnbench.axes import OF_MODEL
 from attnbench.plots.captions import difference as told_apart
-from attnbench.plots.captions import failures, in_words, where
+from attnbench.plots.captions import failures, in_words, is_off, where
 from attnbench.plots.setting import RUN, scored
 from attnbench.scores import MEAN, NO_MIXING, REFERENCE, Summary, floor_of, over_tasks, summary
 from attnbench.status import Status
@@ -167,8 +168,10 @@ def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
         *said("ffn"),
         *said("seq_len", "batch", "dtype"),
     ]
+    further = [axis for axis in OF_MODEL if axis not in ("heads", "head_dim", "dtype", "causal")]
+    further = [axis for axis in further if not is_off(same.get(axis))]
     suites = list(dict.fromkeys(rows["suite"]))
-    first = [suites[0] if len(suites) == 1 else "", "encoder", *model, *said("positions"), *said("causal")]
+    first = [suites[0] if len(suites) == 1 else "", "encoder", *model, *said("positions", "causal", *further)]
     rates = sorted({float(rate) for rate in rows["learning_rate"].dropna()})
     protocols = {str(one.setting.get("protocol")) for one in found}
     rate = ", ".join(f"{one:g}" for one in rates)

@@ -9,32 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnbench.axes import ALIKE
 from attnbench.errors import ResultsError, UsageError
 from attnbench.plots.captions import OWN_FORM, as_typed, difference
 from attnbench.record import COLUMNS
 from attnbench.status import Status
 
 SAME = (
-    "run",
-    "suite",
-    "level",
-    "pass",
-    "dtype",
-    "causal",
-    "bias",
-    "padding",
-    "head_dim",
-    "heads",
-    "batch",
-    "compile",
-    "device",
-    "process",
-    "threads",
-    "quick",
-    "seed",
-    "machine_id",
-    "torch_version",
-    "method_version",
+    *("run", "suite", "level", "pass"),
+    *(axis for axis in ALIKE if axis != "seed"),
+    *("device", "process", "threads", "quick", "seed", "machine_id", "torch_version", "method_version"),
 )
 """Columns in which all rows of one series agree, with those that readers ask about first in front."""
 _OF_A_RUN = ("suite", "device", "process", "threads", "machine_id", "torch_version", "method_version", "quick")

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+from attnbench.axes import IN_ROWS
 from attnbench.cell import Cell
 from attnbench.cgroup import throttled_periods
 from attnbench.machine import OtherLoad, thread_warnings, throttling_warning
 from attnbench.measure.crossover import Crossover, crossover
 from attnbench.measure.statistics import Ratio, fewest, median, median_interval, paired_ratio
 from attnbench.measure.time import TimingRules
-from attnbench.record import Record, inferred
+from attnbench.record import COLUMNS, Record, inferred
 from attnbench.run.different import refuse_equal
 from attnbench.run.doubt import Doubts
 from attnbench.run.isolation import Settings, Worker
@@ -23,10 +24,7 @@ from attnbench.status import STOPPING, Status
 LONGEST_ERROR = 2**31
 """Logits of exact attention in float64 that take about a minute; errors of longer inputs are not measured."""
 
-_ASKED = (
-    *("level", "pass_", "batch", "heads", "head_dim", "causal", "bias", "compile", "padding", "dtype", "device"),
-    *("inputs", "seed"),
-)
+_ASKED = tuple(name for name in COLUMNS if name in {"level", "pass", "device", *IN_ROWS} - {"kv_len"})
 """Columns that all rows of a comparison share, so that the table itself says what was compared."""
 
 
@@ -116,7 +114,8 @@ class Comparison:
                 joint_low, joint_high = (ratio.joint if ratio else None) or (None, None)
                 flat |= {"joint_ci_low": joint_low, "joint_ci_high": joint_high, "withheld": row.withheld}
                 flat |= {"disturbed": row.disturbed, "stopped": row.stopped}
-                flat |= {name.rstrip("_"): getattr(row.a.record, name) for name in _ASKED}
+                columns = row.a.record.to_json()
+                flat |= {name: columns[name] for name in _ASKED}
                 rows.append(flat)
         return rows
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from attnbench.axes import ALIKE, AXES, names_of, shortened
 from attnbench.cell import Cell, Level, Pass
 from attnbench.errors import UsageError
 from attnbench.machine import default_threads, resolve_device
@@ -17,8 +19,8 @@ from attnbench.run.different import refuse_equal
 from attnbench.run.isolation import Settings
 from attnbench.run.process import Process
 from attnbench.run.process import memory_limit as limit_for
-from attnbench.shape import Bias, Shape
-from attnbench.spec import Spec, parse_spec, parse_specs
+from attnbench.shape import Shape
+from attnbench.spec import parse_spec, parse_specs
 from attnbench.suite.ranges import parse_range
 from attnbench.variant import VARIANTS
 
@@ -29,20 +31,12 @@ class Question:
 
     variants: Sequence[str]
     lengths: str | int | Sequence[int] = (1024, 2048, 4096)
-    heads: int = 8
-    head_dim: int = 64
-    batch: int = 1
-    dtype: str = "float32"
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    """Axis -> value; axes that are left out have their defaults."""
     device: str = "auto"
     level: Level = "operator"
     pass_: Pass = "forward"
-    causal: bool = False
-    bias: Bias = "none"
-    padding: float = 0.0
-    compile: bool = False
-    inputs: str = "gaussian"
     error: bool = True
-    seed: int = 0
     threads: int | None = None
     timeout: float = 120.0
     min_time: float = 1.0
@@ -62,7 +56,8 @@ class Question:
         lengths = tuple(sorted(set(parse_range(self.lengths))))
         if not lengths[0]:
             raise UsageError("--n 0: a length is at least 1; write --n 1024..4096")
-        checked(self.padding)
+        at = {name: self.axes.get(name, axis.default) for name, axis in AXES.items()}
+        checked(at["padding"])
         for source in self.plugins:
             load(source)
         device = resolve_device(self.device)
@@ -70,40 +65,40 @@ class Question:
         specs = [VARIANTS.get(spec.name).normalise(spec) for spec in written]
         if len(specs) > 1 or not alone:
             refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
-        inputs = parse_spec(self.inputs)
-        inputs = INPUTS.get(inputs.name).normalise(inputs)
-        look_at(inputs)
+        inputs = parse_spec(str(at["inputs"]))
+        at["inputs"] = INPUTS.get(inputs.name).normalise(inputs)
+        look_at(at["inputs"])
         settings = Settings(
             device=device,
             threads=self.threads or default_threads(),
             process=self.process,
             memory_limit=limit_for(device, self.memory_limit),
             plugins=tuple(self.plugins),
-            dtypes=(self.dtype,),
+            dtypes=(at["dtype"],),
             rates=False,
         )
-        cells = tuple(self._cell(spec, lengths[0], device, inputs) for spec in specs)
+        cells = tuple(self._cell({**at, "variant": spec, "seq_len": lengths[0]}, device) for spec in specs)
         rules = TimingRules(min_time=self.min_time, max_time=10 * self.min_time)
         return Prepared(cells, lengths, settings, rules, self.timeout)
 
-    def _cell(self, variant: Spec, length: int, device: str, inputs: Spec) -> Cell:
+    def _cell(self, at: Mapping[str, Any], device: str) -> Cell:
         with_error = self.error and self.level == "operator"
+        at = shortened(at)
         return Cell(
             suite="compare",
             sweep="compare",
-            variant=variant,
-            shape=Shape(self.batch, self.heads, length, self.head_dim, causal=self.causal, bias=self.bias),
+            shape=Shape(**{axis: at[axis] for axis in names_of("shape")}),
             level=self.level,
             pass_=self.pass_,
-            dtype=self.dtype,
             device=device,
-            inputs=inputs,
-            seed=self.seed,
             measure=("time", "memory", "error") if with_error else ("time", "memory"),
             error_draws=2,
-            compile=self.compile,
-            padding=self.padding,
+            **{axis: at[axis] for axis in names_of("cell")},
         )
+
+
+_TOLD = ("batch", "heads", "head_dim", "dtype", "seed")
+"""Axes that the line above a comparison always tells, or never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +125,7 @@ class Prepared:
     def __str__(self) -> str:
         """The circumstances that all variants share, in one line."""
         cell, shape = self.cells[0], self.cells[0].shape
-        form = " causal" * shape.causal + f" {shape.bias}" * (shape.bias != "none") + " compiled" * cell.compile
-        form += f", {100 * cell.padding:.3g} % padding" if cell.padding else ""
+        unusual = [axis for axis in ALIKE if axis not in _TOLD and cell.at(axis) != AXES[axis].default]
+        form = ", ".join([f"{cell.level} {cell.pass_}", *(AXES[axis].in_words(cell.at(axis)) for axis in unusual)])
         sizes = f"B={shape.B} H={shape.H} D={shape.D}"
-        return f"{cell.level} {cell.pass_}{form}, {sizes}, {cell.dtype}, {cell.inputs}, on {cell.device}"
+        return f"{form}, {sizes}, {cell.dtype}, {cell.inputs}, on {cell.device}"

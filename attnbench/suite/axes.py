@@ -14,22 +14,23 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 
+from attnbench.axes import Axis, Flag, Rate, Share, Specs, Whole, Words
 from attnbench.errors import UsageError
 from attnbench.qkv import INPUTS
 from attnbench.registry import Entry, Registry
-from attnbench.shape import BIASES, Bias
 from attnbench.spec import Spec, parse_scalar, parse_specs
 from attnbench.suite.messages import pick, shown, wrong
 from attnbench.suite.ranges import FORMS, MAX_VALUES, is_number, parse_range
 from attnbench.task import TASKS
 from attnbench.variant import VARIANTS
 
-Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Device = Literal["cpu", "cuda", "mps"]
 DEVICES: tuple[str, ...] = get_args(Device)
 
 Test = Callable[[Any], bool]
 """One condition on one axis."""
+Check = Callable[[object, ValidationInfo], list[Any]]
+"""From plain data to checked values, or to conditions."""
 
 MAX_IN_ALL = 100_000
 """Most values in one suite, with ranges and lists of options multiplied out."""
@@ -74,7 +75,7 @@ def _listed(value: object, axis: str | None) -> list[object]:
     return items
 
 
-def _whole(low: int, high: int, *, null: bool = False) -> Callable[[object, ValidationInfo], list[int | None]]:
+def _whole(low: int, high: int, *, null: bool = False) -> Check:
     def check(value: object, info: ValidationInfo) -> list[int | None]:
         axis, reading = info.field_name, _reading(info)
         numbers: list[int | None] = []
@@ -108,7 +109,7 @@ def _numbers(item: object, axis: str | None, index: int) -> list[int]:
         wrong(f"{axis!r}: {error}", index)
 
 
-def _specs(registry: Registry[Any]) -> Callable[[object, ValidationInfo], list[Spec]]:
+def _specs(registry: Registry[Any]) -> Check:
     def check(value: object, info: ValidationInfo) -> list[Spec]:
         specs: list[Spec] = []
         reading = _reading(info)
@@ -137,21 +138,17 @@ def _normal_specs(registry: Registry[Any], item: object, index: int, reading: Re
     return specs
 
 
-def _words(known: tuple[str, ...]) -> Callable[[object, ValidationInfo], list[str]]:
+def _words(known: tuple[str, ...]) -> Check:
     def check(value: object, info: ValidationInfo) -> list[str]:
         words: list[str] = []
         for index, item in enumerate(_listed(value, info.field_name)):
-            if not isinstance(item, str) or item not in known:
+            word = "none" if item is None and "none" in known else item  # without quotes it is nothing in YAML
+            if not isinstance(word, str) or word not in known:
                 wrong(f"{info.field_name!r} cannot be {shown(item)}{pick(item, known)}", index)
-            words.append(item)
+            words.append(word)
         return words
 
     return check
-
-
-def _biases(value: object, info: ValidationInfo) -> list[str]:
-    """Read ``none`` without quotes, which is nothing in YAML as on the command line, as the word."""
-    return _words(BIASES)(["none" if item is None else item for item in _listed(value, info.field_name)], info)
 
 
 def _flags(value: object, info: ValidationInfo) -> list[bool]:
@@ -211,7 +208,7 @@ def _equality(word: object) -> Test:
     return lambda value: bool(value == word)
 
 
-def _spec_tests(registry: Registry[Any]) -> Callable[[object, ValidationInfo], list[Test]]:
+def _spec_tests(registry: Registry[Any]) -> Check:
     def check(value: object, info: ValidationInfo) -> list[Test]:
         tests: list[Test] = []
         reading = _reading(info)
@@ -228,24 +225,8 @@ def _named(name: str) -> Test:
     return lambda spec: bool(spec.name == name)
 
 
-def _word_tests(known: tuple[str, ...]) -> Callable[[object, ValidationInfo], list[Test]]:
-    return lambda value, info: [_equality(word) for word in _words(known)(value, info)]
-
-
-def _bias_tests(value: object, info: ValidationInfo) -> list[Test]:
-    return [_equality(bias) for bias in _biases(value, info)]
-
-
-def _share_tests(value: object, info: ValidationInfo) -> list[Test]:
-    return [_equality(share) for share in _shares(value, info)]
-
-
-def _rate_tests(value: object, info: ValidationInfo) -> list[Test]:
-    return [_equality(rate) for rate in _rates(value, info)]
-
-
-def _flag_tests(value: object, info: ValidationInfo) -> list[Test]:
-    return [_equality(flag) for flag in _flags(value, info)]
+def _equal_to(values: Check) -> Check:
+    return lambda value, info: [_equality(one) for one in values(value, info)]
 
 
 def _schema(item: dict[str, Any]) -> WithJsonSchema:
@@ -253,36 +234,47 @@ def _schema(item: dict[str, Any]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item, "minItems": 1}]})
 
 
-_WHOLE = {"type": ["integer", "string"]}
 _SPEC = {"type": ["string", "object"]}
 _CONDITION = {"type": ["number", "string", "boolean", "object"]}
-_SIZES = 2**20
-_LENGTHS = 2**30  # beyond any device; keeps products of sizes printable
+_REGISTRIES: dict[str, Registry[Any]] = {"variant": VARIANTS, "input": INPUTS, "task": TASKS}
 
-Variants = Annotated[list[Spec], PlainValidator(_specs(VARIANTS)), _schema(_SPEC)]
-Inputs = Annotated[list[Spec], PlainValidator(_specs(INPUTS)), _schema(_SPEC)]
-Lengths = Annotated[list[int], PlainValidator(_whole(1, _LENGTHS)), _schema(_WHOLE)]
-KeyLengths = Annotated[
-    list[int | None], PlainValidator(_whole(1, _LENGTHS, null=True)), _schema({"type": ["integer", "string", "null"]})
-]
-Sizes = Annotated[list[int], PlainValidator(_whole(1, _SIZES)), _schema(_WHOLE)]
-Seeds = Annotated[list[int], PlainValidator(_whole(0, 2**63 - 1)), _schema(_WHOLE)]
-Dtypes = Annotated[list[Dtype], PlainValidator(_words(get_args(Dtype))), _schema({"enum": list(get_args(Dtype))})]
-Biases = Annotated[list[Bias], PlainValidator(_biases), _schema({"enum": [*BIASES, None]})]
-Shares = Annotated[
-    list[float], PlainValidator(_shares), _schema({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
-]
-Tasks = Annotated[list[Spec], PlainValidator(_specs(TASKS)), _schema(_SPEC)]
-Rates = Annotated[list[float], PlainValidator(_rates), _schema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})]
-Flags = Annotated[list[bool], PlainValidator(_flags), _schema({"type": "boolean"})]
 
-VariantTests = Annotated[list[Test], PlainValidator(_spec_tests(VARIANTS)), _schema(_CONDITION)]
-InputTests = Annotated[list[Test], PlainValidator(_spec_tests(INPUTS)), _schema(_CONDITION)]
-NumberTests = Annotated[list[Test], PlainValidator(_number_tests), _schema(_CONDITION)]
-DtypeTests = Annotated[list[Test], PlainValidator(_word_tests(get_args(Dtype))), _schema(_CONDITION)]
-BiasTests = Annotated[list[Test], PlainValidator(_bias_tests), _schema(_CONDITION)]
-DeviceTests = Annotated[list[Test], PlainValidator(_word_tests(DEVICES)), _schema(_CONDITION)]
-ShareTests = Annotated[list[Test], PlainValidator(_share_tests), _schema(_CONDITION)]
-TaskTests = Annotated[list[Test], PlainValidator(_spec_tests(TASKS)), _schema(_CONDITION)]
-RateTests = Annotated[list[Test], PlainValidator(_rate_tests), _schema(_CONDITION)]
-FlagTests = Annotated[list[Test], PlainValidator(_flag_tests), _schema(_CONDITION)]
+def _checked_by(axis: Axis) -> tuple[Check, dict[str, Any]]:
+    """What reads the values of an axis, and the JSON Schema of one of them."""
+    match axis.values:
+        case Specs(kind):
+            return _specs(_REGISTRIES[kind]), _SPEC
+        case Whole(low, high):
+            types = ["integer", "string", *["null"] * bool(axis.same_as)]
+            return _whole(low, high, null=bool(axis.same_as)), {"type": types}
+        case Words(known):
+            return _words(known), {"enum": [*known, *[None] * ("none" in known)]}
+        case Share():
+            return _shares, {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
+        case Rate():
+            return _rates, {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+        case Flag():
+            return _flags, {"type": "boolean"}
+
+
+def values_of(axis: Axis) -> Any:
+    """The type of a field with values of an axis: one value or a list of them."""
+    check, schema = _checked_by(axis)
+    return Annotated[list[Any], PlainValidator(check), _schema(schema)]
+
+
+def tests_of(axis: Axis) -> Any:
+    """The type of a field with conditions on an axis."""
+    match axis.values:
+        case Specs(kind):
+            return _tests(_spec_tests(_REGISTRIES[kind]))
+        case Whole():
+            return _tests(_number_tests)
+    return _tests(_equal_to(_checked_by(axis)[0]))
+
+
+def _tests(check: Check) -> Any:
+    return Annotated[list[Test], PlainValidator(check), _schema(_CONDITION)]
+
+
+DeviceTests = Annotated[list[Test], PlainValidator(_equal_to(_words(DEVICES))), _schema(_CONDITION)]

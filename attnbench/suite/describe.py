@@ -5,28 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from attnbench.axes import AXES, Flag, Specs, Words
 from attnbench.cell import Cell
-from attnbench.spec import format_scalar
+from attnbench.record import COLUMNS
+from attnbench.spec import Spec, format_scalar
+
+_TOLD = [name for name in COLUMNS if name in AXES and not AXES[name].required]
 
 
 def axes_of(cell: Cell) -> dict[str, Any]:
     """Axis -> value of everything but variant and length; None where it does not apply."""
-    shape = cell.shape
-    return {
-        "batch": shape.B,
-        "heads": shape.H,
-        "head_dim": shape.D,
-        "kv_len": shape.kv_len,
-        "causal": shape.causal,
-        "bias": shape.bias,
-        "compile": cell.compile,
-        "padding": cell.padding,
-        "dtype": cell.dtype,
-        "inputs": cell.inputs.label if cell.level == "operator" else None,
-        "task": cell.task.label if cell.task else None,
-        "learning_rate": cell.training.learning_rate if cell.training else None,
-        "seed": cell.seed,
-    }
+    applies = [axis for axis in _TOLD if AXES[axis].only != "operator" or cell.level == "operator"]
+    values = dict.fromkeys(_TOLD) | {axis: cell.at(axis) for axis in applies}
+    return {axis: value.label if isinstance(value, Spec) else value for axis, value in values.items()}
 
 
 def varying(cells: Sequence[Cell]) -> list[str]:
@@ -34,8 +25,7 @@ def varying(cells: Sequence[Cell]) -> list[str]:
     by_sweep: dict[str, list[dict[str, Any]]] = {}
     for cell in cells:
         by_sweep.setdefault(cell.sweep, []).append(axes_of(cell))
-    names = by_sweep and next(iter(by_sweep.values()))[0]
-    return [axis for axis in names if any(len({row[axis] for row in rows}) > 1 for rows in by_sweep.values())]
+    return [axis for axis in _TOLD if any(len({row[axis] for row in rows}) > 1 for rows in by_sweep.values())]
 
 
 def shown(value: Any) -> str:
@@ -51,12 +41,17 @@ def name(cell: Cell, axes: Sequence[str]) -> str:
 
 
 def address(cell: Cell) -> str:
-    """What ``-k`` looks at: ``speed/performer:features=64/n4096/model/training/float32/causal/batch=1/heads=4/...``."""
-    axes = axes_of(cell)
-    dtype, bias, inputs, padding, task = (axes.pop(axis) for axis in ("dtype", "bias", "inputs", "padding", "task"))
-    flags = {"causal": axes.pop("causal"), "compiled": axes.pop("compile"), bias: bias != "none"}
-    label = [cell.sweep, cell.variant.label, f"n{cell.shape.N}", cell.level, cell.pass_, dtype]
-    label += [flag for flag, on in flags.items() if on]
-    axes |= {"padding": padding or None}
-    rest = [f"{axis}={value}" for axis, value in axes.items() if value is not None]
-    return "/".join([*label, *(one for one in (inputs, task) if one), *rest])
+    """What ``-k`` looks at: ``speed/performer:features=64/n4096/model/training/causal/float32/batch=1/heads=4/...``."""
+    words: list[str] = []
+    numbers: list[str] = []
+    for key, value in axes_of(cell).items():
+        axis = AXES[key]
+        if value is None or (axis.added and value == axis.default):
+            continue
+        if isinstance(axis.values, Words | Specs):
+            words.append(value)
+        elif not isinstance(axis.values, Flag):
+            numbers.append(f"{key}={value}")
+        elif value:
+            words.append(axis.in_words(value))
+    return "/".join([cell.sweep, cell.variant.label, f"n{cell.shape.N}", cell.level, cell.pass_, *words, *numbers])

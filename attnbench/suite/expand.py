@@ -12,32 +12,20 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from attnbench.axes import AXES, Specs, filled, names_of, shortened
 from attnbench.cell import Cell, ModelSize, Training
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, parse_scalar
 from attnbench.suite.axes import DEVICES, Reading, Test
 from attnbench.suite.messages import pick, shown
-from attnbench.suite.schema import AXES, OPERATOR_AXES, TRAINING_AXES, Axes, Exclude, Rules, Suite, Sweep, first_problem
+from attnbench.suite.schema import Axes, Exclude, Rules, Suite, Sweep, first_problem
 
 MAX_CELLS = 20_000
 """At half a second a cell, three hours."""
 
-_DEFAULTS: dict[str, list[Any]] = {
-    "kv_len": [None],
-    "heads": [Shape().heads],
-    "head_dim": [Shape().head_dim],
-    "batch": [Shape().batch],
-    "dtype": ["float32"],
-    "causal": [False],
-    "bias": ["none"],
-    "compile": [False],
-    "padding": [0.0],
-    "inputs": [Spec("gaussian")],
-    "task": [None],
-    "learning_rate": [Training().learning_rate],
-    "seed": [0],
-}
+_DEFAULTS = {name: [axis.default] for name, axis in AXES.items() if not axis.required}
+_OF_SHAPE, _OF_CELL = names_of("shape"), names_of("cell")
 
 Override = str | Scalar | list[Any]
 """One value, text as typed after ``--set axis=``, or a list of both."""
@@ -103,9 +91,8 @@ def apply_overrides(
 ) -> Suite:
     """The suite with axes replaced in every sweep, whatever its matrices and profiles say.
 
-    Axes that only the operator level has (``inputs``, ``kv_len``), only a model (``task``) or only a training
-    (``learning_rate``) leave other sweeps as they are. An ``include`` row loses the values that the override does not
-    name.
+    Axes that mean something in some sweeps only (:attr:`attnbench.axes.Axis.only`) leave the others as they are. An
+    ``include`` row loses the values that the override does not name.
 
     Args:
         overrides: axis -> value, list, or text: ``{"seq_len": "1024..4096", "variant": "sdpa,performer:features=64"}``.
@@ -126,9 +113,8 @@ def apply_overrides(
             raise UsageError(f"{option}: {first_problem(error)}") from None
         sweeps = [sweep for sweep in data["sweeps"] if _has_axis(sweep, axis)]
         if not sweeps:
-            raise UsageError(
-                f"{option}: only sweeps {_OWNERS[axis]} have this axis, and {suite.name!r} has none; remove it"
-            )
+            owners = _OWNERS[AXES[axis].only]
+            raise UsageError(f"{option}: only sweeps {owners} have this axis, and {suite.name!r} has none; remove it")
         for sweep in sweeps:
             sweep["matrix"][axis] = values
         for owner in (data, *sweeps):
@@ -141,22 +127,23 @@ def apply_overrides(
 
 
 def _axes(data: dict[str, Any], suite: Suite) -> Axes:
-    return Axes.model_validate(data, context=Reading(suite.registered))
+    found: Axes = Axes.model_validate(data, context=Reading(suite.registered))
+    return found
 
 
-_OWNERS = {
-    **dict.fromkeys(OPERATOR_AXES, "at level operator"),
-    "task": "with a task",
-    **dict.fromkeys(TRAINING_AXES, "that measure a score"),
-}
+_OWNERS = {"operator": "at level operator", "task": "with a task", "score": "that measure a score"}
+"""Where an axis means something -> which sweeps have it."""
 
 
 def _has_axis(sweep: dict[str, Any], axis: str) -> bool:
-    if axis in OPERATOR_AXES:
-        return bool(sweep.get("level", "operator") == "operator")
-    if axis == "task":
-        return "task" in sweep["matrix"]
-    return axis not in TRAINING_AXES or "score" in sweep.get("measure", ())
+    match AXES[axis].only:
+        case "operator":
+            return bool(sweep.get("level", "operator") == "operator")
+        case "task":
+            return "task" in sweep["matrix"]
+        case "score":
+            return "score" in sweep.get("measure", ())
+    return True
 
 
 def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any], suite: Suite) -> dict[str, Any] | None:
@@ -174,7 +161,7 @@ def _split(axis: str, value: object) -> list[Any]:
         return [one for item in value for one in _split(axis, item)]
     if not isinstance(value, str):
         return [value]
-    if axis in ("variant", "inputs", "task"):
+    if isinstance(AXES[axis].values, Specs):
         return _split_specs(value)
     return [word if ".." in word else parse_scalar(word) for word in (part.strip() for part in value.split(","))]
 
@@ -214,11 +201,14 @@ def _grids(suite: Suite, kind: str) -> Iterator[_Grid]:
 
 def _takes(sweep: Sweep, axis: str) -> bool:
     """Whether a value that a profile gives the axis means anything in this sweep."""
-    if axis in OPERATOR_AXES:
-        return sweep.level == "operator"
-    if axis == "task":
-        return sweep.level == "model"
-    return axis not in TRAINING_AXES or "score" in sweep.measure
+    match AXES[axis].only:
+        case "operator":
+            return sweep.level == "operator"
+        case "task":
+            return sweep.level == "model"
+        case "score":
+            return "score" in sweep.measure
+    return True
 
 
 def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
@@ -232,35 +222,29 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
     shapes: dict[tuple[Any, ...], Shape] = {}
     for chosen in itertools.product(*grid.axes.values()):
         at = dict(zip(grid.axes, chosen, strict=True))
-        asked = {**at, "kv_len": at["kv_len"] or at["seq_len"]}
+        asked = filled(at)
         if any(_meets(row, asked) for row in excluded):
             continue
-        sizes = tuple(at[axis] for axis in _SIZES)
-        B, H, N, D, M, causal, bias = sizes
+        at = shortened(at)
+        sizes = tuple(at[axis] for axis in _OF_SHAPE)
         shape = shapes.get(sizes)
         if shape is None:
             try:
-                shape = shapes[sizes] = Shape(B, H, N, D, None if M == N else M, causal, bias)
+                shape = shapes[sizes] = Shape(**dict(zip(_OF_SHAPE, sizes, strict=True)))
             except UsageError as error:
                 where = ("sweeps", grid.index, "matrix")
                 raise suite.origin.error(where, f"{error}; or exclude these cells") from None
         yield Cell(
             suite=suite.name,
             sweep=sweep.name,
-            variant=at["variant"],
             shape=shape,
             level=sweep.level,
             pass_=sweep.pass_,
-            dtype=at["dtype"],
             device=device,
-            inputs=at["inputs"],
-            seed=at["seed"],
             measure=measures,
             model=size,
             error_draws=sweep.error_draws,
-            compile=at["compile"],
-            padding=at["padding"],
-            task=at["task"],
+            **{axis: at[axis] for axis in _OF_CELL},
             training=trainings.get(at["learning_rate"]),
         )
 
@@ -274,9 +258,6 @@ def _trainings(sweep: Sweep, rates: list[float]) -> dict[float, Training]:
     given["pretrain_steps"] = (rules.pretrain_steps or rules.steps) if rules.pretrain == "masked" else 0
     protocol: Literal["fixed", "sweep"] = "sweep" if len(set(rates)) > 1 else "fixed"
     return {rate: Training(learning_rate=rate, protocol=protocol, **given) for rate in rates}
-
-
-_SIZES = ("batch", "heads", "seq_len", "head_dim", "kv_len", "causal", "bias")
 
 
 def _meets(row: Mapping[str, list[Test]], at: Mapping[str, object]) -> bool:

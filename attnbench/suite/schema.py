@@ -16,20 +16,16 @@ from pydantic import (
     StringConstraints,
     ValidationError,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 
+from attnbench.axes import AXES
 from attnbench.cell import Level, Measure, Pass, Positions
 from attnbench.errors import did_you_mean
 from attnbench.suite import axes
 from attnbench.suite.document import write_document
 from attnbench.suite.messages import Origin, Place, explain, pick, shown, wrong
-
-OPERATOR_AXES = ("kv_len", "inputs")
-"""Axes that say where q, k and v come from, which only the operator level takes from outside."""
-
-TRAINING_AXES = ("learning_rate",)
-"""Axes of a training, which only a sweep that measures a score has."""
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
@@ -76,40 +72,28 @@ class _Strict(BaseModel):
         return self._data
 
 
-class Axes(_Strict):
-    """Values by axis; an empty list means that the axis is not mentioned."""
+_VALUES: dict[str, Any] = {
+    name: (axes.values_of(axis), Field(default=[], description=axis.help)) for name, axis in AXES.items()
+}
+_REQUIRED: dict[str, Any] = {
+    name: (axes.values_of(axis), Field(description=axis.help)) for name, axis in AXES.items() if axis.required
+}
+_TESTS: dict[str, Any] = {
+    name: (axes.tests_of(axis), Field(default=[], description=axis.condition or axis.values.condition))
+    for name, axis in AXES.items()
+}
 
-    variant: axes.Variants = Field(default=[], description="performer:features=64 or {name: performer, features: 64}")
-    seq_len: axes.Lengths = Field(
-        default=[], description="N: 1024, 16k, 1024..16384 (doubling), 1024..4096+1024 (steps)"
-    )
-    kv_len: axes.KeyLengths = Field(default=[], description="M; null means N (operator level only)")
-    heads: axes.Sizes = Field(default=[], description="H")
-    head_dim: axes.Sizes = Field(default=[], description="D")
-    batch: axes.Sizes = Field(default=[], description="B")
-    dtype: axes.Dtypes = Field(default=[], description="element type of q, k and v")
-    causal: axes.Flags = Field(default=[], description="query i sees keys j <= i only")
-    bias: axes.Biases = Field(default=[], description="added to the logits by distance: none, alibi or relative")
-    compile: axes.Flags = Field(default=[], description="by torch.compile, all of it or nothing")
-    padding: axes.Shares = Field(default=[], description="share of the batch's tokens that are padding: 0, 0.5")
-    inputs: axes.Inputs = Field(default=[], description="where q, k and v come from (operator level only)")
-    task: axes.Tasks = Field(default=[], description="what the model reads and answers (model level only)")
-    learning_rate: axes.Rates = Field(default=[], description="several: the best one counts (measure: score only)")
-    seed: axes.Seeds = Field(default=[], description="seed of inputs, random projections and initial weights")
+
+class Axes(create_model("_Values", __base__=_Strict, **_VALUES)):  # type: ignore[misc]  # its fields are in a table
+    """Values by axis; an empty list means that the axis is not mentioned."""
 
     def given(self) -> dict[str, list[Any]]:
         """Axis -> values, only axes that are mentioned, in the order written."""
-        return {axis: getattr(self, axis) for axis in self.data if getattr(self, axis, None)}
+        return {axis: getattr(self, axis) for axis in self.data if axis in AXES and getattr(self, axis)}
 
 
-AXES: tuple[str, ...] = tuple(Axes.model_fields)
-
-
-class Matrix(Axes):
+class Matrix(create_model("_Required", __base__=Axes, **_REQUIRED)):  # type: ignore[misc]
     """Every combination of its values is a cell; the axis written first varies slowest."""
-
-    variant: axes.Variants = Field(description=Axes.model_fields["variant"].description)
-    seq_len: axes.Lengths = Field(description=Axes.model_fields["seq_len"].description)
 
 
 class Profiles(_Strict):
@@ -191,12 +175,20 @@ class Sweep(_Strict):
         if self.model is not None and self.level != "model":
             wrong(f"'model' does nothing at level {self.level}; remove it or write level: model", "model")
         self._check_training()
-        for axis in OPERATOR_AXES:
-            if self.level != "operator" and getattr(self.matrix, axis):
-                wrong(
-                    f"{axis!r} does nothing at level {self.level}; remove it or write level: operator", "matrix", axis
-                )
+        for name in self.matrix.given():
+            self._check_axis(name)
         return self
+
+    def _check_axis(self, name: str) -> None:
+        match AXES[name].only:
+            case "operator" if self.level != "operator":
+                wrong(
+                    f"{name!r} does nothing at level {self.level}; remove it or write level: operator", "matrix", name
+                )
+            case "task" if self.level != "model":
+                wrong(f"{name!r} does nothing at level {self.level}; remove it or write level: model", "matrix", name)
+            case "score" if "score" not in self.measure:
+                wrong(f"{name!r} does nothing without measure: score; remove it", "matrix", name)
 
     def _check_training(self) -> None:
         scored = "score" in self.measure
@@ -208,10 +200,6 @@ class Sweep(_Strict):
             wrong("'score' needs a task; write task: recall, say ('attnbench list tasks')", "matrix")
         if self.training is not None and not scored:
             wrong("'training' does nothing without measure: score; remove it", "training")
-        if self.matrix.task and self.level != "model":
-            wrong(f"'task' does nothing at level {self.level}; remove it or write level: model", "matrix", "task")
-        if self.matrix.learning_rate and not scored:
-            wrong("'learning_rate' does nothing without measure: score; remove it", "matrix", "learning_rate")
         if self.matrix.padding and scored:
             wrong("'padding' does nothing to a task, which has its own; remove it", "matrix", "padding")
         if self.matrix.task and self.model is not None and self.model.data.get("vocab") is not None:
@@ -229,26 +217,13 @@ class Include(Axes):
     sweep: SweepNames = Field(default=[], description="only in these sweeps")
 
 
-class Exclude(_Strict):
-    """A cell that meets every condition of a row is left out; a list of values means any of them."""
-
+class _Where(_Strict):
     sweep: SweepNames = Field(default=[], description="only in these sweeps")
     device: axes.DeviceTests = Field(default=[], description="type of device: cpu, cuda or mps")
-    variant: axes.VariantTests = Field(default=[], description="name, or name and all options that are not the default")
-    seq_len: axes.NumberTests = Field(default=[], description="1024, '>=65536' or a range")
-    kv_len: axes.NumberTests = Field(default=[], description="compares M, which is N where kv_len is null")
-    heads: axes.NumberTests = Field(default=[], description="H: a number, '>=8' or a range")
-    head_dim: axes.NumberTests = Field(default=[], description="D: a number, '>=64' or a range")
-    batch: axes.NumberTests = Field(default=[], description="B: a number, '>=8' or a range")
-    dtype: axes.DtypeTests = Field(default=[], description="element type")
-    causal: axes.FlagTests = Field(default=[], description="true or false")
-    bias: axes.BiasTests = Field(default=[], description="none, alibi or relative")
-    compile: axes.FlagTests = Field(default=[], description="true or false")
-    padding: axes.ShareTests = Field(default=[], description="share of padding: 0, 0.5")
-    inputs: axes.InputTests = Field(default=[], description="name, or name and all options that are not the default")
-    task: axes.TaskTests = Field(default=[], description="name, or name and all options that are not the default")
-    learning_rate: axes.RateTests = Field(default=[], description="one rate or several")
-    seed: axes.NumberTests = Field(default=[], description="a number, '>=8' or a range")
+
+
+class Exclude(create_model("_Conditions", __base__=_Where, **_TESTS)):  # type: ignore[misc]
+    """A cell that meets every condition of a row is left out; a list of values means any of them."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:

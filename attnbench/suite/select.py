@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import get_args
 
+from attnbench.axes import DTYPES
 from attnbench.cell import Cell, Level, Pass
 from attnbench.errors import UsageError, did_you_mean
-from attnbench.suite.axes import Dtype
 from attnbench.suite.describe import address
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 _MAX_DEPTH = 50
 _EXAMPLE = "write for instance 'performer and not n4096'"
-_WHOLE = {*get_args(Dtype), *get_args(Level), *get_args(Pass)}
+_WHOLE = {*DTYPES, *get_args(Level), *get_args(Pass)}
 """Words that are never a part of another one: float16 does not mean bfloat16."""
 
 Predicate = Callable[[str], bool]

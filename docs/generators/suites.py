@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from attnbench.axes import AXES
 from attnbench.errors import any_of
 from attnbench.spec import Spec, format_scalar
-from attnbench.suite.expand import _DEFAULTS
 from attnbench.suite.load import shipped_descriptions
 from attnbench.suite.schema import Axes, Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
 from generators.markdown import code, page, table, text
@@ -83,8 +83,8 @@ def _keys(model: type[BaseModel], schema: dict[str, Any]) -> Iterator[list[str]]
         if model is Exclude and name != "sweep":
             value = "a condition, or a list"
         default = _default(field)
-        if model is Matrix and name in _DEFAULTS:
-            (unset,) = _DEFAULTS[name]
+        if model is Matrix and not AXES[name].required:
+            unset = AXES[name].default
             default = (
                 "none" if unset is None else code(unset.label if isinstance(unset, Spec) else format_scalar(unset))
             )

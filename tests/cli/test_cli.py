@@ -80,10 +80,10 @@ def test_completion_knows_every_shipped_name_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     variants, suites, names, laws, figures, axes = json.loads(done.stdout)
 
+    from attnbench.axes import AXES
     from attnbench.plots import FIGURES
     from attnbench.qkv import INPUTS
     from attnbench.suite.load import shipped_suites
-    from attnbench.suite.schema import AXES
     from attnbench.task import TASKS
     from attnbench.testing import LAWS
     from attnbench.variant import VARIANTS

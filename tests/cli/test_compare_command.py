@@ -134,7 +134,7 @@ def test_padding_stands_in_the_heading_and_in_every_row(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     done = compare("softmax", "linear", "--n", "32", "--batch", "2", "--padding", "0.5", "--csv", str(table), *QUICK)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("operator forward, 50 % padding, B=2 H=2 D=8, float32, gaussian, on cpu")
+    assert done.stdout.startswith("operator forward, 50% padding, B=2 H=2 D=8, float32, gaussian, on cpu")
     (row,) = csv.DictReader(table.read_text().splitlines())
     assert (row["padding"], row["batch"], row["pass"], row["dtype"]) == ("0.5", "2", "forward", "float32")
 

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from attnbench.axes import AXES
 from attnbench.capabilities import Dense
 from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS
@@ -16,7 +17,7 @@ from attnbench.errors import Exit
 from attnbench.qkv import INPUTS
 from attnbench.record import COLUMNS
 from attnbench.shape import Shape
-from attnbench.suite.schema import AXES, Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
+from attnbench.suite.schema import Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
 from attnbench.task import TASKS
 from attnbench.testing import LAWS
 from attnbench.variant import VARIANTS, build

@@ -69,8 +69,8 @@ def test_a_choice_of_nothing_says_which_word_is_in_no_cell_and_what_cells_are_ca
 
 def test_an_address_holds_every_axis() -> None:
     assert address(CAUSAL) == (
-        "speed/performer:features=64/n4096/operator/forward/bfloat16/causal/compiled/alibi/gaussian/"
-        "batch=1/heads=4/head_dim=64/seed=0/padding=0.5"
+        "speed/performer:features=64/n4096/operator/forward/causal/alibi/compiled/bfloat16/gaussian/"
+        "batch=1/heads=4/head_dim=64/padding=0.5/seed=0"
     )
     assert "gaussian" not in address(MODEL)  # a model reads tokens
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from attnbench.axes import AXES
 from attnbench.errors import AttnbenchError, SuiteError
 from attnbench.suite.document import NotASuite, read_document, write_document
 from attnbench.suite.expand import apply_overrides, expand
 from attnbench.suite.load import load_suite
 from attnbench.suite.messages import Origin
-from attnbench.suite.schema import AXES, Suite
+from attnbench.suite.schema import Suite
 
 pytestmark = pytest.mark.usefixtures("small_registry")
 
@@ -100,7 +101,7 @@ KEYS = st.sampled_from(["name", "level", "pass", "measure", "model", "error_draw
 @same_fixtures
 @given(
     st.dictionaries(KEYS, VALUES, max_size=4),
-    st.dictionaries(st.sampled_from(AXES), VALUES, max_size=3),
+    st.dictionaries(st.sampled_from([*AXES]), VALUES, max_size=3),
     st.dictionaries(st.sampled_from(["profiles", "exclude", "include", "description", "y"]), VALUES, max_size=3),
 )
 def test_any_data_is_a_suite_or_refused(sweep: dict[str, Any], axes: dict[str, Any], rest: dict[str, Any]) -> None:
@@ -120,7 +121,7 @@ def test_any_data_is_a_suite_or_refused(sweep: dict[str, Any], axes: dict[str, A
 
 
 @same_fixtures
-@given(st.sampled_from(AXES), st.text(st.sampled_from(string.ascii_lowercase + "0123456789=:,.[]+ ")) | WORDS)
+@given(st.sampled_from([*AXES]), st.text(st.sampled_from(string.ascii_lowercase + "0123456789=:,.[]+ ")) | WORDS)
 def test_any_text_for_an_axis_is_taken_or_refused(axis: str, text: str) -> None:
     suite = Suite.of({"name": "x", "sweeps": [{"name": "s", "matrix": {"variant": "softmax", "seq_len": 4}}]}, Origin())
     try:

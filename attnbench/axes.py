@@ -1,0 +1,286 @@
+"""The axes of a suite, in one table.
+
+From one row follow the key of a matrix and of ``exclude``, the default, the override by ``--set``, what a cell's id
+leaves out, what older results lack, the words of a caption, and which rows may share a figure. CONTRIBUTING.md says how
+to add an axis; ``tests/test_axes.py`` names what is still missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from attnbench.shape import BIASES, Shape
+from attnbench.spec import Spec
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+class _Values:
+    """What values an axis takes. A kind of values is checked in :mod:`attnbench.suite.axes`."""
+
+    __slots__ = ()
+    condition: ClassVar[str]
+    """What may stand in a row of ``exclude``."""
+
+    def in_words(self, name: str, value: object) -> str:
+        return f"{name.replace('_', ' ')} {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(_Values):
+    """Whole numbers from ``low`` to ``high``, written as numbers or ranges."""
+
+    low: int
+    high: int
+    condition = "a number, '>=8' or a range"
+
+
+@dataclass(frozen=True, slots=True)
+class Words(_Values):
+    """A few words. ``none`` may be written without quotes, although it is nothing in YAML."""
+
+    known: tuple[str, ...]
+    condition = "one word or several"
+
+    def in_words(self, name: str, value: object) -> str:
+        return f"no {name}" if value == "none" else f"{name} {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Specs(_Values):
+    """Names with options, out of a registry."""
+
+    kind: Literal["variant", "input", "task"]
+    condition = "name, or name and all options that are not the default"
+
+    def in_words(self, name: str, value: object) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(_Values):
+    """True or false."""
+
+    condition = "true or false"
+
+    def in_words(self, name: str, value: object) -> str:
+        return name if value else f"not {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Share(_Values):
+    """At least 0 and below 1."""
+
+    condition = "one share or several"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate(_Values):
+    """Above 0 and at most 1."""
+
+    condition = "one rate or several"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One thing in which the cells of a sweep may differ."""
+
+    name: str
+    """Key in a suite, field of what has it, column of the results."""
+    values: Whole | Words | Specs | Flag | Share | Rate
+    of: Literal["cell", "shape", "training"]
+    """What has a field of this name: the cell, its shape or its training."""
+    help: str
+    """What the schema of a suite says about it."""
+    condition: str = ""
+    """The same in a row of ``exclude``, where that of its kind of values says too little."""
+    default: Any = None
+    required: bool = False
+    """Whether every matrix must name it."""
+    same_as: str = ""
+    """The axis whose value ``null`` stands for, which is then the default."""
+    only: Literal["", "operator", "task", "score"] = ""
+    """Where it means something: everywhere, at level operator, in models with a task, where a score is measured."""
+    added: bool = False
+    """Whether older cells and rows lack it; these have the default, and a cell with the default keeps its id."""
+    alike: bool = True
+    """Whether the rows of one series in a figure agree in it."""
+    of_model: bool = True
+    """Whether two models that differ in it are two models."""
+    asked: int = 5
+    """How soon readers ask about it: settings are told apart by the axes with the least number first."""
+    words: Callable[[Any], str] | None = None
+    """Puts a value in the words of a caption, where those of its kind of values say too little."""
+
+    def in_words(self, value: object) -> str:
+        """``causal``, ``4 heads``, ``bfloat16``."""
+        return self.words(value) if self.words else self.values.in_words(self.name, value)
+
+
+_SIZE = Whole(1, 2**20)
+_LENGTH = Whole(1, 2**30)  # beyond any device; keeps products of sizes printable
+_PLAIN = Shape()
+
+_TABLE = (
+    Axis(
+        "variant",
+        Specs("variant"),
+        "cell",
+        "performer:features=64 or {name: performer, features: 64}",
+        required=True,
+        alike=False,
+    ),
+    Axis(
+        "seq_len",
+        _LENGTH,
+        "shape",
+        "N: 1024, 16k, 1024..16384 (doubling), 1024..4096+1024 (steps)",
+        "1024, '>=65536' or a range",
+        required=True,
+        alike=False,
+        words=lambda n: f"n = {n:.0f}",
+    ),
+    Axis(
+        "kv_len",
+        _LENGTH,
+        "shape",
+        "M; null means N (operator level only)",
+        "compares M, which is N where kv_len is null",
+        same_as="seq_len",
+        only="operator",
+        alike=False,  # it may grow with the length
+        words=lambda keys: f"{keys} keys" if keys else "as many keys",
+    ),
+    Axis(
+        "heads",
+        _SIZE,
+        "shape",
+        "H",
+        "H: a number, '>=8' or a range",
+        default=_PLAIN.heads,
+        asked=3,
+        words=lambda heads: f"{heads:.0f} head{'' if heads == 1 else 's'}",
+    ),
+    Axis(
+        "head_dim",
+        _SIZE,
+        "shape",
+        "D",
+        "D: a number, '>=64' or a range",
+        default=_PLAIN.head_dim,
+        asked=2,
+        words=lambda width: f"head width {width}",
+    ),
+    Axis("batch", _SIZE, "shape", "B", "B: a number, '>=8' or a range", default=_PLAIN.batch, of_model=False, asked=4),
+    Axis(
+        "dtype",
+        Words(DTYPES),
+        "cell",
+        "element type of q, k and v",
+        "element type",
+        default="float32",
+        asked=0,
+        words=str,
+    ),
+    Axis("causal", Flag(), "shape", "query i sees keys j <= i only", default=_PLAIN.causal, asked=1),
+    Axis(
+        "bias",
+        Words(BIASES),
+        "shape",
+        "added to the logits by distance: none, alibi or relative",
+        "none, alibi or relative",
+        default=_PLAIN.bias,
+        added=True,
+        asked=1,
+    ),
+    Axis(
+        "compile",
+        Flag(),
+        "cell",
+        "by torch.compile, all of it or nothing",
+        default=False,
+        added=True,
+        of_model=False,
+        words=lambda on: "compiled" if on else "not compiled",
+    ),
+    Axis(
+        "padding",
+        Share(),
+        "cell",
+        "share of the batch's tokens that are padding: 0, 0.5",
+        "share of padding: 0, 0.5",
+        default=0.0,
+        added=True,
+        asked=1,
+        words=lambda share: f"{share:.0%} padding" if share else "no padding",
+    ),
+    Axis(
+        "inputs",
+        Specs("input"),
+        "cell",
+        "where q, k and v come from (operator level only)",
+        default=Spec("gaussian"),
+        only="operator",
+        alike=False,  # a figure of errors has a series for each
+    ),
+    Axis(
+        "task",
+        Specs("task"),
+        "cell",
+        "what the model reads and answers (model level only)",
+        only="task",
+        added=True,
+        alike=False,
+    ),
+    Axis(
+        "learning_rate",
+        Rate(),
+        "training",
+        "several: the best one counts (measure: score only)",
+        default=2e-3,
+        only="score",
+        alike=False,  # of several the best one counts
+        words=lambda rate: "one rate a variant" if rate is None or rate != rate else f"rate {rate:g}",
+    ),
+    Axis(
+        "seed",
+        Whole(0, 2**63 - 1),
+        "cell",
+        "seed of inputs, random projections and initial weights",
+        default=0,
+        of_model=False,
+        asked=9,
+    ),
+)
+
+AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
+"""Name -> axis, in the order in which a suite's schema shows them."""
+ALIKE = tuple(axis.name for axis in sorted(_TABLE, key=lambda axis: axis.asked) if axis.alike)
+"""Axes in which the rows of one series agree, with those that readers ask about first in front."""
+OF_MODEL = tuple(name for name in ALIKE if AXES[name].of_model)
+"""Those of them that are the same in all trainings of one model."""
+IN_ROWS = tuple(axis.name for axis in _TABLE if not axis.required and axis.only in ("", "operator"))
+"""Axes that tell the rows of one variant and length apart, without those of trainings."""
+_FOLLOWING = tuple((axis.name, axis.same_as) for axis in _TABLE if axis.same_as)
+
+
+def names_of(owner: Literal["cell", "shape", "training"]) -> tuple[str, ...]:
+    """The axes that are fields of a cell, of its shape or of its training."""
+    return tuple(axis.name for axis in _TABLE if axis.of == owner)
+
+
+def before(owner: Literal["cell", "shape"]) -> dict[str, Any]:
+    """Axes that cells and rows did not have at first -> what leaving them out means."""
+    return {axis.name: axis.default for axis in _TABLE if axis.added and axis.of == owner}
+
+
+def filled(at: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by axis, with the value that null stands for in its place: the number of keys, say."""
+    return {**at, **{name: at[other] for name, other in _FOLLOWING if at[name] is None}}
+
+
+def shortened(at: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`filled`: the same value has one form."""
+    return {**at, **{name: None for name, other in _FOLLOWING if at[name] == at[other]}}
