@@ -65,6 +65,8 @@ load("attnbench.record", "    padding: float\\n", "    shift: int\\n")
 
 from attnbench.cell import Cell
 from attnbench.cli import completion
+from attnbench.decision.budget import circumstances
+from attnbench.decision.words import address as address_of_row, name, telling
 from attnbench.plots.captions import in_words
 from attnbench.plots.setting import SAME
 from attnbench.record import Record
@@ -87,8 +89,11 @@ assert Cell.from_json(json.loads(json.dumps(shifted.to_json()))) == shifted
 assert [cell.shift for cell in expand(apply_overrides(suite, {"shift": "2"}))] == [2]
 assert varying([plain, shifted]) == ["shift"]
 assert "shift=3" in address(shifted) and "shift" not in address(plain)
-row = Record.of(shifted, Status.OK)
+row = Record.of(shifted, Status.OK, inputs="gaussian")
 older = {name: value for name, value in row.to_json().items() if name != "shift"}
+assert address_of_row(row) == address(shifted)
+assert name(row, telling([row, Record.of(plain, Status.OK, inputs="gaussian")])) == "softmax n=8 shift 3"
+assert circumstances(row)["shift"] == 3
 assert (row.shift, Record.from_json(older).shift) == (3, 0)
 definitions = Suite.model_json_schema()["$defs"]
 assert all("shift" in definitions[name]["properties"] for name in ("Axes", "Matrix", "Include", "Exclude"))

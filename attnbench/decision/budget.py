@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from attnbench.axes import IN_ROWS
 from attnbench.errors import UsageError
 from attnbench.record import Record
 from attnbench.status import Status
@@ -145,5 +146,5 @@ def error_interval(
 
 def circumstances(record: Record) -> dict[str, Any]:
     """Columns that all rows of a match share, so that the table itself says what was measured."""
-    names = ("level", "pass_", "batch", "heads", "head_dim", "seq_len", "causal", "bias", "compile", "padding", "dtype")
-    return {name.rstrip("_"): getattr(record, name) for name in (*names, "device", "inputs", "seed")}
+    asked = {"level", "pass", "seq_len", "device", *IN_ROWS} - {"kv_len"}
+    return {name: value for name, value in record.to_json().items() if name in asked}

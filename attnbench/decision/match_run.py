@@ -10,18 +10,22 @@ from typing import Any
 
 import pandas as pd
 
+from attnbench.axes import ALIKE
 from attnbench.decision.budget import Budget, Point, error_interval
 from attnbench.decision.knobs import knob_of
 from attnbench.decision.match import Match
 from attnbench.decision.search import Found
 from attnbench.errors import ResultsError, UsageError
 from attnbench.plots.options import pick_inputs
+from attnbench.record import COLUMNS
 from attnbench.spec import Scalar, Spec, parse_spec, parse_specs
 from attnbench.status import Status
 from attnbench.traits import Knob
 from attnbench.variant import VARIANTS
 
-_ALIKE = ["batch", "heads", "head_dim", "causal", "bias", "compile", "padding", "dtype", "device", "process", "threads"]
+_CELL = [*(name for name in COLUMNS if name in ALIKE and name != "seed"), "device"]
+"""Columns in which the cells of one match agree."""
+_ALIKE = [*_CELL, "process", "threads"]
 """Columns in which times and memory that are compared must agree."""
 
 
@@ -67,7 +71,7 @@ def match_run(
     points = _points(speed, errors)
     found = [_choose(budget, *group, points) for group in _groups(variants, points)]
     first = (speed if not speed.empty else errors).iloc[0]
-    same = {name: first[name] for name in ("level", "pass", *_ALIKE[:9])} | {"seq_len": n}
+    same = {name: first[name] for name in ("level", "pass", *_CELL)} | {"seq_len": n}
     same["inputs"] = errors["inputs"].iloc[0] if not errors.empty else ""
     where = f"B={first['batch']} H={first['heads']} D={first['head_dim']}, {first['dtype']}, on {first['device']}"
     said = f"n = {n}, {level} {pass_}, {where}" + (f", errors of {same['inputs']}" if same["inputs"] else "")

@@ -5,29 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from attnbench.axes import AXES, IN_ROWS, shortened
 from attnbench.decision.judge import MANY_ROUNDS, Finding
 from attnbench.printable import printable
 from attnbench.record import Record
+from attnbench.suite.describe import address_of
 from attnbench.units import format_bytes, format_seconds
 
 
 def address(row: Record) -> str:
     """What ``-k`` looks at, as :func:`attnbench.suite.describe.address` says it of a cell."""
-    flags = {"causal": row.causal, "compiled": row.compile, row.bias: row.bias != "none"}
-    inputs = row.inputs if row.level == "operator" else None
-    rest = {
-        "batch": row.batch,
-        "heads": row.heads,
-        "head_dim": row.head_dim,
-        "kv_len": row.kv_len if row.kv_len != row.seq_len else None,
-        "learning_rate": row.learning_rate,
-        "seed": row.seed,
-        "padding": row.padding or None,
-    }
-    parts = [row.sweep, row.label, f"n{row.seq_len}", row.level, row.pass_, row.dtype]
-    parts += [flag for flag, on in flags.items() if on]
-    parts += [one for one in (inputs, row.task) if one]
-    return "/".join([*parts, *(f"{axis}={value}" for axis, value in rest.items() if value is not None)])
+    values = shortened({axis: getattr(row, axis) for axis in AXES})
+    values["inputs"] = row.inputs if row.level == "operator" else None
+    return address_of([row.sweep, row.label, f"n{row.seq_len}", row.level, row.pass_], values)
 
 
 _NUMBERS = (
@@ -47,7 +37,7 @@ _NUMBERS = (
 def _axes(row: Record) -> dict[str, str]:
     """Axis -> what to say of it, where variant and length do not say it already; empty for nothing worth saying."""
     numbers = {axis: getattr(row, axis) for axis in _NUMBERS}
-    return {
+    said = {
         "level": row.level,
         "pass": row.pass_,
         "task": row.task or "",
@@ -62,6 +52,10 @@ def _axes(row: Record) -> dict[str, str]:
         "protocol": row.protocol or "",
         "process": row.process,
         **{axis: "" if value is None else f"{axis}={value:g}" for axis, value in numbers.items()},
+    }
+    rest = {axis: getattr(row, axis) for axis in IN_ROWS if axis not in said}
+    return said | {
+        axis: "" if value == AXES[axis].default else AXES[axis].in_words(value) for axis, value in rest.items()
     }
 
 

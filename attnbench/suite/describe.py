@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnbench.axes import AXES, Flag, Specs, Words
@@ -42,16 +42,21 @@ def name(cell: Cell, axes: Sequence[str]) -> str:
 
 def address(cell: Cell) -> str:
     """What ``-k`` looks at: ``speed/performer:features=64/n4096/model/training/causal/float32/batch=1/heads=4/...``."""
+    return address_of([cell.sweep, cell.variant.label, f"n{cell.shape.N}", cell.level, cell.pass_], axes_of(cell))
+
+
+def address_of(parts: Sequence[str], values: Mapping[str, Any]) -> str:
+    """``parts``, then the values of axes that are words, then those that are numbers."""
     words: list[str] = []
     numbers: list[str] = []
-    for key, value in axes_of(cell).items():
-        axis = AXES[key]
+    for name in _TOLD:
+        axis, value = AXES[name], values[name]
         if value is None or (axis.added and value == axis.default):
             continue
         if isinstance(axis.values, Words | Specs):
             words.append(value)
         elif not isinstance(axis.values, Flag):
-            numbers.append(f"{key}={value}")
+            numbers.append(f"{name}={value}")
         elif value:
             words.append(axis.in_words(value))
-    return "/".join([cell.sweep, cell.variant.label, f"n{cell.shape.N}", cell.level, cell.pass_, *words, *numbers])
+    return "/".join([*parts, *words, *numbers])
