@@ -30,6 +30,7 @@ COMMANDS = {
     "diff": Command("Say what changed between two runs.", "diff OLD NEW", "two runs"),
     "gate": Command("Fail where a run got worse.", "gate NEW --against OLD", "a run, and --against an older one"),
     "check": Command("Hold variants to formula and claims.", "check performer"),
+    "claims": Command("Hold published claims to your rows.", "claims results"),
     "list": Command("List variants, suites or inputs.", "list suites"),
     "show": Command("Show paper, formula, cost and options.", "show performer", "a variant or an input"),
     "init": Command("Write a first suite of your own.", "init mine.yaml"),

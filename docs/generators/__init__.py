@@ -15,9 +15,9 @@ FOLDERS = ("catalogue", "commands", "reference")
 
 def pages() -> Iterator[tuple[str, str]]:
     """Path below docs/ and text of every page."""
-    from generators import catalogue, columns, commands, engines, laws, layers, python, runs, suites, tables
+    from generators import catalogue, claims, columns, commands, engines, laws, layers, python, runs, suites, tables
 
-    for module in (catalogue, laws, commands, suites, columns, tables, python, runs, layers, engines):
+    for module in (catalogue, laws, claims, commands, suites, columns, tables, python, runs, layers, engines):
         yield from module.pages()
 
 

@@ -12,6 +12,7 @@ from generators.reference_rows import RUNS, environment
 ORIGIN = {
     "catalogue-cpu": "attnbench run catalogue",
     "catalogue-h200": "attnbench run catalogue",
+    "claims-cpu": "attnbench run claims",
     "compare-cpu": "attnbench compare performer linformer --n 1024..16384",
     "headline-cpu": "attnbench run headline",
     "long-cpu": "attnbench run results/reference/long-cpu/suite.yaml",

@@ -1,0 +1,126 @@
+"""``attnbench claims``: what papers and articles claim, and what was measured here."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnbench.cli import console
+from attnbench.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from attnbench.decision.claims import Claim
+    from attnbench.decision.judging import Judgement
+
+
+def claims(
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Results folders or runs that hold the rows. Default: results, if there is one.", show_default=False
+        ),
+    ] = None,
+    select: Annotated[
+        str | None, typer.Option("-k", metavar="TEXT", help="Only claims with this in their name, text or source.")
+    ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="First measure what is missing: the suites that the claims name.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+) -> None:
+    """Hold published claims to what was measured on this machine.
+
+    A claim holds if the whole interval says so at every point, fails if it does so nowhere, and depends on the setting
+    otherwise.
+    """
+    from attnbench.decision.claims import claims as all_claims
+    from attnbench.decision.judging import judge
+
+    wanted = [one for one in all_claims() if _mentions(one, select or "")]
+    if not wanted:
+        raise UsageError(f"no claim mentions {select!r}; attnbench claims lists all of them")
+    if run:
+        _measure(wanted, results)
+    table = _rows(results)
+    judged = [judge(one, table) for one in wanted]
+    if as_json:
+        console.data([_as_data(one) for one in judged])
+        return
+    for one in judged:
+        _print(one)
+    counts = {verdict: sum(one.verdict == verdict for one in judged) for verdict in ("holds", "fails", "depends on")}
+    rest = len(judged) - sum(counts.values())
+    told = [f"{count} {verdict.replace('holds', 'hold').replace('fails', 'fail').replace('depends', 'depend')}"
+            for verdict, count in counts.items()]
+    console.line(f"Of {len(judged)} claims: {', '.join(told)} the setting, {rest} not tested here.")
+
+
+def _mentions(claim: Claim, text: str) -> bool:
+    return text.casefold() in f"{claim.id} {claim.says} {claim.source}".casefold()
+
+
+def _rows(results: list[Path] | None) -> pd.DataFrame | None:
+    from attnbench.plots.load import read_results
+
+    if results is None and not Path("results").is_dir():
+        return None
+    return read_results(results or [Path("results")], warn=console.warning)
+
+
+def _measure(wanted: list[Claim], results: list[Path] | None) -> None:
+    """Run the suites of claims that have no rows yet; a suite that was measured is not run again."""
+    from attnbench.api import run
+    from attnbench.decision.judging import judge
+
+    if results and len(results) > 1:
+        raise UsageError("--run measures into one results folder; give one")
+    folder = results[0] if results else Path("results")
+    table = _rows(results) if folder.is_dir() and any(folder.iterdir()) else None
+    lacking = [one for one in wanted if one.suite and not judge(one, table).points]
+    for suite in dict.fromkeys(one.suite for one in lacking):
+        console.note(f"measuring {suite}")
+        run(str(suite), out=folder)
+
+
+_MARGIN = " " * 12
+
+
+def _print(judged: Judgement) -> None:
+    """The verdict beside the claim, and below it what was seen."""
+    width = max(console.width() - len(_MARGIN), 30)
+    verdict = "not tested" if judged.verdict == "not tested here" else judged.verdict
+    first, *rest = textwrap.wrap(judged.claim.says, width)
+    console.line(f"{verdict:<{len(_MARGIN)}}{first}")
+    below = [*rest, *(f"  {line}" for line in textwrap.wrap(judged.evidence, width - 2))]
+    below += [f"  {line}" for line in textwrap.wrap(judged.claim.note, width - 2)] if judged.claim.note else []
+    for line in below:
+        console.line(f"{_MARGIN}{line}")
+
+
+def _as_data(judged: Judgement) -> dict[str, object]:
+    claim = judged.claim
+    return {
+        "claim": claim.id,
+        "says": claim.says,
+        "source": claim.source,
+        "verdict": judged.verdict,
+        "evidence": judged.evidence,
+        "command": claim.command,
+        "points": [
+            {"at": one.at, "value": _number(one.value), "low": _number(one.low), "high": _number(one.high)}
+            | {"holds": one.holds}
+            for one in judged.points
+        ],
+        "note": claim.note,
+    }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinity, which stands for a length that was not reached."""
+    return value if math.isfinite(value) else None

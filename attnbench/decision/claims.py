@@ -1,0 +1,118 @@
+"""Claims of papers and articles, each with the rows that would decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Value = str | int | float | bool
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Rows(_Strict):
+    where: Mapping[str, Value] = Field(default_factory=dict)
+    """Column -> the value that rows must have."""
+
+
+class Ratio(_Rows):
+    """A column of one variant over the same column of another, wherever both were measured alike."""
+
+    kind: Literal["ratio"]
+    of: str
+    """The column."""
+    top: str
+    """A variant, with as many options as matter: ``performer:kernel=positive``."""
+    bottom: str | None = None
+    """The other variant; None where the column itself is meant, and no ratio."""
+    above: float | None = None
+    below: float | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Ratio:
+        if (self.above is None) == (self.below is None):
+            raise ValueError("a ratio has one limit: above or below")
+        return self
+
+
+class Growth(_Rows):
+    """The power of n with which a column grows between the longest length and one at most a quarter of it."""
+
+    kind: Literal["growth"]
+    of: str
+    top: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Growth:
+        if (self.at_most is None) == (self.at_least is None):
+            raise ValueError("a growth has one limit: at_most or at_least")
+        return self
+
+
+class Crossover(_Rows):
+    """The length from which on one variant takes less of a column than another."""
+
+    kind: Literal["crossover"]
+    of: str
+    top: str
+    bottom: str
+    lowest: int
+    highest: int
+
+
+class Score(_Rows):
+    """The difference of two scores on a task, paired by seed."""
+
+    kind: Literal["score"]
+    top: str
+    bottom: str
+    task: str
+    """The task's name, with as many options as matter."""
+    above: float
+    """The least difference that the claim allows: 0 for "better", -0.02 for "as good"."""
+
+
+Test = Annotated[Ratio | Growth | Crossover | Score, Field(discriminator="kind")]
+
+
+class Claim(_Strict):
+    """One sentence that somebody published, in our words."""
+
+    id: str = Field(pattern=r"^[a-z0-9-]+$")
+    says: str
+    source: str
+    """Where it was claimed."""
+    suite: str | None = None
+    """The shipped suite that measures the rows; None where the claim is not tested."""
+    test: Test | None = None
+    missing: str = ""
+    """Why there is no test."""
+    note: str = ""
+    """What a reader must know beside the verdict."""
+
+    @model_validator(mode="after")
+    def _is_tested_or_says_why(self) -> Claim:
+        if (self.test is None) == (not self.missing) or (self.test is None) != (self.suite is None):
+            raise ValueError("a claim has a suite and a test, or says why it has none")
+        return self
+
+    @property
+    def command(self) -> str:
+        """What measures the rows."""
+        return f"attnbench run {self.suite}" if self.suite else ""
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    """All claims, in the order in which they are shown."""
+    text = files("attnbench.decision").joinpath("claims.yaml").read_text(encoding="utf-8")
+    return tuple(Claim.model_validate(one) for one in yaml.safe_load(text))

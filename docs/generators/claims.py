@@ -1,0 +1,50 @@
+"""Published claims with the verdicts of the committed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from attnbench.decision.claims import claims
+from attnbench.decision.judging import Judgement, judge
+from attnbench.plots.load import read_results
+from generators.markdown import code, page, source, table, text
+from generators.reference_rows import RUNS
+
+FROM = ("claims-cpu", "score-cpu", "lra-cpu")
+"""The committed runs that the claims' suites made."""
+
+
+def judged() -> list[Judgement]:
+    """Every claim, held to the committed runs."""
+    frames = [read_results(RUNS / name) for name in FROM if (RUNS / name).is_dir()]
+    table = pd.concat(frames, ignore_index=True) if frames else None
+    return [judge(claim, table) for claim in claims()]
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """One page."""
+    found = judged()
+    parts = [
+        "# Published claims",
+        "What papers and articles say, in our words, beside what was measured here: on two cores, in the runs "
+        + ", ".join(f"[{name}](runs.md#{name})" for name in FROM if (RUNS / name).is_dir())
+        + ". The verdicts are computed when this page is built.",
+        "A claim *holds* if the whole 95 % interval says so at every point that was measured, *fails* if it does so "
+        "nowhere, and *depends on* the setting otherwise. A verdict is about this machine and these sizes. "
+        "`attnbench claims --run` measures what is missing on yours, and prints the same list.",
+        table(["claim", "verdict", "what was seen"], [_row(one) for one in found]),
+        "## Where each claim comes from",
+        table(["claim", "source", "measured by"], [_origin(one) for one in found]),
+    ]
+    yield "reference/claims.md", page(*parts)
+
+
+def _row(one: Judgement) -> list[str]:
+    note = f" {one.claim.note}" if one.claim.note else ""
+    return [text(one.claim.says), f"**{one.verdict}**", text(one.evidence + "." * (not one.evidence.endswith("."))) + text(note)]
+
+
+def _origin(one: Judgement) -> list[str]:
+    return [text(one.claim.says), source(one.claim.source), code(one.claim.command)]

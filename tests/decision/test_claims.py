@@ -1,0 +1,243 @@
+"""A verdict follows from rows: each kind of claim holds, fails and depends on planted numbers."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pydantic import ValidationError
+
+from attnbench.cell import Cell, ModelSize, Pass, Training
+from attnbench.cli.app import main
+from attnbench.decision.claims import Claim, claims
+from attnbench.decision.judging import Judgement, judge
+from attnbench.plots.load import read_results
+from attnbench.record import Record
+from attnbench.shape import Shape
+from attnbench.spec import parse_spec
+from attnbench.status import Status
+from attnbench.suite import load_suite
+from attnbench.suite.expand import expand
+from attnbench.table import csv_text
+from attnbench.variant import VARIANTS
+
+
+def timed(label: str, n: int, seconds: float, *, spread: float = 0.01, pass_: Pass = "forward", **columns: Any) -> Record:
+    cell = Cell("claims", "forward", parse_spec(label), Shape(seq_len=n, heads=4, head_dim=64), pass_=pass_)
+    times = {
+        "time_median_s": seconds,
+        "time_ci_low_s": seconds * (1 - spread),
+        "time_ci_high_s": seconds * (1 + spread),
+        "time_min_s": seconds * (1 - spread),
+    }
+    return Record.of(cell, Status.OK, **times, **columns)
+
+
+def scored(label: str, scores: Iterable[float], task: str = "recall") -> list[Record]:
+    return [
+        Record.of(
+            Cell(
+                "claims", "scores", parse_spec(label), Shape(seq_len=64, heads=2, head_dim=32, batch=32),
+                level="model", pass_="training", measure=("score",), model=ModelSize(2, 128), task=parse_spec(task),
+                training=Training(steps=400, learning_rate=4e-3, protocol="fixed"), seed=seed,
+            ),
+            Status.OK, score=score, score_low=score - 0.01, score_high=min(score + 0.01, 1.0), val_score=score,
+        )
+        for seed, score in enumerate(scores)
+    ]  # fmt: skip
+
+
+def frame(records: Iterable[Record], tmp_path: Path) -> pd.DataFrame:
+    file = tmp_path / "rows.csv"
+    file.write_text(csv_text(records), encoding="utf-8")
+    return read_results(file)
+
+
+def claim(**test: Any) -> Claim:
+    return Claim.model_validate({"id": "planted", "says": "So it is.", "source": "a test", "suite": "claims", "test": test})
+
+
+def verdict(records: Iterable[Record], tmp_path: Path, **test: Any) -> Judgement:
+    return judge(claim(**test), frame(records, tmp_path))
+
+
+FASTER = {"kind": "ratio", "of": "time_median_s", "top": "linear", "bottom": "softmax", "below": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ({512: 0.5, 1024: 0.3}, "holds"),
+        ({512: 1.5, 1024: 1.2}, "fails"),
+        ({512: 1.5, 1024: 0.5}, "depends on"),
+        ({512: 1.0, 1024: 0.5}, "depends on"),  # at 512 the interval holds 1
+        ({512: 1.0, 1024: 1.5}, "fails"),  # it is nowhere seen to hold
+        ({512: 1.0, 1024: 1.0}, "not tested here"),
+    ],
+)
+def test_a_ratio_needs_the_whole_interval(times: Mapping[int, float], expected: str, tmp_path: Path) -> None:
+    rows = [timed(*one) for n, ratio in times.items() for one in (("softmax", n, 1.0), ("linear", n, ratio))]
+    found = verdict(rows, tmp_path, **FASTER)
+    assert found.verdict == expected
+    assert len(found.points) == 2
+    if expected == "not tested here":
+        assert "both answers" in found.evidence
+
+
+def test_rows_that_were_measured_otherwise_are_no_pair(tmp_path: Path) -> None:
+    rows = [timed("softmax", 512, 1.0), timed("linear", 1024, 0.5), timed("linear", 512, 0.5, pass_="backward")]
+    found = verdict(rows, tmp_path, **FASTER)
+    assert (found.verdict, found.points) == ("not tested here", ())
+    assert "attnbench run claims" in found.evidence
+
+
+def test_a_failed_row_is_no_evidence(tmp_path: Path) -> None:
+    rows = [timed("softmax", 512, 1.0), replace(timed("linear", 512, 0.5), status=Status.TIMEOUT)]
+    assert verdict(rows, tmp_path, **FASTER).verdict == "not tested here"
+
+
+def test_a_pair_of_one_variant_agrees_in_the_options_that_the_claim_does_not_name(tmp_path: Path) -> None:
+    rows = [
+        timed(f"performer:features={m},kernel={kernel}", 512, 0.1 * m * (1 if kernel == "trig" else 2))
+        for m in (16, 64)
+        for kernel in ("positive", "trig")
+    ]
+    test = {**FASTER, "top": "performer:kernel=trig", "bottom": "performer:kernel=positive"}
+    found = verdict(rows, tmp_path, **test)
+    assert [point.value for point in found.points] == [pytest.approx(0.5)] * 2
+    assert [point.at for point in found.points] == ["features=16", "features=64"]
+
+
+@pytest.mark.parametrize(("power", "expected"), [(1.0, "holds"), (2.0, "fails"), (1.2, "not tested here")])
+def test_growth_is_the_power_between_the_longest_and_a_quarter_of_it(
+    power: float, expected: str, tmp_path: Path
+) -> None:
+    rows = [timed("linear", n, (n / 1e6) ** power) for n in (512, 1024, 2048, 4096)]
+    found = verdict(rows, tmp_path, kind="growth", of="time_median_s", top="linear", at_most=1.2)
+    assert found.verdict == expected
+    assert found.points[0].value == pytest.approx(power)
+    assert found.points[0].at == "n=1024 to 4096"
+
+
+def test_growth_of_an_exact_number_may_equal_its_limit(tmp_path: Path) -> None:
+    rows = [timed("linear", n, 1.0, state_bytes=4096) for n in (512, 2048)]
+    assert verdict(rows, tmp_path, kind="growth", of="state_bytes", top="linear", at_most=0.0).verdict == "holds"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected", "said"),
+    [
+        ({512: 2.0, 2048: 1.3, 4096: 0.8, 8192: 0.4}, "holds", "slower at n=2048, faster from n=4096 on"),
+        ({512: 0.9, 2048: 0.5, 4096: 0.3, 8192: 0.2}, "fails", "faster from n=512 on, or shorter"),
+        ({512: 9.0, 4096: 3.0, 16384: 1.5}, "fails", "not faster up to n=16384"),
+        ({512: 2.0, 1024: 0.8, 2048: 0.7, 4096: 0.5}, "fails", "slower at n=512, faster from n=1024 on"),
+        ({512: 2.0, 4096: 1.0}, "not tested here", "not faster up to n=4096"),
+    ],
+)
+def test_a_crossover_lies_between_two_measured_lengths(
+    ratios: Mapping[int, float], expected: str, said: str, tmp_path: Path
+) -> None:
+    rows = [timed(*one) for n, ratio in ratios.items() for one in (("softmax", n, 1.0), ("linear", n, ratio))]
+    test = {"kind": "crossover", "of": "time_median_s", "top": "linear", "bottom": "softmax"}
+    found = verdict(rows, tmp_path, **test, lowest=2500, highest=10000)
+    assert (found.verdict, found.points[0].said) == (expected, said)
+
+
+@pytest.mark.parametrize(
+    ("scores", "above", "expected"),
+    [
+        ([0.90, 0.91, 0.92], -0.02, "holds"),
+        ([0.90, 0.91, 0.92], 0.0, "not tested here"),
+        ([0.50, 0.51, 0.52], -0.02, "fails"),
+        ([0.99, 0.98, 0.99], 0.0, "holds"),
+    ],
+)
+def test_scores_are_compared_seed_by_seed(
+    scores: list[float], above: float, expected: str, tmp_path: Path
+) -> None:
+    rows = [*scored("softmax", [0.90, 0.91, 0.92]), *scored("linear", scores)]
+    found = verdict(rows, tmp_path, kind="score", top="linear", bottom="softmax", task="recall", above=above)
+    assert found.verdict == expected
+
+
+def test_one_seed_decides_nothing(tmp_path: Path) -> None:
+    rows = [*scored("softmax", [0.9]), *scored("linear", [0.1])]
+    found = verdict(rows, tmp_path, kind="score", top="linear", bottom="softmax", task="recall", above=-0.02)
+    assert found.verdict == "not tested here"
+
+
+def test_every_shipped_claim_asks_for_rows_that_its_suite_has() -> None:
+    """A claim whose variant, option, sweep or task is not in its suite could never be tested."""
+    for one in claims():
+        if one.test is None:
+            continue
+        cells = expand(load_suite(str(one.suite)), device="cpu")
+        wanted = dict(one.test.where)
+        labels = [one.test.top, *([one.test.bottom] if one.test.kind != "growth" and one.test.bottom else [])]
+        for label in labels:
+            spec = parse_spec(label)
+            there = [cell for cell in cells if _fits(cell, spec.name, dict(spec.options), wanted)]
+            assert there, f"{one.id}: no cell of {label} in {one.suite}"
+
+
+def _fits(cell: Cell, name: str, options: Mapping[str, object], where: Mapping[str, object]) -> bool:
+    complete = dict(VARIANTS.get(cell.variant.name).complete(cell.variant).options)
+    columns = {"sweep": cell.sweep, "level": cell.level, "pass": cell.pass_, "seq_len": cell.shape.N}
+    return (
+        cell.variant.name == name
+        and all(complete.get(key) == value for key, value in options.items())
+        and all(columns[key] == value for key, value in where.items())
+    )
+
+
+def test_every_claim_has_a_name_of_its_own() -> None:
+    assert len({one.id for one in claims()}) == len(claims())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"suite": "claims"},
+        {"missing": "no variant", "suite": "claims"},
+        {"suite": "claims", "test": {**FASTER, "above": 2.0}},
+        {"suite": "claims", "test": {"kind": "growth", "of": "time_median_s", "top": "linear"}},
+        {"suite": "claims", "test": {**FASTER, "colour": "red"}},
+    ],
+)
+def test_a_claim_that_cannot_be_decided_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Claim.model_validate({"id": "planted", "says": "So it is.", "source": "a test", **wrong})
+
+
+def test_the_command_prints_each_claim_and_counts_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["claims"]) == 0  # before anything was measured
+    out = capsys.readouterr().out
+    assert f"Of {len(claims())} claims: 0 hold, 0 fail, 0 depend on the setting, {len(claims())} not tested" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_command_reads_rows_and_gives_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [timed(*one) for n in (4096, 8192) for one in (("softmax", n, 1.0), ("sdpa", n, 0.5))]
+    frame(rows, tmp_path)
+    assert main(["claims", str(tmp_path / "rows.csv"), "-k", "fused", "--json"]) == 0
+    data = {one["claim"]: one for one in json.load(io.StringIO(capsys.readouterr().out))}
+    assert data["fused-exact"]["verdict"] == "holds"
+    assert data["crossover-5000-fused"]["verdict"] == "not tested here"
+
+
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims", "-k", "no such thing"]) == 2
+    assert main(["claims", str(tmp_path / "nowhere")]) == 2
+    assert main(["claims", "a", "b", "--run"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 3
+
+
