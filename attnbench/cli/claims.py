@@ -56,8 +56,10 @@ def claims(
         _print(one)
     counts = {verdict: sum(one.verdict == verdict for one in judged) for verdict in ("holds", "fails", "depends on")}
     rest = len(judged) - sum(counts.values())
-    told = [f"{count} {verdict.replace('holds', 'hold').replace('fails', 'fail').replace('depends', 'depend')}"
-            for verdict, count in counts.items()]
+    told = [
+        f"{count} {verdict.replace('holds', 'hold').replace('fails', 'fail').replace('depends', 'depend')}"
+        for verdict, count in counts.items()
+    ]
     console.line(f"Of {len(judged)} claims: {', '.join(told)} the setting, {rest} not tested here.")
 
 

@@ -182,9 +182,7 @@ def _names(rows: Sequence[_Row], ignore: Sequence[str] = ()) -> list[str]:
     differ = [name for name in names if name not in ignore and len({str(one.get(name)) for one in flat}) > 1]
     if "seq_len" in differ and "kv_len" in differ and all(one["seq_len"] == one["kv_len"] for one in flat):
         differ.remove("kv_len")
-    return [
-        ", ".join(f"{_NAMES.get(name, name)}={_text(one[name])}" for name in differ if name in one) for one in flat
-    ]
+    return [", ".join(f"{_NAMES.get(name, name)}={_text(one[name])}" for name in differ if name in one) for one in flat]
 
 
 def _text(value: object) -> str:
@@ -226,8 +224,7 @@ def _growths(test: Growth, rows: pd.DataFrame) -> Iterator[Point]:
         first = earlier[-1]
         by = math.log(n / first.place["seq_len"])
         value, low, high = (
-            math.log(a / b) / by
-            for a, b in ((last.value, first.value), (last.low, first.high), (last.high, first.low))
+            math.log(a / b) / by for a, b in ((last.value, first.value), (last.low, first.high), (last.high, first.low))
         )
         least = None if test.at_least is None else math.nextafter(test.at_least, -math.inf)
         most = None if test.at_most is None else math.nextafter(test.at_most, math.inf)
@@ -250,7 +247,10 @@ def _crossovers(test: Crossover, rows: pd.DataFrame) -> Iterator[Point]:
     lines = _lines(tops)
     names = _names([line[-1] for line in lines], _AS_LENGTH)
     for line, at in zip(lines, names, strict=True):
-        slower, faster = 0, math.inf  # the longest length at which it is slower; the shortest from which on it is faster
+        slower, faster = (
+            0,
+            math.inf,
+        )  # the longest length at which it is slower; the shortest from which on it is faster
         for row in line:
             other, n = below[_key(row)], int(row.place["seq_len"])
             if row.low > other.high:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from attnbench.cli.show import _EXACT, _ORDER, _RANDOM, _TARGETS, _WEIGHTS, _where, as_data, knob_text, options_of
 from attnbench.registry import Entry
@@ -15,6 +18,9 @@ from generators.laws import anchor
 from generators.markdown import code, formula, page, prose, source, table, text
 from generators.picture import pictures
 from generators.reference_rows import of_variant
+
+FORMULAS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("formulas.yaml").read_text(encoding="utf-8"))
+"""Name of a variant -> its formula in LaTeX."""
 
 ABILITIES = {
     "causal": "Causal: query i sees the keys up to i",
@@ -77,7 +83,7 @@ def _page(entry: Variant) -> str:
     return page(
         f"# {entry.name}{_dagger(entry)}",
         text(entry.summary),
-        formula(entry.formula),
+        formula(FORMULAS[entry.name], entry.formula),
         table(["", ""], _facts(data)),
         "## What it can do",
         table(["", "", "why not"], [_ability(data, key) for key in ABILITIES]),

@@ -43,7 +43,11 @@ def pages() -> Iterator[tuple[str, str]]:
 
 def _row(one: Judgement) -> list[str]:
     note = f" {one.claim.note}" if one.claim.note else ""
-    return [text(one.claim.says), f"**{one.verdict}**", text(one.evidence + "." * (not one.evidence.endswith("."))) + text(note)]
+    return [
+        text(one.claim.says),
+        f"**{one.verdict}**",
+        text(one.evidence + "." * (not one.evidence.endswith("."))) + text(note),
+    ]
 
 
 def _origin(one: Judgement) -> list[str]:

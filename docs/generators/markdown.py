@@ -47,9 +47,15 @@ def code(plain: str) -> str:
     return f"`{plain}`" if plain else ""
 
 
-def formula(plain: str) -> str:
-    """A formula of Unicode text, in a block of its own."""
-    return f'<div class="formula">{escape(plain)}</div>'
+def formula(latex: str, plain: str) -> str:
+    """A formula of LaTeX as MathML, which browsers draw themselves.
+
+    Args:
+        plain: the same as Unicode text, for those who hear the page.
+    """
+    from latex2mathml.converter import convert
+
+    return f'<div class="formula" role="math" aria-label="{escape(plain)}">{convert(latex, display="block")}</div>'
 
 
 def source(plain: str) -> str:

@@ -28,7 +28,9 @@ from attnbench.table import csv_text
 from attnbench.variant import VARIANTS
 
 
-def timed(label: str, n: int, seconds: float, *, spread: float = 0.01, pass_: Pass = "forward", **columns: Any) -> Record:
+def timed(
+    label: str, n: int, seconds: float, *, spread: float = 0.01, pass_: Pass = "forward", **columns: Any
+) -> Record:
     cell = Cell("claims", "forward", parse_spec(label), Shape(seq_len=n, heads=4, head_dim=64), pass_=pass_)
     times = {
         "time_median_s": seconds,
@@ -60,7 +62,9 @@ def frame(records: Iterable[Record], tmp_path: Path) -> pd.DataFrame:
 
 
 def claim(**test: Any) -> Claim:
-    return Claim.model_validate({"id": "planted", "says": "So it is.", "source": "a test", "suite": "claims", "test": test})
+    return Claim.model_validate(
+        {"id": "planted", "says": "So it is.", "source": "a test", "suite": "claims", "test": test}
+    )
 
 
 def verdict(records: Iterable[Record], tmp_path: Path, **test: Any) -> Judgement:
@@ -158,9 +162,7 @@ def test_a_crossover_lies_between_two_measured_lengths(
         ([0.99, 0.98, 0.99], 0.0, "holds"),
     ],
 )
-def test_scores_are_compared_seed_by_seed(
-    scores: list[float], above: float, expected: str, tmp_path: Path
-) -> None:
+def test_scores_are_compared_seed_by_seed(scores: list[float], above: float, expected: str, tmp_path: Path) -> None:
     rows = [*scored("softmax", [0.90, 0.91, 0.92]), *scored("linear", scores)]
     found = verdict(rows, tmp_path, kind="score", top="linear", bottom="softmax", task="recall", above=above)
     assert found.verdict == expected
@@ -239,5 +241,3 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["claims", str(tmp_path / "nowhere")]) == 2
     assert main(["claims", "a", "b", "--run"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 3
-
-

@@ -47,6 +47,16 @@ def test_what_is_generated_is_ignored_by_git_and_left_out_of_the_package() -> No
     assert all(f"/docs/{folder}/" in ignored and f"prune docs/{folder}" in pruned for folder in folders)
 
 
+def test_every_variant_has_a_formula_that_is_drawn_whole() -> None:
+    formulas = generator("catalogue").FORMULAS
+    assert set(formulas) == set(SHIPPED)
+    for latex in formulas.values():
+        drawn = generator("markdown").formula(latex, "plain")
+        assert drawn.count("<math") == 1
+        assert "\\" not in drawn  # a command that was not understood
+        assert "merror" not in drawn
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_variant_has_a_page_with_all_that_is_known_of_it(name: str) -> None:
     entry = VARIANTS.get(name)
