@@ -52,14 +52,17 @@ def claims(
     if as_json:
         console.data([_as_data(one) for one in judged])
         return
-    for one in judged:
+    seen = [one for one in judged if one.points]
+    for one in seen:
         _print(one)
+    _print_rest([one for one in judged if not one.points])
     counts = {verdict: sum(one.verdict == verdict for one in judged) for verdict in ("holds", "fails", "depends on")}
     rest = len(judged) - sum(counts.values())
     told = [
         f"{count} {verdict.replace('holds', 'hold').replace('fails', 'fail').replace('depends', 'depend')}"
         for verdict, count in counts.items()
     ]
+    console.line()
     console.line(f"Of {len(judged)} claims: {', '.join(told)} the setting, {rest} not tested here.")
 
 
@@ -103,6 +106,20 @@ def _print(judged: Judgement) -> None:
     below += [f"  {line}" for line in textwrap.wrap(judged.claim.note, width - 2)] if judged.claim.note else []
     for line in below:
         console.line(f"{_MARGIN}{line}")
+
+
+def _print_rest(judged: list[Judgement]) -> None:
+    """The claims without any row, by what would bring rows."""
+    by_suite: dict[str | None, list[Judgement]] = {}
+    for one in judged:
+        by_suite.setdefault(one.claim.suite, []).append(one)
+    for suite, members in sorted(by_suite.items(), key=lambda item: item[0] is None):
+        console.line()
+        console.heading(f"Not measured yet; measure with: attnbench run {suite}" if suite else "Without a test")
+        for one in members:
+            said = one.claim.says if suite else f"{one.claim.says} ({one.why})"
+            for number, line in enumerate(textwrap.wrap(said, max(console.width() - 4, 30))):
+                console.line(f"  {line}" if number else f"- {line}")
 
 
 def _as_data(judged: Judgement) -> dict[str, object]:

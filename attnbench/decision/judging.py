@@ -293,7 +293,7 @@ def _scores(test: Score, rows: pd.DataFrame) -> Iterator[Point]:
                 ends = (low or 0.0, high or 0.0) if known else (-1.0, 1.0)
                 said = f"{one.over_seeds.mean:.3g} against {other.over_seeds.mean:.3g}"
                 said += f", difference {apart.of.mean:+.3g}" + (f" ({low:+.3g} to {high:+.3g})" if known else "")
-                yield Point(task.name, apart.of.mean, *ends, holds, said)
+                yield Point(f"{task.name}, n={dict(one.setting)['seq_len']}", apart.of.mean, *ends, holds, said)
 
 
 def _is(spec: Spec, wanted: Spec) -> bool:
