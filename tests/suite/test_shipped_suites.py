@@ -19,6 +19,7 @@ from attnbench.variant import VARIANTS, build
 ROOT = Path(__file__).parents[2]
 SUITES = (
     "catalogue",
+    "claims",
     "headline",
     "headline-long",
     "linformer",
