@@ -80,8 +80,10 @@ def _rows(results: list[Path] | None) -> pd.DataFrame | None:
 
 def _measure(wanted: list[Claim], results: list[Path] | None) -> None:
     """Run the suites of claims that have no rows yet; a suite that was measured is not run again."""
-    from attnbench.api import run
+    from attnbench.cli.screen import Screen
     from attnbench.decision.judging import judge
+    from attnbench.run.plan import Options, make_plan
+    from attnbench.run.runner import execute
 
     if results and len(results) > 1:
         raise UsageError("--run measures into one results folder; give one")
@@ -89,8 +91,10 @@ def _measure(wanted: list[Claim], results: list[Path] | None) -> None:
     table = _rows(results) if folder.is_dir() and any(folder.iterdir()) else None
     lacking = [one for one in wanted if one.suite and not judge(one, table).points]
     for suite in dict.fromkeys(one.suite for one in lacking):
+        plan = make_plan(str(suite), Options(out=folder))
         console.note(f"measuring {suite}")
-        run(str(suite), out=folder)
+        with console.progress(len(plan.cells)) as bar:
+            execute(plan, Screen(plan, bar))
 
 
 _MARGIN = " " * 12

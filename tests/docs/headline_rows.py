@@ -61,13 +61,15 @@ def _says(name: str) -> str:
     speed = timed["softmax"] / timed
     others = sorted(scores.keys() - {"softmax", "sdpa", "identity"}, key=lambda one: -speed[one])
     near = scores["softmax"] - 0.05
-    solved = [f"`{one}` ({scores[one]:.3f}, {digits(speed[one])} times the speed)" for one in others if scores[one] > near]
+    solved = [
+        f"`{one}` ({scores[one]:.3f}, {digits(speed[one])} times the speed)" for one in others if scores[one] > near
+    ]
     between = [
         f"`{one}` ({scores[one]:.2f}, {digits(speed[one])})" for one in others if one in learned and scores[one] <= near
     ]
     return points(
-        f"**Within five points of softmax ({scores['softmax']:.3f}):** {', '.join(solved) or 'none'}. Exact attention in "
-        f"a fused kernel (`sdpa`) has {digits(speed['sdpa'])} times the speed of softmax and "
+        f"**Within five points of softmax ({scores['softmax']:.3f}):** {', '.join(solved) or 'none'}. "
+        f"Exact attention in a fused kernel (`sdpa`) has {digits(speed['sdpa'])} times the speed of softmax and "
         f"{digits(peak['sdpa'] / peak['softmax'])} times its memory.",
         f"**In between, with their speed:** {', '.join(between)}.",
         "**No better than no attention at all:** "
