@@ -320,6 +320,7 @@ def report(
     *,
     save: str | Path | None = None,
     title: str | None = None,
+    against: str | Path | None = None,
     check: str | Path | None = None,
     figures: bool = False,
 ) -> Page:
@@ -329,6 +330,7 @@ def report(
         results: rows as :func:`run` returns them, or anything that :func:`attnbench.read_results` reads.
         save: the file to write it to; nothing is written where None.
         title: of the page; by default the suites and the machine.
+        against: the folder of an older run, which each row is held against.
         check: a file with what ``attnbench check --json`` printed.
         figures: also put in what :func:`plot` draws, as SVG.
 
@@ -336,13 +338,14 @@ def report(
         The text of the page; a notebook shows it.
 
     Raises:
-        UsageError: one run is named twice, or ``check`` is not such a file.
+        UsageError: one run is named twice, ``check`` is not such a file, or the older run may not be compared.
         ResultsError: there is nothing that can be read.
         StoreError: the file cannot be written.
     """
     import warnings
 
     from attnbench.files import write_output
+    from attnbench.report.against import read_against
     from attnbench.report.laws import read_laws
     from attnbench.report.page import make_page
     from attnbench.report.sources import of_frame, read_sources
@@ -356,7 +359,8 @@ def report(
     paths = [results] if isinstance(results, str | Path) else results
     sources = read_sources(paths, warn=doubt) if isinstance(paths, Sequence) else of_frame(paths)
     laws = read_laws(Path(check)) if check is not None else []
-    page = Page(make_page(sources, title=title, laws=laws, figures=figures, doubts=doubts))
+    older = read_against(sources.folders, Path(against)) if against is not None else None
+    page = Page(make_page(sources, title=title, laws=laws, figures=figures, against=older, doubts=doubts))
     if save is not None:
         write_output(Path(save), page)
     return page

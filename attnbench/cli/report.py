@@ -26,6 +26,9 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="The file; default RUN/report.html, of several runs ./report.html."),
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="An older run: each row gets its ratio and a verdict.")
+    ] = None,
     check: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What attnbench check --json printed, to be shown as well.")
     ] = None,
@@ -48,6 +51,7 @@ def report(
 
     from attnbench.files import write_output
     from attnbench.measure.time import garbage_collection_off
+    from attnbench.report.against import read_against
     from attnbench.report.laws import read_laws
     from attnbench.report.page import make_page
     from attnbench.report.sources import read_sources
@@ -63,7 +67,8 @@ def report(
     laws = read_laws(check) if check else []
     with garbage_collection_off():  # searching all that is imported takes a tenth of the time
         sources = read_sources(runs or [Path("results")], warn=doubt)
-        page = make_page(sources, title=title, laws=laws, figures=figures, doubts=doubts).encode()
+        older = read_against(sources.folders, against) if against else None
+        page = make_page(sources, title=title, laws=laws, figures=figures, against=older, doubts=doubts).encode()
     file = out or _place(list(sources.folders.values()))
     write_output(file, page)
     console.line(f"{file}")

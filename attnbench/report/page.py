@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from attnbench.plots.palette import DARK, LIGHT
 from attnbench.plots.setting import RUN
 from attnbench.record import one_line
 from attnbench.report import facts, tasks
+from attnbench.report.against import Against, Change
 from attnbench.report.answer import answer
 from attnbench.report.failed import failed
 from attnbench.report.laws import Checked, unchecked
@@ -39,6 +40,7 @@ def make_page(
     title: str | None = None,
     laws: Sequence[Checked] = (),
     figures: bool = False,
+    against: Against | None = None,
     doubts: Sequence[str] = (),
 ) -> str:
     """The report as one HTML document; the same runs give the same text.
@@ -47,6 +49,7 @@ def make_page(
         title: of the page; by default the suites and the machine.
         laws: what ``attnbench check`` found.
         figures: also put in what ``attnbench plot`` draws, as SVG.
+        against: what changed since an older run.
         doubts: what reading the runs warned of.
 
     Raises:
@@ -54,14 +57,19 @@ def make_page(
     """
     families = [*LIGHT.families]
     machines = by_machine(sources)
-    made = [_section(number, machine, families, figures=figures) for number, machine in enumerate(machines, start=1)]
+    changes = against.changes if against else {}
+    made = [
+        _section(number, machine, families, changes, figures=figures)
+        for number, machine in enumerate(machines, start=1)
+    ]
     frame = sources.frame
     colours = [(LIGHT.family(name), DARK.family(name)) for name in families]
-    data = {"families": families, "sections": [data for _, data in made]}
+    data = {"families": families, "against": against.name if against else None, "sections": [data for _, data in made]}
     page: str = _template().render(
         title=one_line(title or _title(machines), 160),
         version=__version__,
         sections=[shown for shown, _ in made],
+        against=against,
         laws=laws,
         unchecked=unchecked(laws, frame["variant"]) if laws else [],
         doubts=[one_line(said, 400) for said in doubts],
@@ -101,7 +109,9 @@ def _title(machines: Sequence[Machine]) -> str:
     return f"{names} on {where}"
 
 
-def _section(number: int, machine: Machine, families: list[str], *, figures: bool) -> tuple[dict[str, Any], Any]:
+def _section(
+    number: int, machine: Machine, families: list[str], changes: Mapping[str, Change], *, figures: bool
+) -> tuple[dict[str, Any], Any]:
     """What the template shows of one machine, and what the scripts draw."""
     rows = marked(machine.rows)
     every = views(rows)
@@ -109,7 +119,7 @@ def _section(number: int, machine: Machine, families: list[str], *, figures: boo
     names, _ = short_names(rows)
     data = {
         "id": str(number),
-        **table(rows, families, of_all([view.setting for view in every])),
+        **table(rows, families, of_all([view.setting for view in every]), changes),
         "views": [as_data(view) for view in every],
         "tasks": [tasks.as_data(one, families) for one in scored],
         "names": {label: name for label, name in names.items() if label != name},

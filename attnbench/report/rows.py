@@ -11,6 +11,7 @@ from attnbench.plots.captions import OWN_FORM, in_words
 from attnbench.plots.scored import short_tasks
 from attnbench.plots.setting import RUN
 from attnbench.printable import printable
+from attnbench.report.against import Change
 from attnbench.report.numbers import compact
 from attnbench.report.relative import Relative
 
@@ -18,8 +19,10 @@ COLUMNS = (
     *("label", "family", "about", "n", "status", "reason", "warnings"),
     *("time", "time_low", "time_high", "speed", "ratio", "ratio_low", "ratio_high", "peak", "memory"),
     *("error_kind", "error", "error_std", "score", "score_low", "score_high"),
+    *("change", "change_low", "change_high", "verdict"),
 )
-"""What a row holds, in order: ``speed`` in examples per second, ``ratio`` and ``memory`` beside softmax."""
+"""What a row holds, in order: ``speed`` in examples per second, ``ratio`` and ``memory`` beside softmax, ``change``
+as its time over that of an older run."""
 
 _ABOUT = (
     *(RUN, "suite", "level", "pass", "inputs", "causal", "bias", "padding", "dtype", "kv_len", "batch", "heads"),
@@ -39,26 +42,31 @@ def marked(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(label=frame["label"].mask(own, frame["label"].str.removesuffix(OWN_FORM) + OWN_FORM))
 
 
-def table(frame: pd.DataFrame, families: list[str], beside: Mapping[Hashable, Relative]) -> dict[str, Any]:
+def table(
+    frame: pd.DataFrame, families: list[str], beside: Mapping[Hashable, Relative], changes: Mapping[str, Change]
+) -> dict[str, Any]:
     """All rows for the scripts.
 
     Args:
         frame: rows of one machine, counted from 0.
         families: names, to which new ones are added; a row holds the place of its own.
         beside: row -> how it stands beside softmax.
+        changes: cell id -> how it stands beside an older run.
     """
     abouts = _abouts(frame)
     known = list(dict.fromkeys(abouts))
     places = {about: place for place, about in enumerate(known)}
     families += [name for name in dict.fromkeys(frame["family"]) if name not in families]
     rows = [
-        _row(row, families.index(str(row["family"])), places[about], beside.get(number))
+        _row(row, families.index(str(row["family"])), places[about], beside.get(number), changes.get(row["cell_id"]))
         for number, (row, about) in enumerate(zip(frame.to_dict("records"), abouts, strict=True))
     ]
     return {"columns": list(COLUMNS), "abouts": known, "rows": rows}
 
 
-def _row(row: Mapping[Hashable, Any], family: int, about: int, beside: Relative | None) -> list[Any]:
+def _row(
+    row: Mapping[Hashable, Any], family: int, about: int, beside: Relative | None, change: Change | None
+) -> list[Any]:
     numbers = ("time_median_s", "time_ci_low_s", "time_ci_high_s", "examples_per_s")
     ratios = (beside.speed, beside.low, beside.high) if beside else (None, None, None)
     values = [
@@ -69,6 +77,7 @@ def _row(row: Mapping[Hashable, Any], family: int, about: int, beside: Relative 
         compact(beside.memory if beside else None),
         *(row["error_kind"], compact(row["rel_error"]), compact(row["rel_error_std"])),
         *(compact(row[name]) for name in ("score", "score_low", "score_high")),
+        *((*map(compact, (change.ratio, change.low, change.high)), change.verdict) if change else ()),
     ]
     while values[-1] in (None, ""):  # most rows lack the last columns
         values.pop()

@@ -10,7 +10,7 @@ function prepare(raw) {
     row.label = row.label || "";
     row.place = place;
     row.out = false;
-    row.text = [row.label, data.families[row.family], row.about, row.status, row.reason].join(" ").toLowerCase();
+    row.text = [row.label, data.families[row.family], row.about, row.status, row.reason, row.verdict].join(" ").toLowerCase();
     return row;
   });
   section.state = normal(section, {});

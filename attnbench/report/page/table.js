@@ -12,6 +12,8 @@ const TABLE = [
   { key: "peak", title: "peak memory", number: NUMBER, value: (row) => row.peak, cell: (cell, row) => write(cell, row.peak === null ? "" : bytes(row.peak)) },
   { key: "error", title: "error", number: NUMBER, value: (row) => row.error, cell: errorCell },
   { key: "score", title: "score", number: NUMBER, value: (row) => row.score, cell: scoreCell },
+  { key: "change", title: "vs older run", number: NUMBER, value: (row) => row.change, cell: changeCell },
+  { key: "verdict", title: "verdict", value: (row) => row.verdict, cell: (cell, row) => write(cell, row.verdict || "") },
   { key: "status", title: "status", value: (row) => (row.status === "ok" ? null : row.status), cell: statusCell },
 ];
 
@@ -83,6 +85,13 @@ function errorCell(cell, row) {
   cell.textContent = plain(Number(row.error.toPrecision(2))) + (row.error_kind === "distance" ? " *" : "");
   if (row.error_kind === "distance") cell.title = "distance from softmax: another operator, no error";
   if (row.error_std && row.error > 1e-5) add(cell, "span", { class: "ends" }, ` ±${plain(Number(row.error_std.toPrecision(1)))}`);
+}
+
+function changeCell(cell, row) {
+  if (row.change === null) return;
+  cell.textContent = speedup(row.change);
+  const said = ends(row.change_low, row.change_high, factor);
+  if (said) add(cell, "span", { class: "ends" }, ` ${said}`);
 }
 
 function scoreCell(cell, row) {

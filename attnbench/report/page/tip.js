@@ -61,6 +61,10 @@ function aboutRow(row) {
   }
   if (row.error !== null || row.error_kind === "learned") lines.push(["error", errorText(row)]);
   if (row.score !== null) lines.push(["score", scoreText(row)]);
+  if (row.change !== null) {
+    const said = ends(row.change_low, row.change_high, speedup);
+    lines.push(["older run", `${speedup(row.change)} its time${said && ` (${said})`}, ${row.verdict}`]);
+  }
   if (row.status !== "ok") lines.push([row.status, row.reason || ""]);
   if (row.warnings) lines.push(["warning", row.warnings]);
   return lines;
