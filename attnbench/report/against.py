@@ -10,6 +10,7 @@ from pathlib import Path
 from attnbench.decision import words
 from attnbench.decision.decide import Decision, Question, decide, read_runs
 from attnbench.decision.judge import ENOUGH_ROUNDS, MEASURES, Finding
+from attnbench.decision.measured import differing_facts
 from attnbench.errors import UsageError
 from attnbench.record import one_line
 
@@ -57,6 +58,9 @@ def read_against(folders: Mapping[str, Path], old: Path) -> Against:
         raise UsageError(f"--against compares one run with an older one, and {len(folders)} are named; name one")
     (new,) = folders.values()
     now, before = read_runs([new, old])
+    if facts := differing_facts(now, before):
+        said = f"{now.path} and {before.path} differ in {'; '.join(facts)}"
+        raise UsageError(f"{said}: their times have no common axis; try attnbench diff --other-machine ratios")
     return _told(decide(now, [before], Question(measures=MEASURES)))
 
 

@@ -24,7 +24,9 @@ def title_of(machine: Machine) -> str:
     """``AMD EPYC, 2 threads``; the digest of a machine of which nothing else is known."""
     known = _environment(machine)
     name = known.get("gpu") if str(known.get("device", "")).startswith("cuda") else known.get("processor")
-    threads = _values(machine.rows, "threads") if not known.get("gpu") else []
+    asked = next((one["threads"] for one in machine.environments.values() if one.get("threads")), None)
+    threads = [in_words("threads", asked)] if isinstance(asked, int) else _values(machine.rows, "threads")
+    threads = [] if known.get("gpu") else threads
     parts = [one_line(str(name or f"machine {machine.rows['machine_id'].iloc[0] or 'not known'}"), 80)]
     return ", ".join([*parts, *threads[:1]])
 

@@ -104,7 +104,7 @@ def _words(row: Mapping[Hashable, Any], names: list[str], tasks: Mapping[str, st
     parts = []
     for name in names:
         value = row[name]
-        if pd.isna(value) or value in ("", False) or (name == "kv_len" and value == row["seq_len"]):
+        if pd.isna(value) or value == "" or value is False or (name == "kv_len" and value == row["seq_len"]):
             continue
         if name in _OF_TRAINING[:4] and not row["protocol"]:
             continue

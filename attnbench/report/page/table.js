@@ -11,7 +11,7 @@ const TABLE = [
   { key: "ratio", title: "vs softmax", number: NUMBER, value: (row) => row.ratio, cell: ratioCell, bar: ratioBar },
   { key: "peak", title: "peak memory", number: NUMBER, value: (row) => row.peak, cell: (cell, row) => write(cell, row.peak === null ? "" : bytes(row.peak)) },
   { key: "error", title: "error", number: NUMBER, value: (row) => row.error, cell: errorCell },
-  { key: "score", title: "score", number: NUMBER, value: (row) => row.score, cell: scoreCell },
+  { key: "score", title: "score", number: NUMBER, value: (row) => row.score, cell: scoreCell, bar: scoreBar },
   { key: "change", title: "vs older run", number: NUMBER, value: (row) => row.change, cell: changeCell },
   { key: "verdict", title: "verdict", value: (row) => row.verdict, cell: (cell, row) => write(cell, row.verdict || "") },
   { key: "status", title: "status", value: (row) => (row.status === "ok" ? null : row.status), cell: statusCell },
@@ -22,7 +22,7 @@ function buildTable(section) {
   const head = add(add(table, "thead"), "tr");
   section.body = add(table, "tbody");
   section.columns = TABLE.filter((column) => section.rows.some((row) => column.value(row) !== null || (column.key === "error" && row.error_kind === "learned")));
-  const scales = { time: timeScale(section.rows), ratio: ratioScale(section.rows) };
+  const scales = { time: timeScale(section.rows), ratio: ratioScale(section.rows), score: scoreScale(section.rows) };
   for (const column of section.columns) {
     const cell = add(head, "th", { scope: "col", class: column.number ? "number" : "" });
     const button = add(cell, "button", { type: "button" }, column.title);
@@ -123,6 +123,17 @@ function ratioBar(cell, row, scale) {
   if (row.ratio === null) return;
   barOf(cell, row, scale, row.ratio, row.ratio_low, row.ratio_high);
   add(cell.firstChild, "span", { class: "one" }).style.left = `${scale(1)}%`;
+}
+
+function scoreScale(rows) {
+  const far = rows.flatMap((row) => [row.score, row.score_low, row.score_high]).filter((value) => value !== null);
+  const low = Math.min(1, ...far);
+  const high = Math.max(0, ...far);
+  return linearScale(low, high > low ? high : low + 1, 2, 98);
+}
+
+function scoreBar(cell, row, scale) {
+  if (row.score !== null) barOf(cell, row, scale, row.score, row.score_low, row.score_high);
 }
 
 function barOf(cell, row, scale, at, low, high) {

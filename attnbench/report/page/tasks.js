@@ -19,8 +19,8 @@ function drawTasks(section) {
     const table = add(panel, "table");
     const head = add(add(table, "thead"), "tr");
     add(head, "th", { scope: "col" }, "variant");
-    const scale = add(head, "th", { scope: "col", class: "strip" }, `${low.toFixed(2)} – ${high.toFixed(2)}`);
-    scale.setAttribute("aria-label", "score on a scale");
+    const scale = add(add(head, "th", { scope: "col", class: "strip", "aria-label": "score on a scale" }), "span");
+    for (const end of [low, high]) add(scale, "span", {}, end.toFixed(2));
     add(head, "th", { scope: "col", class: "number" }, "score");
     if (task.reference) add(head, "th", { scope: "col", class: "number" }, "minus softmax");
     const body = add(table, "tbody");
@@ -33,7 +33,7 @@ function taskRow(body, section, task, part, x) {
   const [name, options] = splitLabel(part.label);
   const head = add(row, "th", { scope: "row" });
   add(head, "bdi", {}, name);
-  if (options) add(add(head, "small"), "bdi", {}, options);
+  if (options) breakable(add(add(head, "small"), "bdi"), options);
   const svg = draw(add(row, "td", { class: "strip" }), "svg", { "aria-hidden": "true" });
   if (task.band) {
     const [from, to] = task.band.map(x);

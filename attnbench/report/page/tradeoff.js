@@ -4,6 +4,7 @@ const EXACT = 0;
 const MEASURED = 1;
 const LANE = 20;
 const TITLE = 16;
+const GAP = 18;
 
 function drawTradeoff(section) {
   const holder = byId(`tradeoff-${section.id}`);
@@ -17,7 +18,7 @@ function drawTradeoff(section) {
   const exact = points.filter((point) => point.kind === EXACT);
   const placeless = points.filter((point) => point.kind > MEASURED);
   const measured = points.filter((point) => point.kind === MEASURED);
-  const frame = { left: score ? 40 : 48, right: width - 14, top: 6 };
+  const frame = { left: score ? 40 : 48, right: width - 14, top: 4 };
   const x = logScale(...padded(points.flatMap((p) => [p.speed, p.fast, p.slow]), 0.08), frame.left + largest, frame.right - largest);
   for (const point of points) {
     point.x = x(point.speed);
@@ -26,7 +27,7 @@ function drawTradeoff(section) {
   const above = exact.length ? bandHeight(exact) : 0;
   const below = placeless.length ? bandHeight(placeless) : 0;
   const tall = measured.length ? Math.min(430, Math.max(250, width * 0.42)) : 0;
-  const scaleTop = frame.top + above + (above ? 8 : 0);
+  const scaleTop = frame.top + above + (tall ? GAP : 0);
   const scaleBottom = scaleTop + tall;
   frame.bottom = scaleBottom + (below && tall ? 8 : 0) + below;
   const svg = canvas(holder, width, frame.bottom + 44, `${about(view)} at n = ${section.state.n}; arrow keys go from variant to variant`);
@@ -35,7 +36,7 @@ function drawTradeoff(section) {
   const taken = [];
   if (above) band(svg, frame, frame.top, above, "exact: no error but rounding", taken);
   if (below) band(svg, frame, frame.bottom - below, below, score ? "no score" : "another operator, not fitted, or no error measured", taken);
-  if (y) backdrop(svg, inner, y, found, score, taken);
+  if (y) backdrop(svg, inner, y, found, score);
   axes(svg, frame, x, y || linearScale(0, 1, 0, 1), {
     xBase: 2, xText: halves, xTitle: "examples per second, faster →",
     yBase: 10, yText: y ? plain : () => "",
@@ -103,7 +104,7 @@ function band(svg, frame, top, height, said, taken) {
   taken.push({ left: frame.left, right: frame.left + widthOf(said, 12) + 8, top, bottom: top + 15 });
 }
 
-function backdrop(svg, inner, y, found, score, taken) {
+function backdrop(svg, inner, y, found, score) {
   const wide = inner.right - inner.left;
   if (found.trivial !== null && found.trivial !== undefined) {
     const top = Math.max(inner.top, y(found.trivial));
@@ -113,9 +114,7 @@ function backdrop(svg, inner, y, found, score, taken) {
     const [low, high] = found.band;
     draw(svg, "rect", { class: "band", x: inner.left, y: y(high), width: wide, height: Math.max(1, y(low) - y(high)) });
   }
-  const said = score ? "score" : "relative error, less upwards";
-  draw(svg, "text", { class: "soft halo", x: inner.left + 6, y: inner.top + 12 }, said);
-  taken.push({ left: inner.left, right: inner.left + widthOf(said, 12) + 8, top: inner.top, bottom: inner.top + 15 });
+  draw(svg, "text", { class: "soft", x: 0, y: inner.top - 5 }, score ? "score" : "relative error, less upwards");
 }
 
 function referenceLines(svg, inner, y, found, taken) {
