@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Literal
 
 from attnbench.decision.join import Pair, join
 from attnbench.decision.judge import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge
+from attnbench.decision.key import Key
 from attnbench.decision.measured import MeasuredRun, differing_facts, load
 from attnbench.decision.relative import drift, over, ratios_of_times
 from attnbench.decision.words import address
-from attnbench.errors import ResultsError, UsageError
+from attnbench.errors import ResultsError, UsageError, any_of
 from attnbench.suite.select import matches
 
 REFERENCE = "softmax"
@@ -54,6 +55,8 @@ class Decision:
     """How many ratios of times that is the median of."""
     rounds: int | None
     """Visits of the timed cell that was visited least; None without times."""
+    few: int
+    """How many timed cells were visited fewer than five times."""
     unit: str = "s"
     """Of times: seconds, or the variant that they were divided by."""
 
@@ -74,7 +77,7 @@ class Decision:
     @property
     def few_rounds(self) -> bool:
         """Whether an interval knows too little of the machine's drift."""
-        return self.rounds is not None and self.rounds < ENOUGH_ROUNDS
+        return self.few > 0
 
     def fails(self, one: Finding) -> bool:
         """Whether the gate is closed for this finding alone."""
@@ -116,14 +119,13 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) ->
         _refuse_selection(question.select or "", new)
     both = [pair for pair in pairs if pair.old and pair.new]
     if not both:
-        raise ResultsError(f"{new.path} and {olds[0].path} have no cell in common; compare runs of the same suite")
+        raise ResultsError(f"{new.path} and {olds[0].path} have no cell in common{_what_keeps_apart(pairs)}")
     divisor = drift(both, question.relative_to) if question.relative_to and not elsewhere else None
     findings = [one for pair in pairs for one in judge(pair, measures, question.limits, drift=divisor or 1.0)]
     if question.missing == "ignore":
         findings = [one for one in findings if one.verdict != "missing"]
     ratios = ratios_of_times(both) if "time" in measures else []
-    timed = [(pair.old, pair.new) for pair in both if ratios and ratios_of_times([pair])]
-    rounds = [row.time_rounds or 1 for sides in timed for row in sides if row is not None]
+    rounds = [_rounds(pair) for pair in both if ratios and ratios_of_times([pair])]
     return Decision(
         question=question,
         new=new,
@@ -133,8 +135,14 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) ->
         common=median(ratios) if ratios else None,
         times=len(ratios),
         rounds=min(rounds, default=None),
+        few=sum(one < ENOUGH_ROUNDS for one in rounds),
         unit=unit,
     )
+
+
+def _rounds(pair: Pair) -> int:
+    """Visits of the side that was visited less."""
+    return min((row.time_rounds or 1) for row in (pair.old, pair.new) if row is not None)
 
 
 def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> bool:
@@ -151,6 +159,18 @@ def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Que
             raise UsageError(f"{said}: measure both on one machine, or give --other-machine ratios")
         elsewhere = True
     return elsewhere
+
+
+def _what_keeps_apart(pairs: Sequence[Pair]) -> str:
+    """Why no cell has a counterpart: the columns of which one alone keeps cells apart, or else the remedy."""
+    new = [pair.key for pair in pairs if pair.old is None]
+    old = [pair.key for pair in pairs if pair.new is None]
+    alone = []
+    for column in fields(Key):
+        hidden = dict.fromkeys([column.name, *(["kv_len"] if column.name == "seq_len" else [])])
+        if {replace(key, **hidden) for key in new} & {replace(key, **hidden) for key in old}:
+            alone.append(column.name.rstrip("_"))
+    return f": they differ in {any_of(alone)}" if alone else "; compare runs of the same suite"
 
 
 def _chosen(pair: Pair, expression: str) -> bool:

@@ -58,7 +58,12 @@ def load(path: Path) -> MeasuredRun:
         ResultsError: no run there, runs of several suites, no row yet, or files of another version.
         CorruptResults: a file was changed or is damaged.
     """
-    folder = _folder(path)
+    try:
+        folder = _folder(path)
+    except OSError as error:
+        raise ResultsError(
+            f"{one_line(str(path))}: cannot be read ({error.strerror}); give a folder written by attnbench run"
+        ) from None
     environment = folder.environment
     schema = environment.get("schema_version", READABLE[0])
     if schema not in READABLE:

@@ -46,9 +46,9 @@ def table_of(decision: Decision) -> Table:
 
 
 def _is_told(one: Finding, decision: Decision) -> bool:
-    """Whether a finding has a line: not what is the same, nor what is unsure and does not even seem to be worse."""
+    """Whether a finding has a line: not what is the same or new, nor what is unsure and does not even seem worse."""
     if one.verdict != "unsure":
-        return one.verdict != "same"
+        return one.verdict not in ("same", "new")
     limit = decision.question.limits.error if one.measure == "error" else decision.question.limits.time
     return decision.fails(one) or (one.ratio or 0.0) > limit
 
@@ -72,7 +72,10 @@ def _head(decision: Decision) -> list[str]:
     said, question = [], decision.question
     if decision.few_rounds:
         rounds = f"{decision.rounds} round{'s' * (decision.rounds != 1)}"
-        said.append(f"only {rounds}: too few to know how the machine drifts; measure with --rounds {ENOUGH_ROUNDS}")
+        which = "" if decision.few == decision.times else f" of {decision.few} among {decision.times} timed cells"
+        said.append(
+            f"only {rounds}{which}: too few to know how the machine drifts; measure with --rounds {ENOUGH_ROUNDS}"
+        )
     said.append(printable(f"{decision.new.name} against {', '.join(old.name for old in decision.olds)}"))
     if decision.unit != "s":
         said.append(f"another machine: only times are judged, each over that of {decision.unit} beside it")
@@ -103,6 +106,9 @@ def _foot(decision: Decision) -> list[str]:
         rounds = f"{'over' if more >= MANY_ROUNDS else 'about'} {more} more round{'s' * (more > 1)}"
         said.append(f"unsure: {len(unsure)}; to settle half of them takes {rounds} of both runs")
     same = Counter(one.measure for one in decision.findings if one.verdict == "same")
+    new = sum(one.verdict == "new" for one in decision.findings)
+    if new:
+        said.append(f"new: {new} cell{'s' * (new > 1)} that no older run has")
     if same:
         said.append(f"unchanged: {', '.join(f'{one} {same[one]}' for one in MEASURES if same[one])}")
     if decision.common is not None:

@@ -88,10 +88,11 @@ BAD = [
     ("gate same --against damaged", Exit.CORRUPT, "damaged/records.jsonl:1: this line was changed"),
     ("gate empty --against old", Exit.USAGE, "empty: no row yet; measure first"),
     ("gate nowhere --against old", Exit.USAGE, "nowhere: no such folder"),
+    (f"gate {'x' * 5000} --against old", Exit.USAGE, f"{'x' * 199}…: cannot be read (File name too long)"),
     ("gate table.csv --against old", Exit.USAGE, "table.csv: a table alone does not say where"),
     ("gate old --against old", Exit.USAGE, "old is given twice; give two different runs"),
     ("gate same --against old --against old/results.csv", Exit.USAGE, "old is given twice"),
-    ("gate others --against old", Exit.USAGE, "others and old have no cell in common"),
+    ("gate others --against old", Exit.USAGE, "others and old have no cell in common: they differ in seq_len"),
     ("gate same --against old --fail-above 0.9", Exit.USAGE, "--fail-above must be at least 1; attnbench gate --help"),
     ("gate same --against old --fail-above nan", Exit.USAGE, "--fail-above must be"),
     ("gate same --against old --memory-above 0", Exit.USAGE, "--memory-above must be at least 1"),
@@ -109,7 +110,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("command", "code", "said"), BAD, ids=[command for command, _, _ in BAD])
+@pytest.mark.parametrize(("command", "code", "said"), BAD, ids=[command[:60] for command, _, _ in BAD])
 def test_bad_input_is_one_line_and_nothing_is_written(
     runs: Path, command: str, code: Exit, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -229,6 +229,9 @@ def test_fewer_than_five_rounds_are_noticed_in_either_run(tmp_path: Path) -> Non
     five, two = write_run(tmp_path / "five", ROWS), write_run(tmp_path / "two", ROWS, rounds=2)
     assert (decided(five, two).rounds, decided(two, five).few_rounds) == (2, True)
     assert not decided(five, write_run(tmp_path / "again", ROWS)).few_rounds
+    lost = [replace(ROWS[0], columns={"time_rounds": 1}), *ROWS[1:]]
+    one = decided(five, write_run(tmp_path / "lost", lost))
+    assert (one.few, one.rounds, one.times) == (1, 1, len(ROWS))
 
 
 def test_several_old_runs_count_as_one_with_the_rounds_of_all(tmp_path: Path) -> None:
@@ -284,9 +287,12 @@ def test_numbers_of_two_methods_are_never_compared(old: Path, tmp_path: Path) ->
 def test_one_run_twice_and_runs_of_other_things_are_refused(old: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is given twice; give two different runs"):
         read_runs([old, tmp_path / "x" / ".." / "old"] if (tmp_path / "x").mkdir() is None else [])
-    other = write_run(tmp_path / "other", [Row(n=4096)])
+    other = write_run(tmp_path / "other", [Row("gla", n=4096)])
     with pytest.raises(ResultsError, match="have no cell in common; compare runs of the same suite"):
         decided(old, other)
+    longer = write_run(tmp_path / "longer", [Row(causal=True)])
+    with pytest.raises(ResultsError, match=r"have no cell in common: they differ in causal$"):
+        decided(old, longer)
 
 
 def test_a_selection_takes_cells_by_the_words_of_run(old: Path, tmp_path: Path) -> None:

@@ -113,6 +113,16 @@ def test_too_few_rounds_stand_in_the_first_line_of_every_form_for_people(tmp_pat
         assert text.splitlines()[0].startswith("only 2 rounds: too few")
 
 
+def test_cells_that_are_new_are_counted_and_a_few_with_few_rounds_are_told(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", [Row(), Row(n=128)])
+    lost = Row(columns={"time_rounds": 2})
+    new = write_run(tmp_path / "new", [lost, Row(n=128), Row(n=256), Row(n=512)])
+    table = table_of(decide(load(new), [load(old)], Question()))
+    assert table.head[0].startswith("only 2 rounds of 1 among 2 timed cells: too few")
+    assert "new: 2 cells that no older run has" in table.foot
+    assert table.rows == ()
+
+
 def test_an_action_gets_name_unit_and_value_of_each_number_of_the_new_run(decision: Decision) -> None:
     data = to_action(decision)
     assert all(set(one) == {"name", "unit", "value", "range", "extra"} for one in data)
