@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from attnbench.decision.join import Pair, join
 from attnbench.decision.judge import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge
@@ -167,7 +167,7 @@ def _what_keeps_apart(pairs: Sequence[Pair]) -> str:
     old = [pair.key for pair in pairs if pair.new is None]
     alone = []
     for column in fields(Key):
-        hidden = dict.fromkeys([column.name, *(["kv_len"] if column.name == "seq_len" else [])])
+        hidden: dict[str, Any] = dict.fromkeys([column.name, *(["kv_len"] if column.name == "seq_len" else [])])
         if {replace(key, **hidden) for key in new} & {replace(key, **hidden) for key in old}:
             alone.append(column.name.rstrip("_"))
     return f": they differ in {any_of(alone)}" if alone else "; compare runs of the same suite"
