@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import math
 import os
 import signal
@@ -15,21 +13,18 @@ from typing import Annotated, Any
 
 import typer
 import typer.main
-from typer.core import TyperCommand, TyperGroup
 
 from attnbench import __version__
 from attnbench.cli import console
 from attnbench.cli.completion import join_words
+from attnbench.cli.startup import OnDemand, Unconverted, end_without_search
 from attnbench.cli.streams import lasting_streams
 from attnbench.cli.usage import COMMANDS, OVERVIEW, UsageProblem, explain
 from attnbench.errors import AttnbenchError, Exit, UsageError, did_you_mean
 
 
-class _Command(TyperCommand):
-    """A command that converts no values while the shell completes: it only matters which options are given.
-
-    Converting values imports pydantic, which takes longer than everything else that completion does.
-    """
+class _Command(Unconverted):
+    """A command that refuses to start where loading libraries would end Python without a word."""
 
     def invoke(self, ctx: Any) -> Any:
         if ctx.info_name != "env" and _address_space() < _LEAST_TO_LOAD:
@@ -37,18 +32,11 @@ class _Command(TyperCommand):
         return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:
-            try:
-                return super().parse_args(ctx, args)
-            except UsageProblem as problem:
-                problem.ctx = problem.ctx or ctx  # typer does not always name the command
-                raise
-        given, ctx.args, _ = self.make_parser(ctx).parse_args(args=args)
-        for parameter in self.get_params(ctx):
-            ctx.params[parameter.name], source = parameter.consume_value(ctx, given)
-            ctx.set_parameter_source(parameter.name, source)
-        rest: list[str] = ctx.args
-        return rest
+        try:
+            return super().parse_args(ctx, args)
+        except UsageProblem as problem:
+            problem.ctx = problem.ctx or ctx  # typer does not always name the command
+            raise
 
 
 _LEAST_TO_LOAD = 512 * 2**20
@@ -77,31 +65,21 @@ def _epilog(name: str | None) -> str:
     return f"Example: attnbench {COMMANDS[name].example}" if name else ""
 
 
-class _Group(TyperGroup):
-    """The commands; one is imported once it is known which: their options take as long to load as typer itself."""
-
-    def __init__(self, **settings: Any) -> None:
-        known = {name: TyperCommand(name, help=command.what) for name, command in COMMANDS.items()}
-        super().__init__(**{**settings, "commands": known})
+class _Group(OnDemand):
+    def load(self, name: str | None) -> Any:
+        return _command(name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and args[0] not in COMMANDS and not args[0].startswith("-"):
             nearest = did_you_mean(args[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
             raise UsageError(f"unknown command {args[0]!r}{nearest}")
-        name, known, rest = super().resolve_command(ctx, args)
-        return name, known and _command(name), rest
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except _Terminated:  # typer would take it for Ctrl-C
             raise typer.Exit(Exit.TERMINATED) from None
-
-    # As in a command: otherwise it would convert a value for each of typer's own flags that is not given.
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for flag in self.get_params(ctx):
-            flag.default = flag.default or False
-        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
@@ -158,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, _stop)
     if os.environ.get("_ATTNBENCH_COMPLETE") == "complete_bash":
         join_words()
-    atexit.register(gc.freeze)  # otherwise Python looks for garbage in all imports when it ends: 0.2 s after torch
+    end_without_search()
     with lasting_streams() as output:
         code = _run(arguments)
         if not output.lost or code != Exit.OK:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ import typer
 from attnbench.cli import completion, console
 from attnbench.cli.options import Device, Fresh, MemoryLimit, Out, Plugins, ProcessState, Threads
 from attnbench.cli.plan import predict, print_heading
+from attnbench.cli.startup import importing, worker_ahead
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.suite.shard import parse_shard
 from attnbench.units import format_bytes, format_seconds, parse_bytes
@@ -95,17 +95,11 @@ def run(
     named = {axis: f"--{axis}" for axis in given_to_all}
     refuse_early(suite, device=device, overrides=overrides | given_to_all, options=named)
 
-    from attnbench.machine import default_threads
     from attnbench.run.invocation import once
-    from attnbench.run.isolation import Settings, Worker
 
     alone = nullcontext() if fresh or dry_run else once(out, given)
-    with alone, Worker(Settings(threads=threads or default_threads())) as worker:
-        if not dry_run:
-            worker.begin()  # so that it imports torch at the same time as this process
-        from attnbench.measure.time import garbage_collection_off
-
-        with garbage_collection_off():  # imports are not garbage, and searching them takes long
+    with alone, worker_ahead(threads, wanted=not dry_run) as worker:
+        with importing():
             from attnbench.plugins import load
             from attnbench.run.plan import Options, make_plan
 
@@ -131,7 +125,6 @@ def run(
                 retry_failed=retry_failed,
             )
             plan = make_plan(suite, options)
-            gc.freeze()  # otherwise the next search for garbage goes through all of it
         if not as_json:
             print_heading(plan)
         if dry_run:
