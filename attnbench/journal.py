@@ -47,34 +47,44 @@ class Journal:
         StoreError: the file cannot be read or written, or is no longer the one that was opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, opening: str | None = "") -> None:
+        """A journal at ``path``, whether it exists or not.
+
+        Args:
+            opening: what the chain of seals begins with, beside the file's name, so that lines of one run cannot pass
+                for those of another. None: it is lost, and the first line is believed.
+        """
         self.path = path
+        self._first = None if opening is None else first_seal(path, opening)
         self._handle: int | None = None
         self._is_open = False
-        self._seal, self._size = _first_seal(path), 0
+        self._seal, self._size, self._lines = self._first or path.name, 0, 0
 
     def read(self) -> Page:
         """All whole lines, after checking each of them. Files older than the seals have none."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            return Page([], _first_seal(self.path), 0)
+            return Page([], self._first or self.path.name, 0)
         except OSError as error:
             raise StoreError(f"cannot read {self.path}: {error.strerror}; check its permissions") from error
         whole, newline, torn = data.rpartition(b"\n")
         lines = whole.split(b"\n") if newline else []
-        seals = [_SEALED.fullmatch(line) for line in lines]
+        seals = [split_seal(line) for line in lines]
         is_sealed = any(seals)
-        seal, rows = _first_seal(self.path), []
+        seal, rows = self._first, []
         for number, (line, sealed) in enumerate(zip(lines, seals, strict=True), start=1):
             if is_sealed:
-                seal = _next_seal(seal, sealed[1]) if sealed else ""
-                if not sealed or sealed[2].decode() != seal:
+                if sealed and seal is None:
+                    seal = sealed[1]
+                elif not sealed or sealed[1] != (seal := next_seal(seal or "", sealed[0])):
                     raise CorruptResults(
                         f"{self.path}:{number}: this line was changed, or one before it was removed; {_REMEDY}"
                     )
             rows.append(self._row(number, line))
-        return Page(rows, seal, len(whole) + len(newline), f"{self.path}:{len(lines) + 1}" if torn else "")
+        return Page(
+            rows, seal or self.path.name, len(whole) + len(newline), f"{self.path}:{len(lines) + 1}" if torn else ""
+        )
 
     def _row(self, number: int, line: bytes) -> dict[str, Any]:
         try:
@@ -97,7 +107,8 @@ class Journal:
                 raise
             except OSError as error:
                 raise StoreError(f"cannot write {self.path}: {error.strerror}; check its permissions") from error
-        self._is_open, self._seal, self._size = True, page.seal, page.size
+        self._is_open = True
+        self._seal, self._size, self._lines = page.seal, page.size, len(page.rows)
         return page
 
     def close(self) -> None:
@@ -117,7 +128,7 @@ class Journal:
         lines: list[str] = []
         for row in rows:
             body = json.dumps(row, allow_nan=False)[:-1]
-            seals.append(_next_seal(seals[-1] if seals else self._seal, body.encode()))
+            seals.append(next_seal(seals[-1] if seals else self._seal, body.encode()))
             lines.append(f'{body}, "{SEAL}": "{seals[-1]}"}}\n')
         data = "".join(lines).encode()
         try:
@@ -131,8 +142,14 @@ class Journal:
             if not self.path.parent.is_dir():
                 remedy = GONE
             raise StoreError(f"cannot write {self.path}: {error.strerror}; {remedy}") from error
-        self._seal, self._size = seals[-1] if seals else self._seal, self._size + len(data)
+        self._seal = seals[-1] if seals else self._seal
+        self._size, self._lines = self._size + len(data), self._lines + len(rows)
         return seals
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """Lines, bytes and last seal of the open file."""
+        return {"lines": self._lines, "bytes": self._size, "seal": self._seal}
 
     def refuse_another_file(self) -> None:
         """Make sure that the file at this path is the one that was opened, and still has the same length."""
@@ -165,13 +182,20 @@ class Journal:
             raise
 
 
-def _first_seal(path: Path) -> str:
-    """Start of the chain of seals: the file's name, so that a line of samples cannot pass for a line of records."""
-    return path.name
+def first_seal(path: Path, opening: str) -> str:
+    """Start of the chain of seals: the run, and the file's name, so that a sample cannot pass for a record."""
+    return opening + path.name
 
 
-def _next_seal(seal: str, body: bytes) -> str:
+def next_seal(seal: str, body: bytes) -> str:
+    """The seal of a line, by the seal of the line before it."""
     return hashlib.sha256(seal.encode() + body).hexdigest()[:16]
+
+
+def split_seal(line: bytes) -> tuple[bytes, str] | None:
+    """What a line's seal is made of, and the seal; None for a line without one."""
+    match = _SEALED.fullmatch(line)
+    return (match[1], match[2].decode()) if match else None
 
 
 def _refuse(constant: str) -> None:

@@ -140,7 +140,12 @@ def describe(device: str) -> dict[str, Any]:
 
 def machine_id(device: str) -> str:
     """Eight hex digits that stand for the facts above: rows with different ids are never compared silently."""
-    return hashlib.sha256(json.dumps(describe(device), sort_keys=True).encode()).hexdigest()[:8]
+    return id_of(describe(device))
+
+
+def id_of(facts: dict[str, Any]) -> str:
+    """The id of the machine with these facts, as :func:`describe` gives them."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def class_facts(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from attnbench.errors import CannotCreate
+from attnbench.errors import CannotCreate, ResultsError
 from attnbench.files import refuse_link
 from attnbench.store import RECORDS, RunFolder
 
@@ -48,3 +48,17 @@ def by_age(runs: Iterable[Path]) -> list[Path]:
         return not (time and time[0] > now), run.name
 
     return sorted(runs, key=age)
+
+
+def newest_run(path: Path) -> RunFolder:
+    """The run in this folder, or the newest one of the suite whose folder it is.
+
+    Raises:
+        ResultsError: there is none, or there are several suites.
+    """
+    found = find_runs(path) if path.is_dir() else []
+    if not found:
+        raise ResultsError(f"{path}: holds no run; give the folder of one, results/SUITE/STARTED-DEVICE")
+    if len({run.path.parent for run in found}) > 1:
+        raise ResultsError(f"{path}: holds runs of several suites; give the folder of one run or one suite")
+    return found[-1]

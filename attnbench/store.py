@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import time
@@ -19,6 +17,7 @@ from attnbench.errors import CannotCreate, CorruptResults, StoreError
 from attnbench.files import refuse_link, refuse_other_than_file, replace_file
 from attnbench.journal import GONE, Journal
 from attnbench.lock import held
+from attnbench.manifest import ENDS, OPENING, digest, doubts, read_manifest, with_opening, write_manifest
 from attnbench.record import READABLE, SCHEMA_VERSION, SEAL, Record, one_line
 from attnbench.table import altered_lines, csv_text, read_table
 from attnbench.verify import are_points, are_samples, checked, foreign_to_run, foreign_to_samples
@@ -26,6 +25,8 @@ from attnbench.verify import are_points, are_samples, checked, foreign_to_run, f
 RECORDS, SAMPLES, FAILURES, TABLE = "records.jsonl", "samples.jsonl", "failures.jsonl", "results.csv"
 CURVES, CHECKPOINTS = "curves.jsonl", "checkpoints"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
+FILES = (RECORDS, SAMPLES, FAILURES, CURVES)
+"""The JSON-lines files of a run, each with a chain of seals."""
 _SAMPLE_KEYS = {"cell_id", "round", "first_call_s", "stopped", "samples"}
 """Keys of a line of samples in schema 1."""
 
@@ -44,7 +45,8 @@ class RunFolder:
         self.path = path
         self.repairs: list[str] = []
         """What was repaired while opening or reading the folder, as messages for people."""
-        self._journals = {name: Journal(path / name) for name in (RECORDS, SAMPLES, FAILURES, CURVES)}
+        self._journals = dict[str, Journal]()
+        self._has_grown = False
         self._opened: os.stat_result | None = None
         self._csv_written = 0.0
 
@@ -55,8 +57,8 @@ class RunFolder:
         try:
             path.mkdir(parents=True)
             try:
-                facts = {"schema_version": SCHEMA_VERSION, "suite_digest": _digest(suite_text.encode())}
-                folder._write_environment(environment | facts)
+                facts = {"schema_version": SCHEMA_VERSION, "suite_digest": digest(suite_text)}
+                write_manifest(path / ENVIRONMENT, with_opening({**environment, **facts}))
                 replace_file(path / SUITE, suite_text)
                 (path / RECORDS).touch()
             except BaseException:
@@ -69,58 +71,54 @@ class RunFolder:
     @property
     def environment(self) -> dict[str, Any]:
         """The facts in ``environment.json``, which was written when the run began."""
-        file = self.path / ENVIRONMENT
-        try:
-            if not file.is_file():
-                raise ValueError("there is no such file")
-            data = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(data, dict):
-                raise ValueError("it is not an object")
-            seal = data.pop(SEAL, None)
-            if seal != _digest(json.dumps(data).encode()) and (seal is not None or "schema_version" in data):
-                raise ValueError("it was changed after the run")
-        except (OSError, ValueError, RecursionError) as error:
-            raise CorruptResults(f"{file}: {one_line(str(error), 100)}; restore it or start with --fresh") from None
-        return data
-
-    def _write_environment(self, facts: dict[str, Any]) -> None:
-        replace_file(
-            self.path / ENVIRONMENT, json.dumps(facts | {SEAL: _digest(json.dumps(facts).encode())}, indent=2) + "\n"
-        )
+        return read_manifest(self.path / ENVIRONMENT)
 
     def describe(self, state: Mapping[str, Any]) -> None:
         """Add what the measuring process says of itself and the machine, unless an earlier one has said all of it."""
         environment = self.environment
         if not state.keys() <= environment.keys():
-            try:
-                self._write_environment({**environment, **state})
-            except OSError as error:
-                raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
+            self._rewrite({**environment, **state})
 
     def correct(self, facts: dict[str, Any]) -> None:
         """Replace facts about the machine with what has been found out since."""
+        self._rewrite({**self.environment, **facts})
+
+    def conclude(self) -> None:
+        """Note where each file ends, so that a line that is lost or added there is told; the run is complete.
+
+        The folder must be locked.
+        """
+        ends = {name: journal.end for name, journal in self._journals.items() if journal.end["lines"]}
+        with suppress(CorruptResults):  # doubts() reports it
+            environment = self.environment
+            if environment.get(ENDS) != ends:
+                self._rewrite({**environment, ENDS: ends})
+
+    def _rewrite(self, facts: dict[str, Any]) -> None:
         try:
-            self._write_environment({**self.environment, **facts})
+            write_manifest(self.path / ENVIRONMENT, facts)
         except OSError as error:
             raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
 
     def doubts(self) -> list[str]:
         """What is wrong with the files that describe the run, one line each; the rows can be read all the same."""
         try:
-            wanted = self.environment.get("suite_digest")
+            environment = self.environment
         except CorruptResults as error:
             return [str(error)]
+        wanted = environment.get("suite_digest")
         try:
-            whole = wanted is None or wanted == _digest((self.path / SUITE).read_bytes())
+            whole = wanted is None or wanted == digest((self.path / SUITE).read_bytes())
         except OSError:
             whole = False
-        return [] if whole else [f"{self.path / SUITE} is not the suite that was run; restore it"]
+        suite = [] if whole else [f"{self.path / SUITE} is not the suite that was run; restore it"]
+        return [*suite, *doubts(self.path, environment, FILES)]
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock this folder and its files against other runs; the system frees them when the process ends."""
         refuse_link(self.path)
-        for name in self._journals:
+        for name in FILES:
             refuse_other_than_file(self.path / name)
         with held(self.path):
             for left in [*self.path.glob(f".{TABLE}.*"), *self.path.glob(f".{ENVIRONMENT}.*")]:  # of killed runs
@@ -128,8 +126,8 @@ class RunFolder:
                     left.unlink()
             self._opened = self.path.lstat()
             try:
-                for journal in self._journals.values():
-                    torn = journal.open().torn
+                for name in FILES:
+                    torn = self._journal(name).open().torn
                     if torn:
                         self.repairs.append(f"{torn}: the last line was cut short when a run ended; it was removed")
                 yield
@@ -139,7 +137,24 @@ class RunFolder:
 
     def append(self, name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
         """Append rows to a JSON-lines file with one write and one fsync, and return their seals."""
-        return self._journals[name].append(rows)
+        if not self._has_grown:
+            self._has_grown = True
+            self._forget_ends()
+        return self._journal(name).append(rows)
+
+    def _forget_ends(self) -> None:
+        with suppress(CorruptResults):  # doubts() reports it
+            environment = self.environment
+            if environment.pop(ENDS, None) is not None:
+                self._rewrite(environment)
+
+    def _journal(self, name: str) -> Journal:
+        if name not in self._journals:
+            opening: str | None = None
+            with suppress(CorruptResults):
+                opening = str(self.environment.get(OPENING, ""))
+            self._journals[name] = Journal(self.path / name, opening)
+        return self._journals[name]
 
     def add(
         self,
@@ -168,7 +183,7 @@ class RunFolder:
         with suppress(CorruptResults):  # doubts() reports it
             environment = self.environment
         records = []
-        for number, row in enumerate(self._rows(RECORDS), start=1):
+        for number, row in enumerate(self.rows(RECORDS), start=1):
             try:
                 record = checked(Record.from_json(row))
                 if record.schema_version not in READABLE:
@@ -185,8 +200,9 @@ class RunFolder:
             records.append(record)
         return records
 
-    def _rows(self, name: str) -> list[dict[str, Any]]:
-        page = self._journals[name].read()
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Every row of a JSON-lines file of the run, with its seal, in order."""
+        page = self._journal(name).read()
         if page.torn:
             self.repairs.append(f"{page.torn}: the last line is cut short; it is left out")
         return page.rows
@@ -198,7 +214,7 @@ class RunFolder:
     def samples(self) -> dict[str, dict[int, list[dict[str, Any]]]]:
         """Raw samples by cell and round; for a round that was repeated after a crash, the last ones."""
         cells: dict[str, dict[int, list[dict[str, Any]]]] = {}
-        for number, row in enumerate(self._rows(SAMPLES), start=1):
+        for number, row in enumerate(self.rows(SAMPLES), start=1):
             place = f"{self.path / SAMPLES}:{number}"
             if not isinstance(row.get("cell_id"), str):
                 raise CorruptResults(f"{place}: a line without cell_id")
@@ -211,7 +227,7 @@ class RunFolder:
     def curves(self) -> dict[str, list[dict[str, Any]]]:
         """The learning curve of each trained cell, by cell id; for a cell trained twice, the last one."""
         curves: dict[str, list[dict[str, Any]]] = {}
-        for number, row in enumerate(self._rows(CURVES), start=1):
+        for number, row in enumerate(self.rows(CURVES), start=1):
             if not isinstance(row.get("cell_id"), str) or not are_points(row.get("points")):
                 raise CorruptResults(f"{self.path / CURVES}:{number}: not a learning curve")
             curves[row["cell_id"]] = row["points"]
@@ -277,7 +293,3 @@ class RunFolder:
         altered = altered_lines(table, history)
         more = f" and {len(altered) - 1} more lines" if len(altered) > 1 else ""
         return [row.get("cell_id", "") for row in table], f"{file}:{altered[0]}{more}" if altered else ""
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]

@@ -80,3 +80,23 @@ def parse_seconds(text: str) -> float:
     if seconds <= 0:
         raise ValueError(f"{text!r} is not a time such as 10ms, 250us or 1.5s")
     return seconds
+
+
+_UNITS = {
+    "flops_per_s": "FLOP/s",
+    "bytes_per_s": "bytes/s",
+    "examples_per_s": "1/s",
+    "tokens_per_s": "1/s",
+    "state_bytes_per_token": "bytes",
+    "energy_j": "joules",
+    "matmul_flops": "FLOPs",
+    "padding": "share",
+    "peak_fraction": "share",
+}
+"""Units that the end of a name does not say."""
+
+
+def unit_of(column: str) -> str:
+    """Unit of the numbers in a column of ``results.csv``: ``seconds``; empty where they have none."""
+    ends = {"_s": "seconds", "_bytes": "bytes"}
+    return _UNITS.get(column) or next((what for end, what in ends.items() if column.endswith(end)), "")

@@ -94,13 +94,22 @@ def are_points(value: object) -> bool:
 def foreign_to_run(record: Record, environment: Mapping[str, Any]) -> str:
     """How a row differs from the run that this ``environment.json`` belongs to; empty where it does not."""
     machine = environment.get("environment")
+    is_of_a_merged_run = record.machine_id in _machines(environment)
     wanted = {
-        "machine_id": environment.get("machine_id"),
+        "machine_id": record.machine_id if is_of_a_merged_run else environment.get("machine_id"),
         "torch_version": machine.get("torch") if isinstance(machine, dict) else None,
         "threads": 1 if record.steps is not None and record.device == "cpu" else environment.get("threads"),
         "method_version": environment.get("method_version"),
     }
     return _difference(record, {name: value for name, value in wanted.items() if value is not None}, "this run")
+
+
+def _machines(environment: Mapping[str, Any]) -> list[str]:
+    """Ids of the machines of a merged run; none where one machine measured all of it."""
+    machines = environment.get("machines")
+    return (
+        [str(one.get("machine_id")) for one in machines if isinstance(one, dict)] if isinstance(machines, list) else []
+    )
 
 
 def foreign_to_cell(record: Record, cell: Cell) -> str:

@@ -23,7 +23,7 @@ from attnbench.record import COLUMNS, SEAL, Record
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_specs
 from attnbench.status import Status
-from attnbench.store import RECORDS, SAMPLES, RunFolder
+from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
 from attnbench.suite.ranges import parse_range
 from attnbench.variant import VARIANTS
 
@@ -71,6 +71,7 @@ def resumed(folder: Path, name: str, content: bytes) -> None:
     """Read as a run that goes on reads."""
     file = folder / name
     file.write_bytes(content)
+    (folder / ENVIRONMENT).write_text("{}")  # of a run whose chain begins with nothing but the name of the file
     run = RunFolder(folder)
     try:
         rows = run.records() if name == RECORDS else run.samples()
@@ -85,7 +86,7 @@ def resumed(folder: Path, name: str, content: bytes) -> None:
         assert b'"seal"' not in content or any(one.startswith(content[: content.rfind(b"\n") + 1]) for one in whole)
         assert len(run.repairs) == (not content.endswith(b"\n") and bool(content))
     assert file.read_bytes() == content  # who reads mends nothing
-    assert {path.name for path in folder.iterdir()} == {name}
+    assert {path.name for path in folder.iterdir()} == {name, ENVIRONMENT}
 
 
 @cases

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,6 +20,9 @@ from attnbench.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from attnbench.measure.crossover import Crossover
     from attnbench.run.compare import Comparison, Row, Side
+
+    Printer = Callable[..., None]
+    """Prints a table as :func:`attnbench.cli.console.table` does."""
 
 
 def compare(
@@ -75,6 +79,9 @@ def compare(
     plugin: Plugins = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    format_: Annotated[
+        Literal["table", "markdown", "latex"], typer.Option("--format", help="How tables are printed.")
+    ] = "table",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw time against n to this .svg, .png or .pdf.")
     ] = None,
@@ -145,7 +152,7 @@ def compare(
         floor = comparison.environment["noise_floor"] or 0.0
         if floor > math.expm1(FASTER_BAND):
             console.line(f"noise floor {floor:.1%}: differences below it get no verdict")
-        _print(comparison)
+        _print(comparison, _printer(format_))
     if csv is not None:  # last, so that a full disk does not cost the rest
         _write_csv(comparison, csv)
     if not comparison.ok:
@@ -155,13 +162,27 @@ def compare(
         _draw(comparison, plot, f"{what}; {how}", width)
 
 
-def _print(comparison: Comparison) -> None:
+def _printer(form: Literal["table", "markdown", "latex"]) -> Printer:
+    """A function that prints a table in this form."""
+    if form == "table":
+        return console.table
+    from attnbench.decision.export_tables import Table, as_text
+
+    def show(
+        columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), title: str | None = None
+    ) -> None:
+        console.line("\n" + as_text(Table((title or "").strip(), columns, rows, right), form).rstrip("\n"))
+
+    return show
+
+
+def _print(comparison: Comparison, table: Printer) -> None:
     records = [side.record for rows in comparison.rows.values() for row in rows for side in (row.a, row.b)]
     shown = {record.label: console.name_text(record) for record in records}
     for (a, b), rows in comparison.rows.items():
         first, second = _broken(shown[a]), _broken(shown[b])
         title = f"time of {a} / time of {b}"
-        console.table(
+        table(
             ["n", first, second, "ratio", "95 % interval", f"{_broken(a)} is"],
             [_time_row(row) for row in rows],
             right=["n", first, second, "ratio", "95 % interval"],
@@ -172,7 +193,7 @@ def _print(comparison: Comparison) -> None:
     columns = ["n", "variant", "peak memory", "state", "error", "answering mean(V)", "note"]
     sides = _side_rows(comparison)
     used = [any(row[i] not in ("", "-") for row in sides) for i in range(len(columns))]
-    console.table(
+    table(
         [name for name, use in zip(columns, used, strict=True) if use],
         [[cell for cell, use in zip(row, used, strict=True) if use] for row in sides],
         right=["n", "peak memory", "state", "error", "answering mean(V)"],

@@ -7,12 +7,13 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from attnbench.errors import ResultsError
+from attnbench.errors import CorruptResults, ResultsError
 from attnbench.record import ADDED, COLUMNS, READABLE, Record
 from attnbench.runs import by_age
 from attnbench.status import Status
@@ -139,7 +140,16 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
     elif missing:
         warn(f"{file} lacks {missing} of {len(records)} rows; those of {RECORDS} are used")
     rows = [records[cell_id] for cell_id in dict.fromkeys([*order, *records]) if cell_id in records]
-    return _read(io.StringIO(csv_text(rows)), file)
+    frame = _read(io.StringIO(csv_text(rows)), file)
+    return _as_one_machine(frame, folder)
+
+
+def _as_one_machine(frame: pd.DataFrame, folder: RunFolder) -> pd.DataFrame:
+    """Rows of a merged run with the name of all its machines, which were found alike, so that they share a series."""
+    with suppress(CorruptResults):  # doubts() reports it
+        if folder.environment.get("machines"):
+            return frame.assign(machine_id=str(folder.environment["machine_id"]))
+    return frame
 
 
 def _read(source: Path | io.StringIO, file: Path) -> pd.DataFrame:

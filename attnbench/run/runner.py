@@ -166,6 +166,7 @@ class _Run:
                 self.folder.write_csv([record for record in self._rows() if record.seal])
             raise
         self.folder.write_csv(self._rows())
+        self.folder.conclude()
         return self._rows()
 
     def _hold_to_limits(self) -> None:

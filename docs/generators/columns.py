@@ -8,30 +8,11 @@ from collections.abc import Iterator
 from attnbench.errors import Exit
 from attnbench.record import COLUMNS
 from attnbench.status import Status
+from attnbench.units import unit_of
 from generators.markdown import code, described, page, table, text, words
-
-UNITS = {
-    "flops_per_s": "FLOP/s",
-    "bytes_per_s": "bytes/s",
-    "examples_per_s": "1/s",
-    "tokens_per_s": "1/s",
-    "state_bytes_per_token": "bytes",
-    "energy_j": "joules",
-    "matmul_flops": "FLOPs",
-    "padding": "share",
-    "peak_fraction": "share",
-}
-"""Units that the end of a name does not say."""
-
 
 _NAMES = re.compile(rf"(?<![`\w])({'|'.join(name for name in COLUMNS if '_' in name)})(?![`\w])")
 """Other columns, where a meaning names them."""
-
-
-def unit(column: str) -> str:
-    """Of the numbers in a column; empty where they have none."""
-    ends = {"_s": "seconds", "_bytes": "bytes"}
-    return UNITS.get(column) or next((what for end, what in ends.items() if column.endswith(end)), "")
 
 
 def meanings() -> dict[str, str]:
@@ -50,7 +31,7 @@ def pages() -> Iterator[tuple[str, str]]:
             "and sizes in bytes; the name of a column says which.",
             table(
                 ["column", "unit", "meaning"],
-                [[code(name), unit(name), words(said)] for name, said in meanings().items()],
+                [[code(name), unit_of(name), words(said)] for name, said in meanings().items()],
             ),
             "## How a cell can end",
             "The column `status` has one of these words.",

@@ -20,6 +20,7 @@ from attnbench.shape import Shape
 from attnbench.suite.schema import Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
 from attnbench.task import TASKS
 from attnbench.testing import LAWS
+from attnbench.units import unit_of
 from attnbench.variant import VARIANTS, build
 from tests.docs.making import GENERATED, HERE, RUNS
 
@@ -131,7 +132,7 @@ def test_every_column_has_a_meaning_and_what_ends_in_a_unit_has_one() -> None:
     columns = generator("columns")
     assert [column for column, said in columns.meanings().items() if not said] == []
     assert list(columns.meanings()) == list(COLUMNS)
-    assert [one for one in COLUMNS if one.endswith(("_s", "_bytes", "_j")) and not columns.unit(one)] == []
+    assert [one for one in COLUMNS if one.endswith(("_s", "_bytes", "_j")) and not unit_of(one)] == []
 
 
 def test_every_exit_code_has_a_meaning() -> None:

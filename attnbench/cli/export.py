@@ -1,0 +1,66 @@
+"""``attnbench export RUN``: a run for other programs: Parquet, MLflow, or tables for a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from attnbench.cli import console
+from attnbench.errors import UsageError
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a suite's folder: its newest run.")],
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the rows, with types and units, to this Parquet file.")
+    ] = None,
+    samples: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every raw sample to this Parquet file.")
+    ] = None,
+    mlflow: Annotated[
+        bool, typer.Option("--mlflow", help="Log it as one MLflow run, where MLFLOW_TRACKING_URI says.")
+    ] = False,
+    format_: Annotated[
+        Literal["markdown", "latex"] | None, typer.Option("--format", help="Print a table for each sweep.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables here instead.")] = None,
+) -> None:
+    """Hand the rows of a run to other programs.
+
+    results.csv needs no export: DuckDB, pandas and spreadsheets read it as it is.
+    """
+    if out is not None and format_ is None:
+        raise UsageError("--out is for tables; add --format markdown or --format latex")
+    if not (parquet or samples or mlflow or format_):
+        raise UsageError(
+            "export needs --parquet FILE, --samples FILE, --mlflow or --format; "
+            "for example: attnbench export results/quick --parquet quick.parquet"
+        )
+
+    from attnbench.decision.export_mlflow import log_run
+    from attnbench.decision.export_parquet import write_rows, write_samples
+    from attnbench.decision.export_tables import as_text, tables_of
+    from attnbench.files import write_output
+    from attnbench.runs import newest_run
+
+    folder = newest_run(run)
+    records = list(folder.records().values())
+    if not records:
+        raise UsageError(f"{folder.path}: no row yet; measure first with: attnbench run SUITE")
+    for doubt in folder.doubts():
+        console.warning(doubt)
+    if parquet is not None:
+        console.note(f"{write_rows(folder, parquet)} rows: {parquet}")
+    if samples is not None:
+        console.note(f"{write_samples(folder, samples)} samples: {samples}")
+    if mlflow:
+        console.note(f"MLflow run {log_run(folder)}")
+    if format_ is not None:
+        text = "\n".join(as_text(table, format_) for table in tables_of(records))
+        if out is None:
+            console.line(text.rstrip("\n"))
+        else:
+            write_output(out, text)
+            console.note(f"{len(records)} rows: {out}")

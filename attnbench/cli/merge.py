@@ -1,0 +1,45 @@
+"""``attnbench merge RUN... --out FOLDER``: runs of one suite on several machines, as one run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.cli import console
+from attnbench.errors import UsageError
+
+
+def merge(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs of one suite: its shards, say.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The new run's folder, which must not exist.")
+    ] = None,
+    rates_within: Annotated[
+        float,
+        typer.Option(min=0, max=1, metavar="SHARE", help="Share by which the machines' measured rates may differ."),
+    ] = 0.1,
+) -> None:
+    """Join runs of one suite into one run that plot, report, diff and gate read like any other.
+
+    The runs must be of one method and one class of machine, with memories within 5 %. Where one machine measured a cell
+    twice, the row with more rounds is kept; a cell that two machines measured is refused, and so is a machine whose
+    rates differ from the others'. Nothing is written then.
+    """
+    if out is None:
+        raise UsageError(
+            "merge needs --out FOLDER; for example: attnbench merge results/lra/*of4 --out results/lra-all"
+        )
+    from attnbench.decision.merge import merge as join
+
+    merged = join(runs, out, rates_within=rates_within)
+    rows = [[str(path), machine, str(count)] for path, machine, count in merged.parts]
+    console.table(["run", "machine", "rows"], rows, right=["rows"])
+    for note in merged.notes:
+        console.warning(note)
+    console.line(f"results: {out / 'results.csv'}")
+    console.line(f"figures: {shlex.join(['attnbench', 'plot', str(out)])}")

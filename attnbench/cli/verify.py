@@ -1,0 +1,70 @@
+"""``attnbench verify RUN...``: which rows of a run are not as they were written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnbench.cli import console
+from attnbench.errors import CorruptResults, ResultsError
+
+if TYPE_CHECKING:
+    from attnbench.decision.audit import Audit
+
+
+def verify(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold runs.")],
+    as_json: Annotated[bool, typer.Option("--json", help="What was found as JSON on stdout.")] = False,
+) -> None:
+    """Say which rows were changed, added, moved or lost since attnbench wrote them, line by line.
+
+    The exit code is 65 if anything is not as it was written. Somebody who computes all seals anew is not found out;
+    to rule that out, keep a copy elsewhere.
+    """
+    from attnbench.decision.audit import audit
+
+    folders = [folder for run in runs for folder in _folders(run)]
+    audits = [audit(folder) for folder in dict.fromkeys(folders)]
+    if as_json:
+        console.data([_as_data(one) for one in audits])
+    else:
+        for one in audits:
+            _print(one)
+    wrong = [one for one in audits if one.findings]
+    if wrong:
+        count = sum(len(one.findings) for one in wrong)
+        lines = f"{count} thing{'s are' if count > 1 else ' is'}"
+        names = str(wrong[0].path) + f" and {len(wrong) - 1} more" * (len(wrong) > 1)
+        raise CorruptResults(f"{names}: {lines} not as attnbench wrote {'them' if count > 1 else 'it'}")
+
+
+def _folders(run: Path) -> list[Path]:
+    from attnbench.runs import find_runs
+
+    found = find_runs(run) if run.is_dir() else []
+    if not found:
+        raise ResultsError(f"{run}: holds no run; give the folder of one, results/SUITE/STARTED-DEVICE")
+    return [folder.path for folder in found]
+
+
+def _print(found: Audit) -> None:
+    for line in found.findings:
+        console.line(line)
+    for line in found.notes:
+        console.note(line)
+    if not found.findings and found.is_sealed:
+        by, on = found.environment.get("attnbench", "unknown"), str(found.environment.get("started_at", ""))[:10]
+        rows = f"{found.rows} row{'s' * (found.rows != 1)}"
+        console.line(f"{found.path}: {rows} as written by attnbench {by} on {on or 'an unknown day'}")
+
+
+def _as_data(found: Audit) -> dict[str, object]:
+    return {
+        "run": str(found.path),
+        "rows": found.rows,
+        "attnbench": found.environment.get("attnbench"),
+        "findings": list(found.findings),
+        "notes": list(found.notes),
+    }

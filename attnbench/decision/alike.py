@@ -1,0 +1,96 @@
+"""Whether runs were measured alike, so that their rows may stand in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from attnbench.decision.measured import MEMORY_TOLERANCE
+from attnbench.errors import UsageError
+from attnbench.machine import class_facts, memory_bytes
+from attnbench.record import one_line
+from attnbench.units import format_bytes, format_count
+
+Facts = Mapping[str, Any]
+"""As ``environment.json`` holds them."""
+
+
+def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_within: float) -> None:
+    """Make sure that the runs are of one method and one class of machine, with equal memory and equal rates.
+
+    Args:
+        runs: folder, environment, and what is known of each machine that measured it.
+        rates_within: share by which rates may differ, below 1.
+
+    Raises:
+        UsageError: they are not; the message names the run, or the odd one of several, and what differs.
+    """
+    (first, ours, _), *others = runs
+    for path, theirs, _ in others:
+        differ = list(_differences(_decisive(ours), _decisive(theirs)))
+        if differ:
+            raise UsageError(f"{first} and {path} were not measured alike: {one_line('; '.join(differ), 160)}")
+    machines = [(path, machine) for path, _, machines in runs for machine in machines]
+    memories = [(path, memory_bytes(machine)) for path, machine in machines]
+    _refuse_odd("memory", [(path, size) for path, size in memories if size], MEMORY_TOLERANCE, format_bytes)
+    by_name: dict[str, list[tuple[Path, float]]] = {}
+    for path, machine in machines:
+        for name, rate in _rates(machine):
+            by_name.setdefault(name, []).append((path, rate))
+    for name, found in by_name.items():
+        _refuse_odd(name, found, rates_within, lambda rate: f"{format_count(rate)}/s")
+
+
+def _decisive(environment: Facts) -> dict[str, Any]:
+    """Everything that decides numbers, but for memory and rates, which are never equal to the digit."""
+    rules = environment.get("rules")
+    machine = environment.get("environment")
+    return {
+        **{name: environment.get(name) for name in ("method_version", "schema_version")},
+        **class_facts(environment),
+        "torch": machine.get("torch") if isinstance(machine, dict) else None,
+        **{f"rule {name}": value for name, value in (rules or {}).items() if name != "rounds"},
+        **{f"variable {name}": value for name, value in (environment.get("variables") or {}).items()},
+        **{f"plug-in {name}": value for name, value in (environment.get("plugins") or {}).items()},
+        "input files": environment.get("input_files") or {},
+    }
+
+
+def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
+    files = ours.pop("input files"), theirs.pop("input files")
+    for name in dict.fromkeys([*ours, *theirs]):
+        if ours.get(name) != theirs.get(name):
+            yield f"{name} {_shown(ours.get(name))} and {_shown(theirs.get(name))}"
+    for name in files[0].keys() & files[1].keys():  # a shard knows only the files of its own cells
+        if files[0][name] != files[1][name]:
+            yield f"contents of {name}"
+
+
+def _shown(value: object) -> str:
+    return "unknown" if value is None else one_line(str(value), 40)
+
+
+def _rates(machine: Facts) -> Iterator[tuple[str, float]]:
+    """Each rate that was measured when the run began, by a name for people."""
+    for dtype, rate in (machine.get("matmul_rate") or {}).items():
+        yield f"matmul rate in {dtype}", rate
+    for size, rate in machine.get("copy_rates") or ():
+        yield f"copy rate of {format_bytes(size)}", rate
+
+
+_ALLOW = "measure again on a quiet machine, or allow more with --rates-within"
+
+
+def _refuse_odd(what: str, found: Sequence[tuple[Path, float]], within: float, shown: Callable[[float], str]) -> None:
+    """Refuse values of which the largest exceeds the smallest by more than a share, and name the odd one."""
+    values = [value for _, value in found]
+    if not values or max(values) <= (1 + within) * min(values):
+        return
+    apart = f"{shown(min(values))} to {shown(max(values))}, more than {within:.0%} apart"
+    if len(found) == 2:
+        raise UsageError(f"{what} of {found[0][0]} and {found[1][0]} is {apart}; {_ALLOW}")
+    middle = median(values)
+    path, odd = max(found, key=lambda one: max(one[1] / middle, middle / one[1]))
+    raise UsageError(f"{what} is {apart}; {path} is the odd one with {shown(odd)}: leave it out, or {_ALLOW}")

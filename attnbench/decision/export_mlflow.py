@@ -1,0 +1,90 @@
+"""A run as one run of MLflow: its machine as parameters, its numbers over n as metrics, its files as artifacts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from typing import Any
+
+from attnbench.decision.key import key_of
+from attnbench.errors import UsageError
+from attnbench.record import Record
+from attnbench.status import Status
+from attnbench.store import ENVIRONMENT, SUITE, TABLE, RunFolder
+
+_METRICS = {"time_s": "time_median_s", "peak_bytes": "peak_bytes", "rel_error": "rel_error", "score": "score"}
+"""First part of a metric's name -> its column."""
+_SPELLED = {"=": "-", ",": " "}
+"""Characters of labels that MLflow takes in no name -> what stands for them."""
+_PARAMETERS = (
+    *("attnbench", "method_version", "machine_id", "machine_class", "threads", "process", "started_at", "noise_floor"),
+    *("suite_digest", "shard"),
+)
+
+
+def log_run(folder: RunFolder) -> str:
+    """Log the run to MLflow, where ``MLFLOW_TRACKING_URI`` says, and return the id of the MLflow run.
+
+    The experiment is that of ``MLFLOW_EXPERIMENT_NAME``, else MLflow's default. There is one MLflow run, not one for
+    each cell: a server does not bear hundreds.
+
+    Raises:
+        UsageError: mlflow is not installed, or refuses.
+    """
+    try:
+        mlflow: Any = import_module("mlflow")
+    except ImportError:
+        raise UsageError("--mlflow needs mlflow; install it with: pip install 'attnbench[mlflow]'") from None
+    records = list(folder.records().values())
+    try:
+        with mlflow.start_run(run_name=folder.path.resolve().name) as run:
+            mlflow.log_params(parameters(folder.environment, records))
+            for n, numbers in metrics(records).items():
+                mlflow.log_metrics(numbers, step=n)
+            rows = [record.to_json() for record in records]
+            mlflow.log_table({name: [row[name] for row in rows] for name in rows[0]} if rows else {}, "results.json")
+            for name in (TABLE, ENVIRONMENT, SUITE, "report.html"):
+                if (folder.path / name).is_file():
+                    mlflow.log_artifact(str(folder.path / name))
+        return str(run.info.run_id)
+    except mlflow.exceptions.MlflowException as error:
+        raise UsageError(f"--mlflow: {error}; set MLFLOW_TRACKING_URI to a server or a folder") from None
+
+
+def parameters(environment: dict[str, Any], records: Sequence[Record]) -> dict[str, str]:
+    """What decides the numbers of the whole run: suite, machine, versions."""
+    suites = ", ".join(dict.fromkeys(record.suite for record in records))
+    machine = environment.get("environment")
+    facts = {"suite": suites, **(machine if isinstance(machine, dict) else {})}
+    facts |= {name: environment[name] for name in _PARAMETERS if name in environment}
+    return {name: str(value)[:500] for name, value in facts.items() if value is not None}
+
+
+def metrics(records: Iterable[Record]) -> dict[int, dict[str, float]]:
+    """Length n -> metric -> number, such as ``time_s/performer:features-64``.
+
+    Beside its label a name has the axes in which the rows of the run differ; if two rows still had the same name, the
+    cell's id follows.
+    """
+    ok = [record for record in records if record.status is Status.OK]
+    keys = [{"sweep": record.sweep, **asdict(key_of(record))} for record in ok]
+    ignored = ("variant", "options", "seq_len", "kv_len")
+    axes = [name for name in (keys[0] if keys else ()) if name not in ignored and len({str(k[name]) for k in keys}) > 1]
+    found: dict[int, dict[str, float]] = {}
+    for record, key in zip(ok, keys, strict=True):
+        at = found.setdefault(record.seq_len, {})
+        name = "/".join([record.label, *(f"{axis.rstrip('_')}={key[axis]}" for axis in axes if key[axis] is not None)])
+        for metric, column in _METRICS.items():
+            value = getattr(record, column)
+            if value is not None:
+                spelled = f"{metric}/{_spelled(name)}"[:240]
+                at[spelled if spelled not in at else f"{spelled}/{record.cell_id[:8]}"] = float(value)
+    return found
+
+
+def _spelled(name: str) -> str:
+    for character, instead in _SPELLED.items():
+        name = name.replace(character, instead)
+    return re.sub(r"[^\w\-.:/ ]", "_", name, flags=re.ASCII)

@@ -1,0 +1,117 @@
+"""Rows and samples of a run as Parquet: typed columns with their units, for DuckDB, polars, pandas or Spark."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import UsageError
+from attnbench.files import write_output
+from attnbench.record import COLUMNS, SEAL, Record
+from attnbench.store import RunFolder
+from attnbench.units import unit_of
+
+_SAMPLE_UNITS = {"seconds": "seconds", "seq_len": "tokens"}
+
+
+def write_rows(folder: RunFolder, path: Path) -> int:
+    """Write the last row of each cell to ``path``, and return their number.
+
+    Columns are those of ``results.csv``, with their types also where no row has a value. ``options`` is JSON text. The
+    schema carries ``environment.json``, and a field its unit.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+        CannotCreate: the file cannot be written.
+    """
+    arrow = _arrow("--parquet")
+    records = list(folder.records().values())
+    rows = [record.to_json() | {SEAL: record.seal} for record in records]
+    kinds = _kinds(arrow)
+    fields = [_field(arrow, name, kinds[name], unit_of(name)) for name in COLUMNS]
+    _write(arrow, rows, fields, folder, path)
+    return len(records)
+
+
+def write_samples(folder: RunFolder, path: Path) -> int:
+    """Write every raw sample to ``path``: a line for each, with its cell, round and position; return their number.
+
+    ``seconds`` is the time of one call, the mean over ``calls``; ``switches`` counts how often another process took the
+    core. A sample that was ``stopped`` is no time of the call.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+        CannotCreate: the file cannot be written.
+    """
+    arrow = _arrow("--samples")
+    records = folder.records()
+    rows = [
+        {
+            "cell_id": cell_id,
+            "label": records[cell_id].label,
+            "seq_len": records[cell_id].seq_len,
+            "round": round_,
+            "position": position,
+            "seconds": float(one["seconds"]),
+            "calls": int(one["calls"]),
+            "switches": one.get("switches"),
+            "stopped": bool(one.get("stopped")),
+        }
+        for cell_id, rounds in folder.samples().items()
+        if cell_id in records
+        for round_, samples in sorted(rounds.items())
+        for position, one in enumerate(samples)
+    ]
+    texts, numbers = ("cell_id", "label"), ("seq_len", "round", "position", "calls", "switches")
+    kinds = {
+        **dict.fromkeys(texts, arrow.string()),
+        **dict.fromkeys(numbers, arrow.int64()),
+        "seconds": arrow.float64(),
+        "stopped": arrow.bool_(),
+    }
+    order = ("cell_id", "label", "seq_len", "round", "position", "seconds", "calls", "switches", "stopped")
+    fields = [_field(arrow, name, kinds[name], _SAMPLE_UNITS.get(name, "")) for name in order]
+    _write(arrow, rows, fields, folder, path)
+    return len(rows)
+
+
+def _arrow(option: str) -> Any:
+    try:
+        import_module("pyarrow.parquet")
+        return import_module("pyarrow")
+    except ImportError:
+        raise UsageError(f"{option} needs pyarrow; install it with: pip install 'attnbench[export]'") from None
+
+
+def _kinds(arrow: Any) -> dict[str, Any]:
+    """Column -> its type; every column may be empty."""
+    of = {bool: arrow.bool_(), int: arrow.int64(), float: arrow.float64()}
+    kinds = {}
+    for name, hint in typing.get_type_hints(Record).items():
+        members = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
+        (kind,) = members - {types.NoneType}
+        kinds["pass" if name == "pass_" else name] = of.get(kind, arrow.string())
+    return kinds
+
+
+def _field(arrow: Any, name: str, kind: Any, unit: str) -> Any:
+    about = {"unit": unit} if unit else {"format": "json"} if name == "options" else None
+    return arrow.field(name, kind, metadata=about)
+
+
+def _write(arrow: Any, rows: Sequence[Mapping[str, Any]], fields: Sequence[Any], folder: RunFolder, path: Path) -> None:
+    about = {"attnbench.run": folder.path.name, "attnbench.environment": json.dumps(folder.environment)}
+    columns = {field.name: [_plain(row[field.name]) for row in rows] for field in fields}
+    table = arrow.table(columns, schema=arrow.schema(fields, metadata=about))
+    buffer = arrow.BufferOutputStream()
+    arrow.parquet.write_table(table, buffer)
+    write_output(path, buffer.getvalue().to_pybytes())
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, str) else value  # a status is a word

@@ -1,0 +1,253 @@
+"""Runs of one suite on several machines, as one run: shards, or a run that ended early and what was measured elsewhere.
+
+What may be merged is what may be compared: one method, one class of machine, memories within 5 % and rates within
+10 %. Rows, samples, curves and failures are copied and sealed anew. Nothing is written before all of it is known to
+fit together.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attnbench import __version__
+from attnbench.decision.alike import refuse_unlike
+from attnbench.decision.key import key_of
+from attnbench.errors import CannotCreate, CorruptResults, ResultsError, UsageError
+from attnbench.manifest import ENDS, digest
+from attnbench.record import SEAL, Record
+from attnbench.status import Status
+from attnbench.store import CURVES, FAILURES, RECORDS, SAMPLES, SUITE, RunFolder
+
+RATES_WITHIN = 0.1
+"""Share by which the rates of two machines may differ."""
+_OF_A_MACHINE = (
+    *("machine_id", "environment", "memory_limit_bytes", "process_notes"),
+    *("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor"),
+    *("attnbench", "run_key", "folder", "shard", "started_at"),
+)
+"""Facts of ``environment.json`` that a merged run keeps for each run that it is made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A run that is to be merged."""
+
+    folder: RunFolder
+    environment: Mapping[str, Any]
+    suite: str
+    """Text of its ``suite.yaml``."""
+    records: Mapping[str, Record]
+    """The last row of each cell, by cell id."""
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def machines(self) -> list[dict[str, Any]]:
+        """What is known of its machine, or of each one of a run that is itself merged."""
+        several: list[dict[str, Any]] | None = self.environment.get("machines")
+        return several or [{name: self.environment[name] for name in _OF_A_MACHINE if name in self.environment}]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What came of it."""
+
+    folder: RunFolder
+    parts: Sequence[tuple[Path, str, int]]
+    """Each run with its machine and the number of its rows that were kept."""
+    notes: Sequence[str]
+    """What a reader of the merged numbers should know, one line each."""
+
+
+Kept = list[tuple[Source, dict[str, Record]]]
+"""Each run with those of its rows that stay, by cell id."""
+
+
+def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHIN) -> Merged:
+    """Join runs into a new run folder ``out``.
+
+    Args:
+        rates_within: share by which measured rates of the machines may differ.
+
+    Raises:
+        UsageError: the runs do not belong together; the message says what differs, or which one is the odd one.
+        ResultsError: a path is no run.
+        CorruptResults: a run is not as it was written.
+        CannotCreate: ``out`` exists or cannot be made.
+    """
+    paths = list(paths)
+    if out.exists() or out.is_symlink():
+        raise CannotCreate(f"cannot create {out}: it exists; choose another folder with --out")
+    for path, count in Counter(path.resolve() for path in paths).items():
+        if count > 1:
+            raise UsageError(f"{path} is given twice; give each run once")
+    if len(paths) < 2:
+        raise UsageError("one run alone is not merged; give two or more")
+    sources = [_read(path) for path in paths]
+    _refuse_copies(sources)
+    refuse_unlike([(source.path, source.environment, source.machines) for source in sources], rates_within)
+    _refuse_two_suites(sources)
+    kept, notes = _choose(sources)
+    notes += [*_missing_shards(sources), *_ratios_between_machines(kept)]
+    folder = _write(out, kept)
+    counts = {source.path: len(records) for source, records in kept}
+    parts = [(one.path, str(one.environment.get("machine_id", "")), counts.get(one.path, 0)) for one in sources]
+    return Merged(folder, parts, notes)
+
+
+def _read(path: Path) -> Source:
+    """Read and check a run.
+
+    Raises:
+        ResultsError: there is none; CorruptResults: it is not as it was written.
+    """
+    if not (path / RECORDS).is_file():
+        raise ResultsError(f"{path}: no {RECORDS} here; give the folder of a run, results/SUITE/STARTED-DEVICE")
+    folder = RunFolder(path)
+    environment, records = folder.environment, folder.records()
+    lost = [
+        f"{path}: the samples of {one.label} n={one.seq_len} are lost"
+        for one in folder.without_samples(records.values())
+    ]
+    doubts = [*folder.doubts(), *lost]
+    if doubts:
+        raise CorruptResults(doubts[0])
+    if not records:
+        raise ResultsError(f"{path}: no row yet; leave it out")
+    return Source(folder, environment, (path / SUITE).read_text(encoding="utf-8"), records)
+
+
+def _refuse_copies(sources: Sequence[Source]) -> None:
+    """Refuse two folders with the same row: a seal stands for a row and all rows before it."""
+    owner: dict[str, Path] = {}
+    for source in sources:
+        for seal in {record.seal for record in source.records.values()} - {""}:
+            if owner.setdefault(seal, source.path) != source.path:
+                raise UsageError(f"{source.path} is a copy of {owner[seal]}, or of its beginning; give one of them")
+
+
+def _choose(sources: Sequence[Source]) -> tuple[Kept, list[str]]:
+    """Each cell's row: that of more rounds where one machine measured it twice.
+
+    Raises:
+        UsageError: two machines measured the same cell.
+    """
+    best: dict[str, tuple[Source, Record]] = {}
+    twice = 0
+    for source in sources:
+        for cell_id, record in source.records.items():
+            other = best.get(cell_id)
+            if other is None:
+                best[cell_id] = source, record
+                continue
+            known = Status.INTERRUPTED not in (record.status, other[1].status)
+            if known and record.machine_id != other[1].machine_id:
+                raise UsageError(
+                    f"{record.label} n={record.seq_len} (cell {cell_id}) was measured on two machines, in "
+                    f"{other[0].path} and in {source.path}; its rounds belong to one: leave one of these runs out"
+                )
+            twice += known
+            best[cell_id] = max(other, (source, record), key=lambda one: _worth(one[1]))
+    kept = [(one, {cell_id: row for cell_id, (owner, row) in best.items() if owner is one}) for one in sources]
+    cells = "1 cell is" if twice == 1 else f"{twice} cells are"
+    said = f"{cells} in two runs of one machine; the row with more rounds is kept"
+    return [(source, rows) for source, rows in kept if rows], [said] * bool(twice)
+
+
+def _worth(record: Record) -> tuple[object, ...]:
+    ended = record.status is not Status.INTERRUPTED
+    return ended, record.status is Status.OK, record.time_rounds or 0, record.time_samples or 0, record.started_at
+
+
+def _refuse_two_suites(sources: Sequence[Source]) -> None:
+    """Refuse runs of other suites, or of one suite with other axes."""
+    first = sources[0]
+    for source in sources[1:]:
+        if source.suite != first.suite:
+            raise UsageError(
+                f"{source.path / SUITE} is not {first.path / SUITE}: only runs of one suite, with the same "
+                "--set, become one run; attnbench plot takes several runs as they are"
+            )
+
+
+def _missing_shards(sources: Sequence[Source]) -> list[str]:
+    """One line where some shards of the suite are not there."""
+    given = {machine["shard"] for source in sources for machine in source.machines if "shard" in machine}
+    splits = {shard.partition("/")[2] for shard in given}
+    if len(splits) != 1:
+        return []
+    (of,) = splits
+    missing = [f"{index}/{of}" for index in range(int(of)) if f"{index}/{of}" not in given]
+    names = ", ".join(missing[:8]) + f" and {len(missing) - 8} more" * (len(missing) > 8)
+    return [f"without shard {names}: it was not given, or is empty"] if missing else []
+
+
+def _ratios_between_machines(kept: Kept) -> list[str]:
+    """One line where variants that are compared were timed on two machines."""
+    machines: dict[object, set[str]] = {}
+    for record in (record for _, records in kept for record in records.values()):
+        if record.time_median_s is not None or record.train_s is not None:
+            group = replace(key_of(record), variant="", options="", learning_rate=None)
+            machines.setdefault(group, set()).add(record.machine_id)
+    count = sum(len(found) > 1 for found in machines.values())
+    settings = "1 setting" if count == 1 else f"{count} settings"
+    return [f"in {settings} variants were timed on two machines, so their ratios are between these"] if count else []
+
+
+def _write(out: Path, kept: Kept) -> RunFolder:
+    """The rows in a new folder, all of them or none.
+
+    Raises:
+        StoreError: the folder or a file cannot be written.
+    """
+    sources = [source for source, _ in kept]
+    folder = RunFolder.create(out, environment=_environment(kept, out), suite_text=sources[0].suite)
+    try:
+        with folder.lock():
+            for source, records in kept:
+                for name in (FAILURES, SAMPLES, CURVES):
+                    rows = [row for row in source.folder.rows(name) if row["cell_id"] in records]
+                    if rows:
+                        folder.append(name, [_without_seal(row) for row in rows])
+            merged = [record for _, records in kept for record in records.values()]
+            seals = folder.append(RECORDS, [record.to_json() for record in merged])
+            folder.write_csv([replace(record, seal=seal) for record, seal in zip(merged, seals, strict=True)])
+            folder.conclude()
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+    return folder
+
+
+def _without_seal(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != SEAL}
+
+
+def _environment(kept: Kept, out: Path) -> dict[str, Any]:
+    """What the runs share, with a list of their machines."""
+    environments = [source.environment for source, _ in kept]
+    machines = [machine for source, _ in kept for machine in source.machines]
+    ids = list(dict.fromkeys(str(machine.get("machine_id", "")) for machine in machines))
+    floors = [machine["noise_floor"] for machine in machines if machine.get("noise_floor") is not None]
+    keys = "".join(sorted(str(machine.get("run_key", "")) for machine in machines))
+    shared = {name: value for name, value in environments[0].items() if name not in ("shard", "machines", ENDS)}
+    return {
+        **shared,
+        "attnbench": __version__,
+        "run_key": digest(f"merged {keys}"),
+        "cells": digest("".join(sorted(cell_id for _, records in kept for cell_id in records))),
+        "folder": out.name,
+        "machine_id": ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more",
+        "started_at": min(str(one.get("started_at", "")) for one in machines),
+        "noise_floor": max(floors, default=None),
+        "input_files": {name: content for one in environments for name, content in one.get("input_files", {}).items()},
+        "process_notes": list(dict.fromkeys(note for one in environments for note in one.get("process_notes", ()))),
+        "machines": machines,
+    }

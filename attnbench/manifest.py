@@ -1,0 +1,79 @@
+"""``environment.json``: what a run says of itself, under a seal; and where its chains of seals begin and end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import CorruptResults
+from attnbench.files import replace_file
+from attnbench.record import SEAL, one_line
+
+OPENING, ENDS = "opening", "ends"
+"""Facts: with what the chains of a run begin, and where they ended when it was complete."""
+_BEGINS_WITH = (
+    *("attnbench", "run_key", "method_version", "schema_version", "threads", "rules", "cells", "shard", "variables"),
+    *("input_files", "plugins", "started_at", "folder", "suite_digest", "machines"),
+)
+"""Facts that are known before the first row and never change. The machine is among them by the run's key."""
+
+
+def read_manifest(file: Path) -> dict[str, Any]:
+    """The facts in ``file``, without the seal.
+
+    Raises:
+        CorruptResults: it is missing, damaged, or was changed after the run.
+    """
+    try:
+        if not file.is_file():
+            raise ValueError("there is no such file")
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError("it is not an object")
+        seal = data.pop(SEAL, None)
+        if seal != digest(json.dumps(data)) and (seal is not None or "schema_version" in data):
+            raise ValueError("it was changed after the run")
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptResults(f"{file}: {one_line(str(error), 100)}; restore it or start with --fresh") from None
+    return data
+
+
+def write_manifest(file: Path, facts: Mapping[str, Any]) -> None:
+    """Replace the facts.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    sealed = {**facts, SEAL: digest(json.dumps(facts))}
+    replace_file(file, json.dumps(sealed, indent=2) + "\n")
+
+
+def with_opening(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a new run, and a digest of those that never change: its chains of seals begin with it."""
+    kept = {name: facts[name] for name in _BEGINS_WITH if name in facts}
+    return {**facts, OPENING: digest(json.dumps(kept, sort_keys=True))}
+
+
+def doubts(folder: Path, facts: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """What the facts say against themselves, and against the JSON-lines files of these names; one line each."""
+    said = []
+    if OPENING in facts and with_opening(facts)[OPENING] != facts[OPENING]:
+        said.append(f"{folder}: facts were changed with which the seals of its rows begin")
+    ends = facts.get(ENDS)
+    if not isinstance(ends, dict):
+        return said
+    for name in names:
+        file, wanted = folder / name, ends.get(name, {}).get("bytes", 0)
+        size = file.stat().st_size if file.is_file() else 0
+        if size != wanted:
+            what = "lines at its end are lost" if size < wanted else "lines were added after the run was complete"
+            said.append(f"{file}: {what}; restore it")
+    return said
+
+
+def digest(text: str | bytes) -> str:
+    """Sixteen hex digits."""
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]

@@ -1,0 +1,250 @@
+"""``attnbench verify`` names the lines that are not as they were written, and passes those that are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.cli.app import main
+from attnbench.decision.audit import audit
+from attnbench.decision.merge import merge
+from attnbench.errors import CorruptResults
+from attnbench.journal import next_seal, split_seal
+from attnbench.manifest import OPENING, read_manifest, with_opening, write_manifest
+from attnbench.plots.load import read_results
+from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
+from attnbench.suite.shard import Shard
+from tests.decision.machines import files, measuring, state
+
+Lines = list[bytes]
+
+
+@dataclass
+class Runs:
+    """Two runs of one suite and their files."""
+
+    mine: Path
+    theirs: Path
+    kept: dict[str, bytes]
+
+    def restore(self) -> None:
+        shutil.rmtree(self.mine)
+        self.mine.mkdir()
+        for name, content in self.kept.items():
+            (self.mine / name).write_bytes(content)
+
+    def change(self, name: str, how: Callable[[Lines], Lines]) -> list[str]:
+        """What is found after a change of the lines of a file, without the path."""
+        self.restore()
+        file = self.mine / name
+        file.write_bytes(b"".join(how(file.read_bytes().splitlines(keepends=True))))
+        return self.found()
+
+    def found(self) -> list[str]:
+        return [line.removeprefix(f"{self.mine}/") for line in audit(self.mine).findings]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("audit")
+    with pytest.MonkeyPatch.context() as patch:
+        measure = measuring(folder, patch)
+        mine, theirs = measure(rounds=1), measure(rounds=1)
+    return Runs(mine, theirs, files(mine))
+
+
+def test_a_run_is_as_it_was_written(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.restore()
+    assert (audit(runs.mine).findings, audit(runs.mine).notes) == ([], [])
+    assert main(["verify", str(runs.mine)]) == 0
+    line = capsys.readouterr().out
+    assert re.fullmatch(rf"{runs.mine}: 8 rows as written by attnbench \S+ on \d\d\d\d-\d\d-\d\d\n", line)
+    assert files(runs.mine) == runs.kept
+
+
+def edit(at: int) -> Callable[[Lines], Lines]:
+    return lambda lines: [
+        *lines[:at],
+        lines[at].replace(b'"rounds": 1', b'"rounds": 2').replace(b"0.", b"1.", 1),
+        *lines[at + 1 :],
+    ]
+
+
+def drop(*at: int) -> Callable[[Lines], Lines]:
+    return lambda lines: [line for place, line in enumerate(lines) if place not in at]
+
+
+def swap(a: int, b: int) -> Callable[[Lines], Lines]:
+    return lambda lines: [lines[{a: b, b: a}.get(place, place)] for place in range(len(lines))]
+
+
+def insert(at: int, line: bytes) -> Callable[[Lines], Lines]:
+    return lambda lines: [*lines[:at], line, *lines[at:]]
+
+
+@pytest.mark.parametrize("name", [RECORDS, SAMPLES])
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        (edit(2), ["3: changed, or the line before it was, and sealed anew"]),
+        (drop(3), ["4: 1 line is lost before it"]),
+        (drop(0), ["1: 1 line is lost before it"]),
+        (drop(3, 4), ["4: 2 lines are lost before it"]),
+        (drop(7), ["8: 1 line is lost from here on"]),
+        (drop(6, 7), ["7: 2 lines are lost from here on"]),
+        (
+            swap(2, 3),
+            ["3: moved: it was written after what is line 4", "5: moved: it was written after what is line 3"],
+        ),
+        (insert(3, b"{}\n"), ["4: added"]),
+        (insert(8, b"{}\n"), ["9: added after the run was complete"]),
+        (lambda lines: [*lines, lines[2]], ["9: added after the run was complete"]),
+        (lambda lines: [*lines[:5], lines[2], *lines[5:]], ["6: added: it repeats line 3"]),
+        (lambda lines: [*lines[:7], lines[7][:-9]], ["8: cut short"]),
+    ],
+    ids=["edit", "drop", "first", "two", "last", "tail", "swap", "insert", "append", "repeat-end", "repeat", "torn"],
+)
+def test_each_line_that_is_not_as_it_was_written_is_named_with_what_happened(
+    runs: Runs, name: str, how: Callable[[Lines], Lines], what: list[str]
+) -> None:
+    found = [line for line in runs.change(name, how) if line.startswith(f"{name}:")]
+    numbered = [line for line in found if re.match(rf"{re.escape(name)}:\d", line)]
+    expected = [f"{name}:{line}" for line in what]
+    if what == ["8: cut short"]:
+        expected = [f"{name}:8: cut short"]
+        numbered = [line for line in numbered if "cut short" in line]
+    assert numbered == expected
+
+
+def test_a_row_copied_from_another_run_is_named_as_added(runs: Runs) -> None:
+    foreign = (runs.theirs / RECORDS).read_bytes().splitlines(keepends=True)[4]
+    assert runs.change(RECORDS, insert(4, foreign))[0] == f"{RECORDS}:5: added"
+    assert runs.change(RECORDS, lambda lines: [*lines, foreign])[0] == f"{RECORDS}:9: added after the run was complete"
+
+
+def test_all_rows_of_another_run_of_the_same_suite_do_not_pass(runs: Runs) -> None:
+    for name in (RECORDS, SAMPLES):
+        found = runs.change(name, lambda lines: (runs.theirs / name).read_bytes().splitlines(keepends=True))  # noqa: B023
+        assert found[0].startswith(f"{name}:1: ")
+
+
+def test_an_edited_environment_or_suite_is_named(runs: Runs) -> None:
+    assert runs.change(ENVIRONMENT, lambda lines: [line.replace(b"AMD", b"IBM") for line in lines]) == [
+        f"{ENVIRONMENT}: it was changed after the run; restore it or start with --fresh"
+    ]
+    assert runs.change(SUITE, lambda lines: [*lines, b"# quick\n"])[0].startswith(f"{SUITE} is not the suite")
+
+
+def reseal(folder: Path, change: Callable[[dict[str, Any]], object], *, opening: bool = False) -> None:
+    """What somebody does who knows how the file is sealed."""
+    facts = read_manifest(folder / ENVIRONMENT)
+    change(facts)
+    write_manifest(folder / ENVIRONMENT, with_opening(facts) if opening else facts)
+
+
+def test_an_environment_that_is_sealed_anew_no_longer_fits_its_rows(runs: Runs) -> None:
+    runs.restore()
+    reseal(runs.mine, lambda facts: facts.update(suite_digest="0" * 16))
+    (runs.mine / SUITE).write_text("name: s\n")
+    assert any("facts were changed" in line for line in runs.found())
+    runs.restore()
+    reseal(runs.mine, lambda facts: facts.update(attnbench="9.9.9"), opening=True)
+    assert [line[: len(RECORDS) + 2] for line in runs.found()][:1] == [f"{RECORDS}:1"]
+    runs.restore()
+    reseal(runs.mine, lambda facts: facts["environment"].update(processor="IBM"))
+    assert runs.found()[0] == f"{ENVIRONMENT}: the facts of machine {state()['machine_id']} were changed"
+    runs.restore()
+    reseal(runs.mine, lambda facts: facts.pop(OPENING))
+    assert runs.found()[0].startswith(f"{RECORDS}:1: ")
+
+
+def test_a_line_of_the_table_that_no_row_gives_and_a_row_that_it_lacks_are_named(runs: Runs) -> None:
+    found = runs.change(TABLE, lambda lines: [*lines[:3], lines[3].replace(b",ok,", b",oom,"), *lines[4:]])
+    assert found[0] == f"{TABLE}:4: no row of {RECORDS} gives this line"
+    (lost,) = runs.change(TABLE, drop(3))
+    assert re.fullmatch(rf"{TABLE}: \S+ n=\d+ \(cell \w+\) is lost", lost)
+    assert runs.change(TABLE, lambda lines: [b"\xff\x00\n"]) == [f"{TABLE}:1: not a table of rows"]
+    runs.restore()
+    (runs.mine / TABLE).unlink()
+    assert runs.found() == [f"{TABLE}: it is lost; attnbench run writes it anew from {RECORDS}"]
+
+
+def test_a_file_that_is_gone_is_named(runs: Runs) -> None:
+    for name in (RECORDS, SAMPLES):
+        runs.restore()
+        (runs.mine / name).write_bytes(b"")
+        assert runs.found()[0] == f"{name}:1: 8 lines are lost from here on"
+
+
+def test_somebody_who_computes_all_seals_anew_is_not_found_out_while_the_run_is_not_complete(runs: Runs) -> None:
+    """What the documentation says that it cannot do."""
+    runs.restore()
+    reseal(runs.mine, lambda facts: facts.pop("ends"))
+    seal = str(read_manifest(runs.mine / ENVIRONMENT)[OPENING]) + RECORDS
+    forged = []
+    for line in (runs.mine / RECORDS).read_bytes().splitlines():
+        body = (split_seal(line) or (b"", ""))[0].replace(b'"reason": ""', b'"reason": "forged"')
+        seal = next_seal(seal, body)
+        forged.append(body + f', "seal": "{seal}"}}\n'.encode())
+    (runs.mine / RECORDS).write_bytes(b"".join(forged))
+    RunFolder(runs.mine).write_csv(list(RunFolder(runs.mine).records().values()))
+    assert runs.found() == []
+
+
+def test_the_command_prints_each_finding_and_ends_with_65(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.change(RECORDS, drop(3))
+    assert main(["verify", str(runs.theirs), str(runs.mine)]) == 65
+    said = capsys.readouterr()
+    assert f"{runs.theirs}: 8 rows as written by" in said.out
+    assert f"{runs.mine / RECORDS}:4: 1 line is lost before it" in said.out
+    assert said.err == f"error: {runs.mine}: 1 thing is not as attnbench wrote it\n"
+    assert main(["verify", "--json", str(runs.mine)]) == 65
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["rows"], len(found["findings"])) == (0, 1)
+    assert main(["verify", str(runs.mine / "nothing")]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_plot_warns_of_lines_that_are_lost_at_an_end_and_refuses_other_damage(runs: Runs) -> None:
+    runs.restore()
+    said: list[str] = []
+    assert (len(read_results(runs.mine, warn=said.append)), said) == (8, [])
+    runs.change(RECORDS, drop(7))
+    assert len(read_results(runs.mine, warn=said.append)) == 7
+    assert f"{runs.mine / RECORDS}: lines at its end are lost; restore it" in said
+    runs.change(RECORDS, drop(3))
+    with pytest.raises(CorruptResults, match=r"records\.jsonl:4"):
+        read_results(runs.mine, warn=said.append)
+
+
+def test_a_run_that_goes_on_is_whole_again_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = measuring(tmp_path, monkeypatch)
+    first = measure(fails=lambda cell: cell.variant.name == "linear")
+    assert audit(first).findings == []
+    again = measure(retry_failed=True, out=first.parents[1])
+    assert again == first
+    assert (audit(first).findings, audit(first).notes, audit(first).rows) == ([], [], 8)
+
+
+def test_a_merged_run_is_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = measuring(tmp_path, monkeypatch)
+    merge([measure(shard=Shard(0, 2)), measure(state(1), shard=Shard(1, 2))], tmp_path / "all")
+    assert (audit(tmp_path / "all").findings, audit(tmp_path / "all").notes) == ([], [])
+    file = tmp_path / "all" / RECORDS
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[1:]))
+    assert audit(tmp_path / "all").findings[0] == f"{file}:1: 1 line is lost before it"
+
+
+@pytest.mark.parametrize("name", ["catalogue-cpu", "headline-cpu", "catalogue-h200"])
+def test_a_committed_run_of_an_older_attnbench_is_as_it_was_written(name: str) -> None:
+    found = audit(Path(__file__).parents[2] / "results" / "reference" / name)
+    assert found.findings == []
+    assert found.rows > 0
+    assert len(found.notes) == 1

@@ -1,0 +1,114 @@
+"""The recipes of the documentation do what they say, as far as a machine without a cluster can tell."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from attnbench.suite.shard import Shard, parse_shard
+from tests.decision.machines import measuring
+
+DOCS = Path(__file__).parents[2] / "docs"
+SLURM, KUBERNETES = DOCS / "recipes" / "slurm-array.sh", DOCS / "recipes" / "kubernetes-shard.sh"
+
+
+def told(folder: Path, recipe: Path, *arguments: str, **variables: str) -> list[str]:
+    """The words that the recipe gives attnbench."""
+    stand_in = folder / "bin" / "attnbench"
+    stand_in.parent.mkdir(exist_ok=True)
+    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    stand_in.chmod(0o755)
+    shell = "bash" if recipe == SLURM else "sh"
+    inherited = {name: value for name, value in os.environ.items() if name not in ("SUITE", "OUT", "SHARDS")}
+    path = f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [shell, str(recipe), *arguments],
+        cwd=folder,
+        env={**inherited, "PATH": path, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return done.stdout.splitlines()
+
+
+def shard_of(words: list[str]) -> Shard:
+    return parse_shard(words[words.index("--shard") + 1])
+
+
+def test_the_jobs_of_a_slurm_array_run_each_shard_once(tmp_path: Path) -> None:
+    found = [
+        told(tmp_path, SLURM, "--rounds", "5", SUITE="lra", SLURM_ARRAY_TASK_ID=str(i), SLURM_ARRAY_TASK_COUNT="4")
+        for i in range(4)
+    ]
+    assert [shard_of(words) for words in found] == [Shard(i, 4) for i in range(4)]
+    assert found[0] == ["run", "lra", "--out", "results", "--shard", "0/4", "--rounds", "5"]
+
+
+def test_the_last_job_of_a_slurm_array_merges_what_the_others_wrote(tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / "results" / "lra" / f"20261123T08000{i}Z-cpu-{i}of3").mkdir(parents=True)
+    (tmp_path / "results" / "lra" / "20261120T080000Z-cpu").mkdir()
+    words = told(tmp_path, SLURM, "merge", "lra", "3")
+    assert words[0] == "merge"
+    assert [Path(word).name.rpartition("-")[2] for word in words[1:4]] == ["0of3", "1of3", "2of3"]
+    assert words[4:] == ["--out", "results/lra-merged"]
+
+
+def test_the_pods_of_an_indexed_job_run_each_shard_once(tmp_path: Path) -> None:
+    found = [
+        told(tmp_path, KUBERNETES, SUITE="lra", SHARDS="3", JOB_COMPLETION_INDEX=str(i), OUT="r") for i in range(3)
+    ]
+    assert [shard_of(words) for words in found] == [Shard(i, 3) for i in range(3)]
+    assert found[2] == ["run", "lra", "--out", "r", "--shard", "2/3"]
+
+
+@pytest.mark.parametrize("recipe", [SLURM, KUBERNETES], ids=["slurm", "kubernetes"])
+def test_a_recipe_without_a_suite_says_so(tmp_path: Path, recipe: Path) -> None:
+    with pytest.raises(RuntimeError, match="say which suite"):
+        told(tmp_path, recipe, SLURM_ARRAY_TASK_ID="0", SLURM_ARRAY_TASK_COUNT="1", JOB_COMPLETION_INDEX="0")
+
+
+def test_the_indexed_job_has_as_many_pods_as_shards_and_runs_the_script_beside_it() -> None:
+    job = yaml.safe_load((DOCS / "recipes" / "kubernetes-job.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert str(job["spec"]["completions"]) == variables["SHARDS"]
+    assert container["command"][-1] == f"/recipe/{KUBERNETES.name}"
+    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+@pytest.mark.parametrize("recipe", [SLURM, KUBERNETES], ids=["slurm", "kubernetes"])
+def test_the_scripts_have_no_fault_that_shellcheck_knows(recipe: Path) -> None:
+    subprocess.run(["shellcheck", str(recipe)], check=True)
+
+
+def test_the_line_for_duckdb_reads_the_tables_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("duckdb") is None:
+        pytest.skip("needs duckdb")
+    run = measuring(tmp_path, monkeypatch)(rounds=1, fails=lambda cell: cell.label == "linear/n16")
+    (tmp_path / "results" / "s").mkdir(parents=True)
+    run.rename(tmp_path / "results" / "s" / run.name)
+    monkeypatch.chdir(tmp_path)
+    query = re.search(r'^duckdb -c "(.*)"$', (DOCS / "export.md").read_text(), re.MULTILINE)
+    assert query is not None
+    asked = f"import duckdb, json; print(json.dumps(duckdb.sql({query[1]!r}).fetchall()))"  # it is loud when it ends
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=200, check=True)
+    assert sorted(map(tuple, json.loads(done.stdout))) == sorted(
+        (name, n, n / 7) for name in ("softmax", "linear") for n in (2, 4, 8, 16) if (name, n) != ("linear", 16)
+    )
