@@ -12,11 +12,11 @@ from attnbench.errors import CorruptResults
 from attnbench.files import replace_file
 from attnbench.record import SEAL, one_line
 
-OPENING, ENDS = "opening", "ends"
-"""Facts: with what the chains of a run begin, and where they ended when it was complete."""
+OPENING, ENDS, RUN_ID = "opening", "ends", "run_id"
+"""Facts: with what the chains of a run begin, where they ended when it was complete, and digits of no other run."""
 _BEGINS_WITH = (
     *("attnbench", "run_key", "method_version", "schema_version", "threads", "rules", "cells", "shard", "variables"),
-    *("input_files", "plugins", "started_at", "folder", "suite_digest", "machines"),
+    *("input_files", "plugins", "started_at", "folder", "suite_digest", "machines", RUN_ID),
 )
 """Facts that are known before the first row and never change. The machine is among them by the run's key."""
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from attnbench.errors import CannotCreate, CorruptResults, StoreError
 from attnbench.files import refuse_link, refuse_other_than_file, replace_file
 from attnbench.journal import GONE, Journal
 from attnbench.lock import held
-from attnbench.manifest import ENDS, OPENING, digest, doubts, read_manifest, with_opening, write_manifest
+from attnbench.manifest import ENDS, OPENING, RUN_ID, digest, doubts, read_manifest, with_opening, write_manifest
 from attnbench.record import READABLE, SCHEMA_VERSION, SEAL, Record, one_line
 from attnbench.table import altered_lines, csv_text, read_table
 from attnbench.verify import are_points, are_samples, checked, foreign_to_run, foreign_to_samples
@@ -57,7 +58,7 @@ class RunFolder:
         try:
             path.mkdir(parents=True)
             try:
-                facts = {"schema_version": SCHEMA_VERSION, "suite_digest": digest(suite_text)}
+                facts = {"schema_version": SCHEMA_VERSION, "suite_digest": digest(suite_text), RUN_ID: token_hex(8)}
                 write_manifest(path / ENVIRONMENT, with_opening({**environment, **facts}))
                 replace_file(path / SUITE, suite_text)
                 (path / RECORDS).touch()
