@@ -156,9 +156,19 @@ def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Que
         if new.method_version != old.method_version:
             raise UsageError(f"{said}: numbers of two methods are not comparable; measure both again")
         if question.other_machine == "refuse":
-            raise UsageError(f"{said}: measure both on one machine, or give --other-machine ratios")
+            raise UsageError(f"{said}: {_remedy(facts)}, or give --other-machine ratios")
         elsewhere = True
     return elsewhere
+
+
+def _remedy(facts: Sequence[str]) -> str:
+    """What to do about facts in which a machine differs: a probe chooses the libraries, and may choose otherwise."""
+    chosen = all(fact.partition(":")[0] in ("float32_products", "window_products") for fact in facts)
+    return (
+        "measure the new run again with --fresh, for a probe to choose anew"
+        if chosen
+        else "measure both on one machine"
+    )
 
 
 def _what_keeps_apart(pairs: Sequence[Pair]) -> str:

@@ -277,6 +277,15 @@ def test_on_another_machine_only_ratios_to_a_variant_are_judged(old: Path, tmp_p
         decided(old, new, Question(other_machine="ratios", relative_to="gla"))
 
 
+def test_another_choice_of_library_is_told_with_its_own_remedy(old: Path, tmp_path: Path) -> None:
+    new = write_run(tmp_path / "new", ROWS, about=environment(window_products="oneDNN"))
+    with pytest.raises(UsageError, match="window_products: oneDNN and default: measure the new run again with --fresh"):
+        decided(old, new)
+    elsewhere = write_run(tmp_path / "elsewhere", ROWS, about=environment(window_products="oneDNN", cores=4))
+    with pytest.raises(UsageError, match="measure both on one machine"):
+        decided(old, elsewhere)
+
+
 def test_numbers_of_two_methods_are_never_compared(old: Path, tmp_path: Path) -> None:
     new = write_run(tmp_path / "new", ROWS, about=environment(method=4))
     for other_machine in ("refuse", "ratios"):

@@ -13,6 +13,8 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from attnbench.decision.measured import load
+from attnbench.store import RunFolder
 from tests.decision.fixture_runs import copy_with
 
 WORKFLOW = Path(__file__).parents[2] / "docs/recipes/attention-gate.yml"
@@ -86,6 +88,11 @@ def test_a_run_that_takes_far_longer_fails_after_more_rounds_and_the_summary_say
     (measured / "summary.md").unlink(missing_ok=True)
     assert in_shell("Summary", measured).returncode == 0
     assert "attnbench: failed: 1 slower" in (measured / "summary.md").read_text(encoding="utf-8")
+
+
+def test_a_run_of_today_says_of_which_class_its_machine_is(measured: Path) -> None:
+    (run,) = (measured / "results/attention").glob("*/")
+    assert RunFolder(run).environment["machine_class"] == load(run).machine_class
 
 
 def test_no_text_of_a_pull_request_becomes_a_command() -> None:
