@@ -449,6 +449,7 @@ class Matched:
 
         return pd.DataFrame(self.match.to_rows())
 
+    @property
     def chosen(self) -> dict[str, str | None]:
         """Variant as it was given -> the setting that meets the budget, or None."""
         return {one.variant: one.chosen.label if one.chosen else None for one in self.match.found}

@@ -97,6 +97,26 @@ def test_a_comparison_has_a_table_crossovers_and_words(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_match_has_sentences_every_try_and_what_was_chosen_measured_or_from_a_run(folder: Path) -> None:
+    reference = Path(attnbench.__file__).parents[1] / "results" / "reference" / "lra-cpu"
+    done = script(
+        f"""
+        import attnbench
+        found = attnbench.match("topk", memory="1MiB", n=16, heads=1, head_dim=8, draws=2, device="cpu")
+        assert found.chosen == {{"topk": "topk:keys=16"}}
+        frame = found.to_frame()
+        assert list(frame["value"]) == [8, 16]
+        assert list(frame["chosen"]) == [False, True]
+        assert repr(found).startswith("topk:keys=16 fits into memory 1.00 MiB: ")
+        assert found._repr_html_().startswith("<p>topk:keys=16 fits")
+        old = attnbench.match("performer", "softmax", error=0.9, results={str(reference)!r})
+        assert set(old.chosen) == {{"performer", "softmax"}}
+        """,
+        folder,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_plot_gives_figures_and_writes_them_only_when_asked(folder: Path) -> None:
     reference = Path(attnbench.__file__).parents[1] / "results" / "reference" / "lra-cpu"
     done = script(

@@ -236,7 +236,7 @@ def _measure(prepared: Prepared, csv: Path | None) -> Match:
             raise
 
 
-_COLUMNS = ("variant", "knob", "value", "error", "95 % interval", "time", "peak memory", "tries", "budget")
+_COLUMNS = ("variant", "knob", "value", "error", "95 % interval", "time", "peak", "tries", "budget")
 
 
 def _print(answer: Match, how: str) -> None:
@@ -269,9 +269,7 @@ def _row(answer: Match, one: Found, times: dict[str, float | None]) -> list[str]
     kind = point.error_kind
     error = "-" if point.error is None else f"{point.error:.2g}" + " *" * (kind == "distance")
     error = "learned" if kind == "learned" else error
-    between = "-"
-    if point.error_low is not None and point.error_high is not None and point.error_low != point.error_high:
-        between = f"{point.error_low:.2g} to {point.error_high:.2g}"
+    between = f"{point.spread[0]:.2g} to {point.spread[1]:.2g}" if point.spread else "-"
     time = times.get(point.label) if one.chosen else None
     return [
         one.variant + console.DAGGER * bool(point.own_form),

@@ -81,8 +81,7 @@ def error_text(point: Point) -> str:
     if point.error is None:
         return "-"
     mark = " *" if point.error_kind == "distance" else ""
-    ends = (point.error_low, point.error_high)
-    between = f" ({ends[0]:.3g} to {ends[1]:.3g})" if None not in ends and ends[0] != ends[1] else ""
+    between = f" ({point.spread[0]:.3g} to {point.spread[1]:.3g})" if point.spread else ""
     return f"{point.error:.3g}{mark}{between}"
 
 

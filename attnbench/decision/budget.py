@@ -119,6 +119,13 @@ class Point:
             family=record.family,
         )
 
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """Ends of the interval of an error that is more than rounding; None where all draws are one."""
+        if self.error_kind == "exact" or self.error_low is None or self.error_high is None:
+            return None
+        return None if self.error_low == self.error_high else (self.error_low, self.error_high)
+
     def amount(self, budget: Budget) -> float | None:
         """How much it takes of what the budget is of."""
         return {"error": self.error, "memory": self.memory, "time": self.time}[budget.target]

@@ -73,7 +73,9 @@ def entrants_of(
         given, normal = entry.check(dict(spec.options)), entry.normalise(spec)
         knob = knob_of(normal, causal=causal)
         hopeless = ""
-        if budget.target == "error" and error_kind(entry, normal) == "learned":
+        if budget.target == "error" and entry.kind == "mixer":
+            hopeless = "a mixer has no q, k and v, and so no error; give --memory or --time with --level layer"
+        elif budget.target == "error" and error_kind(entry, normal) == "learned":
             hopeless = "its error means nothing before it is fitted; give --memory or --time"
         if knob is None:
             one = Entrant(normal, None, "it has no knob", hopeless)
@@ -230,7 +232,8 @@ class Prepared:
             record = VisitCell(cell, LOOK).ask(worker, self.timeout).record
         except CellFailed as failed:
             if failed.status is not Status.TIMEOUT or self.budget.target == "error" or "error" not in cell.measure:
-                record = Record.of(cell, failed.status, failed.reason)
+                remedy = "; raise --timeout" if failed.status is Status.TIMEOUT else ""
+                record = Record.of(cell, failed.status, failed.reason + remedy)
             else:  # perhaps it was exact attention that took so long
                 record = self._look(worker, without_error(cell))
                 if record.status is Status.OK and "error" in self.cell.measure:

@@ -116,6 +116,7 @@ def test_completion_knows_every_option_of_what_is_shipped() -> None:
     [
         ("compare perf", "performer"),
         ("compare --heads 4 softmax perf", "performer"),
+        ("match perf", "performer"),
         ("compare perf --batch 2 --n 64 --de", "--device"),
         ("run sca", "scaling"),
         ("list sui", "suites"),

@@ -214,6 +214,7 @@ def test_exact_variants_and_given_knobs_take_part_as_they_stand() -> None:
         (["performer", "performer:kernel=positive"], "performer is given twice"),
         (["performr"], "did you mean 'performer'"),
         (["linformer"], "linformer: its error means nothing before it is fitted; give --memory or --time"),
+        (["gmlp"], "gmlp: a mixer has no q, k and v, and so no error; give --memory or --time with --level layer"),
     ],
 )
 def test_variants_that_make_no_question_are_refused(variants: list[str], said: str) -> None:
