@@ -60,7 +60,7 @@ def match_run(
     about = errors if budget.target == "error" else speed[speed[_COLUMN[budget.target]].notna()]
     if about.empty:
         what = "error" if budget.target == "error" else f"{budget.target} of {level} {pass_}"
-        raise ResultsError(f"the run has no {what}; measure it first: attnbench match without --from")
+        raise ResultsError(f"the run has no {what}; {_timed(frame) or 'measure it: attnbench match without --from'}")
     n = _length(about, n)
     errors = errors[errors["seq_len"] == n]
     if not errors.empty:
@@ -75,7 +75,16 @@ def match_run(
     same["inputs"] = errors["inputs"].iloc[0] if not errors.empty else ""
     where = f"B={first['batch']} H={first['heads']} D={first['head_dim']}, {first['dtype']}, on {first['device']}"
     said = f"n = {n}, {level} {pass_}, {where}" + (f", errors of {same['inputs']}" if same["inputs"] else "")
-    return Match(budget, found, said, {key: _plain(value) for key, value in same.items()})
+    warnings = [f"no times of {level} {pass_} at n = {n}; {_timed(frame)}"] if speed.empty and _timed(frame) else []
+    return Match(budget, found, said, {key: _plain(value) for key, value in same.items()}, warnings)
+
+
+def _timed(frame: pd.DataFrame) -> str:
+    """What the run did time, as options; empty for nothing."""
+    rows = frame[frame["time_median_s"].notna() | frame["peak_bytes"].notna()]
+    kinds = rows[["level", "pass"]].drop_duplicates().itertuples(index=False)
+    what = " or ".join(f"--level {level} --pass {pass_}" for level, pass_ in kinds)
+    return f"it has {what}" if what else ""
 
 
 _COLUMN = {"memory": "peak_bytes", "time": "time_median_s"}

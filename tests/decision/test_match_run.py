@@ -101,7 +101,7 @@ def test_what_the_run_has_not_measured_is_said(run: pd.DataFrame) -> None:
         match_run(run, ["performer"], Budget("error", 0.02), n=77)
     with pytest.raises(UsageError, match="no error rows with inputs 'listops'"):
         match_run(run, ["performer"], Budget("error", 0.02), inputs="listops")
-    with pytest.raises(ResultsError, match="the run has no time of model training"):
+    with pytest.raises(ResultsError, match="no time of model training; it has --level operator --pass forward"):
         match_run(run, ["performer"], Budget("time", 0.02), level="model", pass_="training")
 
 
@@ -123,6 +123,13 @@ def test_times_of_other_circumstances_are_not_mixed(run: pd.DataFrame) -> None:
     found = match_run(pd.concat([other, run], ignore_index=True), ["topk"], Budget("time", 1.0))
     assert found.found[0].chosen is not None
     assert found.found[0].chosen.time == 0.01
+
+
+def test_errors_without_times_of_the_same_level_say_which_times_there_are(run: pd.DataFrame) -> None:
+    found = match_run(run, ["performer"], Budget("error", 0.02), level="layer")
+    assert found.warnings == ["no times of layer forward at n = 1024; it has --level operator --pass forward"]
+    assert found.found[0].chosen is not None
+    assert found.found[0].chosen.time is None
 
 
 def test_its_rows_are_plain_values(run: pd.DataFrame) -> None:
