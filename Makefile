@@ -20,7 +20,7 @@ PIP := -m pip install -q --disable-pip-version-check
 .PHONY: bench bench-long peers test test-all selfcheck lint docs docs-serve lock release-check clean
 
 # A first picture within a minute, then one round of the Long Range Arena at its shortest and its longest length, which
-# `attnbench run lra` takes whole, then the same models by speed, memory and score.
+# `attnbench run lra` takes whole, then the same models by speed, memory and score; at the end all of it in one file.
 bench: $(VENV)/installed
 	$(BIN)/attnbench run quick
 	$(BIN)/attnbench plot results/quick
@@ -28,6 +28,7 @@ bench: $(VENV)/installed
 	$(BIN)/attnbench plot results/lra
 	$(BIN)/attnbench run headline
 	$(BIN)/attnbench plot results/headline
+	$(BIN)/attnbench report results/quick results/lra results/headline --out results/report.html
 
 # The last figure of bench at twice the length, with three seeds and two learning rates: an hour.
 bench-long: $(VENV)/installed
