@@ -24,8 +24,8 @@ from attnbench.cli.decisions import (
 
 
 def diff(
-    old: Annotated[Path, typer.Argument(help="A run's folder, or a suite's folder for its newest run.")],
-    new: Annotated[Path, typer.Argument(help="The run that is held against it.")],
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A run's folder, or a suite's folder for its newest run.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The run that is held against it.")],
     above: Annotated[
         float, typer.Option(min=1, max=1e6, metavar="RATIO", help="Times beyond it count as slower or faster.")
     ] = 1.05,

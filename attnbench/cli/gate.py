@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def gate(
-    new: Annotated[Path, typer.Argument(help="A run's folder, or a suite's folder for its newest run.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="A run's folder, or a suite's folder for its newest run.")],
     against: Annotated[
         list[Path], typer.Option(metavar="OLD", help="A run that was good; of several, the rounds are pooled.")
     ],
