@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.engines.precision import accumulator
-from attnbench.engines.products import baddbmm
+from attnbench.engines.products import best_for
 from attnbench.engines.tiling import budget
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
@@ -181,8 +181,9 @@ def _products(x: Tensor, y: Tensor, shift: Tensor, offset: Tensor) -> Tensor:
 
 
 def _kernel(i: int, j: int, x: Tensor, y: Tensor, shift: Tensor, offset: Tensor) -> Tensor:
-    weight = baddbmm(offset, y[:, :, i], y[:, :, j].mT)
-    return baddbmm(shift, x[:, :, i], x[:, :, j].mT).exp_().mul_(weight)
+    with best_for(y[:, :, i], y[:, :, j].mT):
+        weight = torch.baddbmm(offset, y[:, :, i], y[:, :, j].mT)
+        return torch.baddbmm(shift, x[:, :, i], x[:, :, j].mT).exp_().mul_(weight)
 
 
 def _balance(products: Tensor, draws: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from attnbench.engines.precision import accumulator
-
 _SMALL = 1 << 21
 """Multiplications in a product up to which the 10 to 20 µs that oneDNN takes to start outweigh all else."""
+
+_AS_IT_IS = nullcontext()
 
 _in_place: ContextVar[bool] = ContextVar("windows_in_place", default=False)
 
@@ -37,20 +37,21 @@ def windows_in_place(wanted: bool) -> Iterator[None]:
 
 def bmm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``(·, n, m)`` from a ``(·, n, c)`` and b ``(·, c, m)``."""
-    with _library(a, b):
+    with best_for(a, b):
         return torch.bmm(a, b, out=out)
 
 
-def baddbmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
-    """beta·added + alpha·a·b."""
-    with _library(a, b):
-        return torch.baddbmm(added, a, b, beta=beta, alpha=alpha)
+def best_for(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
+    """The context for products that are as large as a·b and whose right matrices lie in memory like b.
 
-
-def addbmm_(into: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a·b to ``into``, in place."""
-    with _library(a, b):
-        into.baddbmm_(a, b)
+    For several at a time, or for those that :func:`bmm` does not compute.
+    """
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    if not _has_a_choice(b):
+        return _AS_IT_IS
+    gaps = _in_place.get() and not (b.is_contiguous() or b.mT.is_contiguous())
+    return _DefaultLibrary() if gaps or a.numel() * b.shape[2] <= _SMALL else _AS_IT_IS
 
 
 def copies(x: Tensor) -> bool:
@@ -93,22 +94,10 @@ class _DefaultLibrary:
         torch.set_float32_matmul_precision(self._precision)
 
 
-def _library(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
-    """The context for a·b: the default library if they are small or b lies in memory as oneDNN does not read it."""
-    if torch.compiler.is_compiling() or not _has_a_choice(b):
-        return nullcontext()
-    small = a.numel() * b.shape[2] <= _SMALL
-    return _DefaultLibrary() if small or (_in_place.get() and not _dense(b)) else nullcontext()
-
-
-def _dense(x: Tensor) -> bool:
-    return x.is_contiguous() or x.mT.is_contiguous()
-
-
 def _has_a_choice(x: Tensor) -> bool:
     return torch.get_float32_matmul_precision() != "highest" and _may_choose(x)
 
 
 def _may_choose(x: Tensor) -> bool:
     """Whether oneDNN may multiply x. On a GPU the precision, which chooses the library here, means something else."""
-    return x.device.type == "cpu" and accumulator(x.dtype) == torch.float32
+    return x.dtype != torch.float64 and x.device.type == "cpu"

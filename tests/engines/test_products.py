@@ -122,20 +122,13 @@ def test_small_float32_products_go_to_the_default_library(
     seen = []
     x, y = torch.randn(8, 64, 64, dtype=dtype), torch.randn(8, 64, columns, dtype=dtype)
     assert x.numel() * 64 == FEW
-    for name in ("bmm", "baddbmm"):
-        plain = getattr(torch, name)
-        monkeypatch.setattr(
-            torch,
-            name,
-            lambda *x, plain=plain, **y: seen.append(torch.get_float32_matmul_precision()) or plain(*x, **y),
-        )
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *x, **y: seen.append(torch.get_float32_matmul_precision()) or bmm(*x, **y))
     near = {"rtol": 2e-2, "atol": 2e-1} if dtype == torch.bfloat16 else {}
     close = partial(torch.testing.assert_close, **near)
     close(products.bmm(x, y), x @ y)
-    close(products.baddbmm(y, x, y, beta=0.5, alpha=2.0), 0.5 * y + 2.0 * x @ y)
-    into = y.clone()
-    products.addbmm_(into, x, y)
-    close(into, y + x @ y)
+    with products.best_for(x, y):
+        close(torch.bmm(x, y), x @ y)
     assert seen == [precision] * 2
     assert torch.get_float32_matmul_precision() == "medium"
 

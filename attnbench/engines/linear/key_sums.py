@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.products import addbmm_, laid_out
+from attnbench.engines.products import best_for, laid_out
 from attnbench.engines.tiling import Group, within
 
 
@@ -101,7 +101,9 @@ class KeySums(NamedTuple):
             self.of_values.mul_(decay)
             self.of_ones.mul_(decay)
             self.top.copy_(top)
-        addbmm_(self.of_values.mT, phi.mT, weigh(values, weight, spare))
+        keys, weighed = phi.mT, weigh(values, weight, spare)
+        with best_for(keys, weighed):
+            self.of_values.mT.baddbmm_(keys, weighed)
         self.of_ones.add_(weigh_ones(weight, phi))
         if offset and log_weight is not None:
             once = real(log_weight) if padded else None
