@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import exp, lgamma, sqrt
 from typing import Annotated, Literal
 
@@ -22,6 +24,7 @@ from attnbench.engines.linear.random_maps import (
 from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
+from attnbench.spec import Scalar
 from attnbench.variant import Knob, Traits, register
 
 
@@ -45,6 +48,8 @@ from attnbench.variant import Knob, Traits, register
         "features=16,kernel=hyperbolic,projection=iid,chunk=5",
         "features=16,kernel=trig,norms=quantile,chunk=5",
         "features=16,kernel=relu,chunk=5",
+        "features=16,eps=0.05,chunk=5",
+        "features=16,kernel=hyperbolic,eps=0.01,chunk=5",
     ),
 )
 class Performer(FeatureAttention):
@@ -99,6 +104,11 @@ class Performer(FeatureAttention):
         self.drawn: tuple[Projection, Norms] = projection, norms
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, *self.drawn))
+
+    @classmethod
+    def claims(cls, traits: Traits, options: Mapping[str, Scalar]) -> Traits:
+        """With eps, more features do not make up for the pull towards the mean of V."""
+        return replace(traits, converges_with="") if options["eps"] else traits
 
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         if not self.eps:

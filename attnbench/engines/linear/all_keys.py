@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attnbench.engines.linear.feature_map import FeatureMap, Tiles
-from attnbench.engines.linear.key_sums import KeySums, real, relative, weigh
-from attnbench.engines.precision import accumulator
+from attnbench.engines.linear.key_sums import KeySums, relative, weigh
+from attnbench.engines.linear.parts import Parts
 from attnbench.engines.products import writes_gaps
 from attnbench.engines.tiling import budget, head_groups, place, row_blocks
 
@@ -34,7 +34,9 @@ def attend_all(
         ``(B, H, N, E)`` in q's dtype. A query that sees no key gives 0.
     """
     attend = _AttendAll.apply
-    out: Tensor = attend(q, k, v, key_mask, features, rows)  # type: ignore[no-untyped-call]  # untyped in torch
+    out: Tensor | tuple[Tensor, ...] = attend(q, k, v, key_mask, features, rows)  # type: ignore[no-untyped-call]  # untyped in torch
+    if isinstance(out, tuple):
+        return Parts(*out).blended(features, v, key_mask, causal=False).to(q.dtype)
     return out
 
 
@@ -55,59 +57,56 @@ def add_keys(
     v: Tensor,
     key_mask: Tensor | None,
     rows: int,
-    largest: Tensor | None = None,
     spare: Tensor | None = None,
+    log_weights: Tensor | None = None,
 ) -> None:
     """Take all keys of a group into its sums, ``rows`` at a time.
 
     Args:
-        largest: ``(G, 1, 1)``; set to where the largest log weight is, for a map with an offset.
         spare: memory for a tile of values, see :func:`attnbench.engines.linear.key_sums.weigh`.
+        log_weights: where the log weights go, ``(B, H, M, 1)``; None: nowhere.
     """
     for block in row_blocks(k.shape[2], rows):
         _, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
-        if largest is not None and tiles.features.offset and log_weight is not None:
-            best, index = log_weight.max(1, keepdim=True)
-            largest.copy_(torch.where(best > sums.top, index + block.start, largest))
-        sums.add_(values, phi, log_weight, tiles.features.offset, spare, padded=key_mask is not None)
+        if log_weights is not None and log_weight is not None:
+            tiles.put(log_weights, block, log_weight)
+        sums.add_(values, phi, log_weight, spare)
 
 
 class _AttendAll(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, rows: int | None
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, ...]:
         (B, H, N, _), E = q.shape, v.shape[-1]
-        out = q.new_empty(B, H, N, E)
-        divisors = q.new_empty(B, H, N, 1, dtype=accumulator(q.dtype))
+        parts = Parts.blank(q, v, features)
+        out, divisors, of_queries, log_weights = parts
         every = KeySums.empty(q, E, features, B, H)
-        largest_at = q.new_zeros(B, H, 1, 1, dtype=torch.long)
         at_once = writes_gaps()
         numbers = features.width + (E if at_once else 2 * E)
         rows = min(rows or _rows(q, numbers), max(N, k.shape[2]))
         groups = head_groups(q, rows * numbers // 2)
         for group in groups:
             tiles, sums = Tiles(features, group, rows, q), every.of(group)
-            largest = largest_at[group].flatten(0, 1) if ctx.needs_input_grad[1] else None
             # The output's memory is free until its first query is answered.
-            add_keys(sums, tiles, k, v, key_mask, rows, largest, place(out, group) if rows <= N else None)
-            if features.offset:
-                sums.of_values.add_(sums.plain[..., :-1].mT, alpha=features.offset)
-                sums.of_ones.add_(sums.plain[..., -1:], alpha=features.offset)
+            spare = place(out, group) if rows <= N else None
+            add_keys(sums, tiles, k, v, key_mask, rows, spare, log_weights if features.in_parts else None)
             top = None if key_mask is None else sums.top
             tiles.features = tiles.features.at(sums.top)
             for block in row_blocks(N, rows):
                 _, phi = tiles.queries(q, block)
+                if features.in_parts:
+                    tiles.put(of_queries, block, phi.sum(-1, keepdim=True))
                 into = place(out, group, block) if at_once else None
                 tiles.divide(*sums.read(phi, into), top, out, divisors, block, in_place=into is not None)
-        ctx.save_for_backward(q, k, v, key_mask, divisors, largest_at, *every)
+        ctx.save_for_backward(q, k, v, key_mask, divisors, *every)
         ctx.features, ctx.rows, ctx.groups = features, rows, groups
-        return out
+        return tuple(parts) if features.in_parts else out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, key_mask, divisors, largest_at, *every = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, *d_parts: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, key_mask, divisors, *every = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         features: FeatureMap = ctx.features
         for group in ctx.groups:
@@ -121,17 +120,15 @@ class _AttendAll(torch.autograd.Function):
                 d_phi = torch.bmm(above, of_values, out=tiles.blank(x.shape[1], 1))
                 # Numerator times its gradient, from what is at hand: the output need not be kept.
                 below = torch.linalg.vecdot(phi, d_phi)[..., None].div_(tiles.cut(divisors, block)).neg_()
+                if d_parts:
+                    below.add_(tiles.cut(d_parts[0], block))
                 d_phi.addcmul_(below, sums.of_ones)
+                if d_parts:
+                    d_phi.add_(tiles.cut(d_parts[1], block))
                 d_of_values.baddbmm_(above.mT, phi)
                 d_of_ones.baddbmm_(below.mT, phi)
                 tiles.put(dq, block, features.queries_grad(x, phi, d_phi))
             d_columns = d_of_values.mT.contiguous()
-            d_weights: Tensor | None = None
-            if features.offset:
-                d_plain = features.offset * torch.cat([d_of_values, d_of_ones], 1).sum(-1)[:, None]
-                d_weights = d_plain.new_zeros(tiles.pairs, k.shape[2], 1)
-                d_largest = torch.linalg.vecdot(d_plain, sums.plain)[..., None]
-                d_weights.scatter_(1, largest_at[group].flatten(0, 1), d_largest)
             for block in row_blocks(k.shape[2], ctx.rows):
                 x, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
                 weight = None
@@ -144,9 +141,7 @@ class _AttendAll(torch.autograd.Function):
                 else:
                     d_phi.addcmul_(weight, d_of_ones)
                     d_values.mul_(weight)
-                if features.offset and log_weight is not None:
-                    d_values.addcmul_(real(log_weight), d_plain[..., :-1])
                 tiles.put(dv, block, d_values)
-                d_weight = None if d_weights is None else d_weights[:, block]
+                d_weight = tiles.cut(d_parts[2], block) if d_parts else None
                 tiles.put(dk, block, features.keys_grad(x, phi, d_phi, d_weight))
         return dq, dk, dv, None, None, None

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.engines.linear.causal_block import Call, attend_block, differentiate_block
+from attnbench.engines.linear.causal_block import Call, Gradients, attend_block, differentiate_block
 from attnbench.engines.linear.feature_map import FeatureMap, Tiles
 from attnbench.engines.linear.key_sums import KeySums
-from attnbench.engines.precision import accumulator
+from attnbench.engines.linear.parts import Parts
 from attnbench.engines.tiling import Group, head_groups, large_steps
 
 
@@ -41,41 +41,39 @@ def attend_causally(
     chunk = min(chunk, q.shape[2])
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     attend = _AttendCausally.apply
-    out: Tensor = attend(q, k, v, key_mask, features, chunk, differentiable)  # type: ignore[no-untyped-call]  # untyped in torch
+    out: Tensor | tuple[Tensor, ...] = attend(q, k, v, key_mask, features, chunk, differentiable)  # type: ignore[no-untyped-call]  # untyped in torch
+    if isinstance(out, tuple):
+        return Parts(*out).blended(features, v, key_mask, causal=True).to(q.dtype)
     return out
 
 
-def _attend_group(call: Call, group: Group, out: Tensor, *, differentiable: bool) -> list[Tensor]:
-    """Fill in the group's part of the output, and of the call's ``divisors`` and ``largest_at``.
+def _attend_group(call: Call, group: Group, parts: Parts, *, differentiable: bool) -> list[Tensor]:
+    """Fill in the group's share of the parts.
 
     Returns:
-        If ``differentiable``, the sums before each block, four tensors each.
+        If ``differentiable``, the sums before each block, three tensors each.
     """
     kept: list[Tensor] = []
     tiles = Tiles(call.features, group, call.rows, call.q, count=2)
     sums = KeySums.empty(call.q, call.v.shape[-1], call.features, tiles.pairs)
     room = call.room(sums)
-    largest = torch.zeros_like(sums.top, dtype=torch.long) if differentiable else None
     for block in call.blocks():
         if differentiable:
             kept += sums.clone()
-        sums, largest = attend_block(call, tiles, block, room, sums, largest, out)
+        sums = attend_block(call, tiles, block, room, sums, parts)
     return kept
 
 
-def _differentiate_group(
-    call: Call, group: Group, kept: list[Tensor], grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor
-) -> None:
-    """Fill in the group's part of the gradients; takes what :func:`_attend_group` returned off the end of ``kept``."""
-    q, features = call.q, call.features
-    tiles = Tiles(features, group, call.rows, q, count=4)
-    d_sums = KeySums.empty(q, call.v.shape[-1], features, tiles.pairs)  # gradients, but for top; last block first
+def _differentiate_group(call: Call, group: Group, kept: list[Tensor], gradients: Gradients) -> None:
+    """Fill in the group's share of the gradients; takes what :func:`_attend_group` returned off the end of ``kept``."""
+    tiles = Tiles(call.features, group, call.rows, call.q, count=4)
+    # Gradients, but for top; last block first.
+    d_sums = KeySums.empty(call.q, call.v.shape[-1], call.features, tiles.pairs)
     room = call.room(d_sums)
-    d_weights = q.new_zeros(tiles.pairs, q.shape[2] if features.offset else 0, 1, dtype=tiles.dtype)
     for block in reversed(call.blocks()):
-        sums = KeySums(*kept[-4:])
-        del kept[-4:]
-        d_sums = differentiate_block(call, tiles, block, room, sums, d_sums, d_weights, grad, dq, dk, dv)
+        sums = KeySums(*kept[-3:])
+        del kept[-3:]
+        d_sums = differentiate_block(call, tiles, block, room, sums, d_sums, gradients)
 
 
 class _AttendCausally(torch.autograd.Function):
@@ -89,26 +87,24 @@ class _AttendCausally(torch.autograd.Function):
         features: FeatureMap,
         chunk: int,
         differentiable: bool,
-    ) -> Tensor:
-        (B, H, N, _), E = q.shape, v.shape[-1]
-        out = q.new_empty(B, H, N, E)
-        divisors = q.new_empty(B, H, N, 1, dtype=accumulator(q.dtype))
-        largest_at = q.new_zeros(B, H, N if features.offset else 0, 1, dtype=torch.long)
-        call = Call(q, k, v, key_mask, features, chunk, divisors, largest_at)
+    ) -> Tensor | tuple[Tensor, ...]:
+        parts = Parts.blank(q, v, features)
+        call = Call(q, k, v, key_mask, features, chunk, parts.denominators)
         kept: list[Tensor] = []
         groups = head_groups(q, call.rows * features.width)
         for group in groups:
-            kept += _attend_group(call, group, out, differentiable=differentiable)
-        ctx.save_for_backward(q, k, v, key_mask, divisors, largest_at, *kept)
+            kept += _attend_group(call, group, parts, differentiable=differentiable)
+        ctx.save_for_backward(q, k, v, key_mask, parts.denominators, *kept)
         ctx.features, ctx.chunk, ctx.groups = features, chunk, groups
-        return out
+        return tuple(parts) if features.in_parts else parts.out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, key_mask, divisors, largest_at, *kept = ctx.saved_tensors
-        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        call = Call(q, k, v, key_mask, ctx.features, ctx.chunk, divisors, largest_at)
+    def backward(ctx: Any, *d_parts: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, key_mask, divisors, *kept = ctx.saved_tensors
+        own = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        gradients = Gradients(d_parts, *own)
+        call = Call(q, k, v, key_mask, ctx.features, ctx.chunk, divisors)
         for group in reversed(ctx.groups):
-            _differentiate_group(call, group, kept, grad, dq, dk, dv)
-        return dq, dk, dv, None, None, None, None
+            _differentiate_group(call, group, kept, gradients)
+        return *gradients[1:], None, None, None, None

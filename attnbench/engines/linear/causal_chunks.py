@@ -26,9 +26,7 @@ class Chunks:
         self.seen = self.weight = self.decays = None
         if log_weight is None:
             return
-        seen, at = log_weight[..., 0].cummax(1)
-        self.own = (seen[..., None] > top, at[..., None])  # whether, and where, the block holds the largest
-        self.seen = torch.maximum(seen[..., None], top)  # (G, R, 1)
+        self.seen = torch.maximum(log_weight.cummax(1).values, top)  # (G, R, 1)
         tops = torch.cat([top, torch.unflatten(self.seen, 1, (count, -1))[:, :, -1]], 1)
         self.decays = (tops.mT - tops).exp2_().tril_()  # decay of sums between two chunks, (G, m + 1, m + 1)
         before, after = (x.reshape(-1, 1, 1) for x in (tops[:, :-1], tops[:, 1:]))
@@ -57,7 +55,7 @@ class Chunks:
     def sums_before(
         self, sums: KeySums, values: Tensor, phi: Tensor, *, by_feature: bool
     ) -> tuple[Tensor, Tensor, KeySums]:
-        """What each chunk reads, ``(Gm, E, F)`` and ``(Gm, 1, F)``, and the sums after the block, except ``plain``.
+        """What each chunk reads, ``(Gm, E, F)`` and ``(Gm, 1, F)``, and the sums after the block.
 
         Args:
             by_feature: whether the first lies in memory as ``(Gm, F, E)``, which suits products with features; else
@@ -70,7 +68,7 @@ class Chunks:
             of_values, all_values = self.run(sums.of_values, values.mT, phi)
         of_ones, all_ones = self.run_ones(sums.of_ones, weigh_ones(self.weight, phi))
         top = sums.top if self.seen is None else self.seen[:, -1:]
-        return of_values, of_ones, KeySums(all_values, all_ones, top, sums.plain)
+        return of_values, of_ones, KeySums(all_values, all_ones, top)
 
     def run(self, total: Tensor, left: Tensor, right: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
         """Sums before each chunk, ``(Gm, E, F)``, and after the last; with ``back``, for gradients, the other way.

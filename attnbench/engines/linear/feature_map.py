@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from attnbench.engines.linear.parts import Parts
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.tiling import Group, cut, fill, put
 
@@ -25,8 +26,8 @@ class FeatureMap(ABC):
 
     width: int
     """F, the number of features."""
-    offset: float = 0.0
-    """Added to every key feature after division by the largest 2^w so far; 0 for none."""
+    in_parts: bool = False
+    """Whether the output is :meth:`blended` from its parts."""
     by_feature: bool = False
     """Whether key features are their own log weights: :meth:`keys` then writes and returns these, ``(G, c, F)``.
     Taken relative to the largest of each feature, no sum underflows. Only where all queries see the same keys."""
@@ -56,9 +57,18 @@ class FeatureMap(ABC):
         """Like :meth:`queries_grad`, but through 2^w · features.
 
         Args:
-            d_weight: for a map with an offset, the gradient of w·ln(2) where w is the largest, ``(G, c, 1)``.
+            d_weight: the gradient of w, ``(G, c, 1)``, where a map is used in parts.
         """
         return self.queries_grad(x, features, grad)
+
+    def blended(self, parts: Parts, mean: Tensor, count: Tensor | int) -> Tensor:
+        """The output, for a map ``in_parts``.
+
+        Args:
+            mean: of the values that a query sees, broadcastable to ``(B, H, N, E)``.
+            count: how many they are, broadcastable to ``(B, H, N, 1)``.
+        """
+        return parts.out
 
 
 class Tiles:
@@ -149,8 +159,9 @@ class Prepared(FeatureMap):
     """
 
     def __init__(self, features: FeatureMap, prepare: Callable[..., Tensor], parameters: tuple[Tensor, ...]) -> None:
+        assert not features.in_parts
         self.features, self.prepare, self.parameters = features, prepare, parameters
-        self.width, self.offset, self.by_feature = features.width, features.offset, features.by_feature
+        self.width, self.by_feature = features.width, features.by_feature
 
     def of(self, group: Group) -> Prepared:
         return Prepared(self.features, self.prepare, tuple(x[group].flatten(0, 1) for x in self.parameters))

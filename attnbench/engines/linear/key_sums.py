@@ -29,11 +29,6 @@ def weigh_ones(weight: Tensor | None, phi: Tensor) -> Tensor:
     return phi.sum(1, keepdim=True) if weight is None else torch.bmm(weight.mT, phi)
 
 
-def real(log_weight: Tensor) -> Tensor:
-    """1 at real keys and 0 at padded ones, ``(G, c, 1)``: how often a constant feature counts."""
-    return (log_weight > float("-inf")).to(log_weight.dtype)
-
-
 def relative(phi: Tensor, log_weight: Tensor, top: Tensor) -> tuple[Tensor, Tensor | None]:
     """Features and weights ``(G, c, 1)``, relative to the largest; for a map that is by_feature, features and None."""
     if log_weight is phi:
@@ -50,8 +45,6 @@ class KeySums(NamedTuple):
     """Σ φ(k)ᵀ / 2^top, ``(G, 1, F)``. Kept apart, since oneDNN takes a quarter longer for 65 columns than for 64."""
     top: Tensor
     """The largest log weight, ``(G, 1, 1)``; that of each feature, ``(G, 1, F)``, for a map that is by_feature."""
-    plain: Tensor
-    """Σ (v, 1), ``(G, 1, E + 1)``; kept up to date only for a feature map with an offset."""
 
     @classmethod
     def empty(cls, like: Tensor, values: int, features: FeatureMap, *count: int) -> KeySums:
@@ -61,7 +54,6 @@ class KeySums(NamedTuple):
             like.new_zeros(*count, features.width, values, dtype=dtype).mT,
             like.new_zeros(*count, 1, features.width, dtype=dtype),
             like.new_full((*count, 1, features.width if features.by_feature else 1), hidden(dtype), dtype=dtype),
-            like.new_zeros(*count, 1, values + 1, dtype=dtype),
         )
 
     def of(self, group: Group) -> KeySums:
@@ -71,26 +63,8 @@ class KeySums(NamedTuple):
     def clone(self) -> KeySums:
         return KeySums(*(each.clone() for each in self))
 
-    def copy_(self, other: KeySums) -> None:
-        for mine, its in zip(self, other, strict=True):
-            mine.copy_(its)
-
-    def add_(
-        self,
-        values: Tensor,
-        phi: Tensor,
-        log_weight: Tensor | None,
-        offset: float,
-        spare: Tensor | None = None,
-        *,
-        padded: bool = True,
-    ) -> None:
-        """Take in a tile of keys.
-
-        Args:
-            spare: see :func:`weigh`.
-            padded: whether some of the keys may be padded.
-        """
+    def add_(self, values: Tensor, phi: Tensor, log_weight: Tensor | None, spare: Tensor | None = None) -> None:
+        """Take in a tile of keys; ``spare`` as in :func:`weigh`."""
         weight = None
         if log_weight is None:
             self.top.zero_()
@@ -105,10 +79,6 @@ class KeySums(NamedTuple):
         with best_for(keys, weighed):
             self.of_values.mT.baddbmm_(keys, weighed)
         self.of_ones.add_(weigh_ones(weight, phi))
-        if offset and log_weight is not None:
-            once = real(log_weight) if padded else None
-            self.plain[..., :-1].add_(weigh_ones(once, values))
-            self.plain[..., -1:].add_(values.shape[1] if once is None else once.sum(1, keepdim=True))
 
     def read(self, phi: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for the query features ``phi``, which it overwrites.
@@ -117,3 +87,17 @@ class KeySums(NamedTuple):
             into: where the numerators go, or None.
         """
         return torch.bmm(phi, self.of_values.mT, out=into), phi.mul_(self.of_ones).sum(-1, keepdim=True)
+
+
+class Counted(NamedTuple):
+    """What decoding keeps for a map that is ``in_parts``."""
+
+    sums: KeySums
+    mean: Tensor
+    """Of all values, ``(B, H, 1, E)``."""
+    length: int
+    """How many there are."""
+
+
+State = KeySums | Counted
+"""What decoding keeps."""

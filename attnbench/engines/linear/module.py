@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from attnbench.engines.linear.all_keys import add_keys, attend_all
 from attnbench.engines.linear.causal import attend_causally
 from attnbench.engines.linear.feature_map import FeatureMap, Prepared, Tiles
-from attnbench.engines.linear.key_sums import KeySums
+from attnbench.engines.linear.key_sums import Counted, KeySums, State
+from attnbench.engines.linear.parts import Parts
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.tiling import head_groups
 from attnbench.shape import Shape
@@ -82,29 +83,34 @@ class FeatureAttention(nn.Module):
         return (weights / total) @ v
 
     @torch.no_grad()
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> KeySums:
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> State:
         """The sums over a prompt ``(B, H, n, D)``, n >= 0: E + 1 numbers per feature, whatever the length."""
         k, features = self.prepare(k), self.feature_map(k.dtype)
         rows = min(256, max(1, k.shape[2]))
         state = KeySums.empty(k, v.shape[-1], features, *k.shape[:2])
         for group in head_groups(k, rows * features.width):
             add_keys(state.of(group), Tiles(features, group, rows, k), k, v, None, rows)
-        return state
+        if not features.in_parts:
+            return state
+        return Counted(state, v.sum(2, keepdim=True, dtype=state.top.dtype) / max(1, v.shape[2]), v.shape[2])
 
     @torch.no_grad()
-    def step(self, state: KeySums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeySums]:
+    def step(self, state: State, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
         """q, k, v ``(B, H, 1, D)``."""
         features = self.feature_map(q.dtype)
-        state = state.clone()
-        sums = state.of((slice(None), slice(None)))
+        after = (state.sums if isinstance(state, Counted) else state).clone()
+        sums = after.of((slice(None), slice(None)))
         x_q, x_k, values = (x.flatten(0, 1).to(sums.top.dtype) for x in (self.prepare(q), self.prepare(k), v))
         phi = x_k.new_empty(*x_k.shape[:2], features.width)
         log_weight = features.keys(x_k, phi)
-        sums.add_(values, phi, log_weight, features.offset)
+        sums.add_(values, phi, log_weight)
         features.queries(x_q, phi)
-        share = features.offset * phi.sum(-1, keepdim=True)
+        of_query = phi.sum(-1, keepdim=True)
         numerator, denominator = sums.read(phi)
-        if features.offset:
-            plain = share * sums.plain
-            numerator, denominator = numerator + plain[..., :-1], denominator + plain[..., -1:]
-        return (numerator / denominator).to(q.dtype).view(*q.shape[:3], -1), state
+        parts = numerator / denominator, denominator, of_query, sums.top
+        out, *_ = found = Parts(*(x.view(*q.shape[:2], *x.shape[1:]) for x in parts))
+        if not isinstance(state, Counted):
+            return out.to(q.dtype), after
+        length = state.length + 1
+        mean = torch.lerp(state.mean, v.to(out.dtype), 1 / length)
+        return features.blended(found, mean, length).to(q.dtype), Counted(after, mean, length)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.parts import Parts
 from attnbench.engines.precision import LOG2E
 from attnbench.engines.tiling import fill
 
@@ -46,13 +47,13 @@ class Projected(FeatureMap):
 class PositiveFeatures(Projected):
     """φ(x) = exp(ω·x - ‖x‖²/2): unbiased for exp(x·y), never negative (lemma 1 of the paper).
 
-    ``offset`` is the paper's stabiliser: features are exp(exponent - largest exponent) + offset. The largest is taken
-    over the features of one query, or over all keys seen.
+    ``offset`` is the paper's stabiliser, added to exp(exponent - largest exponent), which is that of one query or that
+    of all keys seen. What is added to each of these is one weight for all of them, and blended in at the end.
     """
 
     def __init__(self, weight: Tensor, offset: float = 0.0) -> None:
         super().__init__(weight)
-        self.offset = offset
+        self.offset, self.in_parts = offset, offset > 0
         self.binary = weight * LOG2E
 
     def exponents(self, x: Tensor, out: Tensor) -> None:
@@ -83,8 +84,15 @@ class PositiveFeatures(Projected):
     def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
         grad.mul_(features)
         if d_weight is not None:
-            add_at_largest(grad, features, d_weight)
+            add_at_largest(grad, features, d_weight * LOG2E)
         return self.pull_exponents_back(grad).addcmul_(x, grad.sum(-1, keepdim=True), value=-self.squared)
+
+    def blended(self, parts: Parts, mean: Tensor, count: Tensor | int) -> Tensor:
+        # Σ_j (φ(q)·φ(k_j) + s) v_j / Σ_j (φ(q)·φ(k_j) + s), with s what the offset adds to the weight of each key.
+        added = self.offset * parts.features * count
+        # In the same memory, unless gradients need both.
+        lerp = parts.out.lerp if parts.out.requires_grad else parts.out.lerp_
+        return lerp(mean, added / (parts.denominators + added))
 
     def pull_exponents_back(self, grad: Tensor) -> Tensor:
         return self.pull_back(grad)
