@@ -212,6 +212,13 @@ class RunFolder:
         """The last row of every cell, in the order in which cells first appeared."""
         return {record.cell_id: record for record in self.history()}
 
+    def in_order(self) -> list[Record]:
+        """The last row of every cell, in the order of ``results.csv``, which is that of the suite."""
+        history = self.history()
+        records = {record.cell_id: record for record in history}
+        order, _ = self.compare_table(history)
+        return [records[cell_id] for cell_id in dict.fromkeys([*order, *records]) if cell_id in records]
+
     def samples(self) -> dict[str, dict[int, list[dict[str, Any]]]]:
         """Raw samples by cell and round; for a round that was repeated after a crash, the last ones."""
         cells: dict[str, dict[int, list[dict[str, Any]]]] = {}

@@ -46,7 +46,7 @@ def export(
     from attnbench.runs import newest_run
 
     folder = newest_run(run)
-    records = list(folder.records().values())
+    records = folder.in_order()
     if not records:
         raise UsageError(f"{folder.path}: no row yet; measure first with: attnbench run SUITE")
     for doubt in folder.doubts():

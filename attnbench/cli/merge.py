@@ -21,7 +21,7 @@ def merge(
     ] = None,
     rates_within: Annotated[
         float,
-        typer.Option(min=0, max=1, metavar="SHARE", help="Share by which the machines' measured rates may differ."),
+        typer.Option(min=0, max=1e6, metavar="SHARE", help="Share by which the machines' measured rates may differ."),
     ] = 0.1,
 ) -> None:
     """Join runs of one suite into one run that plot, report, diff and gate read like any other.

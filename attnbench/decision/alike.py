@@ -22,7 +22,7 @@ def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_wit
 
     Args:
         runs: folder, environment, and what is known of each machine that measured it.
-        rates_within: share by which rates may differ, below 1.
+        rates_within: share by which the largest rate may exceed the smallest.
 
     Raises:
         UsageError: they are not; the message names the run, or the odd one of several, and what differs.

@@ -140,7 +140,7 @@ def _of_the_table(folder: RunFolder, *, complete: bool) -> Iterator[str]:
 
 def _notes(path: Path, environment: Mapping[str, Any]) -> list[str]:
     if environment and OPENING not in environment:
-        return [f"{path}: its seals do not begin with {path.name}'s environment, as those of newer runs do"]
+        return [f"{path}: its seals do not cover environment.json, as those of newer runs do"]
     if environment and ENDS not in environment:
         return [f"{path}: the run is not complete, so lines that are lost at an end cannot be told"]
     return []

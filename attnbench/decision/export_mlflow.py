@@ -37,7 +37,7 @@ def log_run(folder: RunFolder) -> str:
         mlflow: Any = import_module("mlflow")
     except ImportError:
         raise UsageError("--mlflow needs mlflow; install it with: pip install 'attnbench[mlflow]'") from None
-    records = list(folder.records().values())
+    records = folder.in_order()
     try:
         with mlflow.start_run(run_name=folder.path.resolve().name) as run:
             mlflow.log_params(parameters(folder.environment, records))

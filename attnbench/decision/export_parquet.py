@@ -30,7 +30,7 @@ def write_rows(folder: RunFolder, path: Path) -> int:
         CannotCreate: the file cannot be written.
     """
     arrow = _arrow("--parquet")
-    records = list(folder.records().values())
+    records = folder.in_order()
     rows = [record.to_json() | {SEAL: record.seal} for record in records]
     kinds = _kinds(arrow)
     fields = [_field(arrow, name, kinds[name], unit_of(name)) for name in COLUMNS]

@@ -111,7 +111,8 @@ def _read(path: Path) -> Source:
     if not (path / RECORDS).is_file():
         raise ResultsError(f"{path}: no {RECORDS} here; give the folder of a run, results/SUITE/STARTED-DEVICE")
     folder = RunFolder(path)
-    environment, records = folder.environment, folder.records()
+    environment = folder.environment
+    records = {record.cell_id: record for record in folder.in_order()}
     lost = [
         f"{path}: the samples of {one.label} n={one.seq_len} are lost"
         for one in folder.without_samples(records.values())
@@ -216,7 +217,7 @@ def _write(out: Path, kept: Kept) -> RunFolder:
                     rows = [row for row in source.folder.rows(name) if row["cell_id"] in records]
                     if rows:
                         folder.append(name, [_without_seal(row) for row in rows])
-            merged = [record for _, records in kept for record in records.values()]
+            merged = _in_order([record for _, records in kept for record in records.values()])
             seals = folder.append(RECORDS, [record.to_json() for record in merged])
             folder.write_csv([replace(record, seal=seal) for record, seal in zip(merged, seals, strict=True)])
             folder.conclude()
@@ -224,6 +225,13 @@ def _write(out: Path, kept: Kept) -> RunFolder:
         shutil.rmtree(out, ignore_errors=True)
         raise
     return folder
+
+
+def _in_order(records: Sequence[Record]) -> list[Record]:
+    """By sweep, label and length, as a suite has them, where the runs had other lengths each."""
+    sweeps = list(dict.fromkeys(record.sweep for record in records))
+    labels = list(dict.fromkeys(record.label for record in records))
+    return sorted(records, key=lambda one: (sweeps.index(one.sweep), labels.index(one.label), one.seq_len))
 
 
 def _without_seal(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,6 +72,13 @@ def test_a_merged_run_is_read_like_any_other_and_its_machines_share_a_series(
     assert len(folder.history()) == 8
 
 
+def test_rows_of_a_merged_run_stand_in_the_order_of_the_suite(tmp_path: Path, measure: Callable[..., Path]) -> None:
+    folder = merge([measure(state(i), shard=Shard(i, 3)) for i in (2, 0, 1)], tmp_path / "all").folder
+    expected = [(name, n) for name in ("softmax", "linear") for n in (2, 4, 8, 16)]
+    assert [(row.label, row.seq_len) for row in folder.in_order()] == expected
+    assert [row["label"] for _, row in read_results(folder.path).iterrows()] == [name for name, _ in expected]
+
+
 def test_a_merged_run_may_be_merged_again(tmp_path: Path, measure: Callable[..., Path]) -> None:
     first, second, third = (measure(state(i), shard=Shard(i, 3)) for i in range(3))
     two = merge([first, second], tmp_path / "two")
