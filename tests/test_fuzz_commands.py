@@ -3,6 +3,7 @@ and writes nowhere but into its results folder."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -19,7 +20,9 @@ import attnbench.inputs
 import attnbench.plots
 from attnbench.cell import Cell
 from attnbench.cli.app import main
+from attnbench.decision.audit import audit
 from attnbench.errors import CorruptResults, Exit
+from attnbench.machine import id_of
 from attnbench.record import Record
 from attnbench.run import runner
 from attnbench.run.plan import Options, Plan, make_plan
@@ -27,6 +30,7 @@ from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.status import Status
 from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
+from attnbench.table import read_table
 
 CASES = int(os.environ.get("ATTNBENCH_CASES", "200"))
 """20000 in make selfcheck."""
@@ -74,7 +78,8 @@ class Instant:
     def __exit__(self, *_: object) -> None: ...
 
     def start(self) -> dict[str, Any]:
-        return {"machine_id": "m", "process": "tuned", "process_notes": [], "environment": {"torch": "2"}}
+        facts = {"torch": "2"}
+        return {"machine_id": id_of(facts), "process": "tuned", "process_notes": [], "environment": facts}
 
     def ask(
         self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None
@@ -217,3 +222,25 @@ def test_a_run_goes_on_from_any_damage_to_all_its_cells_or_leaves_it_as_it_is(
     assert sorted(outside) == ["work/out/.lock", "work/s.yaml"]
     allowed = {RECORDS, SAMPLES, ENVIRONMENT, SUITE, TABLE, ".lock"}
     assert {path.name for path in Path("out").rglob("*") if path.is_file()} <= allowed
+
+
+@cases
+@given(name=st.sampled_from([RECORDS, SAMPLES, ENVIRONMENT, SUITE, TABLE]), data=st.data())
+def test_verify_finds_any_damage_that_changes_what_a_file_says(
+    finished: Finished, name: str, data: st.DataObject
+) -> None:
+    finished.restore()
+    content = data.draw(damaged(finished.files[name]))
+    (finished.folder / name).write_bytes(content)
+    found = audit(finished.folder)
+    assert all(line.isprintable() for line in found.findings)
+    assert found.findings or says(name, content) == says(name, finished.files[name])
+    finished.restore()
+    assert audit(finished.folder).findings == []
+
+
+def says(name: str, content: bytes) -> object:
+    """What a file holds, whatever its line ends, quotes and indents."""
+    if name == ENVIRONMENT:
+        return json.loads(content)
+    return read_table(content.decode()) if name == TABLE else content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from attnbench.cell import Cell
+from attnbench.cli import console
 from attnbench.cli.app import main
+from attnbench.cli.compare import _printer as printer
 from attnbench.decision.export_mlflow import log_run, metrics
 from attnbench.decision.export_tables import Table, as_text, tables_of
 from attnbench.errors import UsageError
@@ -119,6 +122,28 @@ def test_tables_are_printed_or_written(run: Path, tmp_path: Path, capsys: pytest
     assert printed.startswith("**s: w**\n\n| variant | n | time | note |\n")
     assert main(["export", str(run), "--format", "markdown", "--out", str(tmp_path / "t.md")]) == 0
     assert (tmp_path / "t.md").read_text() == printed
+
+
+def test_compare_prints_its_tables_in_the_same_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    printer("markdown")(["n", "performer:\nfeatures=16"], [["64", "1 ms ±2%"]], right=["n"], title="\ntime of a")
+    assert capsys.readouterr().out == (
+        "\n**time of a**\n\n| n | performer:features=16 |\n| ---: | --- |\n| 64 | 1 ms ±2% |\n"
+    )
+    printer("latex")(["n"], [["64"]])
+    assert "\\begin{tabular}{l}" in capsys.readouterr().out
+    assert printer("table") is console.table
+
+
+def test_a_folder_of_several_suites_is_refused_and_that_of_one_is_its_newest_run(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run.parent), "--format", "latex"]) == 0
+    for suite in ("s", "t"):
+        shutil.copytree(run, tmp_path / suite / run.name)
+    capsys.readouterr()
+    assert main(["export", str(tmp_path), "--format", "latex"]) == 2
+    assert "holds runs of several suites; give the folder of one run or one suite" in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "nothing"), "--format", "latex"]) == 2
 
 
 @pytest.mark.parametrize(
