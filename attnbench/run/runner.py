@@ -115,6 +115,27 @@ class _Outcome:
     """The learning curve of a training."""
 
 
+class _Pending:
+    """What came of the last visit. Its row is written while the worker builds the next cell."""
+
+    def __init__(self, folder: RunFolder, watcher: Watcher) -> None:
+        self._folder, self._watcher = folder, watcher
+        self._outcome: _Outcome | None = None
+
+    def hold(self, outcome: _Outcome) -> None:
+        """Keep it until :meth:`flush`."""
+        self._outcome = outcome
+
+    def flush(self) -> None:
+        """Store the row, if that is not done yet."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            return
+        self._folder.add(outcome.record, outcome.samples, outcome.failure, outcome.stderr, outcome.points)
+        if outcome.record.status is not Status.INTERRUPTED:
+            self._watcher.visited(outcome.record)
+
+
 class _Run:
     """The state of one execution."""
 
@@ -123,8 +144,7 @@ class _Run:
         self.rules = plan.rules
         self.stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
         """The shortest length that ran out of memory or time, and of which, by family."""
-        self.unwritten: _Outcome | None = None
-        """What came of the last visit. Its row is written while the worker builds the next cell."""
+        self.pending = _Pending(folder, watcher)
         self.notes: list[str] = []
         """What is wrong with the rows that are there already."""
         self.records = stored_rows(plan, folder, self.notes.append)
@@ -153,7 +173,7 @@ class _Run:
             for round_ in range(self.rules.rounds):
                 for cell in in_order(self._due(round_), f"{self.plan.suite.name}{round_}"):
                     self._visit(cell, round_)
-            self._store()
+            self.pending.flush()
             self._hold_to_limits()
             self._train(phases(self._trainings())[0])
             self._train(at_chosen_rates(self._trainings(), self.records))
@@ -161,7 +181,7 @@ class _Run:
             self.folder.refuse_changes()
         except BaseException:
             with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
-                self._store()
+                self.pending.flush()
             with suppress(StoreError):
                 self.folder.write_csv([record for record in self._rows() if record.seal])
             raise
@@ -245,12 +265,12 @@ class _Run:
                     case Step(cell, done, of):
                         self.watcher.trained(cell, done, of)
                     case Ended(cell, outcome):
-                        self._remember(cell, outcome, at_work.pop(cell.cell_id)[1])
-                        self._store()
+                        self._finish(cell, outcome, at_work.pop(cell.cell_id)[1])
+                        self.pending.flush()
         except KeyboardInterrupt:
             for cell, started in at_work.values():
-                self._remember(cell, _Outcome(Record.of(cell, Status.INTERRUPTED, "stopped by the user")), started)
-                self._store()
+                self._finish(cell, _Outcome(Record.of(cell, Status.INTERRUPTED, "stopped by the user")), started)
+                self.pending.flush()
             raise
         with suppress(OSError):  # other checkpoints may be in it
             (self.folder.path / CHECKPOINTS).rmdir()
@@ -304,13 +324,13 @@ class _Run:
         except KeyboardInterrupt:
             self.worker.stop()
             if previous is None:
-                self._remember(cell, _Outcome(Record.of(cell, Status.INTERRUPTED, "stopped by the user")), started)
+                self._finish(cell, _Outcome(Record.of(cell, Status.INTERRUPTED, "stopped by the user")), started)
             raise
         if previous and outcome.record.status is not Status.OK:
             lost = f"round {round_ + 1} failed: {outcome.record.status}: {outcome.record.reason}"
             self.watcher.warned(f"{cell.label}: {lost}; the row keeps the numbers of the rounds before")
             outcome.record = with_lost_round(previous, lost)
-        self._remember(cell, outcome, previous.started_at if previous else started)
+        self._finish(cell, outcome, previous.started_at if previous else started)
 
     def _try(self, cell: Cell, round_: int, previous: Record | None) -> _Outcome:
         """Visit a cell, and once more in a fresh process where it may not be the cell that failed.
@@ -352,7 +372,7 @@ class _Run:
             self.worker.stop()
         before = [taken for r, taken in sorted(earlier.items()) if r < round_]
         request = VisitCell(cell, self.rules, round_, before, previous)
-        visited = request.ask(self.worker, self.plan.options.cell_timeout, meanwhile=self._store)
+        visited = request.ask(self.worker, self.plan.options.cell_timeout, meanwhile=self.pending.flush)
         if visited.samples:
             if foreign_to_samples(visited.record, [*earlier.values(), visited.taken]):
                 raise self.worker.garbage()
@@ -370,28 +390,20 @@ class _Run:
             if known is None or known[0] > cell.shape.N:
                 self.stopped[family(cell)] = (cell.shape.N, record.status)
 
-    def _remember(self, cell: Cell, outcome: _Outcome, started_at: str) -> None:
-        """Complete the row of a visit, and store that of the visit before."""
+    def _finish(self, cell: Cell, outcome: _Outcome, started_at: str) -> None:
+        """Complete the row of a visit and hold it; store that of the visit before."""
         record = outcome.record
         record.machine_id = self.state["machine_id"]
         record.torch_version = self.state["environment"]["torch"]
         record.process = record.process or self.state["process"]
         record.threads = record.threads or threads_of(cell, self.plan.settings)
         record.started_at = started_at
-        self._store()
+        self.pending.flush()
         # Without this row, which is not stored yet. Later, writing a long table would take a core from the next cell.
         self.folder.write_csv(self._rows(), at_most_every=2.0)
         self._note_failure(cell, record)
         self.records[record.cell_id] = record
-        self.unwritten = outcome
-
-    def _store(self) -> None:
-        """Store the row of the last visit, if that is not done yet."""
-        if self.unwritten is not None:
-            outcome, self.unwritten = self.unwritten, None
-            self.folder.add(outcome.record, outcome.samples, outcome.failure, outcome.stderr, outcome.points)
-            if outcome.record.status is not Status.INTERRUPTED:
-                self.watcher.visited(outcome.record)
+        self.pending.hold(outcome)
 
 
 def _now() -> str:
