@@ -204,24 +204,6 @@ def load_warning() -> str | None:
     return f"load {load:.1f} on {there} before the run began: close other programs or expect wide intervals"
 
 
-class AwakeTime:
-    """Seconds that this process has run since this object was made, without the time that Ctrl-Z stopped it for.
-
-    Ask at least every ``longest`` seconds: at most that much is counted between two questions.
-    """
-
-    def __init__(self, longest: float = 2.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._longest, self._clock = longest, clock
-        self._asked, self._awake = clock(), 0.0
-
-    def seconds(self) -> float:
-        """Seconds until now."""
-        now = self._clock()
-        self._awake += min(now - self._asked, self._longest)
-        self._asked = now
-        return self._awake
-
-
 class OtherLoad:
     """How many cores other programs, or other guests of the same host, have kept busy since this object was made."""
 

@@ -133,17 +133,8 @@ def register(
     Raises:
         UsageError: the name is taken, or an argument or the class breaks the contract; the message names the rule.
     """
-    facts: dict[str, Any] = {
-        "family": family,
-        "source": source,
-        "formula": formula,
-        "cost": cost,
-        "time_exponent": time_exponent,
-        "memory_exponent": memory_exponent,
-        "traits": Traits() if traits is None else traits,
-        "kind": kind,
-        "settings": settings,
-    }
+    facts: dict[str, Any] = {fact: value for fact, value in locals().items() if fact != "name"}
+    facts["traits"] = Traits() if traits is None else traits
 
     def add(cls: ModuleClass) -> ModuleClass:
         broken = broken_fact(name, facts) or broken_class(cls, facts["traits"])

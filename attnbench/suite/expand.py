@@ -45,26 +45,19 @@ class _Grid:
         return math.prod(map(len, self.axes.values()))
 
 
-def expand(
-    suite: Suite, *, device: str = "cpu", overrides: Mapping[str, Override] | None = None, seed: int | None = None
-) -> list[Cell]:
+def expand(suite: Suite, *, device: str = "cpu") -> list[Cell]:
     """Every cell of the suite, once each: sweeps in order, and in a sweep the axis written first varies slowest.
 
-    On top of a sweep's matrix come the suite's profile for the type of ``device``, the sweep's own, and the overrides.
+    On top of a sweep's matrix come the suite's profile for the type of ``device`` and the sweep's own.
     ``exclude`` then takes cells away, and ``include`` adds some that ``exclude`` does not see.
 
     Raises:
-        SuiteError: no cells, more than 100,000 (counted before any is made), or an impossible shape.
-        UsageError: an impossible override, or an unknown type of device.
+        SuiteError: no cells, more than :data:`MAX_CELLS` (counted before any is made), or an impossible shape.
+        UsageError: an unknown type of device.
     """
     kind = device.partition(":")[0]
     if kind not in DEVICES:
         raise UsageError(f"unknown device {shown(device)}{pick(kind, DEVICES)}")
-    given = dict(overrides or {})
-    if seed is not None:
-        given["seed"] = seed
-    if given:
-        suite = apply_overrides(suite, given)
     check_size(suite, kind)
     cells = dict.fromkeys(cell for grid in _grids(suite, kind) for cell in _cells(suite, grid, device))
     if not cells:

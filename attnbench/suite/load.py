@@ -18,18 +18,16 @@ MAX_BYTES = 2**18
 _SUFFIXES = (".yaml", ".yml")
 
 
-def load_suite(path_or_name: str | Path, *, overrides: Mapping[str, str] | None = None) -> Suite:
+def load_suite(path_or_name: str | Path) -> Suite:
     """Read and check a suite.
 
     Args:
         path_or_name: a file, or the name of a shipped suite such as ``lra``.
-        overrides: axis -> values, as :func:`attnbench.suite.expand.apply_overrides` takes them.
 
     Raises:
         SuiteError: the file, ``path: what is wrong; remedy``, or what is in it, ``path:line: what is wrong; remedy``.
-        UsageError: the overrides.
     """
-    return _load(path_or_name, overrides or {}, registered=True)
+    return _load(path_or_name, registered=True)
 
 
 def refuse_early(
@@ -50,7 +48,9 @@ def refuse_early(
         SuiteError: as :func:`load_suite`, or more cells than a run may have, whatever type of device ``device`` is.
         UsageError: the overrides.
     """
-    suite = _load(path_or_name, overrides or {}, registered=False, options=options)
+    suite = _load(path_or_name, registered=False)
+    if overrides:
+        suite = apply_overrides(suite, overrides, options=options)
     kind = device.partition(":")[0]
     kinds = [kind] if kind in DEVICES else DEVICES
     problems = []
@@ -63,21 +63,14 @@ def refuse_early(
         raise problems[0]
 
 
-def _load(
-    path_or_name: str | Path,
-    overrides: Mapping[str, str],
-    *,
-    registered: bool,
-    options: Mapping[str, str] | None = None,
-) -> Suite:
+def _load(path_or_name: str | Path, *, registered: bool) -> Suite:
     path = suite_path(path_or_name)
     text = _read_text(path)
     try:
         data, lines = read_document(text)
     except NotASuite as error:
         raise Origin(str(path)).error_on(error.line, str(error)) from None
-    suite = Suite.of(data, Origin(str(path), lines), registered=registered)
-    return apply_overrides(suite, overrides, options=options) if overrides else suite
+    return Suite.of(data, Origin(str(path), lines), registered=registered)
 
 
 def shipped_descriptions() -> dict[str, str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.machine import AwakeTime
 from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.stopwatch import ClockError, WallClock
 from attnbench.measure.time import Sample, Sampler, TimingRules, measure_time, summarise
@@ -165,9 +164,3 @@ def test_a_process_that_is_stopped_all_the_time_is_an_error_and_not_waited_for_w
 def test_a_sample_reads_the_clock_of_its_stopwatch_only() -> None:
     ticks = iter([0, 5_000_000_000])
     assert Sampler(WallClock(clock=lambda: next(ticks)), lambda: None).take(1) == Sample(5.0, 1)
-
-
-def test_a_stop_of_this_process_uses_up_no_more_patience_than_the_longest_question() -> None:
-    now = iter([0.0, 1.0, 2.0, 500.0, 501.0])
-    awake = AwakeTime(longest=2.0, clock=lambda: next(now))
-    assert [awake.seconds() for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]

@@ -10,6 +10,7 @@ import pytest
 
 from attnbench.errors import Exit, SuiteError, UsageError
 from attnbench.spec import Spec
+from attnbench.suite.expand import apply_overrides
 from attnbench.suite.load import MAX_BYTES, load_suite, shipped_suites, suite_path
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
@@ -409,11 +410,11 @@ def test_a_file_without_permission_and_a_pipe_are_refused(tmp_path: Path, monkey
 def test_overrides_of_the_command_line_win(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(GOOD)
-    suite = load_suite(path, overrides={"seq_len": "64,128", "batch": "2"})
+    suite = apply_overrides(load_suite(path), {"seq_len": "64,128", "batch": "2"})
     assert suite.sweeps[0].matrix.seq_len == [64, 128]
     assert suite.profiles.cuda.given() == {}
     with pytest.raises(UsageError) as refused:
-        load_suite(path, overrides={"seq_len": "9..1"})
+        apply_overrides(load_suite(path), {"seq_len": "9..1"})
     assert str(refused.value) == "--set seq_len: 'seq_len': '9..1' runs downwards; write 1..9"
 
 
