@@ -17,7 +17,7 @@ TESTS ?=
 OLDEST := .venv-oldest
 PIP := -m pip install -q --disable-pip-version-check
 
-.PHONY: bench bench-long peers test test-all selfcheck lint docs docs-serve lock release-check clean
+.PHONY: bench bench-long peers test test-all selfcheck lint lint-check docs docs-serve lock release-check clean
 
 # A first picture within a minute, then one round of the Long Range Arena at its shortest and its longest length, which
 # `attnbench run lra` takes whole, then the same models by speed, memory and score; at the end all of it in one file.
@@ -40,14 +40,24 @@ peers: $(VENV)/installed-peers
 	$(BIN)/attnbench run peers $(RUN_OPTIONS)
 	$(BIN)/attnbench plot results/peers --figure peers
 
-test: $(VENV)/installed-dev
+# The tests of $(1) on all cores, and then those of them that need the machine for themselves. $(2): `not slow and`, or
+# nothing. Where TESTS holds none of a kind, pytest ends with 5.
+define tests
+	$(1)/pytest -q -n auto --dist worksteal --durations=20 -m "$(2) not alone" $(TESTS) || [ $$? = 5 ]
+	$(1)/pytest -q --durations=5 -m "$(2) alone" $(TESTS) || [ $$? = 5 ]
+endef
+
+test: lint-check
+	$(call tests,$(BIN),not slow and)
+
+test-all: lint-check $(OLDEST)/installed
+	$(call tests,$(BIN))
+	$(call tests,$(OLDEST)/bin)
+
+lint-check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q $(TESTS)
-
-test-all: test $(OLDEST)/installed
-	$(OLDEST)/bin/pytest -q $(TESTS)
 
 selfcheck: $(VENV)/installed-dev
 	$(BIN)/pytest -q -s --timeout=1800 $(wildcard tests/benchmarks/live_*.py)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 
 os.environ["ATTNBENCH_PLUGINS"] = ""  # installed plug-ins must not decide a test
 
@@ -11,6 +13,24 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; only heeded before triton is imported
 
 torch.set_num_threads(1)  # small tensors: a second thread waits more than it works
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background; children too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """As many as there are cores to use, up to eight: each imports torch."""
+    return min(8, len(os.sched_getaffinity(0)))
+
+
+@pytest.fixture
+def forks() -> Iterator[None]:
+    """For a test that is not about the start of the processes that it starts."""
+    from tests.forked import forks
+
+    with forks():
+        yield
 
 
 @pytest.fixture(autouse=True)

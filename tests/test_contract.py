@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +22,16 @@ from attnbench.status import Status
 from attnbench.testing import LAWS, check_variant
 from attnbench.testing.laws import SHAPE, Case, cases, gap
 from attnbench.variant import VARIANTS, No, Variant, build
+from tests.compilers import needs_compiler
 
 PACKAGE = [entry for entry in VARIANTS if entry.make.__module__.startswith("attnbench.attention.")]
 ALL = [entry for entry in PACKAGE if not entry.traits.compiled]
 """Without what takes seconds for each shape."""
 
-LAWFUL = PACKAGE if any(map(shutil.which, ("g++", "clang++"))) else ALL
+LAWFUL = [
+    *ALL,
+    *(pytest.param(entry, marks=[pytest.mark.slow, needs_compiler]) for entry in PACKAGE if entry not in ALL),
+]
 """Compiled variants where there is a compiler."""
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from attnbench.errors import UsageError
 from attnbench.plugins import load
+from tests.forked import forks
 
 PLUGIN = """from __future__ import annotations
 from typing import Annotated
@@ -35,7 +36,8 @@ class Mine(nn.Module):
 def run(tmp_path: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     command = [sys.executable, "-m", "attnbench", *arguments, "--plugin", "mine.py"]
-    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False, cwd=tmp_path)
+    with forks():
+        return subprocess.run(command, capture_output=True, encoding="utf-8", check=False, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +180,9 @@ def test_the_adapters_of_other_packages_keep_the_contract_and_the_bare_call_is_e
     command = [sys.executable, "-m", "attnbench", "check", "peer.sdpa", "--plugin", "attnbench_peers"]
     more = ["--law", "exact", "--law", "memory", "--law", "gradient modes"]
     environment = {**os.environ, "PYTHONPATH": str(PEERS), "ATTNBENCH_PLUGINS": ""}
-    done = subprocess.run(
-        [*command, *more], capture_output=True, encoding="utf-8", check=False, cwd=tmp_path, env=environment
-    )
+    how = {"capture_output": True, "encoding": "utf-8", "check": False, "cwd": tmp_path, "env": environment}
+    with forks():
+        done = subprocess.run([*command, *more], **how)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing is claimed about memory" in done.stdout
     assert "peer.sdpa is what it says it is: 2 laws hold" in done.stdout

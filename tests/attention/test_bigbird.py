@@ -13,10 +13,8 @@ from attnbench.errors import Unsupported
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import build
-
-
-def draw(n: int, B: int = 2, H: int = 2, D: int = 4) -> list[Tensor]:
-    return [torch.randn(B, H, n, D, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
+from tests.attention.patterns import draw, is_softmax_under
+from tests.pairwise import pairwise
 
 
 def made(n: int, block: int, wanted: int, seed: int = 0, H: int = 2) -> BigBird:
@@ -59,20 +57,10 @@ def dense(f: BigBird, n: int) -> Tensor:
     return torch.stack(heads)
 
 
-@pytest.mark.parametrize("wanted", [0, 1, 3, 20])
-@pytest.mark.parametrize("block", [1, 4, 16, 64])
-@pytest.mark.parametrize("n", [1, 5, 64, 65, 97, 150])
+@pytest.mark.parametrize(("n", "block", "wanted"), pairwise([1, 5, 64, 65, 97, 150], [1, 4, 16, 64], [0, 1, 3, 20]))
 def test_it_is_softmax_under_the_dense_mask_with_each_key_counted_once(n: int, block: int, wanted: int) -> None:
     f = made(n, block, wanted)
-    q, k, v = draw(n)
-    out, expected = f(q, k, v), masked_attention(q, k, v, dense(f, n))
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
-    weight = torch.randn_like(v)
-    pairs = zip(
-        torch.autograd.grad(out, (q, k, v), weight), torch.autograd.grad(expected, (q, k, v), weight), strict=True
-    )
-    for gradient, wanted_gradient in pairs:
-        torch.testing.assert_close(gradient, wanted_gradient, rtol=0, atol=1e-12)
+    is_softmax_under(f, dense(f, n), n, padded=False)
 
 
 @pytest.mark.parametrize("n", [8, 29, 32, 50, 56])

@@ -9,10 +9,8 @@ from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.variant import VARIANTS, build
-
-
-def draw(n: int, B: int = 2, H: int = 2, D: int = 4) -> list[Tensor]:
-    return [torch.randn(B, H, n, D, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
+from tests.attention.patterns import draw
+from tests.pairwise import pairwise
 
 
 def made(n: int, window: int, tokens: int, most: int) -> Etc:
@@ -44,9 +42,7 @@ def pair_by_pair(f: Etc, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = 
     return logits.softmax(-1).nan_to_num(0) @ v
 
 
-@pytest.mark.parametrize("most", [0, 1, 3, 40])
-@pytest.mark.parametrize("tokens", [0, 1, 4, 50])
-@pytest.mark.parametrize("window", [1, 2, 50])
+@pytest.mark.parametrize(("window", "tokens", "most"), pairwise([1, 2, 50], [0, 1, 4, 50], [0, 1, 3, 40]))
 def test_each_pair_that_is_seen_adds_the_logit_of_its_relation_to_one_softmax(
     window: int, tokens: int, most: int
 ) -> None:
@@ -57,10 +53,9 @@ def test_each_pair_that_is_seen_adds_the_logit_of_its_relation_to_one_softmax(
         torch.testing.assert_close(f(q, k, v, key_mask=mask), pair_by_pair(f, q, k, v, mask), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("most", [0, 1, 12, 300])
-@pytest.mark.parametrize("tokens", [0, 3, 70])
-@pytest.mark.parametrize("window", [1, 5, 90, 1000])
-@pytest.mark.parametrize("n", [1, 65, 150])
+@pytest.mark.parametrize(
+    ("n", "window", "tokens", "most"), pairwise([1, 65, 150], [1, 5, 90, 1000], [0, 3, 70], [0, 1, 12, 300])
+)
 def test_output_and_all_gradients_are_those_of_the_dense_formula(n: int, window: int, tokens: int, most: int) -> None:
     f = made(n, window, tokens, most)
     wanted_by = [*draw(n), *f.parameters()]

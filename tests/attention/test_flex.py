@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,14 +16,10 @@ from attnbench.measure.flops import count, predict
 from attnbench.reference import exact_attention, relative_error
 from attnbench.shape import Bias, Shape
 from attnbench.variant import build
+from tests.compilers import compiles
 
 # Loading the compiler imports a part of torch that uses another, deprecated one.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
-compiles = pytest.mark.skipif(
-    not os.environ.get("ATTNBENCH_COMPILE_TESTS"),
-    reason="compiles one kernel after another, for minutes: set ATTNBENCH_COMPILE_TESTS=1",
-)
 
 B, H, N, D = 3, 2, 150, 16  # two blocks, the second one ragged
 SHAPE = Shape(B, H, N, D)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -15,15 +14,15 @@ from attnbench.reference import relative_error
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.variant import VARIANTS, build
+from tests.compilers import compiles
+from tests.pairwise import pairwise
 
 # Loading the compiler imports a part of torch that uses another, deprecated one.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
 B, H, N, D = 3, 2, 300, 16  # three blocks, the last one ragged
 SHAPE = Shape(B, H, N, D)
-KINDS = [
-    Windows(w, g, causal) for w in (1, 60, 127, 128, 260, 900) for g in (0, 1, 128, 140) for causal in (False, True)
-]
+KINDS = [1, 60, 127, 128, 260, 900], [0, 1, 128, 140], [False, True]
 
 
 def some_keys() -> Tensor:
@@ -40,9 +39,11 @@ def seen_pairs(windows: Windows, n: int) -> Tensor:
     return seen.tril() if windows.causal else seen
 
 
-@pytest.mark.parametrize("n", [1, 128, 129, 300, 1000])
-@pytest.mark.parametrize("windows", KINDS, ids=str)
-def test_blocks_hold_every_pair_that_is_seen_and_full_ones_hide_none(windows: Windows, n: int) -> None:
+@pytest.mark.parametrize(("window", "tokens", "causal", "n"), pairwise(*KINDS, [1, 128, 129, 300, 1000]))
+def test_blocks_hold_every_pair_that_is_seen_and_full_ones_hide_none(
+    window: int, tokens: int, causal: bool, n: int
+) -> None:
+    windows = Windows(window, tokens, causal)
     seen = seen_pairs(windows, n)
     i, j = torch.arange(n)[:, None], torch.arange(n)
     assert torch.equal(windows.sees()(i, j), seen)
@@ -66,8 +67,9 @@ def test_blocks_hold_every_pair_that_is_seen_and_full_ones_hide_none(windows: Wi
     assert windows.pairs(n) == computed.sum()
 
 
-@pytest.mark.parametrize("windows", KINDS, ids=str)
-def test_queries_whose_keys_are_all_padded_are_known(windows: Windows) -> None:
+@pytest.mark.parametrize("kind", pairwise(*KINDS), ids=str)
+def test_queries_whose_keys_are_all_padded_are_known(kind: tuple[int, int, bool]) -> None:
+    windows = Windows(*kind)
     mask = some_keys()
     expected = (seen_pairs(windows, N) & mask[:, None]).any(-1)
     assert torch.equal(windows.seeing(mask)[:, 0, :, 0], expected)
@@ -141,10 +143,7 @@ def test_a_kernel_with_a_window_padding_and_a_bias_equals_the_formula() -> None:
     compiled("window=60,global_tokens=3", causal=False, masked=True)
 
 
-@pytest.mark.skipif(
-    not os.environ.get("ATTNBENCH_COMPILE_TESTS"),
-    reason="compiles one kernel after another, for minutes: set ATTNBENCH_COMPILE_TESTS=1",
-)
+@compiles
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
     ("options", "causal"),

@@ -9,12 +9,10 @@ from attnbench.errors import UsageError
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import build
+from tests.attention.patterns import draw, is_softmax_under
+from tests.pairwise import pairwise
 
 assert local.Local
-
-
-def draw(n: int, B: int = 2, H: int = 2, D: int = 4) -> list[Tensor]:
-    return [torch.randn(B, H, n, D, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
 
 
 def implied(spec: str, n: int, causal: bool = False) -> Tensor:
@@ -24,35 +22,21 @@ def implied(spec: str, n: int, causal: bool = False) -> Tensor:
 
 
 def check(spec: str, n: int, allowed: Tensor, causal: bool) -> None:
-    """Output and gradients, with and without masked keys, equal those of the dense mask."""
-    q, k, v = draw(n)
-    f = build(spec, Shape(2, 2, n, 4, causal=causal))
-    weight = torch.randn_like(v)
-    key_mask = torch.rand(2, n) < 0.6
-    for mask in (None, key_mask):
-        dense = allowed if mask is None else allowed & mask[:, None, None]
-        out, wanted = f(q, k, v, key_mask=mask), masked_attention(q, k, v, dense)
-        torch.testing.assert_close(out, wanted, rtol=0, atol=1e-12)
-        pairs = zip(
-            torch.autograd.grad(out, (q, k, v), weight), torch.autograd.grad(wanted, (q, k, v), weight), strict=True
-        )
-        for gradient, expected in pairs:
-            torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+    is_softmax_under(build(spec, Shape(2, 2, n, 4, causal=causal)), allowed, n)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [1, 3, 10, 64, 70, 1000])
-@pytest.mark.parametrize("n", [1, 5, 64, 97, 200, 331])
+@pytest.mark.parametrize(
+    ("n", "window", "causal"), pairwise([1, 5, 64, 97, 200, 331], [1, 3, 10, 64, 70, 1000], [False, True])
+)
 def test_the_window_is_w_tokens_on_each_side_or_w_before_in_causal_form(n: int, window: int, causal: bool) -> None:
     distance = torch.arange(n)[:, None] - torch.arange(n)
     allowed = (distance >= 0) & (distance <= window) if causal else distance.abs() <= window
     check(f"local:window={window}", n, allowed, causal)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("look_around", [0, 1, 2])
-@pytest.mark.parametrize("block", [1, 7, 20, 64, 100, 500])
-@pytest.mark.parametrize("n", [1, 65, 200])
+@pytest.mark.parametrize(
+    ("n", "block", "look_around", "causal"), pairwise([1, 65, 200], [1, 7, 20, 64, 100, 500], [0, 1, 2], [False, True])
+)
 def test_block_local_attention_sees_contiguous_blocks(n: int, block: int, look_around: int, causal: bool) -> None:
     i = torch.arange(n)
     allowed = (i[:, None] // block - i // block).abs() <= look_around
@@ -107,10 +91,9 @@ def test_options_that_do_not_fit_are_refused(spec: str, message: str) -> None:
         build(spec, Shape(1, 1, 8, 4))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dilation", [2, 3, 50])
-@pytest.mark.parametrize("window", [1, 2, 30])
-@pytest.mark.parametrize("n", [1, 5, 97])
+@pytest.mark.parametrize(
+    ("n", "window", "dilation", "causal"), pairwise([1, 5, 97], [1, 2, 30], [2, 3, 50], [False, True])
+)
 def test_a_dilated_window_takes_every_dth_token(n: int, window: int, dilation: int, causal: bool) -> None:
     steps = torch.arange(-window, window + 1) * dilation
     target = torch.arange(n)[:, None] + steps[steps <= 0 if causal else slice(None)]

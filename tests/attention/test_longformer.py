@@ -8,10 +8,8 @@ from attnbench.attention import longformer
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import build
-
-
-def draw(n: int, B: int = 2, H: int = 2, D: int = 4) -> list[Tensor]:
-    return [torch.randn(B, H, n, D, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
+from tests.attention.patterns import draw, is_softmax_under
+from tests.pairwise import pairwise
 
 
 def union(n: int, window: int, tokens: int, dilation: int) -> Tensor:
@@ -20,27 +18,14 @@ def union(n: int, window: int, tokens: int, dilation: int) -> Tensor:
     return near | (i < tokens) | (j < tokens)
 
 
-@pytest.mark.parametrize("dilation", [1, 2, 3])
-@pytest.mark.parametrize("tokens", [0, 1, 3, 70, 1000])
-@pytest.mark.parametrize("window", [1, 2, 30, 500])
-@pytest.mark.parametrize("n", [1, 5, 97, 200])
+@pytest.mark.parametrize(
+    ("n", "window", "tokens", "dilation"), pairwise([1, 5, 97, 200], [1, 2, 30, 500], [0, 1, 3, 70, 1000], [1, 2, 3])
+)
 def test_one_softmax_over_window_and_global_tokens_counts_each_key_once(
     n: int, window: int, tokens: int, dilation: int
 ) -> None:
-    allowed = union(n, window, tokens, dilation)
-    q, k, v = draw(n)
     f = build(f"longformer:window={window},global_tokens={tokens},dilation={dilation}", Shape(2, 2, n, 4))
-    weight = torch.randn_like(v)
-    key_mask = torch.rand(2, n) < 0.6
-    for mask in (None, key_mask):
-        dense = allowed if mask is None else allowed & mask[:, None, None]
-        out, wanted = f(q, k, v, key_mask=mask), masked_attention(q, k, v, dense)
-        torch.testing.assert_close(out, wanted, rtol=0, atol=1e-12)
-        pairs = zip(
-            torch.autograd.grad(out, (q, k, v), weight), torch.autograd.grad(wanted, (q, k, v), weight), strict=True
-        )
-        for gradient, expected in pairs:
-            torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+    is_softmax_under(f, union(n, window, tokens, dilation), n)
 
 
 @pytest.mark.parametrize("spec", ["longformer:window=80,global_tokens=0", "longformer:window=1,global_tokens=80"])

@@ -22,6 +22,7 @@ from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, relative_error
 from attnbench.shape import Shape
 from attnbench.variant import build
+from tests.pairwise import pairwise
 
 Kernel = Literal["positive", "hyperbolic", "trig", "relu"]
 KERNELS: tuple[Kernel, ...] = ("positive", "hyperbolic", "trig", "relu")
@@ -32,6 +33,11 @@ MAPS = {
     "relu": ReluFeatures,
 }
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
+
+
+def without_and_with(eps: float) -> list[tuple[Kernel, float]]:
+    """Every kernel without eps, and with it those to whose exponentials it is added."""
+    return [*((kernel, 0.0) for kernel in KERNELS), ("positive", eps), ("hyperbolic", eps)]
 
 
 def qkv(shape: Shape = SHAPE, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
@@ -93,10 +99,9 @@ def causal_shape(shape: Shape = SHAPE) -> Shape:
     return Shape(shape.B, shape.H, shape.N, shape.D, causal=True)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("chunk", [1, 3, 8, 23, 64, None])
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "causal", "chunk", "padded"), pairwise(KERNELS, [False, True], [1, 3, 8, 23, 64, None], [False, True])
+)
 def test_equals_the_dense_formula_for_every_chunk(
     kernel: Kernel, causal: bool, chunk: int | None, padded: bool
 ) -> None:
@@ -108,12 +113,9 @@ def test_equals_the_dense_formula_for_every_chunk(
     assert ((model(q, k, v, key_mask=key_mask) - expected) / size).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "eps"), without_and_with(0.03))
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("eps", [0.0, 0.03])
 def test_gradients_equal_those_of_the_dense_formula(kernel: Kernel, causal: bool, eps: float) -> None:
-    if eps and kernel in ("trig", "relu"):
-        pytest.skip("eps is for exponentials")
     model = Performer(causal_shape() if causal else SHAPE, features=5, kernel=kernel, chunk=2, eps=eps)
     inputs = [x.requires_grad_() for x in qkv(scale=0.5)]
     q, k, v = inputs
@@ -327,13 +329,11 @@ def test_a_constant_added_to_all_key_exponents_changes_nothing(causal: bool, shi
     assert torch.allclose(attend(q, k, v, shifted), attend(q, k, v, PositiveFeatures(weight)), atol=0.02)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("eps", [0.0, 1e-4])
-@pytest.mark.parametrize("chunk", [1, 5, 64])
-def test_the_last_key_does_not_reach_earlier_rows(kernel: Kernel, dtype: torch.dtype, eps: float, chunk: int) -> None:
-    if eps and kernel in ("trig", "relu"):
-        pytest.skip("eps is for exponentials")
+@pytest.mark.parametrize(
+    ("of", "dtype", "chunk"), pairwise(without_and_with(1e-4), [torch.float32, torch.float64], [1, 5, 64])
+)
+def test_the_last_key_does_not_reach_earlier_rows(of: tuple[Kernel, float], dtype: torch.dtype, chunk: int) -> None:
+    kernel, eps = of
     model = Performer(causal_shape(), features=32, kernel=kernel, chunk=chunk, eps=eps)
     q, k, v = qkv(dtype=dtype)
     before = model(q, k, v)
@@ -407,11 +407,8 @@ def test_padded_keys_are_as_if_absent(kernel: Kernel, causal: bool) -> None:
     assert torch.allclose(model(q, k, v, key_mask=real)[:, :, :17], short, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("eps", [0.0, 0.1])
+@pytest.mark.parametrize(("kernel", "eps"), without_and_with(0.1))
 def test_a_query_without_keys_gives_zero_and_no_gradient(kernel: Kernel, eps: float) -> None:
-    if eps and kernel in ("trig", "relu"):
-        pytest.skip("eps is for exponentials")
     q, k, v = (x.requires_grad_() for x in qkv(dtype=torch.float32))
     real = mask()
     out = Performer(causal_shape(), features=8, kernel=kernel, chunk=3, eps=eps)(q, k, v, key_mask=real)

@@ -6,15 +6,13 @@ from torch import Tensor
 
 from attnbench.attention.sparse import algorithm as sparse
 from attnbench.errors import UsageError
-from attnbench.reference import exact_attention, masked_attention
+from attnbench.reference import exact_attention
 from attnbench.shape import Bias, Shape
 from attnbench.variant import build
+from tests.attention.patterns import draw, is_softmax_under
+from tests.pairwise import pairwise
 
 assert sparse.Sparse
-
-
-def draw(n: int, B: int = 2, H: int = 2, D: int = 4) -> list[Tensor]:
-    return [torch.randn(B, H, n, D, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
 
 
 def factors(n: int, pattern: str, length: int, summary: int = 0) -> tuple[Tensor, Tensor]:
@@ -58,24 +56,10 @@ def expected_mask(n: int, options: str, causal: bool) -> Tensor:
     return allowed if causal else allowed | allowed.mT
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("options", CASES + PARTS + SPLIT)
-@pytest.mark.parametrize("n", [1, 65, 110])
+@pytest.mark.parametrize(("n", "options", "causal"), pairwise([1, 65, 110], CASES + PARTS + SPLIT, [False, True]))
 def test_one_softmax_over_the_factors_of_a_head_counts_each_key_once(n: int, options: str, causal: bool) -> None:
-    allowed = expected_mask(n, options, causal)
-    q, k, v = draw(n)
     f = build(f"sparse:{options}", Shape(2, 2, n, 4, causal=causal))
-    weight = torch.randn_like(v)
-    key_mask = torch.rand(2, n) < 0.6
-    for mask in (None, key_mask):
-        dense = allowed if mask is None else allowed & mask[:, None, None]
-        out, wanted = f(q, k, v, key_mask=mask), masked_attention(q, k, v, dense)
-        torch.testing.assert_close(out, wanted, rtol=0, atol=1e-12)
-        pairs = zip(
-            torch.autograd.grad(out, (q, k, v), weight), torch.autograd.grad(wanted, (q, k, v), weight), strict=True
-        )
-        for gradient, expected in pairs:
-            torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+    is_softmax_under(f, expected_mask(n, options, causal), n)
 
 
 def test_strided_attention_reaches_every_earlier_token_in_two_hops() -> None:

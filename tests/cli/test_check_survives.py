@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import forks
+
 PLUGIN = """
 import ctypes, os, sys, time, warnings
 import torch
@@ -73,9 +75,10 @@ def command(plugin: Path, *arguments: str) -> list[str]:
 
 
 def check(plugin: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(plugin, *arguments), capture_output=True, encoding="utf-8", check=False, cwd=plugin.parent
-    )
+    with forks():
+        return subprocess.run(
+            command(plugin, *arguments), capture_output=True, encoding="utf-8", check=False, cwd=plugin.parent
+        )
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from attnbench.cli import completion
 from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS
 from attnbench.errors import Exit
+from tests.forked import forks
 
 
 def attnbench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -157,15 +158,16 @@ def test_a_suite_is_run_planned_stored_and_drawn(suite: Path, tmp_path: Path) ->
     assert "tiny: 4 cells on cpu" in done.stdout
     (table,) = Path(out).glob("tiny/*/results.csv")
     assert f"results: {table}" in done.stdout.replace("\n", "").replace("results:", "results: ").replace("  ", " ")
-    drawn = attnbench("plot", out)
+    with forks():
+        drawn, again = attnbench("plot", out), attnbench("run", str(suite), *options)
     assert drawn.returncode == 0, drawn.stderr
     assert (table.parent / "plots" / "tradeoff.svg").read_text().startswith("<?xml")
     assert (table.parent / "plots" / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
-    again = attnbench("run", str(suite), *options)
     assert again.returncode == 0
     assert "4 of 4 cells are measured" in again.stderr
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_dry_run_predicts_and_writes_nothing(suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "results"
     done = attnbench("run", str(suite), "--dry-run", "--out", str(out), "--set", "seq_len=64,262144")
@@ -188,6 +190,7 @@ def test_compare_prints_ratio_verdict_memory_error_and_crossover(tmp_path: Path)
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.usefixtures("forks")
 def test_compare_json_is_json(tmp_path: Path) -> None:
     arguments = ["compare", "identity", "mean-value", "--n", "64", "--json", "--min-time", "0.01", "--device", "cpu"]
     data = json.loads(attnbench(*arguments).stdout)
@@ -265,6 +268,7 @@ def test_bad_input_is_one_line_with_the_remedy_and_exit_code_2(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_terminal_without_unicode_or_colour_changes_only_the_looks() -> None:
     plain = attnbench("show", "softmax", PYTHONIOENCODING="utf-8").stdout
     assert "√" in plain

@@ -13,6 +13,7 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit
+from tests.forked import forks
 
 QUICK = ["--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1"]
 NEVER_FASTER = '''
@@ -33,14 +34,15 @@ class Raises(torch.nn.Module):
 
 
 def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "attnbench", "compare", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "80"},
-        timeout=280,
-        check=False,
-    )
+    with forks():
+        return subprocess.run(
+            [sys.executable, "-m", "attnbench", "compare", *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COLUMNS": "80"},
+            timeout=280,
+            check=False,
+        )
 
 
 @pytest.fixture

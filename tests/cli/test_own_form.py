@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import forks
+
 NOTE = "† not the form that the source describes; attnbench show NAME says what differs"
 SUITE = """
 name: own
@@ -21,9 +23,14 @@ sweeps:
 
 
 def attnbench(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "attnbench", *arguments], capture_output=True, encoding="utf-8", check=True, cwd=where
-    )
+    with forks():
+        return subprocess.run(
+            [sys.executable, "-m", "attnbench", *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            check=True,
+            cwd=where,
+        )
 
 
 @pytest.fixture(scope="module")

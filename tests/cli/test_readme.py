@@ -121,6 +121,7 @@ def test_python_blocks_run(block: Block, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("block", SUITES, ids=lambda block: block.label)
+@pytest.mark.usefixtures("forks")
 def test_suites_have_a_plan(block: Block, folder: Path) -> None:
     name = yaml.safe_load(block.text)["name"]
     done = fresh(["-m", "attnbench", "run", f"{name}.yaml", "--dry-run"], folder)
@@ -129,6 +130,7 @@ def test_suites_have_a_plan(block: Block, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("where", "command"), SHELL, ids=[f"{where} {command}" for where, command in SHELL])
+@pytest.mark.usefixtures("forks")
 def test_commands_run(where: str, command: str, folder: Path) -> None:
     program, *words = shlex.split(command, comments=True)
     if program in ("make", "pip"):

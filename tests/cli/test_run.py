@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import forks
+
 SUITE = """
 name: small
 sweeps:
@@ -25,15 +27,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "attnbench", "run", "small.yaml", "--device", "cpu", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "COLUMNS": "80"},
-        timeout=280,
-        check=False,
-    )
+    with forks():
+        return subprocess.run(
+            [sys.executable, "-m", "attnbench", "run", "small.yaml", "--device", "cpu", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "COLUMNS": "80"},
+            timeout=280,
+            check=False,
+        )
 
 
 def test_a_dry_run_shows_the_axis_in_which_cells_differ(folder: Path) -> None:

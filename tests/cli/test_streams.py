@@ -1,13 +1,17 @@
-"""Commands whose output nobody takes: a full disk, a closed descriptor, a reader that leaves. In fresh processes."""
+"""Commands whose output nobody takes: a full disk, a closed descriptor, a reader that leaves."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import forks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
 
@@ -19,10 +23,25 @@ COMPARE += ["--min-time", "0.01"]
 CHECK = ["check", "mean-value", "--law", "any length"]
 
 
+def redirect(to: str) -> None:
+    """What a shell does before it starts a program."""
+    for stream, sign, where in re.findall(r"(\d?)([<>])(\S+)", to):
+        number = int(stream or ("0" if sign == "<" else "1"))
+        if where == "&-":
+            os.close(number)
+        else:
+            os.dup2(int(where[1:]) if where.startswith("&") else os.open(where, os.O_WRONLY), number)
+
+
 def attnbench(folder: Path, *arguments: str, to: str) -> subprocess.CompletedProcess[str]:
-    """The command in a shell that sends its output ``to`` somewhere."""
-    command = ["bash", "-c", f'"$@" {to}', "bash", sys.executable, "-m", "attnbench", *arguments]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    """The command, its output sent ``to`` somewhere."""
+    command = [sys.executable, "-m", "attnbench", *arguments]
+    with forks():
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, preexec_fn=lambda: redirect(to))
+    return said_well(ended)
+
+
+def said_well(ended: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
     assert "Traceback" not in ended.stderr
     assert "Exception ignored" not in ended.stderr
     return ended
@@ -92,7 +111,8 @@ def test_a_lost_stderr_changes_neither_output_nor_exit_code(
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     for command in (["list", "--json"], ["--help"]):
-        ended = attnbench(tmp_path, *command, to="| head -1; exit ${PIPESTATUS[0]}")
+        shell = ['"$@" | head -1; exit ${PIPESTATUS[0]}', "bash", sys.executable, "-m", "attnbench", *command]
+        ended = said_well(subprocess.run(["bash", "-c", *shell], cwd=tmp_path, capture_output=True, text=True))
         assert (ended.returncode, ended.stdout.count("\n"), ended.stderr) == (0, 1, "")
 
 

@@ -13,9 +13,10 @@ import pytest
 
 from attnbench import __version__
 from attnbench.cli.usage import COMMANDS, OVERVIEW
+from tests.forked import forks
 
 
-def attnbench(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def in_a_new_process(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "attnbench", *arguments],
         capture_output=True,
@@ -25,6 +26,11 @@ def attnbench(folder: Path, *arguments: str, **environment: str) -> subprocess.C
         timeout=280,
         check=False,
     )
+
+
+def attnbench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    with forks():
+        return in_a_new_process(folder, *arguments)
 
 
 def test_alone_it_says_what_there_is_in_a_few_lines_of_80_columns(tmp_path: Path) -> None:
@@ -92,7 +98,7 @@ def test_the_version_has_a_short_flag(flag: str, tmp_path: Path) -> None:
 
 
 def test_env_holds_what_a_bug_report_needs(tmp_path: Path) -> None:
-    done = attnbench(tmp_path, "env", "--json", OMP_NUM_THREADS="1", ATTNBENCH_PLUGINS="")
+    done = in_a_new_process(tmp_path, "env", "--json", OMP_NUM_THREADS="1", ATTNBENCH_PLUGINS="")
     facts = json.loads(done.stdout)
     assert facts["attnbench"] == __version__
     assert {"torch", "typer", "pydantic", "numpy"} <= set(facts["dependencies"])
@@ -102,13 +108,13 @@ def test_env_holds_what_a_bug_report_needs(tmp_path: Path) -> None:
     assert facts["variables"]["OMP_NUM_THREADS"] == "1"
     assert facts["cores"] >= 1
     assert facts["memory_bytes"] > 0
-    text = attnbench(tmp_path, "env", OMP_NUM_THREADS="1").stdout
+    text = in_a_new_process(tmp_path, "env", OMP_NUM_THREADS="1").stdout
     assert "OMP_NUM_THREADS=1" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_env_works_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')")
-    done = attnbench(tmp_path, "env", PYTHONPATH=str(tmp_path))
+    done = in_a_new_process(tmp_path, "env", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "ImportError: libtorch.so" in done.stdout

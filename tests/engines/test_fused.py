@@ -78,17 +78,22 @@ def errors(
 # The numbers
 
 
+LARGER = [
+    (23, 23, 64, True),
+    (200, 200, 16, True),
+    (17, 17, 128, True),
+    (1, 200, 16, False),
+    (200, 65, 128, False),
+]
+
+
 @pytest.mark.parametrize(
     ("N", "M", "D", "causal"),
     [
         (1, 1, 16, True),
-        (23, 23, 64, True),
         (65, 65, 5, True),
-        (200, 200, 16, True),
-        (17, 17, 128, True),
-        (1, 200, 16, False),
         (65, 23, 40, False),
-        (200, 65, 128, False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in LARGER),
     ],
 )
 def test_outputs_and_gradients_equal_the_dense_formula(N: int, M: int, D: int, causal: bool, device: str) -> None:
@@ -108,6 +113,7 @@ def test_padded_keys_are_left_out_and_a_query_without_keys_gives_zero(causal: bo
         assert grad[1].count_nonzero() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("programs", [2, 4, 6, 512])
 def test_segments_do_not_change_the_result(
@@ -143,6 +149,7 @@ def digits_of_a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_convert_float", rounded)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("digits_of_a_gpu")
 @pytest.mark.parametrize("causal", [False, True])
 def test_bfloat16_is_rounded_as_in_the_torch_form_and_float16_within_its_last_bit(causal: bool, device: str) -> None:

@@ -62,7 +62,14 @@ assert len(compiled) == 12, compiled
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize(("dtype", "D"), [("bfloat16", 64), ("float16", 20), ("float32", 16)])
+@pytest.mark.parametrize(
+    ("dtype", "D"),
+    [
+        ("bfloat16", 64),
+        pytest.param("float16", 20, marks=pytest.mark.slow),
+        pytest.param("float32", 16, marks=pytest.mark.slow),
+    ],
+)
 def test_every_kernel_is_compiled_for_an_h200_without_one(dtype: str, D: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     subprocess.run([sys.executable, "-c", AHEAD, dtype, str(D)], check=True, env=environment)

@@ -9,12 +9,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.forked import forks
+
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 
 
 def plot(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "attnbench", "plot", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, check=False)
+    with forks():
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, check=False)
 
 
 def test_what_does_not_apply_is_told_in_one_line_and_no_file_is_written_for_it(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,13 +22,10 @@ from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
 from attnbench.status import Status
 from attnbench.variant import VARIANTS, Traits, register
+from tests.compilers import compiles, needs_compiler
 
 # Loading the compiler imports a part of torch that uses another, deprecated one.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
-needs_compiler = pytest.mark.skipif(
-    not shutil.which(os.environ.get("CXX", "g++")), reason="there is no C++ compiler on this machine"
-)
 
 
 def measure(variant: str, **changes: Any) -> Record:
@@ -94,7 +89,7 @@ def test_compiling_in_which_nothing_was_compiled_is_no_success() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("pass_", ["training", "decode"])
+@pytest.mark.parametrize("pass_", [pytest.param("training", marks=pytest.mark.slow), "decode"])
 def test_compiled_code_has_the_products_of_the_variant_and_its_compiling_apart(pass_: str) -> None:
     record, plain = (measure("softmax", pass_=pass_, compile=compile_) for compile_ in (True, False))
     assert record.status is Status.OK, record.reason
@@ -111,11 +106,11 @@ def test_compiled_code_has_the_products_of_the_variant_and_its_compiling_apart(p
 @pytest.mark.parametrize(
     ("variant", "pass_"),
     [
-        ("linear:chunk=8", "training"),
-        ("performer:features=8,chunk=8", "training"),
+        pytest.param("linear:chunk=8", "training", marks=pytest.mark.slow),
+        pytest.param("performer:features=8,chunk=8", "training", marks=pytest.mark.slow),
         ("performer:features=8,kernel=hyperbolic,chunk=8", "forward"),
-        ("rfa:features=8,chunk=8", "forward"),
-        ("hedgehog:chunk=8", "training"),
+        pytest.param("rfa:features=8,chunk=8", "forward", marks=pytest.mark.slow),
+        pytest.param("hedgehog:chunk=8", "training", marks=pytest.mark.slow),
     ],
 )
 def test_variants_of_several_tiles_compile_as_a_whole(variant: str, pass_: str) -> None:
@@ -123,7 +118,7 @@ def test_variants_of_several_tiles_compile_as_a_whole(variant: str, pass_: str) 
     assert (record.status, record.compiled) == (Status.OK, True), record.reason
 
 
-@needs_compiler
+@compiles
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # what the compiler itself does
 def test_windows_of_several_heads_compile_as_a_whole() -> None:
     record = measure("local:window=3", heads=4, n=128)

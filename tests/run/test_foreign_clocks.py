@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PLUGIN = """
 import time
 import torch
@@ -34,6 +36,7 @@ class Five(torch.nn.Module):
 """
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_plug_in_that_stops_the_clocks_takes_the_time_that_it_takes(tmp_path: Path) -> None:
     plugin, suite = tmp_path / "clocks.py", tmp_path / "s.yaml"
     plugin.write_text(PLUGIN)

@@ -188,6 +188,7 @@ print(*sorted(provenance([sys.argv[1]])), provenance([sys.argv[1]]))
 """
 
 
+@pytest.mark.usefixtures("forks")
 def test_whatever_a_plug_in_imports_of_its_own_belongs_to_the_run(tmp_path: Path) -> None:
     for name, text in PACKAGE.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

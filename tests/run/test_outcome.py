@@ -122,6 +122,7 @@ class Misshapen(Base):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux alone")
+@pytest.mark.usefixtures("forks")
 def test_a_user_reads_what_was_wanted_and_what_there_was(tmp_path: Path) -> None:
     plugin, suite = tmp_path / "greedy.py", tmp_path / "s.yaml"
     plugin.write_text(GREEDY)

@@ -181,6 +181,7 @@ class KilledOnce(nn.Module):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a guard passes the signal on")
+@pytest.mark.usefixtures("forks")
 def test_a_measuring_process_that_somebody_kills_once_costs_no_row(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(KILLED_ONCE)
     (tmp_path / "s.yaml").write_text("name: s\nsweeps: [{name: w, matrix: {variant: [killed-once], seq_len: 8}}]\n")

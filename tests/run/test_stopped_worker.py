@@ -55,6 +55,7 @@ def stop_for_three_seconds(calls: Path, at_call: int) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.usefixtures("forks")
 def test_calls_of_a_second_in_a_worker_that_is_stopped_for_three_take_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ from attnbench.store import RunFolder
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 MATRIX = {
     "variant": ["softmax", "identity"],
     "task": "recall:pairs=4,values=4,test=32",

@@ -134,6 +134,7 @@ def test_a_cheat_that_takes_turns_is_left_out_with_its_reason_and_the_other_has_
     assert {len(block) for block in found.blocks} == {1}
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_cheat_that_a_user_compares_gets_no_ratio_and_its_reason_is_told() -> None:
     what = ["cheat-honest", "cheat-pointer", "--n", "384", "--heads", "2", "--no-error", "--min-time", "0.02"]
     command = [sys.executable, "-m", "attnbench", "compare", *what, "--threads", "1", "--plugin", PLUGIN, "--json"]
@@ -252,6 +253,7 @@ def test_what_draws_in_each_call_is_measured_and_said_to_be_unchecked() -> None:
     assert "its numbers change from call to call" in record.warnings
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_cheat_that_a_user_runs_is_a_row_with_its_reason(tmp_path: Path) -> None:
     suite = tmp_path / "s.yaml"
     suite.write_text(

@@ -124,6 +124,7 @@ print(json.dumps([{k: v for k, v in found.columns.items() if not k.endswith("_s"
 """
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_training_that_was_killed_twice_ends_with_the_digits_of_one_that_was_not(tmp_path: Path) -> None:
     root, command = Path(__file__).parents[2], [sys.executable, "-c", SCRIPT]
 

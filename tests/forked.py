@@ -1,0 +1,191 @@
+"""Commands in forks of the process that tests: milliseconds, where a new Python imports torch for seconds.
+
+For tests in which the start of a process is not the subject; they say ``usefixtures("forks")``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module, reload
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from attnbench import plugins
+from attnbench.cli import console
+from attnbench.measure import flops
+from attnbench.qkv import INPUTS
+from attnbench.run import process, worker
+from attnbench.task import TASKS
+from attnbench.variant import VARIANTS
+
+_PYTHON = sys.executable
+"""As it is before a test puts another program in its place."""
+
+_SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]  # what one may override
+
+_LATE = (
+    *(f"attnbench.cli.{name}" for name in ("check", "compare", "list_", "plan", "run", "screen", "show")),
+    *(f"attnbench.run.{name}" for name in ("compare", "laws", "protocol", "runner", "scoring", "traces")),
+    *("attnbench.attention", "attnbench.inputs", "attnbench.plots", "attnbench.tasks", "attnbench.training.score"),
+    *("pandas", "rich.progress", "rich.table"),
+)
+"""What commands and measuring processes import when they need it."""
+
+
+@contextmanager
+def forks() -> Iterator[None]:
+    """Python processes that are started here, and those that they start, are forks of this one.
+
+    The measuring processes among them measure no limits of the machine.
+    """
+    _load()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Forked)
+        patch.setattr(worker, "_limits", _limits)
+        patch.setattr(flops, "PATIENCE", 60.0)  # seconds, in which a machine full of tests may do little
+        patch.setattr(process, "faster_products", lambda: (process.Products(), False))
+        yield
+
+
+@cache
+def _load() -> None:
+    """Import here what otherwise every fork would import."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in _LATE:
+            import_module(name)
+        flops.predict(lambda: lambda: torch.ones(1) + 1)  # loads what torch traces with
+
+
+def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], None]:
+    """What a measuring process would find out about the machine, in two seconds."""
+    rates = dict.fromkeys(settings["dtypes"] if settings["rates"] else (), 1e13)
+    copies = [(1 << power, 1e12) for power in range(18, 28, 3)] if settings["rates"] else []
+    known = {"matmul_rate": rates, "exp_rate": rates, "copy_rates": copies, "timer_cost_s": 1e-7, "noise_floor": 0.02}
+    return known, None
+
+
+class Forked(subprocess.Popen[Any]):
+    """A process; one that runs a command of ours or a text in Python is a fork of this one that is made like new.
+
+    Whatever a test has patched stays patched in it.
+    """
+
+    def _execute_child(self, *arguments: Any) -> None:
+        asked = _SIGNATURE.bind(self, *arguments).arguments
+        if not _is_ours(asked["args"]):
+            super()._execute_child(*arguments)  # type: ignore[misc]  # as above
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # other threads than this one only read pipes
+            self.pid = os.fork()
+        if not self.pid:
+            _live(asked)
+        self._child_created = True
+        ends = (asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
+        self._close_pipe_fds(*ends)  # type: ignore[attr-defined]  # as above
+
+
+def _is_ours(command: Any) -> bool:
+    if not isinstance(command, list) or command[:1] != [_PYTHON]:
+        return False
+    rest = [word for word in command[1:] if word != "-P"]
+    return rest[:1] == ["-c"] or rest[:2] in (["-m", "attnbench"], ["-m", "attnbench.run.worker"])
+
+
+def _live(asked: dict[str, Any]) -> NoReturn:
+    code = 255
+    try:
+        _begin(asked)
+        code = _end([word for word in asked["args"][1:] if word != "-P"])
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def _begin(asked: dict[str, Any]) -> None:
+    """Streams, signals, warnings, folder and environment of a new process, and nothing that tests have registered."""
+    if asked["start_new_session"]:
+        os.setsid()
+    for number, name in enumerate(("p2cread", "c2pwrite", "errwrite")):
+        if asked[name] != -1:
+            os.dup2(asked[name], number)
+    if asked["preexec_fn"] is not None:
+        asked["preexec_fn"]()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if asked["cwd"] is not None:
+        os.chdir(asked["cwd"])
+    if asked["env"] is not None:
+        os.environ.clear()
+        os.environ.update(asked["env"])
+    if "-P" not in asked["args"]:
+        sys.path[:0] = [str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    faulthandler.disable()
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore", DeprecationWarning)
+    encoding = os.environ.get("PYTHONIOENCODING", "utf-8")
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, encoding=encoding, errors=errors, closefd=False) if _is_open(number) else None  # noqa: SIM115  # lasts
+        for number, mode, errors in ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "backslashreplace"))
+    )
+    reload(console)  # which asks the environment
+    for table in (VARIANTS, INPUTS, TASKS):
+        table.names()  # filled from home before
+        for name, entry in list(table._entries.items()):  # type: ignore[attr-defined]  # of three kinds
+            if not entry.make.__module__.startswith("attnbench."):
+                del table._entries[name]  # type: ignore[attr-defined]  # as above
+    for name in plugins._modules:
+        sys.modules.pop(name, None)
+    plugins._modules.clear()
+    gc.freeze()  # else the first collection looks through all that pytest holds
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _end(words: list[str]) -> int:
+    """Do what Python would with these arguments, and return the exit code."""
+    sys.argv = ["-c", *words[2:]] if words[0] == "-c" else words
+    try:
+        if words[0] == "-c":
+            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+        elif words[1] == "attnbench":
+            from attnbench.cli.app import main
+
+            sys.exit(main(words[2:]))
+        else:
+            worker.main()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
