@@ -151,7 +151,8 @@ def match(
         ).prepare()
         answer = _measure(prepared, csv)
         threads = prepared.settings.threads
-        how = f"{threads} thread{'s' * (threads != 1)}, {answer.environment['process']} process, {draws} draws an error"
+        how = f"{threads} thread{'s' * (threads != 1)}, {answer.environment['process']} process"
+        how += f", {draws} draw{'s' * (draws != 1)} of each error"
     for warning in answer.warnings:
         console.warning(warning)
     if as_json:
@@ -232,7 +233,9 @@ def _measure(prepared: Prepared, csv: Path | None) -> Match:
                 _write_csv(rows_of(prepared.budget, found, prepared.same), csv)
                 console.note(f"stopped; {csv} has what was measured")
             else:
-                console.note("stopped; without --csv match keeps nothing")
+                console.note(
+                    "stopped; nothing was measured yet" if csv else "stopped; without --csv match keeps nothing"
+                )
             raise
 
 

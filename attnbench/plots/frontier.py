@@ -69,6 +69,7 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
         notes.append("At the lower edge: equal to softmax attention up to rounding.")
     if any(name.endswith(DISTANCE) for name in names):
         notes.append("* another operator: its distance from softmax attention is not an error.")
+    notes += _without_error(frame, drawn)
     notes += [own_form_note(name.removesuffix(DISTANCE) for name in names), *_failures(frame)]
     key = _key_height(said) if narrow() else 0.0
     whole = new_page(TITLE, [about] if about else [], notes, room=3.6 + key)
@@ -131,6 +132,13 @@ def _said(rows: pd.DataFrame) -> str:
         return "budget not met"
     row = chosen.iloc[0]
     return f"{row['knob']}={int(row['value'])}" if row["knob"] and pd.notna(row["value"]) else "as it stands"
+
+
+def _without_error(frame: pd.DataFrame, drawn: pd.DataFrame) -> list[str]:
+    """Which variants ran and have no point: those that mean nothing before they are fitted."""
+    ran = frame.loc[frame["status"] == Status.OK, "variant"]
+    missing = [str(name) for name in dict.fromkeys(ran) if name not in set(drawn["variant"])]
+    return [f"Without an error, and not drawn: {', '.join(missing)}."] if missing else []
 
 
 def _failures(frame: pd.DataFrame) -> list[str]:

@@ -8,11 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from attnbench.cli.app import main
+from attnbench.decision.budget import Point
+from attnbench.decision.match import Prepared
 from attnbench.errors import Exit
 
 ROOT = Path(__file__).parents[2]
@@ -106,12 +109,29 @@ def test_where_nothing_can_be_measured_the_code_is_1() -> None:
     assert done.stderr.splitlines()[-1] == "error: nothing could be measured; the reasons stand above"
 
 
+def test_ctrl_c_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(self: Prepared, on_search: Callable[[str], None], on_try: Callable[[str, Point], None]) -> None:
+        on_search("topk")
+        on_try("topk", Point("topk:keys=8", 8, error=0.5, error_low=0.4, error_high=0.6))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Prepared, "answer", answer)
+    file = tmp_path / "match.csv"
+    assert main(["match", "topk", "--error", "0.1", "--csv", str(file), "--device", "cpu"]) == Exit.INTERRUPTED
+    assert capsys.readouterr().err == f"stopped; {file} has what was measured\n"
+    (row,) = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
+    assert (row["label"], row["knob"], row["error"], row["chosen"]) == ("topk:keys=8", "keys", "0.5", "False")
+
+
 def test_a_finished_run_is_read_and_nothing_is_measured(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(ROOT / "results/reference/lra-cpu", run)
     done = match("--from", str(run), "--error", "0.9", "--csv", str(tmp_path / "match.csv"))
     assert done.returncode == 0, done.stderr
-    assert f"from {run}; nothing was measured anew" in " ".join(done.stdout.split()).replace(" /", "/") or True
+    assert f"from {run}; nothing was measured anew" in done.stdout
+    assert "warning: no times of operator forward at n = 2000; it has --level model --pass training" in done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80 + len(str(run))
     assert "not timed in turns" in done.stdout or "of the time of" not in done.stdout
     assert len((tmp_path / "match.csv").read_text(encoding="utf-8").splitlines()) > 10

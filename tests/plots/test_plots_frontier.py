@@ -86,6 +86,12 @@ def test_other_operators_own_forms_and_failures_are_told(words: Words) -> None:
     assert "b: oom at m = 16, 32 — needs 9 GiB" in said
 
 
+def test_a_variant_that_has_no_error_is_named(words: Words) -> None:
+    fitted = tries("linformer", {8: math.nan}, error_kind="learned", target="time")
+    said = words(draw_frontier(frame(tries("a", FALLING, target="time"), fitted)))
+    assert "Without an error, and not drawn: linformer." in said
+
+
 def test_without_an_error_or_with_exact_methods_alone_there_is_no_chart() -> None:
     with pytest.raises(NothingToDraw, match="both an error and a peak memory"):
         draw_frontier(frame(tries("a", {8: math.nan}, target="memory")))
