@@ -171,7 +171,7 @@ def _printer(form: Literal["table", "markdown", "latex"]) -> Printer:
     def show(
         columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), title: str | None = None
     ) -> None:
-        console.line("\n" + as_text(Table((title or "").strip(), columns, rows, right), form).rstrip("\n"))
+        console.line("\n" + as_text(Table((title or "").strip(), columns, rows, right), form))  # and an empty line
 
     return show
 

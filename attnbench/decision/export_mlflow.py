@@ -10,7 +10,7 @@ from typing import Any
 
 from attnbench.decision.key import key_of
 from attnbench.errors import UsageError
-from attnbench.record import Record
+from attnbench.record import Record, one_line
 from attnbench.status import Status
 from attnbench.store import ENVIRONMENT, SUITE, TABLE, RunFolder
 
@@ -50,7 +50,9 @@ def log_run(folder: RunFolder) -> str:
                     mlflow.log_artifact(str(folder.path / name))
         return str(run.info.run_id)
     except mlflow.exceptions.MlflowException as error:
-        raise UsageError(f"--mlflow: {error}; set MLFLOW_TRACKING_URI to a server or a folder") from None
+        raise UsageError(
+            f"--mlflow: {one_line(str(error))}; set MLFLOW_TRACKING_URI to a server or a database"
+        ) from None
 
 
 def parameters(environment: dict[str, Any], records: Sequence[Record]) -> dict[str, str]:
@@ -65,23 +67,26 @@ def parameters(environment: dict[str, Any], records: Sequence[Record]) -> dict[s
 def metrics(records: Iterable[Record]) -> dict[int, dict[str, float]]:
     """Length n -> metric -> number, such as ``time_s/performer:features-64``.
 
-    Beside its label a name has the axes in which the rows of the run differ; if two rows still had the same name, the
-    cell's id follows.
+    Beside its label a name has the axes in which the rows with this number differ; if two of them still had the same
+    name, the cell's id follows.
     """
     ok = [record for record in records if record.status is Status.OK]
-    keys = [{"sweep": record.sweep, **asdict(key_of(record))} for record in ok]
+    found: dict[int, dict[str, float]] = {}
+    for metric, column in _METRICS.items():
+        rows = [record for record in ok if getattr(record, column) is not None]
+        for record, name in zip(rows, _names(rows), strict=True):
+            at, spelled = found.setdefault(record.seq_len, {}), f"{metric}/{_spelled(name)}"[:240]
+            at[spelled if spelled not in at else f"{spelled}/{record.cell_id[:8]}"] = float(getattr(record, column))
+    return found
+
+
+def _names(rows: Sequence[Record]) -> list[str]:
+    """Of each row its label, with the values of the axes in which the rows differ."""
+    keys = [{"sweep": row.sweep, **asdict(key_of(row))} for row in rows]
     ignored = ("variant", "options", "seq_len", "kv_len")
     axes = [name for name in (keys[0] if keys else ()) if name not in ignored and len({str(k[name]) for k in keys}) > 1]
-    found: dict[int, dict[str, float]] = {}
-    for record, key in zip(ok, keys, strict=True):
-        at = found.setdefault(record.seq_len, {})
-        name = "/".join([record.label, *(f"{axis.rstrip('_')}={key[axis]}" for axis in axes if key[axis] is not None)])
-        for metric, column in _METRICS.items():
-            value = getattr(record, column)
-            if value is not None:
-                spelled = f"{metric}/{_spelled(name)}"[:240]
-                at[spelled if spelled not in at else f"{spelled}/{record.cell_id[:8]}"] = float(value)
-    return found
+    told = [[f"{axis.rstrip('_')}={key[axis]}" for axis in axes if key[axis] is not None] for key in keys]
+    return ["/".join([row.label, *values]) for row, values in zip(rows, told, strict=True)]
 
 
 def _spelled(name: str) -> str:

@@ -127,7 +127,7 @@ def test_tables_are_printed_or_written(run: Path, tmp_path: Path, capsys: pytest
 def test_compare_prints_its_tables_in_the_same_forms(capsys: pytest.CaptureFixture[str]) -> None:
     printer("markdown")(["n", "performer:\nfeatures=16"], [["64", "1 ms ±2%"]], right=["n"], title="\ntime of a")
     assert capsys.readouterr().out == (
-        "\n**time of a**\n\n| n | performer:features=16 |\n| ---: | --- |\n| 64 | 1 ms ±2% |\n"
+        "\n**time of a**\n\n| n | performer:features=16 |\n| ---: | --- |\n| 64 | 1 ms ±2% |\n\n"
     )
     printer("latex")(["n"], [["64"]])
     assert "\\begin{tabular}{l}" in capsys.readouterr().out
