@@ -83,7 +83,7 @@ def _is_nothing(value: object) -> bool:
 
 def _training(columns: Mapping[str, Any], alike: Sequence[str]) -> Trained:
     examples = columns.get("test_examples") or math.inf
-    answers = examples if columns.get("score_kind") != "token accuracy" else examples * columns["seq_len"]
+    answers = examples if columns.get("score_kind") != "token accuracy" else examples * (columns["seq_len"] or 1)
     words = ("label", "variant", "family", "task", "reason", "cell_id", "started_at")
     numbers = ("score", "score_low", "score_high", "val_score", "params_ratio", "state_bytes", "learning_rate")
     plain: dict[str, Any] = {name: str(columns.get(name) or "") for name in words}

@@ -172,6 +172,18 @@ def test_a_damaged_table_is_drawn_or_ends_the_command_in_one_line(
     assert set(files(Path.cwd().parent)) == {f"work/{TABLE}"}
 
 
+@some_cases
+@given(data=st.data())
+def test_a_damaged_table_is_reported_or_ends_the_command_in_one_line(
+    data: st.DataObject, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(TABLE).write_bytes(data.draw(damaged(table())))
+    code = refused_or_done(["report", TABLE, "--out", "report.html"], capsys)
+    assert code in (Exit.OK, Exit.USAGE)
+    assert set(files(Path.cwd().parent)) == {f"work/{TABLE}", *(["work/report.html"] if code == Exit.OK else [])}
+    Path("report.html").unlink(missing_ok=True)
+
+
 @dataclass
 class Finished:
     """A run of which every file is known."""

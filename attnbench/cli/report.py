@@ -17,7 +17,7 @@ def report(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help="A results folder, one run in it, or a results.csv; several stand in one report. Default: results.",
             show_default=False,
         ),

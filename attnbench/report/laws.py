@@ -44,6 +44,8 @@ def read_laws(file: Path) -> list[Checked]:
         UsageError: it is no such file.
     """
     remedy = f"write it with: attnbench check all --json > {file}"
+    if file.exists() and not file.is_file():  # reading a pipe may take for ever
+        raise UsageError(f"--check {file}: not a file; {remedy}")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         return [_checked(one) for one in (data if isinstance(data, list) else [data])]

@@ -133,6 +133,7 @@ def test_a_name_from_a_file_of_somebody_else_never_reaches_the_terminal_as_it_is
         ["show", name],
         ["list", "--plugin", f"{name}.py"],
         ["plot", name],
+        ["report", name],
         ["compare", "softmax", f"linear:{name}=1", "--n", "8"],
     ):
         ended = subprocess.run(

@@ -68,6 +68,8 @@ def test_an_input_file_that_cannot_be_read_is_one_line_and_nothing_is_made(
         ["list", "--plugin", "{}.py"],
         ["plot", "{}.csv"],
         ["plot", "folder"],
+        ["report", "{}.csv"],
+        ["report", "results.csv", "--check", "{}.csv"],
         ["compare", "softmax", "linear", "--n", "8", "--inputs", "file:path={}.safetensors"],
     ],
     ids=lambda command: " ".join(command[:2]),

@@ -16,7 +16,7 @@ function drawTasks(section) {
   for (const task of section.tasks) {
     const panel = add(holder, "div");
     add(panel, "h4", {}, task.name);
-    const table = add(panel, "table");
+    const table = add(add(panel, "div", { class: "box" }), "table");
     const head = add(add(table, "thead"), "tr");
     add(head, "th", { scope: "col" }, "variant");
     const scale = add(add(head, "th", { scope: "col", class: "strip", "aria-label": "score on a scale" }), "span");
