@@ -60,7 +60,9 @@ def read_against(folders: Mapping[str, Path], old: Path) -> Against:
     now, before = read_runs([new, old])
     if facts := differing_facts(now, before):
         said = f"{now.path} and {before.path} differ in {'; '.join(facts)}"
-        raise UsageError(f"{said}: their times have no common axis; try attnbench diff --other-machine ratios")
+        alike = now.method_version == before.method_version
+        remedy = "attnbench diff --other-machine ratios compares them over softmax" if alike else "measure both again"
+        raise UsageError(f"{said}: their times have no common axis; {remedy}")
     return _told(decide(now, [before], Question(measures=MEASURES)))
 
 

@@ -46,7 +46,8 @@ class _Speaker:
     def __init__(self, frame: pd.DataFrame, view: View) -> None:
         self.frame, self.view = frame, view
         with_base = [n for n, one in view.at.items() if baseline_at(_ok(one)) is not None]
-        self.n = max(with_base, default=view.n)
+        with_exact = [n for n, one in view.at.items() if (_ok(one)["family"] == "exact").any()]
+        self.n = max(with_base or with_exact or view.at)
         self.found = view.at[self.n]
         self.rows = _ok(self.found).sort_values("time_median_s", kind="stable")
         self.fair = self.rows[self.rows["family"] != "reference"]
@@ -72,7 +73,9 @@ class _Speaker:
             yield [
                 ("Fastest of all, whatever it answers: ", False),
                 (self._name(row), True),
-                self._speed(row),
+                self._speed(row)
+                if row.name in self.beside
+                else (f" with {format_seconds(row['time_median_s'])}", False),
                 (".", False),
             ]
 
@@ -134,10 +137,11 @@ class _Speaker:
         rows = rows[rows["family"] != "reference"]
         every = self.view.setting.rows
         ended = every[(every["variant"] == BASELINE) & (every["seq_len"] > self.n) & (every["status"] != "ok")]
+        who = BASELINE if (every["variant"] == BASELINE).any() else "exact attention"
         why = f" ({ended['status'].iloc[0]} at n = {tokens(int(ended['seq_len'].min()))})" if len(ended) else ""
         if len(rows):
             seconds = format_seconds(rows["time_median_s"].iloc[0])
-            start = f"At n = {tokens(longest)}, where softmax was not measured{why}, the fastest is "
+            start = f"At n = {tokens(longest)}, where {who} was not measured{why}, the fastest is "
             yield [(start, False), (self._name(rows.iloc[0]), True), (f" with {seconds}.", False)]
 
     def _name(self, row: pd.Series[Any]) -> str:

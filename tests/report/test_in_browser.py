@@ -178,8 +178,10 @@ def test_text_stands_out_from_the_page_in_both_styles(browser: Chromium, report:
 
 
 def test_print_is_light_has_all_rows_and_no_controls(browser: Chromium, report: Path) -> None:
+    browser.size(718)  # A4 without its margins
     browser.media("print", prefers_color_scheme="dark")
     browser.open(report, "#filter=sdpa")
+    assert browser.ask("document.documentElement.scrollWidth") <= 718
     assert browser.ask("getComputedStyle(document.body).color") == "rgb(34, 34, 34)"
     assert len(browser.ask(SHOWN)) == 107
     assert browser.ask("[...document.querySelectorAll('.controls')].every(e => !e.offsetHeight)")

@@ -29,15 +29,18 @@ function namePlaces(points, frame, taken) {
       [x + slant, y - slant, "start"], [x + slant, y + slant + 7, "start"],
       [x - slant, y - slant, "end"], [x - slant, y + slant + 7, "end"],
     ];
-    for (const [at, base, anchor] of tries) {
+    const free = (box, others) =>
+      box.left >= frame.left && box.right <= frame.right && box.top >= frame.top && box.bottom <= frame.bottom &&
+      others.every((one) => apart(one, box)) && circles.every((one, k) => k === own || apart(one, box));
+    const boxes = tries.map(([at, base, anchor]) => {
       const left = anchor === "start" ? at : anchor === "end" ? at - wide : at - wide / 2;
-      const box = { left, right: left + wide, top: base - 10, bottom: base + 3 };
-      const inside = box.left >= frame.left && box.right <= frame.right && box.top >= frame.top && box.bottom <= frame.bottom;
-      if (inside && taken.every((one) => apart(one, box)) && circles.every((one, k) => k === own || apart(one, box))) {
-        taken.push(box);
-        places.set(point, { x: at, y: base, "text-anchor": anchor });
-        break;
-      }
+      return { left, right: left + wide, top: base - 10, bottom: base + 3, place: { x: at, y: base, "text-anchor": anchor } };
+    });
+    // Rather on the point's own cross than nowhere.
+    const box = boxes.find((one) => free(one, taken)) || boxes.find((one) => free(one, taken.filter(({ own: of }) => of !== point)));
+    if (box) {
+      taken.push(box);
+      places.set(point, box.place);
     }
   }
   return places;

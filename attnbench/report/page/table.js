@@ -58,7 +58,7 @@ function breakable(element, label) {
 }
 
 function aboutCell(cell, row) {
-  add(cell, "bdi", {}, row.about);
+  add(cell, "bdi", {}, row.about.split(" · ").map((part) => part.replaceAll(" ", "\u00a0")).join(" · "));
 }
 
 function timeCell(cell, row) {

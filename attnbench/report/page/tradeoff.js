@@ -2,6 +2,7 @@
 
 const EXACT = 0;
 const MEASURED = 1;
+const MISSING = 2;
 const LANE = 20;
 const TITLE = 16;
 const GAP = 18;
@@ -24,8 +25,8 @@ function drawTradeoff(section) {
     point.x = x(point.speed);
     point.spread = point.fast === null || point.slow === null ? null : [x(point.slow), x(point.fast)];
   }
-  const above = exact.length ? bandHeight(exact) : 0;
-  const below = placeless.length ? bandHeight(placeless) : 0;
+  const above = bandHeight(exact);
+  const below = bandHeight(placeless);
   const tall = measured.length ? Math.min(430, Math.max(250, width * 0.42)) : 0;
   const scaleTop = frame.top + above + (tall ? GAP : 0);
   const scaleBottom = scaleTop + tall;
@@ -35,18 +36,16 @@ function drawTradeoff(section) {
   const inner = { ...frame, top: scaleTop, bottom: scaleBottom };
   const taken = [];
   if (above) band(svg, frame, frame.top, above, "exact: no error but rounding", taken);
-  if (below) band(svg, frame, frame.bottom - below, below, score ? "no score" : "another operator, not fitted, or no error measured", taken);
+  if (below) band(svg, frame, frame.bottom - below, below, whyPlaceless(placeless, score), taken);
   if (y) backdrop(svg, inner, y, found, score);
   axes(svg, frame, x, y || linearScale(0, 1, 0, 1), {
     xBase: 2, xText: halves, xTitle: "examples per second, faster →",
     yBase: 10, yText: y ? plain : () => "",
   });
   for (const point of points) {
-    const start = point.kind === EXACT ? frame.top + (above + TITLE) / 2 : frame.bottom - (below - TITLE) / 2;
-    const group = point.kind === EXACT ? exact : placeless;
-    const count = Math.max(...group.map((one) => one.lane || 0)) + 1;
-    point.y = point.kind === MEASURED ? y(point.value) : start + (point.lane - (count - 1) / 2) * LANE;
-    if (point.spread) taken.push({ left: point.spread[0], right: point.spread[1], top: point.y - 1, bottom: point.y + 1 });
+    if (point.kind === MEASURED) point.y = y(point.value);
+    else point.y = (point.kind === EXACT ? frame.top : frame.bottom - below) + point.down;
+    if (point.spread) taken.push({ own: point, left: point.spread[0], right: point.spread[1], top: point.y - 1, bottom: point.y + 1 });
   }
   if (y) referenceLines(svg, inner, y, found, taken);
   front(svg, section, found, points, y ? inner.bottom : frame.bottom);
@@ -59,7 +58,8 @@ function drawTradeoff(section) {
   roving(made.sort(([a], [b]) => a.x - b.x).map(([, group]) => group));
   keyOf(section, points, largest);
   captionOf(section, view, found, points.length - names.size);
-  byId(`against-${section.id}`).textContent = score ? "score" : "error";
+  const what = exact.length || measured.length ? `Speed against ${view.y}` : "Speed and memory";
+  byId(`tradeoff-title-${section.id}`).textContent = what;
   dimFiltered(section);
 }
 
@@ -83,9 +83,20 @@ function pointsOf(section, found, largest) {
   });
 }
 
+function whyPlaceless(points, score) {
+  if (score) return "no score";
+  const missing = points.every((point) => point.kind === MISSING);
+  return missing ? "no error measured" : "another operator, not fitted, or no error measured";
+}
+
+// Height of a band under its title; each point gets its place from the top of it.
 function bandHeight(points) {
-  const count = lanes(points, 9);
-  return TITLE + Math.max(2 * Math.max(...points.map((point) => point.radius)) + 8, count * LANE + 6);
+  if (!points.length) return 0;
+  lanes(points, 9);
+  const least = Math.min(...points.map((point) => point.lane * LANE - point.radius));
+  const most = Math.max(...points.map((point) => point.lane * LANE + point.radius));
+  for (const point of points) point.down = TITLE + 4 + point.lane * LANE - least;
+  return TITLE + most - least + 9;
 }
 
 function scaleOf(score, found, measured, top, bottom) {
