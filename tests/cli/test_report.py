@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import webbrowser
 from pathlib import Path
@@ -31,7 +32,7 @@ def test_it_goes_into_the_run_or_where_it_is_told_to(run: Path, tmp_path: Path, 
     assert capsys.readouterr().out == f"{run / 'report.html'}\n"
     page = (run / "report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
-    assert "<title>headline on AMD EPYC, 2 threads</title>" in page
+    assert "<title>headline on " in page
     out = tmp_path / "mine.html"
     assert main(["report", str(run / "results.csv"), "--out", str(out), "--title", "A & B"]) == Exit.OK
     assert "<title>A &amp; B</title>" in out.read_text(encoding="utf-8")
@@ -40,7 +41,7 @@ def test_it_goes_into_the_run_or_where_it_is_told_to(run: Path, tmp_path: Path, 
 def test_what_is_wrong_is_one_line_and_nothing_is_written(run: Path, tmp_path: Path, capsys: Captured) -> None:
     damaged = Path(shutil.copytree(run, tmp_path / "damaged"))
     records = damaged / "records.jsonl"
-    records.write_text(records.read_text().replace("0.1488", "0.1288", 1))
+    records.write_text(re.sub(r'("time_median_s": )', r"\g<1>9", records.read_text(), count=1))
     (tmp_path / "empty").mkdir()
     other = tmp_path / "no.json"
     other.write_text("{}")

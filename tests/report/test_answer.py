@@ -21,7 +21,13 @@ def said(frame: pd.DataFrame) -> list[str]:
 
 @pytest.fixture
 def lra() -> pd.DataFrame:
-    return rows_of("lra-cpu")
+    """The committed run, with times at its longest length that this test knows."""
+    frame = rows_of("lra-cpu")
+    for label, seconds in {"softmax": 1.0, "sdpa": 1.5, "performer": 0.25}.items():
+        frame = timings(
+            frame, label, 4096, time_median_s=seconds, time_ci_low_s=0.98 * seconds, time_ci_high_s=1.02 * seconds
+        )
+    return frame
 
 
 def timings(frame: pd.DataFrame, label: str, n: int, **columns: float) -> pd.DataFrame:
@@ -34,25 +40,26 @@ def timings(frame: pd.DataFrame, label: str, n: int, **columns: float) -> pd.Dat
 def test_the_fastest_exact_attention_is_named_with_its_time_at_the_longest_length(lra: pd.DataFrame) -> None:
     first, *_ = said(lra)
     assert first.startswith(
-        "At n = 4096, softmax is the fastest exact attention: 1.04 s for a training step of the whole"
+        "At n = 4096, softmax is the fastest exact attention: 1.00 s for a training step of the whole"
     )
     quick = timings(lra, "sdpa", 4096, time_median_s=0.4, time_ci_low_s=0.39, time_ci_high_s=0.41)
     first, *_ = said(quick)
     assert "sdpa is the fastest exact attention: 400 ms" in first
-    assert "2.6 times as fast as softmax (" in first
+    assert "2.5 times as fast as softmax (2.4 to 2.6)" in first
 
 
 def test_times_whose_intervals_overlap_are_not_told_apart(lra: pd.DataFrame) -> None:
-    same = timings(lra, "sdpa", 4096, time_median_s=1.05, time_ci_low_s=0.9, time_ci_high_s=1.2)
+    same = timings(lra, "sdpa", 4096, time_median_s=1.05, time_ci_low_s=0.95, time_ci_high_s=1.2)
     assert "sdpa cannot be told apart from it" in said(same)[0]
 
 
 def test_within_an_error_counts_the_error_and_not_the_speed(lra: pd.DataFrame) -> None:
-    assert any(one.startswith("No approximation comes within an error of 0.1 on listops") for one in said(lra))
+    far = lra.assign(rel_error=lra["rel_error"].mask(lra["rel_error"] > 1e-3, 0.5))
+    assert any(one.startswith("No approximation comes within an error of 0.1 on listops") for one in said(far))
     at = (lra["label"] == "performer:features=256") | (lra["variant"] == "performer")
-    near = lra.assign(rel_error=lra["rel_error"].mask(at, 0.05))
+    near = far.assign(rel_error=far["rel_error"].mask(at, 0.05))
     (found,) = [one for one in said(near) if one.startswith("Within an error of 0.1")]
-    assert "performer, error 0.05, 2.8 times as fast as softmax" in found
+    assert "performer, error 0.05, 4.0 times as fast as softmax (3.8 to 4.2)" in found
 
 
 def test_the_best_scores_stand_beside_speed() -> None:

@@ -56,7 +56,7 @@ def test_every_row_is_shown_with_the_units_of_the_command_line(browser: Chromium
     browser.open(report)
     rows = Read(page_of_run("lra-cpu")).rows
     texts = browser.ask("[...document.querySelectorAll('#table-1 tbody tr')].map(row => row.textContent)")
-    assert len(texts) == len(rows) == 107
+    assert len(texts) == len(rows)
     for row, text in zip(rows, texts, strict=True):
         assert text.startswith(row["label"])
         assert row["time"] is None or format_seconds(row["time"]) in text
@@ -74,7 +74,7 @@ def test_words_filter_and_words_after_a_minus_leave_out(browser: Chromium, repor
     ]
     assert wanted
     assert browser.ask(SHOWN) == wanted
-    assert browser.ask("document.querySelector('#count-1').textContent") == f"{len(wanted)} of 107 rows"
+    assert browser.ask("document.querySelector('#count-1').textContent") == f"{len(wanted)} of {len(rows)} rows"
     assert "filter=performer+-relu+n4096" in browser.ask("location.hash")
     pale = browser.ask("[...document.querySelectorAll('#tradeoff-1 .point')].map(p => p.classList.contains('dim'))")
     assert pale.count(False) == len(wanted)
@@ -133,7 +133,9 @@ def test_an_address_gives_the_view_that_was_sent_and_nonsense_the_usual_one(brow
     assert known == sorted(known, reverse=True)
     browser.open(report, "#filter=%3Cimg%20src=x%3E&sort=__proto__&n=constructor&row=length&view=1e9")
     assert browser.ask("document.querySelectorAll('img').length") == 0
-    assert browser.ask("document.querySelector('#n-1').value") == "4096"
+    assert browser.ask("document.querySelector('#n-1').value") == str(
+        Read(page_of_run("lra-cpu")).data["sections"][0]["views"][0]["n"]
+    )
     assert browser.ask(SHOWN) == []
 
 
@@ -183,7 +185,7 @@ def test_print_is_light_has_all_rows_and_no_controls(browser: Chromium, report: 
     browser.open(report, "#filter=sdpa")
     assert browser.ask("document.documentElement.scrollWidth") <= 718
     assert browser.ask("getComputedStyle(document.body).color") == "rgb(34, 34, 34)"
-    assert len(browser.ask(SHOWN)) == 107
+    assert len(browser.ask(SHOWN)) == len(rows_of("lra-cpu"))
     assert browser.ask("[...document.querySelectorAll('.controls')].every(e => !e.offsetHeight)")
     assert browser.ask("getComputedStyle(document.querySelector('.box.rows')).overflow") == "visible"
     assert browser.pages().startswith(b"%PDF")
