@@ -78,6 +78,30 @@ def answers_loss(device: str) -> Loss:
     return loss
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What is learnt, where it is not to answer the task."""
+
+    loss: Loss
+    steps: int
+    stream: str
+    """Name of the stream of random numbers that dropout draws from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What whoever trains sees of it, and keeps in its checkpoints."""
+
+    on_batch: Callable[[Examples], None] = lambda examples: None
+    """Is shown what each step sees."""
+    extra: Callable[[], dict[str, Any]] = dict
+    """What a checkpoint keeps for the caller."""
+    restore: Callable[[dict[str, Any]], None] = lambda extra: None
+    """Gets it back."""
+    tell: Callable[[int], None] = lambda step: None
+    """Is told about once a second how many steps are done."""
+
+
 def train(
     model: nn.Module,
     task: Task,
@@ -86,15 +110,9 @@ def train(
     batch: int,
     seed: int,
     device: str,
-    loss: Loss | None = None,
-    steps: int | None = None,
-    stream: str = "train",
+    lesson: Lesson | None = None,
     checkpoint: Checkpoint | None = None,
-    on_batch: Callable[[Examples], None] = lambda examples: None,
-    extra: Callable[[], dict[str, Any]] = dict,
-    restore: Callable[[dict[str, Any]], None] = lambda extra: None,
-    tell: Callable[[int], None] = lambda step: None,
-    evaluate: bool = True,
+    caller: Caller = Caller(),
     counters: Sequence[Counter] = (),
     energy_j: float | None = 0.0,
 ) -> Course:
@@ -105,18 +123,17 @@ def train(
     checkpoint ends with the same weights bit by bit (on the same machine and torch, with as many threads).
 
     Args:
+        lesson: what is learnt instead of the answers; the model is then not evaluated.
         checkpoint: read first, and written every minute.
-        on_batch: is shown what each step sees.
-        extra: what a checkpoint keeps for the caller; ``restore`` gets it back.
-        tell: called about once a second with the steps done.
         counters: those that count the energy taken meanwhile.
         energy_j: joules taken before, to which those of this training are added.
 
     Raises:
         Diverged: the loss is not finite.
     """
-    steps = rules.steps if steps is None else steps
-    loss = loss or answers_loss(device)
+    steps, evaluations = (lesson.steps, 0) if lesson else (rules.steps, rules.evaluations)
+    loss = lesson.loss if lesson else answers_loss(device)
+    stream = lesson.stream if lesson else "train"
     optimizer = AdamW(
         model.parameters(), lr=rules.learning_rate, betas=BETAS, weight_decay=rules.weight_decay, fused=True
     )
@@ -124,14 +141,14 @@ def train(
     with _random_numbers(stream_seed("dropout", stream, seed), device):
         if checkpoint is not None and (state := checkpoint.load()) is not None:
             course = _restored(state, model, optimizer, device)
-            restore(state.about["extra"])
-        due = {round(steps * (k + 1) / rules.evaluations) for k in range(rules.evaluations)} if evaluate else set()
+            caller.restore(state.about["extra"])
+        due = {round(steps * (k + 1) / evaluations) for k in range(evaluations)}
         model.train()
         meter = Meter(counters, course.energy_j)
         told = put_aside = time.monotonic()
         while course.step < steps:
             examples = task.batch(seed, course.step, batch)
-            on_batch(examples)
+            caller.on_batch(examples)
             rate = rules.learning_rate * share_of_rate(course.step, steps, rules.warm_up)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -159,11 +176,11 @@ def train(
             if now - told >= _TELL:
                 told = now
                 meter.joules()
-                tell(course.step)
+                caller.tell(course.step)
             if checkpoint is not None and now - put_aside >= _PUT_ASIDE and course.step < steps:
                 put_aside = now
                 course.energy_j = meter.joules()
-                checkpoint.save(_state(course, model, optimizer, device, extra()))
+                checkpoint.save(_state(course, model, optimizer, device, caller.extra()))
         course.energy_j = meter.joules()
     model.eval()
     return course

@@ -23,7 +23,7 @@ from attnbench.task import Examples, Task, make_task
 from attnbench.training.accuracy import answer, chance
 from attnbench.training.checkpoint import Checkpoint
 from attnbench.training.honesty import Leaks, hold_to_question, hold_to_unseen
-from attnbench.training.loop import Course, train
+from attnbench.training.loop import Caller, Course, Lesson, train
 from attnbench.training.pretraining import Filling, filling_loss
 from attnbench.variant import VARIANTS, build
 
@@ -98,10 +98,12 @@ def score(
         seed=cell.seed,
         device=device,
         checkpoint=after,
-        on_batch=leaks.look,
-        extra=lambda: {"leaks": leaks.seen, "spent": spent},
-        restore=restore,
-        tell=lambda step: tell(rules.pretrain_steps + step, whole),
+        caller=Caller(
+            on_batch=leaks.look,
+            extra=lambda: {"leaks": leaks.seen, "spent": spent},
+            restore=restore,
+            tell=lambda step: tell(rules.pretrain_steps + step, whole),
+        ),
         counters=counters,
         energy_j=energy_j,
     )
@@ -170,6 +172,7 @@ def _pretrain(
     counters: Sequence[Counter],
 ) -> Course:
     assert cell.training is not None
+    fill = filling_loss(model, task.masked_share, seed=cell.seed, device=cell.device)
     return train(
         Filling(model, seed=cell.seed).to(cell.device),
         task,
@@ -177,15 +180,9 @@ def _pretrain(
         batch=cell.shape.B,
         seed=cell.seed,
         device=cell.device,
-        loss=filling_loss(model, task.masked_share, seed=cell.seed, device=cell.device),
-        steps=cell.training.pretrain_steps,
-        stream="pretrain",
+        lesson=Lesson(fill, cell.training.pretrain_steps, "pretrain"),
         checkpoint=checkpoint,
-        on_batch=leaks.look,
-        extra=lambda: {"leaks": leaks.seen},
-        restore=lambda extra: leaks.add(extra["leaks"]),
-        tell=tell,
-        evaluate=False,
+        caller=Caller(leaks.look, lambda: {"leaks": leaks.seen}, lambda extra: leaks.add(extra["leaks"]), tell),
         counters=counters,
     )
 

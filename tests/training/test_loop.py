@@ -15,7 +15,7 @@ from attnbench.shape import Shape
 from attnbench.task import Examples, Split
 from attnbench.training import loop
 from attnbench.training.checkpoint import Checkpoint
-from attnbench.training.loop import Course, Diverged, share_of_rate, train
+from attnbench.training.loop import Caller, Course, Diverged, Lesson, share_of_rate, train
 from attnbench.training.pretraining import Filling, filling_loss
 from tests.training.models import First
 
@@ -79,9 +79,9 @@ def test_a_training_that_was_stopped_goes_on_bit_by_bit(
     course = trained(whole)
     aside = Checkpoint(tmp_path / "c.safetensors", OWNER)
     with pytest.raises(Stopped):
-        trained(broken, checkpoint=aside, on_batch=stop_at(13))
+        trained(broken, checkpoint=aside, caller=Caller(on_batch=stop_at(13)))
     steps: list[Examples] = []
-    again = trained(resumed, checkpoint=aside, on_batch=steps.append)
+    again = trained(resumed, checkpoint=aside, caller=Caller(on_batch=steps.append))
     assert len(steps) == RULES.steps - 13
     assert same(whole, resumed)
     assert [(p.step, p.val_score, p.train_loss) for p in again.points] == [
@@ -101,7 +101,7 @@ def test_a_checkpoint_that_is_damaged_or_of_another_training_is_none(
     path.write_bytes({"cut": content[:-40], "noise": b"x" * 99, "empty": b""}.get(harm, content))
     aside = Checkpoint(path, OWNER if harm != "another cell" else {**OWNER, "cell": "another"})
     seen: list[Examples] = []
-    trained(again, checkpoint=aside, on_batch=seen.append)
+    trained(again, checkpoint=aside, caller=Caller(on_batch=seen.append))
     assert len(seen) == RULES.steps
     assert same(whole, again)
     assert aside.trouble == ("" if harm == "another cell" else "its checkpoint was damaged, so it began anew")
@@ -125,7 +125,7 @@ def test_a_loss_that_is_not_finite_ends_it_and_names_the_step() -> None:
         return some * (math.nan if step == 6 else 1e-6)  # type: ignore[return-value]
 
     with pytest.raises(Diverged, match="the loss is nan at step 7 of 20"):
-        trained(encoder(), loss=loss)
+        trained(encoder(), lesson=Lesson(loss, RULES.steps, "train"))
 
 
 def test_the_rate_rises_along_a_line_and_falls_along_a_cosine() -> None:
@@ -196,6 +196,6 @@ def test_energy_goes_on_from_a_checkpoint_unless_a_part_of_it_is_unknown(
     for before, after, told in ((True, True, 2 * RULES.steps), (False, True, None), (True, False, None)):
         aside = Checkpoint(tmp_path / "c.safetensors", OWNER)
         with pytest.raises(Stopped):
-            energy(counted=before, checkpoint=aside, on_batch=stop_at(13))
+            energy(counted=before, checkpoint=aside, caller=Caller(on_batch=stop_at(13)))
         assert energy(counted=after, checkpoint=aside) == told
         aside.remove()
