@@ -66,6 +66,7 @@ load("attnbench.record", "    padding: float\\n", "    shift: int\\n")
 from attnbench.cell import Cell
 from attnbench.cli import completion
 from attnbench.decision.budget import circumstances
+from attnbench.decision import export_tables
 from attnbench.decision.words import address as address_of_row, name, telling
 from attnbench.plots.captions import in_words
 from attnbench.plots.setting import SAME
@@ -94,6 +95,7 @@ older = {name: value for name, value in row.to_json().items() if name != "shift"
 assert address_of_row(row) == address(shifted)
 assert name(row, telling([row, Record.of(plain, Status.OK, inputs="gaussian")])) == "softmax n=8 shift 3"
 assert circumstances(row)["shift"] == 3
+assert "shift" in export_tables._AXES
 assert (row.shift, Record.from_json(older).shift) == (3, 0)
 definitions = Suite.model_json_schema()["$defs"]
 assert all("shift" in definitions[name]["properties"] for name in ("Axes", "Matrix", "Include", "Exclude"))

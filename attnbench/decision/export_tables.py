@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attnbench.record import Record
+from attnbench.axes import IN_ROWS
+from attnbench.record import COLUMNS, Record
 from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
 
 Format = Literal["markdown", "latex"]
 _AXES = (
-    *("level", "pass_", "batch", "heads", "head_dim", "kv_len", "causal", "bias", "compile", "padding", "dtype"),
-    *("inputs", "learning_rate", "seed"),
+    *("level", "pass_", *(name for name in COLUMNS if name in IN_ROWS and name != "seed")),
+    *("learning_rate", "seed"),
 )
 """Columns that are shown where they differ between the rows of one sweep."""
 _NUMBERS = ("n", "time", "±", "peak", "state", "error", "score")
