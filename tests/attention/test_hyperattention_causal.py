@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attnbench.attention.hyperattention.algorithm import HyperAttention
 from attnbench.attention.hyperattention.causal import rectangles, spans
+from attnbench.engines import tiling
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, relative_error
@@ -195,7 +196,7 @@ def test_gradients_are_those_of_finite_differences(options: str) -> None:
 def test_gradients_of_several_tiles_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     module, inputs = hyper("block=4,samples=5,bits=3", 30), [x.requires_grad_() for x in draw(30)]
     expected = torch.autograd.grad(module(*inputs).square().sum(), inputs)
-    monkeypatch.setattr("attnbench.attention.hyperattention.causal.fitting", lambda device: 1)
+    monkeypatch.setitem(tiling.TUNED, "hyperattention.weights", tiling.Tuned(1))
     monkeypatch.setattr("attnbench.attention.hyperattention.causal._ROWS", 2)
     for a, b in zip(torch.autograd.grad(module(*inputs).square().sum(), inputs), expected, strict=True):
         torch.testing.assert_close(a, b)
@@ -223,7 +224,7 @@ def test_memory_grows_with_the_length_and_not_with_the_halvings(
     training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Tiles of their usual size would hide what depends on the length.
-    monkeypatch.setattr("attnbench.attention.hyperattention.causal.fitting", lambda device: 1 << 13)
+    monkeypatch.setitem(tiling.TUNED, "hyperattention.weights", tiling.Tuned(1 << 13))
 
     def peak(n: int, block: int) -> int:
         module = hyper(f"block={block},samples={block}", n, H=1).float()

@@ -81,7 +81,7 @@ def test_tiles_of_every_size_give_the_same_output_and_gradients(
     f = made(spec, 2, 2, 90, 3, causal)
     expected = out_and_gradients(f, q, k, v)
     for scores in (1, 700, 10**9):
-        monkeypatch.setattr(tiling, "_TILE_SCORES", scores)
+        monkeypatch.setitem(tiling.TUNED, "patterns.scores", tiling.Tuned(scores))
         for got, wanted in zip(out_and_gradients(f, q, k, v), expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
@@ -246,7 +246,9 @@ def test_nothing_depends_on_the_values_of_the_tensors(spec: str, causal: bool) -
 
 @pytest.mark.parametrize("spec", [*WINDOWS, "sparse", "sparse:pattern=fixed"])
 def test_memory_grows_at_most_linearly_forward_and_backward(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "_TILE_SCORES", 2**14)  # else a tile outweighs these small tensors
+    monkeypatch.setitem(
+        tiling.TUNED, "patterns.scores", tiling.Tuned(2**14)
+    )  # else a tile outweighs these small tensors
     peaks = []
     for n in (512, 2048):
         f = build(spec, Shape(1, 1, n, 32))

@@ -153,16 +153,19 @@ class Attend(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
         T, dtype = len(q), accumulator(q.dtype)
         # The row behind the last is written by empty slots, and never read.
-        out = torch.zeros(T + 1, q.shape[1], dtype=dtype, device=q.device)
-        lse = torch.full((T + 1,), -torch.inf, dtype=dtype, device=q.device)
+        out = q.new_empty(T + 1, q.shape[1], dtype=dtype)
+        lse = q.new_empty(T + 1, dtype=dtype)
         for part in plan.parts():
             for rows, _, _, _, values, weights, here in _tiles(part, q, k, v):
-                before = lse[rows]
-                both = torch.logaddexp(before, here)
-                new = torch.bmm(weights, values).view(-1, q.shape[1]).mul_((here - both).exp_().unsqueeze(1))
-                new.addcmul_(out.index_select(0, rows), (before - both).exp_().unsqueeze(1))
+                new = torch.bmm(weights, values).view(-1, q.shape[1])
+                if not part.diagonal:  # every query is on the diagonal once, and first
+                    before = lse[rows]
+                    both = torch.logaddexp(before, here)
+                    new.mul_((here - both).exp_().unsqueeze(1))
+                    new.addcmul_(out.index_select(0, rows), (before - both).exp_().unsqueeze(1))
+                    here = both
                 out.index_copy_(0, rows, new)
-                lse.index_copy_(0, rows, both)
+                lse.index_copy_(0, rows, here)
         lse[T].fill_(-hidden(dtype))  # an empty slot weighs nothing
         result = out[:T].to(q.dtype)
         ctx.save_for_backward(q, k, v, lse, result)
@@ -190,7 +193,7 @@ class Attend(torch.autograd.Function):
                     to_own.index_add_(0, block, both[:, :b].flatten(1))
                     to_sample.index_add_(0, block // (blocks // G), both[:, b:].flatten(1))
                 new = torch.bmm(dlogits, keys).mul_(D**-0.5).view(-1, D)
-                dq.index_copy_(0, rows, new.add_(dq.index_select(0, rows)))
+                dq.index_copy_(0, rows, new if part.diagonal else new.add_(dq.index_select(0, rows)))
             for total, to_own, to_sample in zip((dk, dv), own, sample, strict=True):
                 total.index_add_(0, part.own.view(-1), to_own.view(blocks * b, D))
                 total.index_add_(0, part.sample.reshape(-1), to_sample.view(G * S, D))
