@@ -1,6 +1,6 @@
 """A report: one HTML file that answers, shows and holds every row of one run or several, and needs no network.
 
-``page/`` has what the file is made of: a template, a style sheet and scripts. Everything that is foreign text (labels,
+``parts/`` has what the file is made of: a template, a style sheet and scripts. Everything that is foreign text (labels,
 reasons, names of suites) gets into it in two ways only: as JSON that the scripts write by ``textContent``, and by a
 template that escapes.
 

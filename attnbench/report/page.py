@@ -29,7 +29,7 @@ from attnbench.report.rows import marked, table
 from attnbench.report.sources import Sources
 from attnbench.report.views import as_data, views
 
-_HERE = Path(__file__).parent / "page"
+_HERE = Path(__file__).parent / "parts"
 _SCRIPTS = ("format", "plane", "tip", "points", "tradeoff", "growth", "tasks", "table", "start")
 """Files in the order in which they define what later ones use."""
 

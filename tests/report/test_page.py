@@ -59,7 +59,7 @@ def test_it_is_small_and_asks_for_nothing(run: tuple[pd.DataFrame, str]) -> None
 
 
 def test_the_scripts_write_text_and_never_markup() -> None:
-    folder = Path(make_page.__code__.co_filename).parent / "page"
+    folder = Path(make_page.__code__.co_filename).parent / "parts"
     scripts = "\n".join(file.read_text() for file in folder.glob("*.js"))
     assert len(scripts) > 10_000
     assert not re.search(
