@@ -230,6 +230,7 @@ def match(
         UsageError: a variant or an option is wrong, no budget or two, or nothing that has a knob.
         ResultsError: ``results`` cannot be read, or has nothing that the budget is about.
     """
+    given = dict(locals()) | {"inputs": inputs or "gaussian"}
     from attnbench.decision.budget import budget_of
     from attnbench.decision.match import MatchQuestion, one_length
     from attnbench.decision.match_run import match_run
@@ -248,20 +249,12 @@ def match(
         memory=memory,
         time=time,
         n=4096 if n is None else n,
-        heads=heads,
-        head_dim=head_dim,
-        batch=batch,
-        dtype=dtype,
+        axes={axis: given[axis] for axis in AXES if axis in given},
         device=device,
         level=level,
         pass_=pass_,
-        causal=causal,
-        padding=padding,
-        compile=compile,
-        inputs=inputs or "gaussian",
         draws=draws,
         most=most,
-        seed=seed,
         threads=threads,
         timeout=timeout,
         min_time=min_time,

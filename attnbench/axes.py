@@ -276,6 +276,11 @@ def before(owner: Literal["cell", "shape"]) -> dict[str, Any]:
     return {axis.name: axis.default for axis in _TABLE if axis.added and axis.of == owner}
 
 
+def defaults() -> dict[str, Any]:
+    """Every axis with its default; None for those that a matrix must name."""
+    return {axis.name: axis.default for axis in _TABLE}
+
+
 def filled(at: Mapping[str, Any]) -> dict[str, Any]:
     """Values by axis, with the value that null stands for in its place: the number of keys, say."""
     return {**at, **{name: at[other] for name, other in _FOLLOWING if at[name] is None}}

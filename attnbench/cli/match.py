@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from attnbench.axes import AXES
 from attnbench.cell import Pass
 from attnbench.cli import completion, console
 from attnbench.cli.options import Causal, Device, HeadDim, Heads, MemoryLimit, Plugins, ProcessState, Threads
@@ -102,6 +103,7 @@ def match(
     For an error it finds the cheapest setting, for memory or time the dearest that fits. One variant alone answers how
     large its knob must be. The exit code is 1 where nothing could be measured.
     """
+    given = {name.rstrip("_"): value for name, value in locals().items()} | {"inputs": inputs or "gaussian"}
     from attnbench.decision.budget import budget_of
 
     budget_of(error=error, memory=memory, time=time)
@@ -128,20 +130,12 @@ def match(
             memory=memory,
             time=time,
             n=n or "4096",
-            heads=heads,
-            head_dim=head_dim,
-            batch=batch,
-            dtype=dtype,
+            axes={axis: given[axis] for axis in AXES if axis in given},
             device=device,
             level=level,
             pass_=pass_,
-            causal=causal,
-            padding=padding,
-            compile=compile_,
-            inputs=inputs or "gaussian",
             draws=draws,
             most=most,
-            seed=seed,
             threads=threads,
             timeout=timeout,
             min_time=min_time,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attnbench.axes import AXES
+from attnbench.axes import defaults
 from attnbench.cell import Cell, Level, Pass
 from attnbench.decision.answers import answers
 from attnbench.decision.budget import Budget, Point, budget_of, circumstances
@@ -105,20 +105,13 @@ class MatchQuestion:
     memory: int | str | None = None
     time: float | str | None = None
     n: str | int = 4096
-    heads: int = 8
-    head_dim: int = 64
-    batch: int = 1
-    dtype: str = "float32"
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    """Axis -> value; axes that are left out have their defaults."""
     device: str = "auto"
     level: Level = "operator"
     pass_: Pass = "forward"
-    causal: bool = False
-    padding: float = 0.0
-    compile: bool = False
-    inputs: str = "gaussian"
     draws: int = 5
     most: int | None = None
-    seed: int = 0
     threads: int | None = None
     timeout: float = 60.0
     min_time: float = 1.0
@@ -134,17 +127,19 @@ class MatchQuestion:
         """
         budget = budget_of(error=self.error, memory=self.memory, time=self.time)
         n = one_length(self.n)
+        at = defaults() | dict(self.axes)
+        logits = at["batch"] * at["heads"] * n**2
         if budget.target == "error" and self.level != "operator":
             raise UsageError(f"errors are measured of the attention alone; leave --level {self.level} out")
-        if budget.target == "error" and self.batch * self.heads * n**2 > LONGEST_ERROR:
+        if budget.target == "error" and logits > LONGEST_ERROR:
             raise UsageError(f"--n {n}: exact attention in float64 takes too long; give a shorter --n")
         for source in self.plugins:
             load(source)
-        entrants = entrants_of(self.variants, budget, n, causal=self.causal, most=self.most)
+        entrants = entrants_of(self.variants, budget, n, causal=at["causal"], most=self.most)
         asked = Question(
             [entrants[0].spec.label],
             n,
-            axes={axis: getattr(self, axis) for axis in AXES if hasattr(self, axis)},
+            axes=self.axes,
             device=self.device,
             level=self.level,
             pass_=self.pass_,
@@ -156,7 +151,7 @@ class MatchQuestion:
             plugins=self.plugins,
         ).prepare(alone=True)
         cell = replace(asked.cells[0], suite="match", sweep="match", error_draws=self.draws)
-        if self.batch * self.heads * n**2 > LONGEST_ERROR:
+        if logits > LONGEST_ERROR:
             cell = without_error(cell)
         return Prepared(budget, entrants, cell, asked.settings, asked.rules, self.timeout, f"n = {n}, {asked}")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnbench.axes import ALIKE, AXES, names_of, shortened
+from attnbench.axes import ALIKE, AXES, defaults, names_of, shortened
 from attnbench.cell import Cell, Level, Pass
 from attnbench.errors import UsageError
 from attnbench.machine import default_threads, resolve_device
@@ -56,7 +56,7 @@ class Question:
         lengths = tuple(sorted(set(parse_range(self.lengths))))
         if not lengths[0]:
             raise UsageError("--n 0: a length is at least 1; write --n 1024..4096")
-        at = {name: self.axes.get(name, axis.default) for name, axis in AXES.items()}
+        at = defaults() | dict(self.axes)
         checked(at["padding"])
         for source in self.plugins:
             load(source)
