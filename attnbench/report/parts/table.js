@@ -6,7 +6,6 @@ const failedLast = (row, value) => (row.status === "ok" ? value : null);
 const TABLE = [
   { key: "label", title: "variant", value: (row) => row.label.toLowerCase(), cell: labelCell },
   { key: "n", title: "n", number: NUMBER, value: (row) => row.n, cell: (cell, row) => write(cell, String(row.n)) },
-  { key: "about", title: "measured", value: (row) => row.about || null, cell: aboutCell },
   { key: "time", title: "time", number: NUMBER, value: (row) => failedLast(row, row.time), cell: timeCell, bar: timeBar },
   { key: "ratio", title: "vs softmax", number: NUMBER, value: (row) => row.ratio, cell: ratioCell, bar: ratioBar },
   { key: "peak", title: "peak memory", number: NUMBER, value: (row) => row.peak, cell: (cell, row) => write(cell, row.peak === null ? "" : bytes(row.peak)) },
@@ -14,6 +13,7 @@ const TABLE = [
   { key: "score", title: "score", number: NUMBER, value: (row) => row.score, cell: scoreCell, bar: scoreBar },
   { key: "change", title: "vs older run", number: NUMBER, value: (row) => row.change, cell: changeCell },
   { key: "verdict", title: "verdict", value: (row) => row.verdict, cell: (cell, row) => write(cell, row.verdict || "") },
+  { key: "about", title: "measured", value: (row) => row.about || null, cell: aboutCell },
   { key: "status", title: "status", value: (row) => (row.status === "ok" ? null : row.status), cell: statusCell },
 ];
 
