@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,14 +35,6 @@ LAWFUL = [
 
 # Loading the compiler of flex imports a part of torch that uses another, deprecated one.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collection() -> Iterator[None]:
-    """The memory measurement collects garbage first; among all of torch's objects that takes longer than the rest."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def each(entries: list[Variant]) -> pytest.MarkDecorator:

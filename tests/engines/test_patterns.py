@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import pytest
@@ -37,14 +36,6 @@ SPECS = (
 )
 CASES = [(spec, False) for spec in SPECS] + [(spec, True) for spec in SPECS[:7]]
 WINDOWS = ("local:window=16", "local:block=16", "longformer:window=16,global_tokens=2", "bigbird:block=16")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collection() -> Iterator[None]:
-    """The memory measurement collects garbage first; among all of torch's objects that takes longer than the rest."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def draw(B: int, H: int, n: int, D: int, dtype: torch.dtype = torch.float64, grad: bool = False) -> list[Tensor]:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -65,15 +63,6 @@ def test_flops_rate_and_fraction_follow_from_the_count_and_the_time() -> None:
     assert record.examples_per_s == 1 / record.time_median_s
 
 
-@pytest.fixture
-def _little_garbage() -> Iterator[None]:
-    """Each cell collects garbage, and among all of torch's objects that takes longer than the cell."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("_little_garbage")
 @pytest.mark.parametrize("entry", [entry for entry in VARIANTS if not entry.traits.compiled], ids=lambda e: e.name)
 def test_every_variant_runs_at_every_level_and_pass_that_it_claims(entry: Variant) -> None:
     traits = entry.traits
