@@ -34,6 +34,14 @@ def forks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _patience() -> None:
+    """A prediction takes a tenth of a second, and longer where other tests have the cores."""
+    from attnbench.measure import flops
+
+    flops.PATIENCE = 60.0
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

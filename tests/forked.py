@@ -56,7 +56,6 @@ def forks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", Forked)
         patch.setattr(worker, "_limits", _limits)
-        patch.setattr(flops, "PATIENCE", 60.0)  # seconds, in which a machine full of tests may do little
         patch.setattr(process, "faster_products", lambda: (process.Products(), False))
         yield
 
