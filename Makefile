@@ -40,19 +40,15 @@ peers: $(VENV)/installed-peers
 	$(BIN)/attnbench run peers $(RUN_OPTIONS)
 	$(BIN)/attnbench plot results/peers --figure peers
 
-# The tests of $(1) on all cores, and then those of them that need the machine for themselves. $(2): `not slow and`, or
-# nothing. Where TESTS holds none of a kind, pytest ends with 5.
-define tests
-	$(1)/pytest -q -n auto --dist worksteal --durations=20 -m "$(2) not alone" $(TESTS) || [ $$? = 5 ]
-	$(1)/pytest -q --durations=5 -m "$(2) alone" $(TESTS) || [ $$? = 5 ]
-endef
+# On all cores, and the slowest at the end.
+PYTEST := pytest -q -n auto --dist worksteal --durations=20
 
 test: lint-check
-	$(call tests,$(BIN),not slow and)
+	$(BIN)/$(PYTEST) -m "not slow" $(TESTS)
 
 test-all: lint-check $(OLDEST)/installed
-	$(call tests,$(BIN))
-	$(call tests,$(OLDEST)/bin)
+	$(BIN)/$(PYTEST) $(TESTS)
+	$(OLDEST)/bin/$(PYTEST) $(TESTS)
 
 lint-check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

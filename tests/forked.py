@@ -102,15 +102,20 @@ class Forked(subprocess.Popen[Any]):
 def _is_ours(command: Any) -> bool:
     if not isinstance(command, list) or command[:1] != [_PYTHON]:
         return False
-    rest = [word for word in command[1:] if word != "-P"]
+    rest = _words(command)
     return rest[:1] == ["-c"] or rest[:2] in (["-m", "attnbench"], ["-m", "attnbench.run.worker"])
+
+
+def _words(command: list[str]) -> list[str]:
+    """What follows the options of Python of which :func:`_begin` takes care."""
+    return [word for word in command[1:] if word not in ("-P", "-W", "error")]
 
 
 def _live(asked: dict[str, Any]) -> NoReturn:
     code = 255
     try:
         _begin(asked)
-        code = _end([word for word in asked["args"][1:] if word != "-P"])
+        code = _end(_words(asked["args"]))
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
     except BaseException:
@@ -141,7 +146,7 @@ def _begin(asked: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.resetwarnings()
-    warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.simplefilter("error") if "-W" in asked["args"] else warnings.simplefilter("ignore", DeprecationWarning)
     encoding = os.environ.get("PYTHONIOENCODING", "utf-8")
     sys.stdin, sys.stdout, sys.stderr = (
         open(number, mode, encoding=encoding, errors=errors, closefd=False) if _is_open(number) else None  # noqa: SIM115  # lasts
