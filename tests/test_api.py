@@ -52,7 +52,6 @@ def script(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.usefixtures("forks")
 def test_a_run_takes_paths_as_text_selects_and_overrides_and_its_rows_can_be_read_again(folder: Path) -> None:
     done = script(
         """
@@ -73,7 +72,6 @@ def test_a_run_takes_paths_as_text_selects_and_overrides_and_its_rows_can_be_rea
     assert done.stdout == ""
 
 
-@pytest.mark.usefixtures("forks")
 def test_a_comparison_has_a_table_crossovers_and_words(folder: Path) -> None:
     done = script(
         """
@@ -119,7 +117,6 @@ def test_a_match_has_sentences_every_try_and_what_was_chosen_measured_or_from_a_
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.usefixtures("forks")
 def test_a_plot_gives_figures_and_writes_them_only_when_asked(folder: Path) -> None:
     reference = Path(attnbench.__file__).parents[1] / "results" / "reference" / "lra-cpu"
     done = script(
@@ -142,7 +139,6 @@ def test_a_plot_gives_figures_and_writes_them_only_when_asked(folder: Path) -> N
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("call", ["compare('own', 'softmax', lengths=16)", "run('small.yaml')"])
 def test_a_variant_of_this_session_is_refused_before_anything_is_measured(call: str, folder: Path) -> None:
     (folder / "small.yaml").write_text(SUITE.replace("linear", "own"), encoding="utf-8")
