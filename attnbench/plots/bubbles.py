@@ -59,9 +59,12 @@ def pareto(x: Sequence[float], y: Sequence[float]) -> list[int]:
 
 
 def draw_front(ax: Axes, x: np.ndarray, at: np.ndarray, low: float) -> None:
-    """Draw steps through points in the order of :func:`pareto`, from ``low`` below the fastest up to the best."""
+    """Draw steps through points in the order of :func:`pareto`, from ``low`` below the fastest up to the best.
+
+    What lies below and left of the steps is beaten; no method reaches the room beyond them.
+    """
     corners = [(x[0], low), *zip(x, at, strict=True)]
-    turns = [(right, up) for (right, _), (_, up) in pairwise(corners)]
+    turns = [(left, down) for (_, down), (left, _) in pairwise(corners)]
     steps = [place for both in zip(corners, turns, strict=False) for place in both] + [corners[-1]]
     ax.plot(
         *zip(*steps, strict=True), color=palette().ink, lw=1.0, ls=(0, (4, 2.5)), alpha=0.55, zorder=1.5, label=FRONT

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from attnbench.errors import ResultsError, UsageError
 from attnbench.plots.agreement import agreement, kind_of
 from attnbench.plots.bands import arrange
-from attnbench.plots.bubbles import FRONT, LARGEST, pareto, round_sizes
+from attnbench.plots.bubbles import FRONT, LARGEST, draw_front, pareto, round_sizes
 from attnbench.plots.page import NothingToDraw
 from attnbench.plots.palette import LIGHT
 from attnbench.plots.published import read_published
@@ -93,6 +93,16 @@ def test_the_front_joins_what_nothing_beats() -> None:
     assert front == [3, 1, 0]
     for i in set(range(5)) - set(front):
         assert any(x[j] >= x[i] and y[j] >= y[i] for j in front)
+
+
+def test_the_steps_of_the_front_bound_what_is_beaten() -> None:
+    """At every corner some method is as fast and as good; a corner beyond would promise a method that there is not."""
+    x, y = np.array([3.0, 2.0, 1.0]), np.array([1.0, 5.0, 9.0])
+    ax = Figure().add_subplot()
+    draw_front(ax, x, y, 0.0)
+    corners = ax.lines[0].get_xydata()
+    assert all(any(right <= i and up <= j for i, j in zip(x, y, strict=True)) for right, up in corners)
+    assert {(right, up) for right, up in corners} >= set(zip(x, y, strict=True))
 
 
 def test_the_front_leaves_out_reference_lines_and_what_is_no_better_than_the_mean(figure: Figure) -> None:
