@@ -28,7 +28,6 @@ from attnbench import plugins
 from attnbench.cli import console
 from attnbench.measure import flops
 from attnbench.qkv import INPUTS
-from attnbench.run import process, worker
 from attnbench.task import TASKS
 from attnbench.variant import VARIANTS
 
@@ -48,15 +47,13 @@ _LATE = (
 
 @contextmanager
 def forks() -> Iterator[None]:
-    """Python processes that are started here, and those that they start, are forks of this one.
+    """Commands that are started here are forks of this process. What they measure with is a process of its own.
 
-    The measuring processes among them measure no limits of the machine.
+    A fork of a process whose torch has used several threads waits for ever once it uses several itself.
     """
     _load()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", Forked)
-        patch.setattr(worker, "_limits", _limits)
-        patch.setattr(process, "faster_products", lambda: (process.Products(), False))
         yield
 
 
@@ -68,14 +65,6 @@ def _load() -> None:
         for name in _LATE:
             import_module(name)
         flops.predict(lambda: lambda: torch.ones(1) + 1)  # loads what torch traces with
-
-
-def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], None]:
-    """What a measuring process would find out about the machine, in two seconds."""
-    rates = dict.fromkeys(settings["dtypes"] if settings["rates"] else (), 1e13)
-    copies = [(1 << power, 1e12) for power in range(18, 28, 3)] if settings["rates"] else []
-    known = {"matmul_rate": rates, "exp_rate": rates, "copy_rates": copies, "timer_cost_s": 1e-7, "noise_floor": 0.02}
-    return known, None
 
 
 class Forked(subprocess.Popen[Any]):
@@ -103,7 +92,7 @@ def _is_ours(command: Any) -> bool:
     if not isinstance(command, list) or command[:1] != [_PYTHON]:
         return False
     rest = _words(command)
-    return rest[:1] == ["-c"] or rest[:2] in (["-m", "attnbench"], ["-m", "attnbench.run.worker"])
+    return rest[:1] == ["-c"] or rest[:2] == ["-m", "attnbench"]
 
 
 def _words(command: list[str]) -> list[str]:
@@ -158,9 +147,10 @@ def _begin(asked: dict[str, Any]) -> None:
         for name, entry in list(table._entries.items()):  # type: ignore[attr-defined]  # of three kinds
             if not entry.make.__module__.startswith("attnbench."):
                 del table._entries[name]  # type: ignore[attr-defined]  # as above
-    for name in plugins._modules:
+    for name in [*plugins._modules, *(name for name in sys.modules if name.startswith("attnbench_plugin_"))]:
         sys.modules.pop(name, None)
     plugins._modules.clear()
+    torch.set_num_threads(1)
     gc.freeze()  # else the first collection looks through all that pytest holds
 
 
@@ -178,12 +168,10 @@ def _end(words: list[str]) -> int:
     try:
         if words[0] == "-c":
             exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
-        elif words[1] == "attnbench":
+        else:
             from attnbench.cli.app import main
 
             sys.exit(main(words[2:]))
-        else:
-            worker.main()
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
