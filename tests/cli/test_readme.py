@@ -42,11 +42,12 @@ STANDS_FOR = {
     "all": "softmax",
     "NEW": "results",
     "OLD": "good",
+    "results/lra-merged": "results",
 }
 """What a reader would put in the place of a word."""
 
-OUTPUT_ALONE = re.compile(r"output 0 sees the tokens")
-"""Blocks without a command: the faults that tests/testing sees caught."""
+ELSEWHERE = re.compile(r"output 0 sees the tokens|duckdb -c ")
+"""Blocks that other tests try: the faults that tests/testing sees caught, and a query (tests/docs/test_recipes.py)."""
 
 
 class Block(NamedTuple):
@@ -111,11 +112,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.label)
 def test_no_block_is_left_untried(block: Block) -> None:
     tried = block in SCRIPTS or block in SUITES or block.commands()
-    assert tried or OUTPUT_ALONE.match(block.text), "neither Python, nor a suite, nor a command"
+    assert tried or ELSEWHERE.match(block.text), "neither Python, nor a suite, nor a command"
 
 
 @pytest.mark.parametrize("block", SCRIPTS, ids=lambda block: block.label)
 def test_python_blocks_run(block: Block, folder: Path) -> None:
+    if "import wandb" in block.text:
+        pytest.importorskip("wandb", reason="no dependency of ours: the block shows how to use it")
     done = fresh(["-c", block.text], folder)
     assert done.returncode == 0, done.stderr
 
@@ -137,6 +140,8 @@ def test_commands_run(where: str, command: str, folder: Path) -> None:
         here = ["make", "--dry-run", *words] if program == "make" else ["true"]  # pip would install into this Python
         assert subprocess.run(here, cwd=ROOT, capture_output=True, check=False).returncode == 0
         return
+    if words[0] == "merge":
+        pytest.skip("it needs shards of a suite; tests/decision/test_merge.py makes and merges them")
     if program == "attnbench":
         words = ["-m", "attnbench", *(STANDS_FOR.get(word, word) for word in words), *SMALLER.get(words[0], [])]
     done = fresh(words, folder)
