@@ -108,7 +108,7 @@ class Performer(FeatureAttention):
     @classmethod
     def claims(cls, traits: Traits, options: Mapping[str, Scalar]) -> Traits:
         """With eps, more features do not make up for the pull towards the mean of V."""
-        return replace(traits, converges_with="") if options["eps"] else traits
+        return replace(traits, converges_with="") if options.get("eps") else traits
 
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         if not self.eps:
