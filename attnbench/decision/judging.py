@@ -152,6 +152,8 @@ def _select(rows: pd.DataFrame, column: str, label: str, other: str | None = Non
             place |= {name: value for name, value in options.items() if name not in named}
         value = float(row[column])
         low, high = _ends({str(name): cell for name, cell in row.items()}, column, value)
+        if not (math.isfinite(low) and math.isfinite(high)):  # one sample of --quick says nothing about its spread
+            continue
         found.append(_Row(place | {"options": options}, value, low, high))
     return found
 
@@ -163,7 +165,7 @@ def _has(options: Mapping[str, Scalar], spec: Spec) -> bool:
 def _ends(row: Mapping[str, Any], column: str, value: float) -> tuple[float, float]:
     if column in _INTERVALS:
         low, high = (float(row[name]) for name in _INTERVALS[column])
-        return (low, high) if math.isfinite(low) and math.isfinite(high) else (value, value)
+        return low, high
     if column == "rel_error" and row["error_draws"] > 1:
         half = 2 * float(row["rel_error_std"]) / math.sqrt(row["error_draws"])  # two standard errors
         return value - half, value + half

@@ -106,6 +106,11 @@ def test_a_failed_row_is_no_evidence(tmp_path: Path) -> None:
     assert verdict(rows, tmp_path, **FASTER).verdict == "not tested here"
 
 
+def test_a_time_without_an_interval_is_no_evidence(tmp_path: Path) -> None:
+    rows = [timed("softmax", 512, 1.0), replace(timed("linear", 512, 0.5), time_ci_low_s=None, time_ci_high_s=None)]
+    assert verdict(rows, tmp_path, **FASTER).verdict == "not tested here"
+
+
 def test_a_pair_of_one_variant_agrees_in_the_options_that_the_claim_does_not_name(tmp_path: Path) -> None:
     rows = [
         timed(f"performer:features={m},kernel={kernel}", 512, 0.1 * m * (1 if kernel == "trig" else 2))
