@@ -16,6 +16,7 @@ SPEED = (
     ("lra-cpu", "Training step of the Long Range Arena's encoder"),
     ("catalogue-cpu", "Every variant once, as a layer"),
     ("headline-cpu", "Training step of a small encoder on recall"),
+    ("headline-long-cpu", "Training step of a small encoder on recall, at twice the length"),
 )
 """Runs of which a page shows times, and what they measured."""
 

@@ -15,6 +15,7 @@ ORIGIN = {
     "claims-cpu": "attnbench run claims",
     "compare-cpu": "attnbench compare performer linformer --n 1024..16384",
     "headline-cpu": "attnbench run headline",
+    "headline-long-cpu": "make bench-long",
     "long-cpu": "attnbench run results/reference/long-cpu/suite.yaml",
     "long-cpu-again": "attnbench run results/reference/long-cpu-again/suite.yaml",
     "lra-cpu": "attnbench run lra --rounds 5",

@@ -18,6 +18,16 @@ def headline_cpu_says() -> str:
     return _says("headline-cpu")
 
 
+@rows
+def headline_long_cpu() -> str:
+    return _models("headline-long-cpu")
+
+
+@rows
+def headline_long_cpu_says() -> str:
+    return _says("headline-long-cpu")
+
+
 def _models(name: str) -> str:
     """Time, memory and score of each model, the fastest first."""
     frame = run(name)
