@@ -124,7 +124,7 @@ def _scale(
     def linear(value: float) -> float:
         return low + (value - bottom) / (top - bottom) * (high - low)
 
-    marks = [float(tick) for tick in MaxNLocator(6).tick_values(bottom, top)]
+    marks = [round(float(tick), 12) for tick in MaxNLocator(6).tick_values(bottom, top)]
     marks = [tick for tick in marks if max(bottom, within[0]) <= tick <= min(top, within[1])]
     return linear, [(linear(tick), plain(tick)) for tick in marks]
 

@@ -79,7 +79,8 @@ def padded(
 def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round numbers between two limits."""
     ticks = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-    return [float(tick) for tick in ticks if low <= tick <= high]
+    rounded = [round(float(tick), 12) for tick in ticks]  # 1.0000000000000002 is beyond a limit of 1
+    return [tick for tick in rounded if low <= tick <= high]
 
 
 def _apart(ax: Axes, ticks: Sequence[float], limits: tuple[float, float], text: Callable[[float], str]) -> list[float]:
