@@ -82,7 +82,7 @@ def _says(name: str) -> str:
         f"Exact attention in a fused kernel (`sdpa`) has {digits(speed['sdpa'])} times the speed of softmax and "
         f"{digits(peak['sdpa'] / peak['softmax'])} times its memory.",
         f"**In between, with their speed:** {', '.join(between)}.",
-        "**No better than no attention at all:** "
+        "**Not shown to be better than no attention at all:** "
         + ", ".join(f"`{one}`" for one in others if one not in learned)
         + ".",
     )

@@ -59,7 +59,8 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def points(*texts: str) -> str:
     """A Markdown list in lines of 120 characters."""
-    return "".join(textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") + "\n" for text in texts)
+    how = {"initial_indent": "- ", "subsequent_indent": "  ", "break_on_hyphens": False}
+    return "".join(textwrap.fill(text, 120, **how) + "\n" for text in texts)
 
 
 def digits(value: float, count: int = 2) -> str:
