@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pandas as pd
 from scipy.stats import spearmanr
 
+import attnbench
 from attnbench.plots.scored import Problem, problems
 from attnbench.scores import Summary, difference, learnt
 from tests.docs.making import digits, points, rows, run, table
 
+PUBLISHED = Path(attnbench.__file__).parent / "plots" / "published.csv"
 TASKS = ("recall", "copy", "digits", "longer")
 """The sweeps of the suite ``score`` that train."""
 HALVES = ({0, 1}, {2, 3, 4})
@@ -109,12 +112,44 @@ def score_cpu_says() -> str:
         "of its block cannot be seen, and two layers of blocks reach no further. "
         "`attnbench score local:block=16 softmax --task recall`",
         "**Which method loses what?** No better than without mixing tokens are: on recall, which asks for contents, "
-        f"{unlearnt('recall')}; on copy, which asks for places, {unlearnt('copy')}. The dense "
-        "`synthesizer` copies and cannot look anything up. "
+        f"{unlearnt('recall')}; on copy, which asks for places, {unlearnt('copy')}; on digits, which asks to sum up "
+        f"the whole sequence, {unlearnt('digits')}. The dense `synthesizer` copies and cannot look anything up. "
         "`attnbench plot RUN --figure scores`",
+        "**Does the order of Long Range Arena's table 1 come back?** On other tasks, in part. Rank correlation with "
+        f"that table's average, over the {len(arena())} methods of both: {in_order()}. {out_of_order()} On its own "
+        "data it was not tried, which takes days of a GPU. `attnbench run lra-score`",
         "**Does quality hold on short sequences?** The table is that question at 64 tokens, the last column at 256, "
         "against the same model with softmax. `attnbench score performer:features=32 softmax --n 128`",
     )
+
+
+@cache
+def arena() -> pd.Series[float]:
+    """Averages of table 1 of Tay et al. 2021, by the short names of the run's variants with their default mode."""
+    published = pd.read_csv(PUBLISHED).set_index("variant")["average"].astype(float)
+    return published[[name for name in names() if name in published.index]]
+
+
+def in_order() -> str:
+    """``+0.12 on recall (p = 0.75)``: Spearman's rank correlation of each task's means with the published averages."""
+    told = []
+    for sweep in TASKS:
+        parts = found(sweep)[1]
+        rank = spearmanr([parts[name].over_seeds.mean for name in arena().index], arena())
+        task = "the longer recall" if sweep == "longer" else sweep
+        told.append(f"{rank.statistic:+.2f} on {task} (p = {rank.pvalue:.2f})")
+    return ", ".join(told)
+
+
+def out_of_order() -> str:
+    """The methods that stand furthest from their published places."""
+    every = [found(sweep)[1] for sweep in TASKS]
+    mine = pd.Series({name: sum(one[name].over_seeds.mean for one in every) for name in arena().index})
+    here, there = (one.rank(ascending=False).astype(int) for one in (mine, arena()))
+    moved = (here - there).abs().sort_values(ascending=False, kind="stable")
+    far = [name for name in moved.index if moved[name] >= 3]
+    said = ", ".join(f"`{name}` ({there[name]} there, {here[name]} here)" for name in far)
+    return f"Three places or more from theirs by the mean over all four: {said or 'none'}."
 
 
 def _sentence(text: str) -> str:
