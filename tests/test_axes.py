@@ -71,6 +71,7 @@ from attnbench.decision.words import address as address_of_row, name, telling
 from attnbench.plots.captions import in_words
 from attnbench.plots.setting import SAME
 from attnbench.record import Record
+from attnbench.report.rows import _ABOUT
 from attnbench.run.compare import _ASKED
 from attnbench.run.question import Question
 from attnbench.status import Status
@@ -93,9 +94,9 @@ assert "shift=3" in address(shifted) and "shift" not in address(plain)
 row = Record.of(shifted, Status.OK, inputs="gaussian")
 older = {name: value for name, value in row.to_json().items() if name != "shift"}
 assert address_of_row(row) == address(shifted)
-assert name(row, telling([row, Record.of(plain, Status.OK, inputs="gaussian")])) == "softmax n=8 shift 3"
+assert name(row, telling([row, Record.of(plain, Status.OK, inputs="gaussian")])) == "softmax n=8 shift=3"
 assert circumstances(row)["shift"] == 3
-assert "shift" in export_tables._AXES
+assert "shift" in export_tables._AXES and "shift" in _ABOUT
 assert (row.shift, Record.from_json(older).shift) == (3, 0)
 definitions = Suite.model_json_schema()["$defs"]
 assert all("shift" in definitions[name]["properties"] for name in ("Axes", "Matrix", "Include", "Exclude"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from attnbench.axes import AXES, IN_ROWS, shortened
+from attnbench.axes import AXES, Axis, Flag, Rate, Share, Specs, Whole, shortened
 from attnbench.decision.judge import MANY_ROUNDS, Finding
 from attnbench.printable import printable
 from attnbench.record import Record
@@ -20,43 +20,41 @@ def address(row: Record) -> str:
     return address_of([row.sweep, row.label, f"n{row.seq_len}", row.level, row.pass_], values)
 
 
-_NUMBERS = (
-    "batch",
-    "heads",
-    "head_dim",
-    "layers",
-    "ffn",
-    "steps",
-    "learning_rate",
-    "pretrain_steps",
-    "seed",
-    "threads",
+_NAMING = sorted(
+    (axis for axis in AXES.values() if not axis.required),
+    key=lambda axis: (not isinstance(axis.values, Specs), axis.asked),
 )
+"""Axes that a name may tell beside variant and length, in the order in which they are asked."""
+_NUMBERS = ("layers", "ffn", "steps", "pretrain_steps", "threads")
+"""Columns that are no axes, and say nothing without their name."""
 
 
 def _axes(row: Record) -> dict[str, str]:
-    """Axis -> what to say of it, where variant and length do not say it already; empty for nothing worth saying."""
-    numbers = {axis: getattr(row, axis) for axis in _NUMBERS}
-    said = {
+    """Axis or column -> what to say of it; empty for nothing worth saying."""
+    numbers = {name: getattr(row, name) for name in _NUMBERS}
+    return {
         "level": row.level,
         "pass": row.pass_,
-        "task": row.task or "",
-        "inputs": row.inputs if row.level == "operator" else "",
-        "kv_len": f"kv_len={row.kv_len}" if row.kv_len != row.seq_len else "",
-        "causal": "causal" if row.causal else "",
-        "bias": row.bias if row.bias != "none" else "",
-        "compile": "compiled" if row.compile else "",
-        "padding": f"padding={row.padding:g}" if row.padding else "",
-        "dtype": row.dtype,
+        **{axis.name: _said(axis, row) for axis in _NAMING},
         "positions": row.positions,
         "protocol": row.protocol or "",
         "process": row.process,
-        **{axis: "" if value is None else f"{axis}={value:g}" for axis, value in numbers.items()},
+        **{name: "" if value is None else f"{name}={value:g}" for name, value in numbers.items()},
     }
-    rest = {axis: getattr(row, axis) for axis in IN_ROWS if axis not in said}
-    return said | {
-        axis: "" if value == AXES[axis].default else AXES[axis].in_words(value) for axis, value in rest.items()
-    }
+
+
+def _said(axis: Axis, row: Record) -> str:
+    """``causal``, ``alibi``, ``batch=8``; empty for none of it, and for what another axis says already."""
+    value = getattr(row, axis.name)
+    if axis.same_as and value == getattr(row, axis.same_as):
+        return ""
+    if axis.only == "operator" and row.level != "operator":
+        return ""
+    if isinstance(axis.values, Flag):
+        return axis.in_words(value) if value else ""
+    if value is None or value == "none" or (isinstance(axis.values, Share) and not value):
+        return ""
+    return f"{axis.name}={value:g}" if isinstance(axis.values, Whole | Share | Rate) else str(value)
 
 
 def telling(rows: Iterable[Record]) -> list[str]:

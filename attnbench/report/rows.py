@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from attnbench.axes import AXES, IN_ROWS
 from attnbench.plots.captions import OWN_FORM, in_words
 from attnbench.plots.scored import short_tasks
 from attnbench.plots.setting import RUN
@@ -24,14 +25,17 @@ COLUMNS = (
 """What a row holds, in order: ``speed`` in examples per second, ``ratio`` and ``memory`` beside softmax, ``change``
 as its time over that of an older run."""
 
-_ABOUT = (
-    *(RUN, "suite", "level", "pass", "inputs", "causal", "bias", "padding", "dtype", "kv_len", "batch", "heads"),
-    *("head_dim", "layers", "ffn", "compile", "device", "process", "threads", "seed", "learning_rate", "steps"),
-    *("pretrain_steps", "protocol", "quick", "torch_version", "machine_id", "method_version"),
-)
-"""Columns that tell rows of one label and length apart."""
-_OF_TRAINING = ("learning_rate", "steps", "pretrain_steps", "protocol", "seed", "process", "threads")
+_RULES = (*(name for name, axis in AXES.items() if axis.only == "score"), "steps", "pretrain_steps", "protocol")
+"""Columns that only trainings have."""
+_OF_TRAINING = (*_RULES, "seed", "process", "threads")
 """Columns that are said of trainings only, unless other rows differ in them too."""
+_ABOUT = (
+    *(RUN, "suite", "level", "pass"),
+    *sorted(IN_ROWS, key=lambda axis: AXES[axis].asked),
+    *("layers", "ffn", "device", "process", "threads", *_RULES),
+    *("quick", "torch_version", "machine_id", "method_version"),
+)
+"""Columns that tell rows of one label and length apart; a task is among the inputs."""
 
 
 def marked(frame: pd.DataFrame) -> pd.DataFrame:
@@ -106,7 +110,7 @@ def _words(row: Mapping[Hashable, Any], names: list[str], tasks: Mapping[str, st
         value = row[name]
         if pd.isna(value) or value == "" or value is False or (name == "kv_len" and value == row["seq_len"]):
             continue
-        if name in _OF_TRAINING[:4] and not row["protocol"]:
+        if name in _RULES and not row["protocol"]:
             continue
         if name == "inputs":
             parts.append(tasks[str(value)])
