@@ -3,8 +3,10 @@
     for i in 1 2 3; do attnbench run quick --rounds 5 --fresh; done
     python -m tests.benchmarks.gate_alarms results/quick/*
 
-Every run is held against every other one. As nothing changed between them, every cell called slower is a false alarm.
-Then the new run's times are multiplied by a known factor, and each of its cells made to fail, to see what is found.
+Every run is held against every other one, in both orders. As nothing changed between them, every cell called slower is
+a false alarm. Then all cells of the new run are made slower by a known factor, and in the end made to fail, to see what
+is found. With ``--relative-to`` the variant that ratios are divided by stays as it was, as a user's would, and its
+cells are not counted. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -12,36 +14,49 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
 from attnbench.decision.decide import Decision, Question, decide, read_runs
-from attnbench.decision.judge import Limits
+from attnbench.decision.judge import ENOUGH_ROUNDS, Finding, Limits
 from attnbench.decision.measured import MeasuredRun
 from attnbench.record import Record
 from attnbench.status import Status
 
-FACTORS = (1.0, 1.05, 1.1, 1.15, 1.2, 1.3)
+FACTORS = (1.05, 1.1, 1.15, 1.2, 1.3)
 TIMES = ("time_median_s", "time_ci_low_s", "time_ci_high_s", "time_min_s", "time_iqr_s")
+Change = Callable[[MeasuredRun], MeasuredRun]
 
 
 @dataclass(frozen=True)
 class Share:
-    """Cells with a verdict, among all that were asked."""
+    """Comparisons with a verdict, among all that were made: one for each cell of each ordered pair of runs."""
 
     found: int
     of: int
     worst: float
     """The largest share in one pair of runs."""
+    pairs: int
+    """Pairs of runs in which there is one at least."""
+
+    @property
+    def most(self) -> float:
+        """Upper end of the exact one-sided 95 % interval of the share, if comparisons were independent."""
+        from scipy.stats import beta
+
+        return 1.0 if self.found == self.of else float(beta.ppf(0.95, self.found + 1, self.of - self.found))
 
     def __str__(self) -> str:
-        return f"{self.found / self.of:.3f} ({self.found} of {self.of}; worst pair {self.worst:.3f})"
+        return f"{self.found / self.of:.1%} ({self.found} of {self.of})"
 
 
-def slowed(run: MeasuredRun, factor: float) -> MeasuredRun:
-    """The run as it would be if every call took ``factor`` times as long."""
+def slowed(run: MeasuredRun, factor: float, but: str | None = None) -> MeasuredRun:
+    """The run as it would be if every call took ``factor`` times as long, except those of the variant ``but``."""
 
     def change(row: Record) -> Record:
+        if but is not None and is_of(row, but):
+            return row
         times = {name: getattr(row, name) for name in TIMES}
         return replace(row, **{name: None if time is None else time * factor for name, time in times.items()})
 
@@ -57,58 +72,127 @@ def crashed(run: MeasuredRun) -> MeasuredRun:
     return replace(run, rows={key: change(row) for key, row in run.rows.items()})
 
 
+def is_of(row: Record, variant: str) -> bool:
+    """Whether a row is of this variant, by name or label."""
+    return variant in (row.variant, row.label)
+
+
 def share(
     runs: Sequence[MeasuredRun],
     question: Question,
     measure: str,
     verdict: str,
-    change: Callable[[MeasuredRun], MeasuredRun] = lambda run: run,
+    change: Change = lambda run: run,
 ) -> Share:
-    """How many cells of all ordered pairs of runs have this verdict, the new one being changed."""
+    """How many comparisons of all ordered pairs of runs have this verdict, the new one being changed.
+
+    Raises:
+        ValueError: the runs have no cell with this measure.
+    """
     counts = [counted(decide(change(new), [old], question), measure, verdict) for old, new in permutations(runs, 2)]
-    worst = max(found / of for found, of in counts)
-    return Share(sum(found for found, _ in counts), sum(of for _, of in counts), worst)
+    found, of = (sum(column) for column in zip(*counts, strict=True))
+    if not of:
+        raise ValueError(f"no two runs have a {measure} to compare")
+    worst = max(found / of for found, of in counts if of)
+    return Share(found, of, worst, sum(found > 0 for found, _ in counts))
 
 
 def counted(decision: Decision, measure: str, verdict: str) -> tuple[int, int]:
-    """Cells with this verdict, and cells that have this measure on both sides."""
-    asked = [one for one in decision.findings if one.measure == measure and one.pair.old and one.pair.new]
-    if verdict == "broken":
-        asked = [one for one in asked if one.pair.old and one.pair.old.status is Status.OK]
+    """Cells with this verdict, and cells that could have it."""
+    asked = [one for one in decision.findings if one.measure == measure and _could(one, decision, verdict)]
     return sum(one.verdict == verdict for one in asked), len(asked)
 
 
-def report(runs: Sequence[MeasuredRun], question: Question) -> list[str]:
-    """The lines to print."""
-    limit = question.limits.time
+def _could(one: Finding, decision: Decision, verdict: str) -> bool:
+    """Whether both sides were measured. What times are divided by is not judged; what had failed cannot break."""
+    old, new, reference = one.pair.old, one.pair.new, decision.question.relative_to
+    if old is None or new is None or (one.measure == "time" and reference is not None and is_of(new, reference)):
+        return False
+    return verdict != "broken" or old.status is Status.OK
+
+
+def report(runs: Sequence[MeasuredRun], limits: Limits, relative_to: str | None) -> list[str]:
+    """The lines to print: what was compared, a table, and what else was called worse.
+
+    Args:
+        relative_to: the variant of the second pair of columns; None for none.
+    """
+    question = Question(limits=limits)
+    ways = [question, *([replace(question, relative_to=relative_to)] if relative_to else [])]
     plain = [decide(new, [old], question) for old, new in permutations(runs, 2)]
-    apart = max(abs((decision.common or 1.0) - 1) for decision in plain)
-    closed = sum(any(one.verdict == "slower" for one in decision.failures) for decision in plain)
+    rounds = sorted({one.rounds or 0 for one in plain})
+    cells = sorted({one.times for one in plain})
+    apart = max(abs((one.common or 1.0) - 1) for one in plain)
     lines = [
-        f"{len(runs)} runs of the same programs, {len(plain)} ordered pairs, {plain[0].times} timed cells each, "
-        f"{plain[0].rounds} rounds",
-        f"runs as a whole differ by up to {apart:.1%}",
-        f"false alarms at {limit:g}: {share(runs, question, 'time', 'slower')}; {closed} of {len(plain)} gates closed",
+        f"{len(runs)} runs of the same programs, {len(plain)} ordered pairs, {_range(cells)} timed cells each, "
+        f"{_range(rounds)} rounds; as a whole the runs differ by up to {apart:.1%}.",
+        "",
     ]
-    for factor in FACTORS[1:]:
-        found = share(runs, question, "time", "slower", lambda run, factor=factor: slowed(run, factor))  # type: ignore[misc]
-        lines.append(f"found at x{factor:g}: {found}")
-    lines.append(f"unsure of no change: {share(runs, question, 'time', 'unsure')}")
-    lines.append(f"memory called worse: {share(runs, question, 'memory', 'worse')}")
-    lines.append(f"broken found: {share(runs, question, 'status', 'broken', crashed)}")
+    if rounds[0] < ENOUGH_ROUNDS:
+        lines[:0] = [f"**With fewer than {ENOUGH_ROUNDS} rounds these figures are not those of the gate.**", ""]
+    head = [f"called slower at {limits.time:g}", "worst pair"]
+    columns = ["every cell made", *(column for way in ways for column in _headed(head, way))]
+    lines += [_line(columns), _line(["---"] * len(columns))]
+    unchanged = [share(runs, way, "time", "slower") for way in ways]
+    lines.append(_row("no slower (false alarms)", unchanged))
+    for factor in FACTORS:
+        found = [
+            share(runs, way, "time", "slower", partial(slowed, factor=factor, but=way.relative_to)) for way in ways
+        ]
+        lines.append(_row(f"{factor:g} times as slow", found))
+    lines += ["", *(_alarms(one, len(plain), way) for one, way in zip(unchanged, ways, strict=True))]
+    others = [("memory", "worse", "more memory"), ("error", "worse", "more error"), ("status", "broken", "broken")]
+    lines += [f"- False alarms of {said}: {one}." for one, said in _others(runs, question, others)]
+    lines.append(f"- Times that nobody changed and that are unsure: {share(runs, question, 'time', 'unsure')}.")
+    broken = share(runs, question, "status", "broken", crashed)
+    lines.append(f"- Of cells that were made to fail, called broken: {broken}.")
     return lines
+
+
+def _headed(head: Sequence[str], way: Question) -> list[str]:
+    return [f"{column}, `--relative-to {way.relative_to}`" if way.relative_to else column for column in head]
+
+
+def _others(
+    runs: Sequence[MeasuredRun], question: Question, asked: Sequence[tuple[str, str, str]]
+) -> list[tuple[Share, str]]:
+    """Shares of the measures that these runs have."""
+    found = []
+    for measure, verdict, said in asked:
+        try:
+            found.append((share(runs, question, measure, verdict), said))
+        except ValueError:
+            continue
+    return found
+
+
+def _alarms(one: Share, pairs: int, way: Question) -> str:
+    how = f" with `--relative-to {way.relative_to}`" if way.relative_to else ""
+    bound = f"were they independent, {one.most:.2%} could not be excluded"
+    return f"- False alarms{how}: {one} of comparisons ({bound}); {one.pairs} of {pairs} gates would close."
+
+
+def _row(what: str, found: Sequence[Share]) -> str:
+    return _line([what, *(cell for one in found for cell in (str(one), f"{one.worst:.1%}"))])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--fail-above", type=float, default=1.05)
-    parser.add_argument("--relative-to", default=None)
+    parser.add_argument("--relative-to", default="softmax", help="'' for the table without it")
     given = parser.parse_args(arguments)
     if len(given.runs) < 2:
         parser.error("give two runs or more")
-    question = Question(limits=Limits(time=given.fail_above), relative_to=given.relative_to)
-    for line in report(read_runs(given.runs), question):
+    for line in report(read_runs(given.runs), Limits(time=given.fail_above), given.relative_to or None):
         print(line)
 
 
