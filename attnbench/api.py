@@ -48,6 +48,7 @@ def run(
     cell_timeout: float = 60.0,
     memory_limit: int | str | None = None,
     process: Process = "tuned",
+    like: str | Path | None = None,
     plugins: Sequence[str] = (),
     quick: bool = False,
     fresh: bool = False,
@@ -69,6 +70,8 @@ def run(
         cell_timeout: seconds that one visit to a cell may take.
         memory_limit: bytes, or text such as ``"8GiB"``; most of what is free where None.
         process: ``tuned``, or ``as-shipped``: allocator and matmul library as torch has them.
+        like: a run by whose libraries float32 matrices are multiplied; where None those of the suite's last run on such
+            a machine, else what a probe finds faster.
         plugins: files and modules with further variants; the measuring process imports them as well.
         quick: one sample a cell, no interval.
         fresh: start a new run instead of resuming one.
@@ -100,6 +103,7 @@ def run(
         memory_limit=_bytes(memory_limit),
         min_time=min_time,
         process=process,
+        like=None if like is None else Path(like),
         rounds=rounds,
         quick=quick,
         fresh=fresh,

@@ -152,7 +152,8 @@ def class_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
     """What two runs share if their numbers may be compared; None where a run does not say.
 
     Memory is not among them: two boots of one machine differ in it by kilobytes (see :func:`memory_bytes`). Nor is
-    Python, since its versions do not change what torch computes.
+    Python, since its versions do not change what torch computes; nor are the libraries of matrix products, which are
+    chosen for each run (see :func:`products_of`).
 
     Args:
         environment: as ``environment.json`` holds it, of a run of any age.
@@ -166,8 +167,6 @@ def class_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
         "device": str(machine.get("device", "")).partition(":")[0],
         "torch": None if torch is None else ".".join(str(torch).split(".")[:2]),
         "cuda": machine.get("cuda"),
-        "float32_products": environment.get("float32_products"),
-        "window_products": environment.get("window_products"),
         "threads": environment.get("threads"),
         "process": environment.get("process"),
     }
@@ -176,6 +175,24 @@ def class_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
 def machine_class(environment: Mapping[str, Any]) -> str:
     """Eight hex digits that stand for :func:`class_facts`: only runs of one class are compared without a word."""
     return hashlib.sha256(json.dumps(class_facts(environment), sort_keys=True).encode()).hexdigest()[:8]
+
+
+PRODUCTS = ("float32_products", "window_products")
+"""Facts of a run, and not of its machine: which library multiplied, as a probe found when the run began."""
+
+
+def products_of(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The libraries that multiplied in a run, by :data:`PRODUCTS`; without those that it does not tell.
+
+    Rows that were measured with different libraries are not compared.
+    """
+    return {name: environment[name] for name in PRODUCTS if isinstance(environment.get(name), str)}
+
+
+def differing_products(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """In which libraries two runs are known to differ: ``window_products: oneDNN and default``."""
+    ours, theirs = products_of(a), products_of(b)
+    return [f"{name}: {ours[name]} and {theirs[name]}" for name in ours if theirs.get(name, ours[name]) != ours[name]]
 
 
 def memory_bytes(environment: Mapping[str, Any]) -> int | None:

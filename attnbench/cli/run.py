@@ -66,6 +66,10 @@ def run(
         ),
     ] = None,
     process: ProcessState = "tuned",
+    like: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Multiply by the libraries of this run; default those of the suite's last."),
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, max=20, metavar="N", help="Shuffled visits of each cell; default the suite's.")
     ] = None,
@@ -119,6 +123,7 @@ def run(
                 memory_limit=limit,
                 min_time=min_time,
                 process=process,
+                like=like,
                 rounds=rounds,
                 quick=quick,
                 fresh=fresh,

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnbench.decision.measured import MEMORY_TOLERANCE
 from attnbench.errors import UsageError
-from attnbench.machine import class_facts, memory_bytes
+from attnbench.machine import class_facts, differing_products, memory_bytes
 from attnbench.record import one_line
 from attnbench.units import format_bytes, format_count
 
@@ -30,8 +30,12 @@ def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_wit
     (first, ours, _), *others = runs
     for path, theirs, _ in others:
         differ = list(_differences(_decisive(ours), _decisive(theirs)))
+        said = f"{first} and {path} were not measured alike"
         if differ:
-            raise UsageError(f"{first} and {path} were not measured alike: {one_line('; '.join(differ), 160)}")
+            raise UsageError(f"{said}: {one_line('; '.join(differ), 160)}")
+        if chosen := differing_products(ours, theirs):
+            remedy = f"a probe chose otherwise; measure it again with --fresh --like {first}"
+            raise UsageError(f"{said}: {one_line('; '.join(chosen), 160)}: {remedy}")
     machines = [(path, machine) for path, _, machines in runs for machine in machines]
     memories = [(path, memory_bytes(machine)) for path, machine in machines]
     _refuse_odd("memory", [(path, size) for path, size in memories if size], MEMORY_TOLERANCE, format_bytes)

@@ -17,6 +17,7 @@ from attnbench.decision.measured import MeasuredRun, differing_facts, load
 from attnbench.decision.relative import drift, over, ratios_of_times
 from attnbench.decision.words import address
 from attnbench.errors import ResultsError, UsageError, any_of
+from attnbench.machine import PRODUCTS
 from attnbench.suite.select import matches
 
 REFERENCE = "softmax"
@@ -156,19 +157,16 @@ def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Que
         if new.method_version != old.method_version:
             raise UsageError(f"{said}: numbers of two methods are not comparable; measure both again")
         if question.other_machine == "refuse":
-            raise UsageError(f"{said}: {_remedy(facts)}, or give --other-machine ratios")
+            raise UsageError(f"{said}: {_remedy(facts, old)}, or give --other-machine ratios")
         elsewhere = True
     return elsewhere
 
 
-def _remedy(facts: Sequence[str]) -> str:
-    """What to do about facts in which a machine differs: a probe chooses the libraries, and may choose otherwise."""
-    chosen = all(fact.partition(":")[0] in ("float32_products", "window_products") for fact in facts)
-    return (
-        "measure the new run again with --fresh, for a probe to choose anew"
-        if chosen
-        else "measure both on one machine"
-    )
+def _remedy(facts: Sequence[str], old: MeasuredRun) -> str:
+    """What to do about facts in which a machine differs."""
+    if all(fact.partition(":")[0] in PRODUCTS for fact in facts):
+        return f"a probe chose otherwise; measure the new run again with --fresh --like {old.path}"
+    return "measure both on one machine"
 
 
 def _what_keeps_apart(pairs: Sequence[Pair]) -> str:

@@ -1,4 +1,4 @@
-"""Which rows may share an axis: those of one class of machines."""
+"""Which rows may share an axis: those of one class of machines, by the same libraries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.decision.measured import MEMORY_TOLERANCE
-from attnbench.machine import machine_class, memory_bytes
+from attnbench.machine import differing_products, machine_class, memory_bytes
 from attnbench.plots.setting import RUN
 from attnbench.report.sources import ONLY, Sources
 
@@ -39,15 +39,22 @@ def by_machine(sources: Sources) -> list[Machine]:
 
 
 def _classes(environments: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Run -> what two runs share if they were measured on one class of machines; empty where a run does not say."""
-    sizes: dict[str, list[int]] = {}
+    """Run -> what two runs share if their times have one axis; empty where a run does not say."""
+    first: dict[str, list[Mapping[str, Any]]] = {}
     found = {}
     for run, environment in environments.items():
         name = machine_class(environment) if environment.get("environment") else ""
-        if name and (size := memory_bytes(environment)):
-            known = sizes.setdefault(name, [])
-            near = [one for one in known if abs(one - size) <= MEMORY_TOLERANCE * max(one, size)]
-            known += [] if near else [size]
-            name = f"{name} {near[0] if near else size}"
+        if name:
+            known = first.setdefault(name, [])
+            place = next((place for place, one in enumerate(known) if _alike(one, environment)), len(known))
+            known += [environment] if place == len(known) else []
+            name = f"{name} {place}"
         found[run] = name
     return found
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two runs of one class have about as much memory, and the same libraries of products."""
+    here, there = memory_bytes(one), memory_bytes(other)
+    near = not here or not there or abs(here - there) <= MEMORY_TOLERANCE * max(here, there)
+    return near and not differing_products(one, other)

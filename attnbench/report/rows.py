@@ -97,18 +97,23 @@ def _abouts(frame: pd.DataFrame) -> list[str]:
 
 
 def _tells(frame: pd.DataFrame, name: str, training: pd.Series[bool]) -> bool:
-    if name == "kv_len":  # in self-attention it is the length itself
-        return bool((frame["kv_len"] != frame["seq_len"]).any())
+    if other := _followed(name):  # in self-attention the number of keys is the length itself
+        return bool((frame[name] != frame[other]).any())
     if name in _OF_TRAINING:  # trainings differ from timed rows in all of these, which "scored" says already
         return any(part[name].nunique(dropna=True) > 1 for part in (frame[training], frame[~training]))
     return bool(frame[name].nunique(dropna=False) > 1)
+
+
+def _followed(name: str) -> str:
+    """The axis whose value this one has unless it says otherwise; empty for none."""
+    return AXES[name].same_as if name in AXES else ""
 
 
 def _words(row: Mapping[Hashable, Any], names: list[str], tasks: Mapping[str, str]) -> str:
     parts = []
     for name in names:
         value = row[name]
-        if pd.isna(value) or value == "" or value is False or (name == "kv_len" and value == row["seq_len"]):
+        if pd.isna(value) or value == "" or value is False or value == row.get(_followed(name), ""):
             continue
         if name in _RULES and not row["protocol"]:
             continue

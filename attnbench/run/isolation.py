@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from attnbench.errors import AttnbenchError, Exit
 from attnbench.record import one_line
 from attnbench.run.descendants import end_all, end_left_behind, seconds_used
-from attnbench.run.process import END_OF_REQUEST, Process, environment_for
+from attnbench.run.process import END_OF_REQUEST, Process, Products, environment_for
 from attnbench.status import Status
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Settings:
     rates: bool = True
     alone: bool = True
     """No other process of the run computes at the same time."""
+    products: Products | None = None
+    """The libraries that multiply in the tuned process; None for those that a probe finds faster."""
 
 
 class CellFailed(Exception):  # an outcome of the cell, not an error of ours

@@ -11,6 +11,7 @@ from attnbench.machine import default_threads, resolve_device
 from attnbench.measure.time import TimingRules
 from attnbench.qkv import look_at
 from attnbench.run.isolation import Settings
+from attnbench.run.libraries import products_like
 from attnbench.run.process import Process, memory_limit
 from attnbench.suite.expand import Override, apply_overrides, expand
 from attnbench.suite.load import load_suite
@@ -40,6 +41,8 @@ class Options:
     min_time: float | None = None
     """None: what the suite says."""
     process: Process = "tuned"
+    like: Path | None = None
+    """``--like``: a run by whose libraries to multiply; None to find out which are faster."""
     rounds: int | None = None
     """How often each cell is visited, in a new order each time, so that a slow minute does not hit one variant alone.
     None: what the suite says."""
@@ -100,6 +103,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         memory_limit=memory_limit(device, options.memory_limit),
         plugins=options.plugins,
         dtypes=tuple(sorted({cell.dtype for cell in cells})),
+        products=None if options.like is None else products_like(options.like, device=device, process=options.process),
     )
     min_time = suite.min_time if options.min_time is None else options.min_time
     rounds = 1 if options.quick else options.rounds or suite.rounds

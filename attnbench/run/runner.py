@@ -27,6 +27,7 @@ from attnbench.record import (
 from attnbench.run.calibration import doubts
 from attnbench.run.identity import identity
 from attnbench.run.isolation import CellFailed, Worker
+from attnbench.run.libraries import products_before
 from attnbench.run.order import family, in_order
 from attnbench.run.plan import Plan
 from attnbench.run.protocol import MeasureLimits, Ready, Train, VisitCell
@@ -78,6 +79,8 @@ def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = 
         with held(plan.options.out, patience=30):  # of two that begin at once, the second finds the first one's folder
             folder = find_folder(plan, facts, watcher.warned) or new_folder(plan, facts)
             ours.enter_context(folder.lock())
+        if on_cpu and plan.settings.process == "tuned" and plan.settings.products is None:
+            worker.settings = replace(plan.settings, products=products_before(folder))
         state = worker.start()
         folder.describe(state)
         return folder, _Run(plan, worker, state, folder, watcher).go()

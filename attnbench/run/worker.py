@@ -141,7 +141,8 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     gc.freeze()  # what was imported is no garbage, and looking through it before measuring takes a tenth of a second
     device = settings["device"]
     known = settings["known"]
-    libraries = Products(*(known[name] for name in Products._fields)) if known else None
+    chosen = [known[name] for name in Products._fields] if known else settings["products"]
+    libraries = Products(*chosen) if chosen else None
     process, products, notes = apply(
         settings["process"], threads=settings["threads"], device=device, products=libraries
     )

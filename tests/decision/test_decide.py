@@ -279,8 +279,10 @@ def test_on_another_machine_only_ratios_to_a_variant_are_judged(old: Path, tmp_p
 
 def test_another_choice_of_library_is_told_with_its_own_remedy(old: Path, tmp_path: Path) -> None:
     new = write_run(tmp_path / "new", ROWS, about=environment(window_products="oneDNN"))
-    with pytest.raises(UsageError, match="window_products: oneDNN and default: measure the new run again with --fresh"):
+    with pytest.raises(UsageError) as refused:
         decided(old, new)
+    said = "window_products: oneDNN and default: a probe chose otherwise; measure the new run again with --fresh --like"
+    assert f"{said} {old}, or give --other-machine ratios" in str(refused.value)
     elsewhere = write_run(tmp_path / "elsewhere", ROWS, about=environment(window_products="oneDNN", cores=4))
     with pytest.raises(UsageError, match="measure both on one machine"):
         decided(old, elsewhere)

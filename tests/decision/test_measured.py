@@ -92,7 +92,7 @@ def test_each_fact_that_keeps_two_runs_apart_is_named(tmp_path: Path, fact: str,
     about = environment(**{fact: other})
     ours, theirs = load(write_run(tmp_path / "a", [Row()])), load(write_run(tmp_path / "b", [Row()], about=about))
     assert differing_facts(ours, theirs) == [said]
-    same_class = fact in ("method", "memory_bytes")
+    same_class = fact in ("method", "memory_bytes", "float32_products", "window_products")
     assert (ours.machine_class == theirs.machine_class) is same_class
 
 
@@ -106,6 +106,13 @@ def test_another_boot_a_patch_of_torch_and_another_python_are_the_same_machine(
     theirs = load(write_run(tmp_path / "b", [Row()], about=environment(**boot)))
     assert differing_facts(ours, theirs) == []
     assert ours.machine_class == theirs.machine_class
+
+
+def test_libraries_that_an_older_run_does_not_tell_keep_nothing_apart(tmp_path: Path) -> None:
+    about = {name: fact for name, fact in environment().items() if name != "window_products"}
+    older = load(write_run(tmp_path / "old", [Row()], about=about))
+    newer = load(write_run(tmp_path / "new", [Row()], about=environment(window_products="oneDNN")))
+    assert differing_facts(newer, older) == differing_facts(older, newer) == []
 
 
 def test_two_gpus_of_one_kind_are_one_class_and_their_own_memory_counts() -> None:

@@ -1,0 +1,70 @@
+"""Which libraries a run multiplies with, where an older run has settled that and no probe is to choose anew.
+
+Where two libraries are about as fast, a probe chooses one today and the other tomorrow, and rows of different libraries
+are not compared. So a run takes over the choice of the last run of its suite on such a machine, or that of the run
+after ``--like``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from attnbench.errors import CorruptResults, ResultsError, UsageError
+from attnbench.machine import class_facts, describe, products_of
+from attnbench.run.process import Process, Products
+from attnbench.runs import find_runs, newest_run
+from attnbench.store import RunFolder
+
+_MACHINE = ("processor", "system", "torch")
+"""Facts of a machine on which the speed of a library depends."""
+
+
+def products_like(path: Path, *, device: str, process: Process) -> Products:
+    """The libraries of the run after ``--like``: a run's folder, or that of a suite for its newest run.
+
+    Raises:
+        UsageError: there is no run, it does not tell its libraries or is of another machine, or none are chosen here.
+        CorruptResults: the run is damaged.
+    """
+    if device != "cpu" or process != "tuned":
+        raise UsageError("--like is for the tuned process on a CPU, where a library is chosen; leave it out")
+    try:
+        environment = newest_run(path).environment
+    except ResultsError as error:
+        raise UsageError(f"--like {error}") from None
+    chosen = _chosen(environment)
+    if chosen is None:
+        raise UsageError(f"--like {path}: the run does not tell which libraries multiplied; leave --like out")
+    here, there = class_facts({"environment": describe(device)}), class_facts(environment)
+    differ = [f"{name} {there[name]}, here {here[name]}" for name in _MACHINE if here[name] != there[name]]
+    if differ:
+        raise UsageError(f"--like {path}: measured on another machine ({'; '.join(differ)}); leave --like out")
+    return chosen
+
+
+def products_before(folder: RunFolder) -> Products | None:
+    """The libraries of the rows in ``folder``, else those of the newest other run of its suite on such a machine.
+
+    None where a probe has to choose.
+    """
+    environment = folder.environment
+    if (own := _chosen(environment)) is not None:
+        return own
+    facts = {**environment, "environment": describe("cpu")}
+    for other in reversed(find_runs(folder.path.parent)):
+        with suppress(CorruptResults):  # whoever reads that run is told
+            before = other.environment
+            chosen = _chosen(before)
+            if chosen is not None and class_facts(before) == class_facts(facts):
+                return chosen
+    return None
+
+
+def _chosen(environment: Mapping[str, Any]) -> Products | None:
+    """The libraries that a run tells, if it tells all of them."""
+    found = products_of(environment)
+    known = found.keys() == set(Products._fields) and set(found.values()) <= {"default", "oneDNN"}
+    return Products(**cast("dict[str, Any]", found)) if known else None

@@ -1,0 +1,126 @@
+"""By which libraries a run multiplies: chance may decide once, but not again for the next run that is held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.cell import Cell
+from attnbench.errors import UsageError
+from attnbench.run import libraries
+from attnbench.run.isolation import Settings, Worker
+from attnbench.run.libraries import products_like
+from attnbench.run.process import Products
+from attnbench.store import RunFolder
+from tests.decision.machines import Machine, facts, measuring, state
+
+CHOSEN = {"float32_products": "oneDNN", "window_products": "oneDNN"}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Products | None]:
+    """The libraries that each measuring process was told to use."""
+    found: list[Products | None] = []
+
+    def start(self: Any) -> dict[str, Any]:
+        found.append(self.settings.products)
+        return dict(self.state)
+
+    monkeypatch.setattr(Machine, "start", start)
+    monkeypatch.setattr(libraries, "describe", lambda device: facts())
+    return found
+
+
+@pytest.fixture
+def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    return measuring(tmp_path, monkeypatch)
+
+
+def test_a_new_run_multiplies_as_the_last_one_of_its_suite_on_such_a_machine(
+    tmp_path: Path, measure: Callable[..., Path], told: list[Products | None]
+) -> None:
+    out = tmp_path / "results"
+    first = measure(state(**CHOSEN), out=out)
+    second = measure(state(1, **CHOSEN), out=out, fresh=True)  # another boot, so that the machine's id is another
+    assert first != second
+    assert told == [None, Products("oneDNN", "oneDNN")]
+
+
+@pytest.mark.parametrize(
+    ("machine", "options"),
+    [
+        (state(described=facts(cores=4), **CHOSEN), {}),
+        (state(described=facts(torch="2.14.0"), **CHOSEN), {}),
+        (state(**CHOSEN), {"threads": 1}),
+        (state(), {}),  # it does not tell by which library windows were multiplied
+    ],
+    ids=["cores", "torch", "threads", "older"],
+)
+def test_a_run_of_another_class_or_without_libraries_is_not_followed(
+    machine: dict[str, Any],
+    options: dict[str, Any],
+    tmp_path: Path,
+    measure: Callable[..., Path],
+    told: list[Products | None],
+) -> None:
+    measure(machine, out=tmp_path / "results", **options)
+    measure(state(**CHOSEN), out=tmp_path / "results", fresh=True)
+    assert told == [None, None]
+
+
+def test_a_run_that_is_resumed_multiplies_as_its_rows_did(
+    tmp_path: Path, measure: Callable[..., Path], told: list[Products | None]
+) -> None:
+    def interrupt(cell: Cell) -> bool:
+        if cell.shape.N == 8:
+            raise KeyboardInterrupt
+        return False
+
+    out = tmp_path / "results"
+    with pytest.raises(KeyboardInterrupt):
+        measure(state(**CHOSEN), out=out, fails=interrupt)
+    # The probe would choose otherwise this time.
+    run = measure(state(float32_products="default", window_products="default"), out=out)
+    assert told == [None, Products("oneDNN", "oneDNN")]
+    assert RunFolder(run).environment["float32_products"] == "oneDNN"
+
+
+def test_a_run_takes_the_libraries_of_the_run_that_it_is_told_and_is_then_a_run_of_its_own(
+    tmp_path: Path, measure: Callable[..., Path], told: list[Products | None]
+) -> None:
+    chosen = {"float32_products": "oneDNN", "window_products": "default"}
+    good = measure(state(**chosen), out=tmp_path / "good")
+    plain = measure(state(**CHOSEN), out=tmp_path / "results")
+    like = measure(state(**chosen), out=tmp_path / "results", like=good)
+    assert told == [None, None, Products("oneDNN", "default")]
+    assert like != plain  # rows of two libraries do not share a folder
+
+
+@pytest.mark.parametrize(
+    ("there", "how", "said"),
+    [
+        (None, {}, r"--like .*: holds no run"),
+        (state(), {}, "does not tell which libraries multiplied; leave --like out"),
+        (state(described=facts(processor="Z"), **CHOSEN), {}, r"another machine \(processor Z, here AMD EPYC\)"),
+        (state(**CHOSEN), {"process": "as-shipped"}, "for the tuned process on a CPU"),
+        (state(**CHOSEN), {"device": "cuda"}, "for the tuned process on a CPU"),
+    ],
+)
+@pytest.mark.usefixtures("told")
+def test_a_run_that_cannot_be_followed_is_refused(
+    there: dict[str, Any] | None, how: dict[str, str], said: str, tmp_path: Path, measure: Callable[..., Path]
+) -> None:
+    path = tmp_path / "nowhere" if there is None else measure(there)
+    with pytest.raises(UsageError, match=said):
+        products_like(path, **{"device": "cpu", "process": "tuned", **how})  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("forks")
+def test_a_process_that_is_told_its_libraries_uses_them() -> None:
+    for chosen in (Products("oneDNN", "oneDNN"), Products("default", "default")):
+        with Worker(Settings(products=chosen, rates=False)) as worker:
+            ready = worker.start()
+            assert Products(ready["float32_products"], ready["window_products"]) == chosen  # type: ignore[arg-type]
