@@ -12,6 +12,7 @@ from attnbench.plots.palette import DARK, LIGHT
 from attnbench.report.machines import by_machine
 from attnbench.report.page import make_page
 from attnbench.report.sources import read_sources
+from tests.decision.fixture_runs import Row, environment, write_run
 from tests.report.reading import REFERENCE, Read, page_of, page_of_run, rows_of
 
 RUNS = ["lra-cpu", "headline-cpu", "score-cpu"]
@@ -102,6 +103,15 @@ def test_foreign_text_stays_text_wherever_it_comes_from() -> None:
     assert not any(sign in page for sign in ("\u202e", "\u2066"))
     for column in ("label", "reason", "warnings"):
         assert sum("</script><img" in str(row[column]) for row in after.rows) == 3
+
+
+def test_runs_of_one_machine_by_other_libraries_have_no_common_axis(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / name, [Row(), Row("linear")], about=environment(window_products=library))
+        for name, library in (("a", "default"), ("b", "oneDNN"), ("c", "default"))
+    ]
+    first, second = by_machine(read_sources(runs, warn=pytest.fail))
+    assert ([*first.environments], [*second.environments]) == (["a", "c"], ["b"])
 
 
 def test_machines_have_sections_of_their_own_and_views_of_one_share_no_row_with_the_other() -> None:
