@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from attnbench.decision.match import Match
+    from attnbench.decision.match import Prepared
+    from attnbench.decision.matched import Match
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
@@ -187,22 +188,32 @@ def match(
     error: float | None = None,
     memory: int | str | None = None,
     time: float | str | None = None,
+    score: float | None = None,
     results: str | Path | Sequence[str | Path] | pd.DataFrame | None = None,
     n: int | str | None = None,
     inputs: str | None = None,
     draws: int = 5,
     most: int | None = None,
-    heads: int = 8,
-    head_dim: int = 64,
-    batch: int = 1,
+    heads: int | None = None,
+    head_dim: int | None = None,
+    batch: int | None = None,
     dtype: Dtype = "float32",
     device: str = "auto",
     level: Level = "operator",
-    pass_: Pass = "forward",
+    pass_: Pass | None = None,
     causal: bool = False,
     padding: float = 0.0,
     compile: bool = False,
     seed: int = 0,
+    task: str | None = None,
+    steps: int = 400,
+    seeds: int = 3,
+    rates: str = "0.004,0.008",
+    layers: int = 2,
+    ffn: int = 128,
+    pretrain: bool = False,
+    out: str | Path = "results",
+    fresh: bool = False,
     threads: int | None = None,
     timeout: float = 60.0,
     min_time: float = 1.0,
@@ -219,15 +230,22 @@ def match(
             it with its whole interval is chosen.
         memory: budget in bytes, or text such as ``"64MiB"``. The dearest setting that fits is chosen.
         time: budget in seconds, or text such as ``"10ms"``.
+        score: budget, as a score between 0 and 1 of the trained model. The cheapest setting that meets it with its
+            whole interval is chosen. Each setting is trained as ``attnbench score`` trains it, whose sizes are the defaults.
         results: choose among what finished runs measured, as :func:`attnbench.read_results` reads them, instead of
-            measuring; of the arguments below, ``n``, ``inputs``, ``level`` and ``pass_`` say which rows.
-        n: the length; 4096 where None.
+            measuring; of the arguments below, ``n``, ``inputs``, ``task``, ``level`` and ``pass_`` say which rows.
+        n: the length; where None 4096, for a score 64.
         inputs: where q, k and v come from; ``gaussian`` where None.
         draws: draws of inputs and random projections of each error.
         most: largest value of a knob that is tried; ``n`` where None.
-        timeout: seconds for one setting; a slower one is too dear.
+        timeout: seconds for one setting; a slower one is too dear. A training may stay silent for as long.
         min_time: seconds of samples of the turns at the end.
-        heads, head_dim, batch, dtype, level, pass_, causal, padding, compile, seed, device, threads, memory_limit,
+        pass_: what is timed; where None ``forward``, for a score ``training``.
+        task, steps, seeds, rates, layers, ffn, pretrain: of the trainings for a score, as ``attnbench score`` takes
+            them; the task is ``recall`` where None.
+        out: the results folder, in which the trainings are kept; the same call again resumes them.
+        fresh: train anew.
+        heads, head_dim, batch, dtype, level, causal, padding, compile, seed, device, threads, memory_limit,
         process, plugins, progress: as for :func:`compare`.
 
     Raises:
@@ -235,28 +253,39 @@ def match(
         ResultsError: ``results`` cannot be read, or has nothing that the budget is about.
     """
     given = dict(locals()) | {"inputs": inputs or "gaussian"}
+    axes = {axis: given[axis] for axis in AXES if given.get(axis) is not None}
     from attnbench.decision.budget import budget_of
     from attnbench.decision.match import MatchQuestion, one_length
     from attnbench.decision.match_run import match_run
+    from attnbench.decision.match_run_scores import match_scores
+    from attnbench.decision.match_score import score_match
     from attnbench.plots.load import read_results
 
     for source in plugins:
         load(source)
     if results is not None:
         frame = read_results(results) if isinstance(results, str | Path | Sequence) else results
-        budget = budget_of(error=error, memory=memory, time=time)
         length = None if n is None else one_length(n)
-        return Matched(match_run(frame, variants, budget, n=length, inputs=inputs, level=level, pass_=pass_))
+        if score is not None:
+            budget = budget_of(error=error, memory=memory, time=time, score=score)
+            return Matched(match_scores(frame, variants, budget, n=length, task=task, pass_=pass_ or "training"))
+        budget = budget_of(error=error, memory=memory, time=time)
+        timed = pass_ or "forward"
+        return Matched(match_run(frame, variants, budget, n=length, inputs=inputs, level=level, pass_=timed))
+    if score is not None:
+        budget_of(error=error, memory=memory, time=time, score=score)
+        asked = score_match(given | {"memory_limit": _bytes(memory_limit)})
+        return _answered(asked.prepare(), progress=progress)
     prepared = MatchQuestion(
         variants,
         error=error,
         memory=memory,
         time=time,
         n=4096 if n is None else n,
-        axes={axis: given[axis] for axis in AXES if axis in given},
+        axes=axes,
         device=device,
         level=level,
-        pass_=pass_,
+        pass_=pass_ or "forward",
         draws=draws,
         most=most,
         threads=threads,
@@ -266,13 +295,18 @@ def match(
         process=process,
         plugins=plugins,
     ).prepare()
+    return _answered(prepared, progress=progress)
+
+
+def _answered(prepared: Prepared, *, progress: bool) -> Matched:
+    from attnbench.cli.match_screen import MatchScreen
+
     _must_be_importable(entrant.spec for entrant in prepared.entrants)
-    with console.progress(len(prepared.entrants) + 1, wanted=progress) as bar:
-
-        def on_search(label: str) -> None:
-            bar.update(bar.task_ids[0], description=label or "in turns")
-
-        return Matched(prepared.answer(on_search))
+    with console.progress(1, wanted=progress) as bar:
+        screen = MatchScreen(prepared, bar)
+        if prepared.trainings is not None and progress:
+            prepared.trainings.watcher = screen
+        return Matched(prepared.answer(screen.searching, screen.found))
 
 
 def plot(

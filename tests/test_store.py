@@ -10,14 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from attnbench.cell import Cell
-from attnbench.cli.compare import _write_csv
+from attnbench.cli.outputs import write_rows
 from attnbench.errors import CannotCreate, CorruptResults, Locked, StoreError
 from attnbench.record import COLUMNS, Record
 from attnbench.runs import by_age, find_runs, suite_folder
@@ -399,7 +398,7 @@ def test_two_suites_whose_names_differ_in_upper_and_lower_case_only_do_not_share
 @pytest.mark.parametrize("start", list("=+-@＝＋－＠"))
 def test_a_comparison_starts_no_formula_and_keeps_its_negative_numbers(tmp_path: Path, start: str) -> None:
     rows = [{"a": "softmax", "a_reason": f"{start}1+1", "ratio": -0.5, "b_error": None}]
-    _write_csv(SimpleNamespace(to_rows=lambda: rows), tmp_path / "c.csv")
+    write_rows(rows, tmp_path / "c.csv")
     with (tmp_path / "c.csv").open(newline="", encoding="utf-8") as file:
         assert list(csv.DictReader(file)) == [
             {"a": "softmax", "a_reason": f"'{start}1+1", "ratio": "-0.5", "b_error": ""}

@@ -10,14 +10,36 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from attnbench.axes import AXES
-from attnbench.cell import Pass
 from attnbench.cli import completion, console
-from attnbench.cli.options import Causal, Device, HeadDim, Heads, MemoryLimit, Plugins, ProcessState, Threads
-from attnbench.errors import CannotCreate, Exit, UsageError
+from attnbench.cli.options import (
+    AsJson,
+    Batch,
+    Causal,
+    Compile,
+    Device,
+    Dtype,
+    HeadDim,
+    Heads,
+    LevelOption,
+    MemoryLimit,
+    MinTime,
+    Padding,
+    PassOption,
+    Plugins,
+    ProcessState,
+    Seed,
+    Threads,
+    Width,
+    bytes_of,
+)
+from attnbench.cli.outputs import draw, refuse_files, write_rows
+from attnbench.errors import Exit
 from attnbench.shape import Bias
 from attnbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from attnbench.measure.crossover import Crossover
     from attnbench.run.compare import Comparison, Row, Side
 
@@ -40,25 +62,15 @@ def compare(
     ] = "1024..4096",
     heads: Heads = 8,
     head_dim: HeadDim = 64,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Batch B.")] = 1,
-    dtype: Annotated[
-        Literal["float64", "float32", "bfloat16", "float16"], typer.Option(help="Data type of q, k, v.")
-    ] = "float32",
+    batch: Batch = 1,
+    dtype: Dtype = "float32",
     device: Device = "auto",
-    pass_: Annotated[
-        Pass, typer.Option("--pass", help="training: forward and backward; decode: one token.")
-    ] = "forward",
-    level: Annotated[
-        Literal["operator", "layer", "model"], typer.Option(help="Attention alone, with its projections, or a model.")
-    ] = "operator",
+    pass_: PassOption = "forward",
+    level: LevelOption = "operator",
     causal: Causal = False,
     bias: Annotated[Bias, typer.Option(help="Added to the logits; exact attention only.")] = "none",
-    padding: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the batch's tokens that are padding: 0.5.")
-    ] = 0.0,
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="By torch.compile, each variant as a whole or not at all.")
-    ] = False,
+    padding: Padding = 0.0,
+    compile_: Compile = False,
     inputs: Annotated[
         str,
         typer.Option(
@@ -67,27 +79,23 @@ def compare(
     ] = "gaussian",
     error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error.")] = True,
     threads: Threads = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of inputs and projections.")] = 0,
+    seed: Seed = 0,
     timeout: Annotated[
         float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Seconds for one length, all in all.")
     ] = 120.0,
-    min_time: Annotated[
-        float, typer.Option(min=0.001, max=3600, metavar="SECONDS", help="Least seconds of samples at each length.")
-    ] = 1.0,
+    min_time: MinTime = 1.0,
     memory_limit: MemoryLimit = None,
     process: ProcessState = "tuned",
     plugin: Plugins = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    as_json: AsJson = False,
     format_: Annotated[
         Literal["table", "markdown", "latex"], typer.Option("--format", help="How tables are printed.")
     ] = "table",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw time against n to this .svg, .png or .pdf.")
     ] = None,
-    width: Annotated[
-        Literal["page", "column"], typer.Option(help="Of the drawing; column: 3.3 inches, as in a paper.")
-    ] = "page",
+    width: Width = "page",
 ) -> None:
     """Compare variants, taking turns in one process, at each length; then say from which length on one wins.
 
@@ -98,20 +106,11 @@ def compare(
 
     if not variants:
         refuse_equal([], [])
-    if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
-        raise UsageError(f"--plot {plot}: the name must end in .svg, .png or .pdf")
-    for path in (csv, plot):
-        if path is not None and not path.parent.is_dir():
-            raise CannotCreate(f"cannot write {path}: there is no folder {path.parent}")
+    refuse_files(csv, plot=plot)
 
     from attnbench.measure.statistics import FASTER_BAND
     from attnbench.run.question import Question
-    from attnbench.units import parse_bytes
 
-    try:
-        wanted = None if memory_limit is None else parse_bytes(memory_limit)
-    except ValueError as problem:
-        raise UsageError(f"--memory-limit: {problem}") from None
     question = Question(
         variants or [],
         n,
@@ -123,7 +122,7 @@ def compare(
         threads=threads,
         timeout=timeout,
         min_time=min_time,
-        memory_limit=wanted,
+        memory_limit=bytes_of(memory_limit),
         process=process,
         plugins=tuple(plugin or ()),
     ).prepare()
@@ -154,12 +153,12 @@ def compare(
             console.line(f"noise floor {floor:.1%}: differences below it get no verdict")
         _print(comparison, _printer(format_))
     if csv is not None:  # last, so that a full disk does not cost the rest
-        _write_csv(comparison, csv)
+        write_rows(comparison.to_rows(), csv)
     if not comparison.ok:
         console.error("nothing could be measured; the reasons stand above")
         raise typer.Exit(Exit.FAILED)
     if plot is not None:
-        _draw(comparison, plot, f"{what}; {how}", width)
+        draw(lambda: _figure(comparison, f"{what}; {how}"), plot, width=width)
 
 
 def _printer(form: Literal["table", "markdown", "latex"]) -> Printer:
@@ -250,33 +249,10 @@ def _print_crossover(found: Crossover) -> None:
         console.line(part)
 
 
-def _write_csv(comparison: Comparison, path: Path) -> None:
-    import pandas as pd
-
-    from attnbench.files import write_output
-    from attnbench.printable import printable
-    from attnbench.table import no_formula
-
-    def plain(cell: object) -> object:
-        return no_formula(printable(cell)) if isinstance(cell, str) else cell
-
-    table = pd.DataFrame(comparison.to_rows()).map(plain)
-    write_output(path, table.to_csv(index=False, lineterminator="\n"))
-
-
-def _draw(comparison: Comparison, path: Path, about: str, width: str) -> None:
+def _figure(comparison: Comparison, about: str) -> Figure:
     import pandas as pd
 
     from attnbench.plots.comparison import draw_comparison
-    from attnbench.plots.page import NothingToDraw, laid_out
-    from attnbench.plots.style import save
 
-    try:
-        with laid_out(width):
-            figure = draw_comparison(
-                pd.DataFrame(comparison.to_rows()), crossovers=comparison.to_json()["crossovers"], about=about
-            )
-    except NothingToDraw as why:
-        console.warning(f"no chart is written: {why}")
-        return
-    save(figure, path.with_suffix(""), (path.suffix[1:],))
+    rows = pd.DataFrame(comparison.to_rows())
+    return draw_comparison(rows, crossovers=comparison.to_json()["crossovers"], about=about)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from attnbench.cli import console
-from attnbench.errors import CannotCreate, UsageError, any_of, did_you_mean
+from attnbench.errors import UsageError, any_of, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,21 +52,20 @@ def measures_of(text: str) -> tuple[Measure, ...]:
     return tuple(measure for measure in MEASURES if measure in names)
 
 
-def refuse_output(out: Path | None) -> None:
-    """Find out before anything is read or measured that the file could not be written.
+def read(paths: Sequence[Path]) -> list[MeasuredRun]:
+    """Load runs, and warn of what is wrong with them, though not with their rows.
 
     Raises:
-        CannotCreate: there is no folder to write in.
+        UsageError: two paths lead to the same run.
+        ResultsError, CorruptResults: one cannot be read.
     """
-    if out is not None and not out.parent.is_dir():
-        raise CannotCreate(f"cannot write {out}: there is no folder {out.parent}")
+    from attnbench.decision.decide import read_runs
 
-
-def tell_doubts(runs: Sequence[MeasuredRun]) -> None:
-    """Warn of what is wrong with runs, though not with their rows."""
+    runs = read_runs(paths)
     for run in runs:
         for doubt in run.doubts:
             console.warning(doubt)
+    return runs
 
 
 def show(decision: Decision, format_: Format, out: Path | None) -> None:

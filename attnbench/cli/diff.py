@@ -17,10 +17,10 @@ from attnbench.cli.decisions import (
     RelativeTo,
     Select,
     measures_of,
-    refuse_output,
+    read,
     show,
-    tell_doubts,
 )
+from attnbench.cli.outputs import refuse_files
 
 
 def diff(
@@ -43,14 +43,13 @@ def diff(
     A cell is slower or faster only where the whole interval of its ratio lies beyond the limit. The exit code says
     nothing of what changed: attnbench gate has one that does.
     """
-    refuse_output(out)
+    refuse_files(out)
     measures = measures_of(on)
 
-    from attnbench.decision.decide import Question, decide, read_runs
+    from attnbench.decision.decide import Question, decide
     from attnbench.decision.judge import Limits
 
-    before, now = runs = read_runs([old, new])
-    tell_doubts(runs)
+    before, now = read([old, new])
     limits = Limits(above, memory_above, error_above)
     question = Question(measures, limits, relative_to, select, other_machine=other_machine)
     show(decide(now, [before], question), format_, out)

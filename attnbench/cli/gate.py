@@ -18,11 +18,11 @@ from attnbench.cli.decisions import (
     RelativeTo,
     Select,
     measures_of,
-    refuse_output,
+    read,
     show,
-    tell_doubts,
 )
 from attnbench.cli.options import Plugins
+from attnbench.cli.outputs import refuse_files
 from attnbench.errors import Exit
 
 if TYPE_CHECKING:
@@ -62,15 +62,14 @@ def gate(
     run to mean something. The exit code is 0 if nothing is worse, 1 if something is, 2 for wrong usage and for runs
     that cannot be compared, 65 for damaged ones.
     """
-    refuse_output(out)
+    refuse_files(out)
     measures = measures_of(on)
 
-    from attnbench.decision.decide import Question, decide, read_runs
+    from attnbench.decision.decide import Question, decide
     from attnbench.decision.judge import Limits
     from attnbench.decision.table import verdict_line
 
-    now, *before = runs = read_runs([new, *against])
-    tell_doubts(runs)
+    now, *before = read([new, *against])
     question = Question(
         measures=measures,
         limits=Limits(fail_above, memory_above, error_above),

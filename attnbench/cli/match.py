@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from attnbench.axes import AXES
-from attnbench.cell import Pass
 from attnbench.cli import completion, console
-from attnbench.cli.options import Causal, Device, HeadDim, Heads, MemoryLimit, Plugins, ProcessState, Threads
-from attnbench.errors import CannotCreate, Exit, UsageError
-from attnbench.units import format_bytes, format_seconds
+from attnbench.cli.options import (
+    AsJson,
+    Batch,
+    Causal,
+    Compile,
+    Device,
+    Dtype,
+    Ffn,
+    Fresh,
+    HeadDim,
+    Heads,
+    Layers,
+    LevelOption,
+    MemoryLimit,
+    MinTime,
+    Out,
+    Padding,
+    PassOption,
+    Plugins,
+    Pretrain,
+    ProcessState,
+    Rates,
+    Seed,
+    Seeds,
+    Steps,
+    Threads,
+    Width,
+    bytes_of,
+)
+from attnbench.cli.outputs import draw, refuse_files, write_rows
+from attnbench.errors import Exit, UsageError
 
 if TYPE_CHECKING:
-    from attnbench.decision.budget import Point
-    from attnbench.decision.match import Match, Prepared
-    from attnbench.decision.search import Found
+    from matplotlib.figure import Figure
 
-_ALSO_FROM = {
-    *("variants", "error", "memory", "time", "run", "n", "inputs", "level", "pass_", "plugin"),
+    from attnbench.cli.match_screen import MatchScreen
+    from attnbench.decision.budget import Budget
+    from attnbench.decision.match import Prepared
+    from attnbench.decision.matched import Match
+
+_WITH_FROM = {
+    *("variants", "error", "memory", "time", "score", "run", "n", "inputs", "task", "level", "pass_", "plugin"),
     *("csv", "as_json", "plot", "width", "style"),
 }
 """Parameters that mean something beside ``--from``; the others say how to measure."""
+_OF_TRAININGS = {"task", "steps", "seeds", "rates", "layers", "ffn", "pretrain", "out", "fresh"}
+"""Parameters that mean something beside ``--score`` only."""
+_NOT_OF_TRAININGS = {"inputs", "draws", "dtype", "level", "padding", "compile_", "seed"}
+"""Parameters that mean nothing beside ``--score``."""
 
 
 def match(
@@ -43,10 +77,18 @@ def match(
     ] = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Budget: peak memory of a call, 64MiB.")] = None,
     time: Annotated[str | None, typer.Option(metavar="TIME", help="Budget: time of a call, 10ms.")] = None,
+    score: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SCORE", help="Budget: score of the trained model, 0.9. Sizes are by default those of score."
+        ),
+    ] = None,
     run: Annotated[
         Path | None, typer.Option("--from", metavar="RUN", help="Choose among what this run measured; no search.")
     ] = None,
-    n: Annotated[str | None, typer.Option("--n", metavar="LENGTH", help="Length; default 4096.")] = None,
+    n: Annotated[
+        str | None, typer.Option("--n", metavar="LENGTH", help="Length; default 4096, with --score 64.")
+    ] = None,
     inputs: Annotated[
         str | None,
         typer.Option(
@@ -59,252 +101,186 @@ def match(
     ] = None,
     heads: Heads = 8,
     head_dim: HeadDim = 64,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Batch B.")] = 1,
-    dtype: Annotated[
-        Literal["float64", "float32", "bfloat16", "float16"], typer.Option(help="Data type of q, k, v.")
-    ] = "float32",
+    batch: Batch = 1,
+    dtype: Dtype = "float32",
     device: Device = "auto",
-    pass_: Annotated[
-        Pass, typer.Option("--pass", help="training: forward and backward; decode: one token.")
-    ] = "forward",
-    level: Annotated[
-        Literal["operator", "layer", "model"], typer.Option(help="Attention alone, with its projections, or a model.")
-    ] = "operator",
+    pass_: PassOption = "forward",
+    level: LevelOption = "operator",
     causal: Causal = False,
-    padding: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the batch's tokens that are padding: 0.5.")
-    ] = 0.0,
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="By torch.compile, each variant as a whole or not at all.")
-    ] = False,
+    padding: Padding = 0.0,
+    compile_: Compile = False,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK",
+            help="With --score: what is trained (attnbench list tasks); default recall.",
+            autocompletion=completion.tasks,
+        ),
+    ] = None,
+    steps: Steps = 400,
+    seeds: Seeds = 3,
+    rates: Rates = "0.004,0.008",
+    layers: Layers = 2,
+    ffn: Ffn = 128,
+    pretrain: Pretrain = False,
+    out: Out = Path("results"),
+    fresh: Fresh = False,
     threads: Threads = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of inputs and projections.")] = 0,
+    seed: Seed = 0,
     timeout: Annotated[
         float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Seconds for one try; a slower one is too dear.")
     ] = 60.0,
-    min_time: Annotated[
-        float, typer.Option(min=0.001, max=3600, metavar="SECONDS", help="Least seconds of samples in turns.")
-    ] = 1.0,
+    min_time: MinTime = 1.0,
     memory_limit: MemoryLimit = None,
     process: ProcessState = "tuned",
     plugin: Plugins = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every try to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    as_json: AsJson = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw error against cost to this .svg, .png or .pdf.")
+        Path | None, typer.Option(metavar="FILE", help="Draw error or score against cost to this .svg, .png or .pdf.")
     ] = None,
-    width: Annotated[
-        Literal["page", "column"], typer.Option(help="Of the drawing; column: 3.3 inches, as in a paper.")
-    ] = "page",
+    width: Width = "page",
     style: Annotated[Literal["light", "dark"], typer.Option(help="Colours of the drawing.")] = "light",
 ) -> None:
     """Turn the knob of each variant until all meet one budget, then time the settings found in turns.
 
-    For an error it finds the cheapest setting, for memory or time the dearest that fits. One variant alone answers how
-    large its knob must be. The exit code is 1 where nothing could be measured.
+    For an error or a score it finds the cheapest setting, for memory or time the dearest that fits. For a score it
+    trains each setting as attnbench score does, and the same command resumes a match that was stopped. One variant
+    alone answers how large its knob must be. The exit code is 1 where nothing could be measured.
     """
-    given = {name.rstrip("_"): value for name, value in locals().items()} | {"inputs": inputs or "gaussian"}
+    given = {name.rstrip("_"): value for name, value in locals().items()}
     from attnbench.decision.budget import budget_of
 
-    budget_of(error=error, memory=memory, time=time)
-    if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
-        raise UsageError(f"--plot {plot}: the name must end in .svg, .png or .pdf")
-    for path in (csv, plot):
-        if path is not None and not path.parent.is_dir():
-            raise CannotCreate(f"cannot write {path}: there is no folder {path.parent}")
+    budget = budget_of(error=error, memory=memory, time=time, score=score)
+    typed = _typed(ctx)
+    _refuse(typed, trains=score is not None, measures=run is None)
+    refuse_files(csv, plot=plot)
+    given |= {"limit": bytes_of(memory_limit), "plugins": tuple(plugin or ()), "variants": variants or []}
     if run is not None:
-        _refuse_measuring(ctx)
-        answer = _of_run(run, variants or [], (error, memory, time), n, inputs, level, pass_, plugin or [])
+        answer = _of_run(run, budget, given, typed)
         how = f"from {run}; nothing was measured anew"
     else:
-        from attnbench.decision.match import MatchQuestion
-        from attnbench.units import parse_bytes
-
-        try:
-            wanted = None if memory_limit is None else parse_bytes(memory_limit)
-        except ValueError as problem:
-            raise UsageError(f"--memory-limit: {problem}") from None
-        prepared = MatchQuestion(
-            variants or [],
-            error=error,
-            memory=memory,
-            time=time,
-            n=n or "4096",
-            axes={axis: given[axis] for axis in AXES if axis in given},
-            device=device,
-            level=level,
-            pass_=pass_,
-            draws=draws,
-            most=most,
-            threads=threads,
-            timeout=timeout,
-            min_time=min_time,
-            memory_limit=wanted,
-            process=process,
-            plugins=tuple(plugin or ()),
-        ).prepare()
+        prepared = _scores(given, typed) if score is not None else _costs(given)
         answer = _measure(prepared, csv)
         threads = prepared.settings.threads
         how = f"{threads} thread{'s' * (threads != 1)}, {answer.environment['process']} process"
-        how += f", {draws} draw{'s' * (draws != 1)} of each error"
+        how += ", trainings of one thread" if score is not None else f", {draws} draw{'s' * (draws != 1)} of each error"
     for warning in answer.warnings:
         console.warning(warning)
     if as_json:
         console.data(answer.to_json())
     else:
-        _print(answer, how)
+        from attnbench.cli.match_tables import print_match
+
+        print_match(answer, how)
     if csv is not None:  # last, so that a full disk does not cost the rest
-        _write_csv(answer.to_rows(), csv)
+        write_rows(answer.to_rows(), csv, whole=["value"])
     if plot is not None:
-        _draw(answer, plot, f"{answer.about}; {how}", width, style)
+        draw(lambda: _figure(answer, f"{answer.about}; {how}"), plot, width=width, style=style)
     if not answer.ok:
         console.error("nothing could be measured; the reasons stand above")
         raise typer.Exit(Exit.FAILED)
 
 
-def _refuse_measuring(ctx: typer.Context) -> None:
-    """Refuse options that say how to measure, where nothing is measured."""
-    for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(str(parameter.name))
-        if source is not None and source.name == "COMMANDLINE" and parameter.name not in _ALSO_FROM:
-            raise UsageError(f"{parameter.opts[0]} says how to measure, and --from measures nothing; leave one out")
+def _typed(ctx: typer.Context) -> dict[str, str]:
+    """Each parameter that was given on the command line -> its option."""
+    sources = {str(one.name): (one.opts[0], ctx.get_parameter_source(str(one.name))) for one in ctx.command.params}
+    return {name: option for name, (option, source) in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def _of_run(
-    run: Path,
-    variants: list[str],
-    budgets: tuple[float | None, str | None, str | None],
-    n: str | None,
-    inputs: str | None,
-    level: str,
-    pass_: str,
-    plugins: list[str],
-) -> Match:
-    from attnbench.decision.budget import budget_of
+def _refuse(typed: Mapping[str, str], *, trains: bool, measures: bool) -> None:
+    """Refuse options that would do nothing."""
+    for name, option in typed.items():
+        if not measures and name not in _WITH_FROM:
+            raise UsageError(f"{option} says how to measure, and --from measures nothing; leave one out")
+        if not trains and name in _OF_TRAININGS:
+            raise UsageError(f"{option} says how models are trained; give --score as well, or leave it out")
+        if trains and name in _NOT_OF_TRAININGS:
+            raise UsageError(f"{option} says nothing of models that are trained; leave it out beside --score")
+
+
+def _costs(given: Mapping[str, Any]) -> Prepared:
+    """The question after ``--error``, ``--memory`` or ``--time``."""
+    from attnbench.decision.match import MatchQuestion
+
+    same = ("variants", "error", "memory", "time", "device", "level", "draws", "most", "threads", "timeout")
+    axes = {axis: given[axis] for axis in AXES if given.get(axis) is not None}
+    return MatchQuestion(
+        n=given["n"] or "4096",
+        axes=axes | {"inputs": given["inputs"] or "gaussian"},
+        pass_=given["pass"],
+        min_time=given["min_time"],
+        memory_limit=given["limit"],
+        process=given["process"],
+        plugins=given["plugins"],
+        **{name: given[name] for name in same},
+    ).prepare()
+
+
+def _scores(given: Mapping[str, Any], typed: Mapping[str, str]) -> Prepared:
+    """The question after ``--score``: sizes that were not typed are those of ``attnbench score``."""
+    from attnbench.decision.match_score import score_match
+
+    own = {name: given[name] if name in typed else None for name in ("batch", "heads", "head_dim")}
+    pass_ = given["pass"] if "pass_" in typed else None
+    return score_match({**given, **own, "pass_": pass_, "memory_limit": given["limit"]}).prepare()
+
+
+def _of_run(run: Path, budget: Budget, given: Mapping[str, Any], typed: Mapping[str, str]) -> Match:
     from attnbench.decision.match import one_length
     from attnbench.decision.match_run import match_run
+    from attnbench.decision.match_run_scores import match_scores
     from attnbench.plots.load import read_results
     from attnbench.plugins import load
 
-    for source in plugins:
+    for source in given["plugins"]:
         load(source)
-    error, memory, time = budgets
-    frame = read_results(run, warn=console.warning)
-    return match_run(
-        frame,
-        variants,
-        budget_of(error=error, memory=memory, time=time),
-        n=None if n is None else one_length(n),
-        inputs=inputs,
-        level=level,
-        pass_=pass_,
-    )
+    frame, n = read_results(run, warn=console.warning), None if given["n"] is None else one_length(given["n"])
+    if budget.target == "score":
+        pass_ = given["pass"] if "pass_" in typed else "training"
+        return match_scores(frame, given["variants"], budget, n=n, task=given["task"], pass_=pass_)
+    names = ("inputs", "level")
+    return match_run(frame, given["variants"], budget, n=n, pass_=given["pass"], **{one: given[one] for one in names})
 
 
 def _measure(prepared: Prepared, csv: Path | None) -> Match:
     """Search and time; what was measured before Ctrl-C is written too."""
-    from attnbench.decision.match import rows_of
-    from attnbench.decision.search import Found
+    from attnbench.cli.match_screen import MatchScreen
 
-    tried: dict[str, list[Point]] = {}
-    with console.progress(total=len(prepared.entrants) + 1) as bar:
-        (task,) = bar.task_ids
-
-        def on_search(label: str) -> None:
-            bar.update(task, completed=len(tried), description=label or "in turns")
-
-        def on_try(label: str, point: Point) -> None:
-            tried.setdefault(label, []).append(point)
-            bar.update(task, description=f"{point.label}, {len(tried[label])} tried")
-
+    with console.progress(total=1) as bar:
+        screen = MatchScreen(prepared, bar)
+        if prepared.trainings is not None:
+            each, steps = prepared.trainings.of_one_setting, prepared.same["steps"]
+            said = f"at most {each * screen.most} trainings of {steps} steps"
+            console.note(f"{said}, {each} for each setting that is tried")
+            prepared.trainings.watcher = screen
         try:
-            return prepared.answer(on_search, on_try)
+            return prepared.answer(screen.searching, screen.found)
         except KeyboardInterrupt:
             bar.stop()
-            if csv is not None and tried:
-                knobs = {one.spec.label: one.ladder.knob.option if one.ladder else "" for one in prepared.entrants}
-                found = [Found(label, knobs[label], tuple(points), None) for label, points in tried.items()]
-                _write_csv(rows_of(prepared.budget, found, prepared.same), csv)
-                console.note(f"stopped; {csv} has what was measured")
-            else:
-                console.note(
-                    "stopped; nothing was measured yet" if csv else "stopped; without --csv match keeps nothing"
-                )
+            _keep(prepared, screen, csv)
             raise
 
 
-_COLUMNS = ("variant", "knob", "value", "error", "95 % interval", "time", "peak", "tries", "budget")
+def _keep(prepared: Prepared, screen: MatchScreen, csv: Path | None) -> None:
+    """Write what was measured until Ctrl-C, and say where it is."""
+    from attnbench.decision.matched import rows_of
+    from attnbench.decision.search import Found
+
+    if csv is not None and screen.tried:
+        knobs = {one.spec.label: one.ladder.knob.option if one.ladder else "" for one in prepared.entrants}
+        found = [Found(label, knobs[label], tuple(points), None) for label, points in screen.tried.items()]
+        write_rows(rows_of(prepared.budget, found, prepared.same), csv, whole=["value"])
+        console.note(f"stopped; {csv} has what was measured")
+    elif prepared.trainings is None:
+        console.note("stopped; nothing was measured yet" if csv else "stopped; without --csv match keeps nothing")
+    if screen.folder is not None:
+        console.note(f"stopped; finished trainings are in {screen.folder}; the same command resumes the match")
 
 
-def _print(answer: Match, how: str) -> None:
-    console.line(answer.about)
-    console.line(how)
-    times = {label: side.time for label, side in answer.sides().items()}
-    rows = [_row(answer, one, times) for one in answer.found]
-    used = [any(row[i] not in ("", "-") for row in rows) for i in range(len(_COLUMNS))]
-    columns = [name for name, use in zip(_COLUMNS, used, strict=True) if use]
-    console.table(
-        columns,
-        [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows],
-        right=[name for name in columns if name not in ("variant", "knob", "budget")],
-        title=f"\n{answer.budget}",
-    )
-    console.line()
-    for sentence in answer.sentences():
-        for part in wrap(sentence, console.width(), subsequent_indent="  ", break_on_hyphens=False):
-            console.line(part)
-    points = [point for one in answer.found for point in one.tries]
-    console.error_notes({point.error_kind for point in points})
-    console.own_form_note(point.own_form for point in points)
-
-
-def _row(answer: Match, one: Found, times: dict[str, float | None]) -> list[str]:
-    """The chosen setting, else what comes nearest to the budget, else the last try."""
-    point = one.chosen or one.best(answer.budget) or (one.tries[-1] if one.tries else None)
-    if point is None:
-        return [one.variant, one.knob, "-", "-", "-", "-", "-", "0", "not measured"]
-    kind = point.error_kind
-    error = "-" if point.error is None else f"{point.error:.2g}" + " *" * (kind == "distance")
-    error = "learned" if kind == "learned" else error
-    between = f"{point.spread[0]:.2g} to {point.spread[1]:.2g}" if point.spread else "-"
-    time = times.get(point.label) if one.chosen else None
-    return [
-        one.variant + console.DAGGER * bool(point.own_form),
-        one.knob,
-        "-" if point.value is None else str(point.value),
-        error,
-        between,
-        format_seconds(time or point.time),
-        format_bytes(point.memory),
-        str(len(one.tries)),
-        "met" if one.chosen else "not met",
-    ]
-
-
-def _write_csv(rows: list[dict[str, object]], path: Path) -> None:
-    import pandas as pd
-
-    from attnbench.files import write_output
-    from attnbench.printable import printable
-    from attnbench.table import no_formula
-
-    def plain(cell: object) -> object:
-        return no_formula(printable(cell)) if isinstance(cell, str) else cell
-
-    table = pd.DataFrame(rows).astype({"value": "Int64"}).map(plain, na_action="ignore")
-    write_output(path, table.to_csv(index=False, lineterminator="\n"))
-
-
-def _draw(answer: Match, path: Path, about: str, width: str, style: str) -> None:
+def _figure(answer: Match, about: str) -> Figure:
     import pandas as pd
 
     from attnbench.plots.frontier import draw_frontier
-    from attnbench.plots.page import NothingToDraw, laid_out
-    from attnbench.plots.palette import drawn_in
-    from attnbench.plots.style import save
 
-    try:
-        with laid_out(width), drawn_in(style):
-            save(draw_frontier(pd.DataFrame(answer.to_rows()), about=about), path.with_suffix(""), (path.suffix[1:],))
-    except NothingToDraw as why:
-        console.warning(f"no chart is written: {why}")
+    return draw_frontier(pd.DataFrame(answer.to_rows()), about=about)

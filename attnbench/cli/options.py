@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from attnbench.cell import Pass
+from attnbench.errors import UsageError
+
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for results.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run instead of resuming one.")]
@@ -19,3 +22,45 @@ ProcessState = Annotated[
 Heads = Annotated[int, typer.Option(min=1, metavar="N", help="Heads H.")]
 HeadDim = Annotated[int, typer.Option(min=1, metavar="N", help="Head width D.")]
 Causal = Annotated[bool, typer.Option("--causal", help="Query i sees keys up to i.")]
+Batch = Annotated[int, typer.Option(min=1, metavar="N", help="Batch B.")]
+Dtype = Annotated[Literal["float64", "float32", "bfloat16", "float16"], typer.Option(help="Data type of q, k, v.")]
+PassOption = Annotated[Pass, typer.Option("--pass", help="training: forward and backward; decode: one token.")]
+LevelOption = Annotated[
+    Literal["operator", "layer", "model"], typer.Option(help="Attention alone, with its projections, or a model.")
+]
+Padding = Annotated[
+    float, typer.Option(metavar="SHARE", help="Share of the batch's tokens that are padding: 0.5.")
+]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="By torch.compile, each variant as a whole or not at all.")
+]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of inputs and projections.")]
+MinTime = Annotated[
+    float, typer.Option(min=0.001, max=3600, metavar="SECONDS", help="Least seconds of samples at each length.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+Width = Annotated[
+    Literal["page", "column"], typer.Option(help="Of the drawing; column: 3.3 inches, as in a paper.")
+]
+Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps of each training.")]
+Seeds = Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Trainings of each variant.")]
+Rates = Annotated[
+    str, typer.Option(metavar="RATES", help="Learning rates; of several the best on validation data counts.")
+]
+Layers = Annotated[int, typer.Option(min=1, metavar="N", help="Layers of the encoder.")]
+Ffn = Annotated[int, typer.Option(min=1, metavar="N", help="Width of the feed-forward layer.")]
+Pretrain = Annotated[bool, typer.Option("--pretrain", help="First fill in masked tokens of the task.")]
+
+
+def bytes_of(memory_limit: str | None) -> int | None:
+    """The bytes of :data:`MemoryLimit`.
+
+    Raises:
+        UsageError: it is no size.
+    """
+    from attnbench.units import parse_bytes
+
+    try:
+        return None if memory_limit is None else parse_bytes(memory_limit)
+    except ValueError as problem:
+        raise UsageError(f"--memory-limit: {problem}") from None

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnbench.cli import completion, console
-from attnbench.cli.options import Causal, Device, Fresh, HeadDim, Heads, Out
+from attnbench.cli.options import (
+    Causal,
+    Device,
+    Ffn,
+    Fresh,
+    HeadDim,
+    Heads,
+    Layers,
+    Out,
+    Pretrain,
+    Rates,
+    Seeds,
+    Steps,
+)
 from attnbench.errors import NothingMeasured, UsageError
 
 if TYPE_CHECKING:
     from attnbench.run.plan import Plan
 
 NEEDS_ONE = "score needs a variant; for example: attnbench score performer linear softmax --task recall"
-
-_OPTIONS = {
-    "name": "--task",
-    "task": "--task",
-    "seq_len": "--n",
-    "steps": "--steps",
-    "batch": "--batch",
-    "seed": "--seeds",
-    "learning_rate": "--rates",
-    "layers": "--layers",
-    "heads": "--heads",
-    "head_dim": "--head-dim",
-    "ffn": "--ffn",
-}
-"""Key in the suite made from the command line -> the option that it comes from."""
 
 
 def score(
@@ -50,18 +48,16 @@ def score(
         ),
     ] = "recall",
     n: Annotated[int, typer.Option("--n", min=1, metavar="LENGTH", help="Tokens of a sequence.")] = 64,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps of each training.")] = 400,
+    steps: Steps = 400,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a step.")] = 32,
-    seeds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Trainings of each variant.")] = 3,
-    rates: Annotated[
-        str, typer.Option(metavar="RATES", help="Learning rates; of several the best on validation data counts.")
-    ] = "0.004,0.008",
-    layers: Annotated[int, typer.Option(min=1, metavar="N", help="Layers of the encoder.")] = 2,
+    seeds: Seeds = 3,
+    rates: Rates = "0.004,0.008",
+    layers: Layers = 2,
     heads: Heads = 2,
     head_dim: HeadDim = 32,
-    ffn: Annotated[int, typer.Option(min=1, metavar="N", help="Width of the feed-forward layer.")] = 128,
+    ffn: Ffn = 128,
     causal: Causal = False,
-    pretrain: Annotated[bool, typer.Option("--pretrain", help="First fill in masked tokens of the task.")] = False,
+    pretrain: Pretrain = False,
     device: Device = "auto",
     out: Out = Path("results"),
     plugin: Annotated[
@@ -86,38 +82,26 @@ def score(
         raise UsageError(NEEDS_ONE)
     from attnbench.plugins import load
     from attnbench.run.plan import Options, make_plan
-    from attnbench.suite.messages import CommandLine
-    from attnbench.suite.schema import Suite
+    from attnbench.run.score_question import ScoreQuestion
 
     for source in plugin or []:
         load(source)
     specs = _specs(variants)
-    _check_task(task)
-    data: dict[str, Any] = {
-        "name": "score-" + task.partition(":")[0],
-        "sweeps": [
-            {
-                "name": "score",
-                "level": "model",
-                "pass": "training",
-                "measure": "score",
-                "model": {"layers": layers, "ffn": ffn, "positions": "sinusoid"},
-                "training": {"steps": steps, "pretrain": "masked" if pretrain else "none"},
-                "matrix": {
-                    "variant": specs,
-                    "task": task,
-                    "seq_len": n,
-                    "heads": heads,
-                    "head_dim": head_dim,
-                    "batch": batch,
-                    "causal": causal,
-                    "learning_rate": _rates(rates),
-                    "seed": list(range(seeds)),
-                },
-            }
-        ],
-    }
-    suite = Suite.of(data, CommandLine(options=_OPTIONS))
+    question = ScoreQuestion(
+        task=task,
+        n=n,
+        steps=steps,
+        batch=batch,
+        seeds=seeds,
+        rates=rates,
+        layers=layers,
+        heads=heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        causal=causal,
+        pretrain=pretrain,
+    )
+    suite = question.suite("score", specs)
     options = Options(
         device=device,
         out=out,
@@ -137,24 +121,6 @@ def _specs(variants: list[str]) -> list[str]:
 
     specs = [VARIANTS.get(spec.name).normalise(spec).label for text in variants for spec in parse_specs(text)]
     return list(dict.fromkeys([*specs, "identity"]))
-
-
-def _check_task(text: str) -> None:
-    from attnbench.spec import parse_specs
-    from attnbench.task import TASKS
-
-    try:
-        for spec in parse_specs(text):
-            TASKS.get(spec.name).check(dict(spec.options))
-    except UsageError as error:
-        raise UsageError(f"--task: {error}") from None
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--rates {text!r}: not learning rates; write for instance --rates 0.004,0.008") from None
 
 
 def _train(plan: Plan, *, as_json: bool) -> None:

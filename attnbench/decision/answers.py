@@ -12,7 +12,7 @@ from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from attnbench.decision.match import Match
+    from attnbench.decision.matched import Match
     from attnbench.run.compare import Row
 
 _COMPARABLE = ("exact", "approximation")
@@ -40,11 +40,11 @@ def _of_one(budget: Budget, one: Found) -> str:
     chosen = one.chosen
     if chosen is None:
         return _missed(budget, one)
-    if budget.target == "error":
-        end = f"; already at the smallest {one.knob} that is tried" if one.at_end else ""
-        return f"{chosen.label} reaches {budget}: {error_text(chosen)}{end}"
-    end = f"; no dearer {one.knob} is tried" if one.at_end else ""
-    return f"{chosen.label} fits into {budget}: {budget.text(chosen.amount(budget))}{end}"
+    if budget.bounds_cost:
+        end = f"; no dearer {one.knob} is tried" if one.at_end else ""
+        return f"{chosen.label} fits into {budget}: {amount_text(chosen, budget)}{end}"
+    end = f"; already at the smallest {one.knob} that is tried" if one.at_end else ""
+    return f"{chosen.label} reaches {budget}: {amount_text(chosen, budget)}{end}"
 
 
 def _as_it_stands(budget: Budget, one: Found) -> str:
@@ -52,26 +52,34 @@ def _as_it_stands(budget: Budget, one: Found) -> str:
     start = f"{point.label} takes part as it stands ({one.note}): "
     if point.status is not Status.OK:
         return start + _failure(point)
-    amount = error_text(point) if budget.target == "error" else budget.text(point.amount(budget))
-    return f"{start}{amount}, {'within' if one.chosen else 'not within'} {budget}"
+    return f"{start}{amount_text(point, budget)}, {'' if one.chosen else 'not '}{budget.inside}"
 
 
 def _missed(budget: Budget, one: Found) -> str:
     """What comes nearest to the budget, and what kept the search from going on."""
     best = one.best(budget)
-    verb = "does not reach" if budget.target == "error" else "does not fit into"
+    verb = "does not fit into" if budget.bounds_cost else "does not reach"
     start = f"{one.variant} {verb} {budget}"
     failed = [f"{one.knob}={point.value}: {_failure(point)}" for point in one.tries if point.status is not Status.OK]
     if best is None:
         learned = any(point.error_kind == "learned" for point in one.tries)
         nothing = "its error means nothing before it is fitted" if learned else "nothing was measured"
         return f"{start}: {failed[0] if failed else nothing}"
-    amount = error_text(best) if budget.target == "error" else budget.text(best.amount(budget))
-    return f"{start}: best {amount} at {one.knob}={best.value}" + (f"; {failed[-1]}" if failed else "")
+    also = f"; {failed[-1]}" if failed else ""
+    return f"{start}: best {amount_text(best, budget)} at {one.knob}={best.value}{also}"
 
 
 def _failure(point: Point) -> str:
     return f"{point.status}" + (f", {point.reason}" if point.reason else "")
+
+
+def amount_text(point: Point, budget: Budget) -> str:
+    """What the budget is of, as a setting has it: ``0.095 (0.092 to 0.099)``, ``64.0 MiB``."""
+    if budget.target == "error":
+        return error_text(point)
+    ends = (point.score_low, point.score_high)
+    between = f" ({ends[0]:.3g} to {ends[1]:.3g})" if budget.target == "score" and None not in ends else ""
+    return budget.text(point.amount(budget)) + between
 
 
 def error_text(point: Point) -> str:
@@ -118,16 +126,16 @@ def _verdicts(match: Match) -> Iterator[str]:
     chosen = [one.chosen for one in match.found if one.chosen is not None]
     if len(chosen) < 2:
         return
-    within = f"within {match.budget}"
+    inside = match.budget.inside
     if match.budget.target != "time" and match.comparison:
         fastest = [point.label for point in chosen if _beats_all(match, point.label)]
-        yield f"fastest {within}: {fastest[0]}" if fastest else f"fastest {within}: cannot be told"
+        yield f"fastest {inside}: {fastest[0] if fastest else 'cannot be told'}"
     if match.budget.target != "memory":
         by_memory = sorted((point for point in chosen if point.memory is not None), key=lambda point: point.memory or 0)
         if by_memory:
-            yield f"least memory {within}: {by_memory[0].label}, {format_bytes(by_memory[0].memory)}"
+            yield f"least memory {inside}: {by_memory[0].label}, {format_bytes(by_memory[0].memory)}"
     if match.budget.target != "error":
-        yield from _least_error(chosen, within)
+        yield from _least_error(chosen, match.budget)
 
 
 def _beats_all(match: Match, label: str) -> bool:
@@ -142,7 +150,7 @@ def _beats_all(match: Match, label: str) -> bool:
     return found
 
 
-def _least_error(chosen: Sequence[Point], within: str) -> Iterator[str]:
+def _least_error(chosen: Sequence[Point], budget: Budget) -> Iterator[str]:
     ranked = sorted(
         (point for point in chosen if point.error is not None and point.error_kind in _COMPARABLE),
         key=lambda point: point.error or 0.0,
@@ -152,6 +160,6 @@ def _least_error(chosen: Sequence[Point], within: str) -> Iterator[str]:
     first, second = next(pairwise(ranked))
     apart = first.error_high is not None and all(first.error_high < (one.error_low or 0.0) for one in ranked[1:])
     if apart:
-        yield f"smallest error {within}: {first.label}, {error_text(first)}"
+        yield f"smallest error {budget.inside}: {first.label}, {error_text(first)}"
     else:
-        yield f"smallest error {within}: cannot be told, {first.label} and {second.label} overlap"
+        yield f"smallest error {budget.inside}: cannot be told, {first.label} and {second.label} overlap"

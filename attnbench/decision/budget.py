@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from attnbench.record import Record
 from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
-Target = Literal["error", "memory", "time"]
+Target = Literal["error", "memory", "time", "score"]
 CONFIDENCE = 0.95
 
 
@@ -22,7 +23,7 @@ class Budget:
 
     target: Target
     limit: float
-    """Relative error, bytes or seconds."""
+    """Relative error, bytes, seconds, or a score between 0 and 1."""
 
     def __str__(self) -> str:
         """``error 0.1``, ``memory 64.0 MiB``, ``time 10.0 ms``."""
@@ -30,30 +31,45 @@ class Budget:
 
     def text(self, amount: float | None) -> str:
         """An amount of what the budget is of, with its unit."""
-        if self.target == "error":
+        if not self.bounds_cost:
             return "-" if amount is None else f"{amount:.3g}"
         return format_bytes(amount) if self.target == "memory" else format_seconds(amount)
 
     @property
-    def rises(self) -> bool:
-        """Whether a dearer setting has more of it, as of time and memory; its error is smaller."""
-        return self.target != "error"
+    def bounds_cost(self) -> bool:
+        """Whether it bounds what a setting may cost, as memory and time do: the dearest that fits is sought.
+
+        An error and a score bound how good a setting must be: the cheapest that is good enough is sought.
+        """
+        return self.target in ("memory", "time")
+
+    @property
+    def inside(self) -> str:
+        """``within error 0.1``, ``at score 0.9 or more``."""
+        return f"at {self} or more" if self.target == "score" else f"within {self}"
 
 
 def budget_of(
-    *, error: float | str | None = None, memory: int | str | None = None, time: float | str | None = None
+    *,
+    error: float | str | None = None,
+    memory: int | str | None = None,
+    time: float | str | None = None,
+    score: float | str | None = None,
 ) -> Budget:
-    """The one budget that is given: ``error=0.1``, ``memory="64MiB"`` or bytes, ``time="10ms"`` or seconds.
+    """The one budget that is given: ``error=0.1``, ``memory="64MiB"`` or bytes, ``time="10ms"`` or seconds, or a score.
 
     Raises:
         UsageError: none or several are given, or one is not a positive amount.
     """
-    given = {name: value for name, value in (("error", error), ("memory", memory), ("time", time)) if value is not None}
+    all_ = {"error": error, "memory": memory, "time": time, "score": score}
+    given = [name for name, value in all_.items() if value is not None]
     if len(given) != 1:
         said = "match needs a budget" if not given else f"match takes one budget, not {' and '.join(given)}"
-        raise UsageError(f"{said}; give --error 0.1, --memory 64MiB or --time 10ms")
+        raise UsageError(f"{said}; give --error 0.1, --memory 64MiB, --time 10ms or --score 0.9")
     if error is not None:
         return Budget("error", _error(error))
+    if score is not None:
+        return Budget("score", _score(score))
     try:
         if memory is not None:
             return Budget("memory", parse_bytes(memory) if isinstance(memory, str) else _positive(memory, "bytes"))
@@ -61,6 +77,13 @@ def budget_of(
         return Budget("time", parse_seconds(time) if isinstance(time, str) else _positive(time, "seconds"))
     except ValueError as problem:
         raise UsageError(f"--{'time' if memory is None else 'memory'}: {problem}") from None
+
+
+def _score(written: float | str) -> float:
+    with suppress(ValueError):
+        if 0 < float(written) < 1:
+            return float(written)
+    raise UsageError(f"--score: {written!r} is not a score between 0 and 1 such as 0.9")
 
 
 def _error(written: float | str) -> float:
@@ -95,6 +118,11 @@ class Point:
     time_low: float | None = None
     time_high: float | None = None
     memory: float | None = None
+    score: float | None = None
+    """Of the trained model, the mean over seeds."""
+    score_low: float | None = None
+    score_high: float | None = None
+    """Ends of the 95 % interval over seeds; with one seed, over test examples."""
     own_form: str = ""
     family: str = ""
 
@@ -128,12 +156,16 @@ class Point:
 
     def amount(self, budget: Budget) -> float | None:
         """How much it takes of what the budget is of."""
-        return {"error": self.error, "memory": self.memory, "time": self.time}[budget.target]
+        return {"error": self.error, "memory": self.memory, "time": self.time, "score": self.score}[budget.target]
 
     def within(self, budget: Budget) -> bool:
-        """Whether it meets the budget; an error does where its whole interval is at most the budget."""
+        """Whether it meets the budget; an error or a score does where its whole interval does."""
+        if self.status is not Status.OK:
+            return False
+        if budget.target == "score":
+            return self.score_low is not None and self.score_low >= budget.limit
         amount = self.error_high if budget.target == "error" else self.amount(budget)
-        return self.status is Status.OK and amount is not None and amount <= budget.limit
+        return amount is not None and amount <= budget.limit
 
 
 def error_interval(

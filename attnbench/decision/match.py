@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnbench.axes import defaults
 from attnbench.cell import Cell, Level, Pass
-from attnbench.decision.answers import answers
 from attnbench.decision.budget import Budget, Point, budget_of, circumstances
-from attnbench.decision.knobs import Ladder, knob_of, ladder_of
-from attnbench.decision.search import Found, search
+from attnbench.decision.entrants import Entrant, entrants_of
+from attnbench.decision.matched import Match
+from attnbench.decision.search import Found, most_tries, search
+from attnbench.decision.trainings import Trainings
 from attnbench.errors import UsageError
-from attnbench.measure.error import error_kind
 from attnbench.measure.time import TimingRules
 from attnbench.plugins import load
 from attnbench.record import Record
-from attnbench.run.compare import LONGEST_ERROR, Comparison, Side, compare
+from attnbench.run.compare import LONGEST_ERROR, Comparison, compare
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.length import without_error
 from attnbench.run.process import Process
 from attnbench.run.protocol import VisitCell
 from attnbench.run.question import Question
-from attnbench.spec import Spec, parse_specs
+from attnbench.spec import Spec
 from attnbench.status import Status
 from attnbench.suite.ranges import parse_range
 from attnbench.variant import VARIANTS
 
-NEEDS_ONE = "match needs a variant; for example: attnbench match performer local --error 0.1"
 LOOK = TimingRules(min_time=0.1, max_time=0.5, min_samples=6, warmup_time=0.05)
 """How long the time of one setting is looked at during the search; the settings found are timed in turns."""
 
@@ -44,56 +43,6 @@ def one_length(written: str | int) -> int:
         said = "match takes one length" if lengths[0] else "a length is at least 1"
         raise UsageError(f"--n {written}: {said}; write --n {lengths[0] or 1024}")
     return lengths[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Entrant:
-    """One of the variants that were asked for."""
-
-    spec: Spec
-    ladder: Ladder | None
-    """The settings to search; None for a variant that takes part as it stands."""
-    note: str = ""
-    """Why it takes part as it stands."""
-    hopeless: str = ""
-    """Why it can never be held to the budget, and is not measured."""
-
-
-def entrants_of(
-    written: Sequence[str], budget: Budget, n: int, *, causal: bool = False, most: int | None = None
-) -> list[Entrant]:
-    """What each text stands for, and what can be turned.
-
-    Raises:
-        UsageError: an unknown name or option, one thing twice, or nothing that can be turned.
-    """
-    entrants: dict[str, Entrant] = {}
-    for spec in (spec for text in written for spec in parse_specs(text)):
-        entry = VARIANTS.get(spec.name)
-        given, normal = entry.check(dict(spec.options)), entry.normalise(spec)
-        knob = knob_of(normal, causal=causal)
-        hopeless = ""
-        if budget.target == "error" and entry.kind == "mixer":
-            hopeless = "a mixer has no q, k and v, and so no error; give --memory or --time with --level layer"
-        elif budget.target == "error" and error_kind(entry, normal) == "learned":
-            hopeless = "its error means nothing before it is fitted; give --memory or --time"
-        if knob is None:
-            one = Entrant(normal, None, "it has no knob", hopeless)
-        elif knob.option in given:
-            one = Entrant(Spec.of(spec.name, given), None, f"its {knob.option} is given", hopeless)
-        else:
-            one = Entrant(normal, ladder_of(normal, knob, n, most=most), "", hopeless)
-        if one.spec.label in entrants:
-            raise UsageError(f"{one.spec.label} is given twice; name each variant once")
-        entrants[one.spec.label] = one
-    if not entrants:
-        raise UsageError(NEEDS_ONE)
-    if not any(one.ladder for one in entrants.values()):
-        who = ", ".join(f"{label}: {one.note}" for label, one in entrants.items())
-        raise UsageError(f"there is no knob to turn ({who}); name a variant that has one: attnbench match performer")
-    if all(one.hopeless for one in entrants.values()):
-        raise UsageError("; ".join(f"{label}: {one.hopeless}" for label, one in entrants.items()))
-    return list(entrants.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +123,16 @@ class Prepared:
     """Seconds for one try, and for each variant that takes turns at the end."""
     about: str
     """The circumstances that all variants share, in one line."""
+    trainings: Trainings | None = None
+    """What trains each setting that runs; None where no score is asked for."""
     warnings: list[str] = field(default_factory=list)
     same: dict[str, Any] = field(default_factory=dict)
     """The circumstances as columns, once something was measured."""
+
+    def most_tries(self, entrant: Entrant) -> int:
+        """How many settings of a variant are tried at most."""
+        ladder = entrant.ladder
+        return 1 if ladder is None else most_tries(ladder.climb())
 
     def answer(
         self,
@@ -191,6 +147,7 @@ class Prepared:
 
         Raises:
             WorkerFailed: the measuring process could not be started.
+            StoreError and its kinds, CorruptResults: the folder of the trainings cannot be used.
         """
         found = []
         with Worker(self.settings) as worker:
@@ -199,10 +156,13 @@ class Prepared:
                 on_search(entrant.spec.label)
                 found.append(self._search(worker, entrant, on_try))
         on_search("")
-        match = Match(self.budget, found, self.about, dict(self.same), list(self.warnings), environment)
+        trained = self.trainings.doubts(self.budget) if self.trainings else []
+        match = Match(self.budget, found, self.about, dict(self.same), [*self.warnings, *trained], environment)
         match.comparison = self._turns(found)
         if match.comparison:
             match.warnings += match.comparison.warnings
+        if self.trainings and self.trainings.folder:
+            match.kept = self.trainings.folder.path
         return match
 
     def _search(self, worker: Worker, entrant: Entrant, on_try: OnTry) -> Found:
@@ -213,6 +173,8 @@ class Prepared:
 
         def measure(spec: Spec, value: int | None = None) -> Point:
             point = Point.of(self._look(worker, replace(self.cell, variant=spec)), value)
+            if self.trainings is not None and point.status is Status.OK:
+                point = self.trainings.score(worker, spec, point)
             on_try(label, point)
             return point
 
@@ -238,7 +200,7 @@ class Prepared:
             if worker.traces:
                 said = f"{cell.variant.label} {worker.traces}, so the next one starts in a fresh process"
                 self.warnings.append(said)
-        self.same = self.same or circumstances(record)
+        self.same = {**circumstances(record), **self.same}
         return record
 
     def _turns(self, found: Sequence[Found]) -> Comparison | None:
@@ -254,83 +216,3 @@ class Prepared:
             return None
         n, limit = self.cell.shape.N, self.timeout * len(cells)
         return compare(list(cells.values()), [n], self.settings, self.rules, timeout=limit)
-
-
-@dataclass(slots=True)
-class Match:
-    """What was found for each variant, and how the settings found compare."""
-
-    budget: Budget
-    found: list[Found]
-    about: str = ""
-    """The circumstances that all variants share, in one line."""
-    same: Mapping[str, Any] = field(default_factory=dict)
-    """The same as columns."""
-    warnings: list[str] = field(default_factory=list)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    comparison: Comparison | None = None
-    """Paired times of the settings found; None where there are fewer than two, or they are from a finished run."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether anything could be measured."""
-        return any(point.status is Status.OK for one in self.found for point in one.tries)
-
-    def sides(self) -> dict[str, Side]:
-        """Label -> what the turns gave."""
-        rows = [row for pair in self.comparison.rows.values() for row in pair] if self.comparison else []
-        return {side.record.label: side for row in rows for side in (row.a, row.b)}
-
-    def sentences(self) -> list[str]:
-        """The answer, one sentence for each variant and then for what they have in common."""
-        return answers(self)
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each setting that was measured, in that order; seconds and bytes, None where not measured."""
-        return rows_of(self.budget, self.found, self.same)
-
-    def to_json(self) -> dict[str, Any]:
-        """The answers, all rows, the paired comparison, warnings and the environment."""
-        return {
-            "budget": {"target": self.budget.target, "limit": self.budget.limit},
-            "answers": self.sentences(),
-            "rows": self.to_rows(),
-            "comparison": self.comparison.to_rows() if self.comparison else [],
-            "warnings": self.warnings,
-            "environment": dict(self.environment),
-        }
-
-
-def rows_of(budget: Budget, found: Iterable[Found], same: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of match.csv: every setting that was measured; a variant without one has a row that says why."""
-    rows = []
-    for one in found:
-        nothing = Point(one.variant, None, Status.UNSUPPORTED, one.note)
-        for point in one.tries or (nothing,):
-            rows.append(
-                {
-                    "target": budget.target,
-                    "budget": budget.limit,
-                    "variant": one.variant,
-                    "knob": one.knob,
-                    "value": point.value,
-                    "label": point.label,
-                    "status": str(point.status),
-                    "reason": point.reason,
-                    "error_kind": point.error_kind,
-                    "error": point.error,
-                    "error_low": point.error_low,
-                    "error_high": point.error_high,
-                    "time_median_s": point.time,
-                    "time_ci_low_s": point.time_low,
-                    "time_ci_high_s": point.time_high,
-                    "peak_bytes": point.memory,
-                    "reached": point.within(budget),
-                    "chosen": point == one.chosen,
-                    "tries": len(one.tries),
-                    "family": point.family,
-                    "own_form": point.own_form,
-                    **same,
-                }
-            )
-    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,11 +22,11 @@ class Found:
     tries: tuple[Point, ...]
     """Everything that was measured, in that order."""
     chosen: Point | None
-    """The cheapest setting that meets a budget of error, the dearest one that meets a budget of memory or time."""
+    """The cheapest setting that meets a budget of error or score, the dearest one that fits into memory or time."""
     note: str = ""
     """Why it takes part as it stands, or was not measured at all."""
     at_end: bool = False
-    """Of all settings that may be tried, the chosen one is the first that an error meets, or the last of all."""
+    """The chosen one is the cheapest of all settings, for an error or a score, or the dearest of all, for a cost."""
 
     @property
     def label(self) -> str:
@@ -34,16 +35,17 @@ class Found:
 
     def best(self, budget: Budget) -> Point | None:
         """Of what was measured, what comes nearest to the budget."""
-        measured = [(amount, point) for point in self.tries if (amount := point.amount(budget)) is not None]
+        sign = -1 if budget.target == "score" else 1
+        measured = [(sign * amount, point) for point in self.tries if (amount := point.amount(budget)) is not None]
         return min(measured, key=lambda pair: pair[0])[1] if measured else None
 
 
 def search(ladder: Ladder, budget: Budget, measure: Callable[[int], Point]) -> Found:
-    """Find the cheapest setting that meets a budget of error, or the dearest that meets one of memory or time.
+    """Find the cheapest setting that meets a budget of error or score, or the dearest that fits into memory or time.
 
     It doubles from the cheapest setting, then halves what is left between the last two; in all at most 2·log₂ of the
-    number of settings, rounded up. It takes cost to rise along the ladder and error to fall. Where noise breaks this,
-    the answer is still a setting that was measured and meets the budget, though perhaps not the best of these.
+    number of settings, rounded up. It takes cost and score to rise along the ladder and error to fall. Where noise
+    breaks this, the answer is still a setting that was measured and meets the budget, though perhaps not the best.
 
     A setting that runs out of memory or time, or fails in another way, is a bound: nothing dearer is tried. One whose
     output is not finite has no error, and dearer ones are.
@@ -55,15 +57,15 @@ def search(ladder: Ladder, budget: Budget, measure: Callable[[int], Point]) -> F
 
     def must_rise(place: int) -> bool:
         point = tries[place] = replace(measure(ladder.values[place]), value=ladder.values[place])
-        if budget.rises:
+        if budget.bounds_cost:
             return point.within(budget)
         return point.status is Status.NONFINITE or (point.status is Status.OK and not point.within(budget))
 
     above = boundary(len(ladder.values), ladder.climb(), must_rise)
-    place = above - 1 if budget.rises else above
+    place = above - 1 if budget.bounds_cost else above
     point = tries.get(place)
     chosen = point if point is not None and point.within(budget) else None
-    at_end = place == (len(ladder.values) - 1 if budget.rises else 0)
+    at_end = place == (len(ladder.values) - 1 if budget.bounds_cost else 0)
     return Found(ladder.spec.label, ladder.knob.option, tuple(tries.values()), chosen, at_end=at_end)
 
 
@@ -87,3 +89,12 @@ def boundary(size: int, climb: Sequence[int], below: Callable[[int], bool]) -> i
         else:
             high = middle
     return high
+
+
+def most_tries(climb: Sequence[int]) -> int:
+    """About how many places :func:`boundary` asks at most, if it climbs these."""
+    most, before = len(climb), -1
+    for asked, place in enumerate(climb, start=1):
+        most = max(most, asked + math.ceil(math.log2(place - before)))
+        before = place
+    return most

@@ -1,8 +1,8 @@
-"""The figure of ``attnbench match``: error over time or memory as each knob is turned, and the budget as a line."""
+"""The figure of ``attnbench match``: error or score over time or memory, the budget as a line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +17,12 @@ from attnbench.plots.captions import OWN_FORM, own_form_note
 from attnbench.plots.page import COLUMN, NothingToDraw, Page, narrow, new_page, wrap
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE, Look, in_style, look
-from attnbench.plots.ticks import log_axis, padded, plain, trimmed
+from attnbench.plots.ticks import linear_ticks, log_axis, padded, plain, trimmed
 from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
 
-TITLE = "What accuracy costs"
+TITLE = {"error": "What accuracy costs", "score": "What a score costs"}
+_NAMED = {"error": "an error", "score": "a score"}
 _KEY = 1.9
 """Width of the key, in inches."""
 _PALE = 0.3
@@ -38,21 +39,23 @@ _ACROSS = {
 def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
     """Draw the settings of each variant, those that no other setting of it beats in both joined by a line.
 
-    Across is memory where that is the budget, else time. Exact methods stand at the lower edge.
+    Up is the score where that is the budget, else the error, of which exact methods stand at the lower edge. Across is
+    memory where that is the budget, else time.
 
     Args:
         frame: rows of ``Match.to_rows()``, or of the file that they were written to.
         about: where and how it was measured, for the line under the title.
 
     Raises:
-        NothingToDraw: no setting has both an error and a cost.
+        NothingToDraw: no setting has both an error, or a score, and a cost.
     """
     target, budget = str(frame["target"].iloc[0]), float(frame["budget"].iloc[0])
     column = "peak_bytes" if target == "memory" else "time_median_s"
-    known = frame["error"].notna() & frame[column].notna() & (frame["status"] == Status.OK)
+    up = "score" if target == "score" else "error"
+    known = frame[up].notna() & frame[column].notna() & (frame["status"] == Status.OK)
     if not known.any():
-        raise NothingToDraw(f"no setting has both an error and a {_ACROSS[column][0]}")
-    if not (frame.loc[known, "error"] >= ROUNDING).any():
+        raise NothingToDraw(f"no setting has both {_NAMED[up]} and a {_ACROSS[column][0]}")
+    if up == "error" and not (frame.loc[known, "error"] >= ROUNDING).any():
         raise NothingToDraw("every setting equals softmax attention")
     drawn = frame[known].assign(
         name=frame["variant"]
@@ -64,56 +67,66 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
     hows = {name: look(colours[turn % len(colours)], turn // len(colours)) for turn, name in enumerate(names)}
     said = {name: _said(drawn[drawn["name"] == name]) for name in names}
     notes = ["Pale: settings that another setting of the same variant beats in both. Rings: the settings chosen."]
-    exact = drawn["error"] < ROUNDING
-    if exact.any():
+    if up == "error" and (drawn["error"] < ROUNDING).any():
         notes.append("At the lower edge: equal to softmax attention up to rounding.")
     if any(name.endswith(DISTANCE) for name in names):
         notes.append("* another operator: its distance from softmax attention is not an error.")
-    notes += _without_error(frame, drawn)
+    notes += _not_drawn(frame, drawn, up)
     notes += [own_form_note(name.removesuffix(DISTANCE) for name in names), *_failures(frame)]
     key = _key_height(said) if narrow() else 0.0
-    whole = new_page(TITLE, [about] if about else [], notes, room=3.6 + key)
+    whole = new_page(TITLE[up], [about] if about else [], notes, room=3.6 + key)
     page, under = whole.split(key)
     left, right = page.left + 0.6, page.right - (0.1 if narrow() else _KEY)
     ax = page.axes(left, page.bottom + 0.45, right - left, page.top - page.bottom - 0.5)
-    _scales(ax, drawn, column, target, budget)
-    floor = ax.get_ylim()[0]
+    _scale_across(ax, [*drawn[column], *([budget] if target in ("memory", "time") else [])], column)
+    (_scale_scores if up == "score" else _scale_errors)(ax, drawn, budget if target == up else None)
+    draw = ax.axhline if target == up else ax.axvline
+    draw(budget, color=palette().ink, linewidth=1.0, linestyle=(0, (4, 2.5)), alpha=0.7, zorder=1.5, label="budget")
     for name in names:
-        _settings(ax, drawn[drawn["name"] == name].sort_values(column), column, hows[name], floor)
+        _settings(ax, drawn[drawn["name"] == name].sort_values(column), column, up, hows[name])
     _write_key(under if narrow() else replace(page, left=right + 0.15), hows, said)
     return page.figure
 
 
-def _scales(ax: Axes, drawn: pd.DataFrame, column: str, target: str, budget: float) -> None:
-    """Log axes that hold all settings, and the budget as a line."""
-    errors = drawn.loc[drawn["error"] >= ROUNDING, ["error", "error_low", "error_high"]].to_numpy(dtype=float).ravel()
-    errors = errors[errors >= ROUNDING]
-    costs = drawn[column].to_numpy(dtype=float)
-    if target == "error":
-        errors = np.append(errors, budget)
-    else:
-        costs = np.append(costs, budget)
+def _scale_across(ax: Axes, costs: Sequence[float], column: str) -> None:
     name, text, base = _ACROSS[column]
     log_axis(ax, "x", padded(costs), base=base, text=text, most=5 if narrow() else 8)
-    log_axis(ax, "y", padded(errors, share=0.12), base=10, text=plain)
     ax.grid(axis="both")
     ax.set_xlabel(f"{name} (log{base} scale)")
+
+
+def _scale_errors(ax: Axes, drawn: pd.DataFrame, budget: float | None) -> None:
+    """A log scale that holds all errors but those of rounding."""
+    errors = drawn.loc[drawn["error"] >= ROUNDING, ["error", "error_low", "error_high"]].to_numpy(dtype=float).ravel()
+    errors = errors[errors >= ROUNDING]
+    errors = errors if budget is None else np.append(errors, budget)
+    log_axis(ax, "y", padded(errors, share=0.12), base=10, text=plain)
     ax.set_ylabel("relative error (log10 scale)")
-    draw = ax.axhline if target == "error" else ax.axvline
-    draw(budget, color=palette().ink, linewidth=1.0, linestyle=(0, (4, 2.5)), alpha=0.7, zorder=1.5, label="budget")
 
 
-def _settings(ax: Axes, rows: pd.DataFrame, column: str, how: Look, floor: float) -> None:
+def _scale_scores(ax: Axes, drawn: pd.DataFrame, budget: float | None) -> None:
+    """A plain scale that holds all scores with their intervals."""
+    scores = drawn[["score", "score_low", "score_high"]].to_numpy(dtype=float).ravel()
+    every = [float(score) for score in scores if np.isfinite(score)] + ([] if budget is None else [budget])
+    extra = 0.06 * (max(every) - min(every)) or 0.05
+    limits = min(every) - extra, max(every) + extra
+    ax.set_ylim(*limits)
+    ax.set_yticks([tick for tick in linear_ticks(*limits) if 0 <= tick <= 1])
+    ax.set_ylabel("score, mean over seeds")
+
+
+def _settings(ax: Axes, rows: pd.DataFrame, column: str, up: str, how: Look) -> None:
     """Draw one variant's settings: its frontier as a line, the others pale, a ring around the chosen one."""
-    x = rows[column].to_numpy(dtype=float)
-    y = rows["error"].to_numpy(dtype=float)
-    y = np.where(y < ROUNDING, floor, y)
-    best = sorted(pareto((-x).tolist(), (-y).tolist()), key=lambda place: x[place])
+    x, y = rows[column].to_numpy(dtype=float), rows[up].to_numpy(dtype=float)
+    low, high = (rows[f"{up}_{end}"].to_numpy(dtype=float) for end in ("low", "high"))
+    floor = ax.get_ylim()[0]
+    exact = (y < ROUNDING) & (up == "error")
+    y = np.where(exact, floor, y)
+    best = sorted(pareto((-x).tolist(), (y if up == "score" else -y).tolist()), key=lambda place: x[place])
     rest = [place for place in range(len(x)) if place not in best]
-    low, high = (rows[f"error_{end}"].to_numpy(dtype=float) for end in ("low", "high"))
     for places, alpha in ((best, 1.0), (rest, _PALE)):
         for place in places:
-            if y[place] > floor and high[place] > low[place]:
+            if not exact[place] and high[place] > low[place]:
                 ends = [max(low[place], floor), high[place]]
                 ax.plot([x[place]] * 2, ends, color=how.colour, linewidth=0.8, alpha=alpha, zorder=2)
     ax.plot(x[best], y[best], zorder=3, clip_on=False, **how.line)
@@ -134,11 +147,11 @@ def _said(rows: pd.DataFrame) -> str:
     return f"{row['knob']}={int(row['value'])}" if row["knob"] and pd.notna(row["value"]) else "as it stands"
 
 
-def _without_error(frame: pd.DataFrame, drawn: pd.DataFrame) -> list[str]:
-    """Which variants ran and have no point: those that mean nothing before they are fitted."""
+def _not_drawn(frame: pd.DataFrame, drawn: pd.DataFrame, up: str) -> list[str]:
+    """Which variants ran and have no point: those of which an error means nothing before they are fitted."""
     ran = frame.loc[frame["status"] == Status.OK, "variant"]
     missing = [str(name) for name in dict.fromkeys(ran) if name not in set(drawn["variant"])]
-    return [f"Without an error, and not drawn: {', '.join(missing)}."] if missing else []
+    return [f"Without {_NAMED[up]}, and not drawn: {', '.join(missing)}."] if missing else []
 
 
 def _failures(frame: pd.DataFrame) -> list[str]:

@@ -1,0 +1,66 @@
+"""Files that a command writes beside what it prints: a table of rows, a drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnbench.cli import console
+from attnbench.errors import CannotCreate, UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def refuse_files(*files: Path | None, plot: Path | None = None) -> None:
+    """Find out before anything is measured that a file could not be written.
+
+    Raises:
+        UsageError: ``plot`` is of a kind that is not drawn.
+        CannotCreate: there is no folder to write in.
+    """
+    if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
+        raise UsageError(f"--plot {plot}: the name must end in .svg, .png or .pdf")
+    for path in (*files, plot):
+        if path is not None and not path.parent.is_dir():
+            raise CannotCreate(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], path: Path, *, whole: Sequence[str] = ()) -> None:
+    """Write rows as CSV, safe to open in a spreadsheet.
+
+    Args:
+        whole: columns of whole numbers that some rows lack.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    import pandas as pd
+
+    from attnbench.files import write_output
+    from attnbench.printable import printable
+    from attnbench.table import no_formula
+
+    def plain(cell: object) -> object:
+        return no_formula(printable(cell)) if isinstance(cell, str) else cell
+
+    table = pd.DataFrame(rows).astype(dict.fromkeys(whole, "Int64")).map(plain, na_action="ignore")
+    write_output(path, table.to_csv(index=False, lineterminator="\n"))
+
+
+def draw(figure: Callable[[], Figure], path: Path, *, width: str, style: str = "light") -> None:
+    """Draw a figure in this width and style and write it, or warn that there is nothing to draw.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    from attnbench.plots.page import NothingToDraw, laid_out
+    from attnbench.plots.palette import drawn_in
+    from attnbench.plots.style import save
+
+    try:
+        with laid_out(width), drawn_in(style):
+            save(figure(), path.with_suffix(""), (path.suffix[1:],))
+    except NothingToDraw as why:
+        console.warning(f"no chart is written: {why}")

@@ -1,0 +1,142 @@
+"""The trainings behind the settings of ``match --score``.
+
+All that may be trained for one question is the plan of one run folder, whatever the target: the same command resumes
+it, and a question with another target goes on from what is trained already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from attnbench.cell import Cell
+from attnbench.decision.budget import Budget, Point
+from attnbench.record import Record
+from attnbench.run.isolation import Worker
+from attnbench.run.plan import Plan
+from attnbench.run.runner import Watcher, execute, go_on
+from attnbench.run.trainings import of_any, phases
+from attnbench.scores import summary
+from attnbench.spec import Spec
+from attnbench.status import Status
+from attnbench.store import RunFolder
+from attnbench.trained import Choice, choose, trained
+from attnbench.variant import VARIANTS
+
+_ALIKE = ("task", "layers", "ffn", "positions", "steps", "protocol", "pretrain_steps")
+"""Columns that tell how all of them are trained."""
+
+
+@dataclass(slots=True)
+class Trainings:
+    """Trains settings as they are asked for, each with every seed, and keeps what is trained."""
+
+    plan: Plan
+    """With the trainings of every setting that may be asked for."""
+    watcher: Watcher = field(default_factory=Watcher)
+    """Told what goes on; see :class:`_Once`."""
+    notes: list[str] = field(default_factory=list)
+    """What weakens the scores, one line each."""
+    folder: RunFolder | None = None
+    """Where they are kept, once one was begun."""
+    _chance: float | None = None
+
+    @property
+    def of_one_setting(self) -> int:
+        """How many trainings it takes at most to score one setting."""
+        first, late = phases(next(iter(self._settings().values())))
+        return len(first) + len({of_any(cell) for cell in late})
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """How all of them are trained, by column."""
+        row = Record.of(self.plan.cells[0], Status.OK).to_json()
+        return {name: row[name] for name in _ALIKE} | {"seeds": len({cell.seed for cell in self.plan.cells})}
+
+    def score(self, worker: Worker, spec: Spec, point: Point) -> Point:
+        """The setting with its score, or how its trainings failed.
+
+        Args:
+            worker: of the process that measures. It is stopped meanwhile: trainings have processes of their own.
+
+        Raises:
+            StoreError and its kinds: the run's folder cannot be made, written or locked.
+            CorruptResults: it is damaged.
+            KeyboardInterrupt: passed on; what is trained is stored.
+        """
+        mine = frozenset(cell.cell_id for cell in self._settings()[_normal(spec)])
+        plan, watcher = replace(self.plan, only=mine), _Once(self.watcher, first=self.folder is None)
+        if self.folder is None:
+            self.folder, rows = execute(plan, watcher, worker)
+        else:
+            rows = go_on(plan, self.folder, worker, watcher)
+        (choice,) = choose(trained(row for row in rows if row.cell_id in mine))
+        found = scored(point, choice)
+        chances = [row.chance for row in choice.rows if row.chance is not None]
+        self._chance = chances[0] if chances else self._chance
+        self.notes += [f"{point.label} {note}" for note in choice.notes if found.status is Status.OK]
+        return found
+
+    def doubts(self, budget: Budget) -> list[str]:
+        """What weakens the answer: notes on single settings, and a target that asks for nothing."""
+        if self._chance is not None and budget.limit <= self._chance:
+            said = f"always the same answer scores {self._chance:.3f}, so that {budget} asks for nothing; raise --score"
+            return [said, *self.notes]
+        return self.notes
+
+    def _settings(self) -> Mapping[Spec, Sequence[Cell]]:
+        found: dict[Spec, list[Cell]] = {}
+        for cell in self.plan.cells:
+            found.setdefault(_normal(cell.variant), []).append(cell)
+        return found
+
+
+def _normal(spec: Spec) -> Spec:
+    return VARIANTS.get(spec.name).normalise(spec)
+
+
+def scored(point: Point, choice: Choice) -> Point:
+    """The setting with what its trainings at the chosen rate gave.
+
+    A setting of which a training failed has not been scored: the others alone would flatter it.
+    """
+    lost = [row for row in choice.rows if not row.ok]
+    found = summary(choice)
+    if lost or found is None:
+        status = lost[0].status if lost else Status.ERROR
+        reason = lost[0].reason if lost else "; ".join(choice.notes)
+        if found is not None:
+            reason = f"{len(lost)} of {len(choice.rows)} trainings failed: {reason}"
+        return replace(point, status=status, reason=reason)
+    low, high = found.ends or (None, None)
+    return replace(point, score=found.over_seeds.mean, score_low=low, score_high=high)
+
+
+class _Once(Watcher):
+    """Passes on what is said when the folder is first opened; of later openings, only what the trainings say.
+
+    What is then said of the machine is about our own trainings.
+    """
+
+    def __init__(self, watcher: Watcher, *, first: bool) -> None:
+        self._watcher, self._first, self._opening = watcher, first, True
+
+    def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
+        if self._first:
+            self._watcher.begun(folder, cells=cells, visits=visits, resumed=resumed)
+
+    def visiting(self, cell: Cell) -> None:
+        self._opening = False
+        self._watcher.visiting(cell)
+
+    def trained(self, cell: Cell, step: int, steps: int) -> None:
+        self._watcher.trained(cell, step, steps)
+
+    def visited(self, record: Record) -> None:
+        self._watcher.visited(record)
+
+    def warned(self, message: str) -> None:
+        if self._first or not self._opening:
+            self._watcher.warned(message)

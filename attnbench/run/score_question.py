@@ -1,0 +1,97 @@
+"""What a user asks of ``score``, as a suite: for the command, and for ``match --score``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnbench.errors import UsageError
+from attnbench.spec import parse_specs
+from attnbench.suite.messages import CommandLine
+from attnbench.suite.schema import Suite
+from attnbench.task import TASKS
+
+_OPTIONS = {
+    "name": "--task",
+    "task": "--task",
+    "seq_len": "--n",
+    "steps": "--steps",
+    "batch": "--batch",
+    "seed": "--seeds",
+    "learning_rate": "--rates",
+    "layers": "--layers",
+    "heads": "--heads",
+    "head_dim": "--head-dim",
+    "ffn": "--ffn",
+}
+"""Key in the suite made from the command line -> the option that it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreQuestion:
+    """What is trained and how, as it was written; ``attnbench score --help`` says what each field means."""
+
+    task: str = "recall"
+    n: int = 64
+    steps: int = 400
+    batch: int = 32
+    seeds: int = 3
+    rates: str = "0.004,0.008"
+    layers: int = 2
+    heads: int = 2
+    head_dim: int = 32
+    ffn: int = 128
+    causal: bool = False
+    pretrain: bool = False
+
+    def suite(self, command: str, variants: Sequence[str]) -> Suite:
+        """A suite with one sweep, in which each variant is trained with every seed and rate.
+
+        Args:
+            command: of which the suite is; it begins the suite's name.
+
+        Raises:
+            UsageError: a task or number that cannot be; the message names its option.
+        """
+        _check_task(self.task)
+        data: dict[str, Any] = {
+            "name": f"{command}-{self.task.partition(':')[0]}",
+            "sweeps": [
+                {
+                    "name": "score",
+                    "level": "model",
+                    "pass": "training",
+                    "measure": "score",
+                    "model": {"layers": self.layers, "ffn": self.ffn, "positions": "sinusoid"},
+                    "training": {"steps": self.steps, "pretrain": "masked" if self.pretrain else "none"},
+                    "matrix": {
+                        "variant": list(variants),
+                        "task": self.task,
+                        "seq_len": self.n,
+                        "heads": self.heads,
+                        "head_dim": self.head_dim,
+                        "batch": self.batch,
+                        "causal": self.causal,
+                        "learning_rate": _rates(self.rates),
+                        "seed": list(range(self.seeds)),
+                    },
+                }
+            ],
+        }
+        return Suite.of(data, CommandLine(options=_OPTIONS))
+
+
+def _check_task(text: str) -> None:
+    try:
+        for spec in parse_specs(text):
+            TASKS.get(spec.name).check(dict(spec.options))
+    except UsageError as error:
+        raise UsageError(f"--task: {error}") from None
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--rates {text!r}: not learning rates; write for instance --rates 0.004,0.008") from None
