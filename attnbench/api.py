@@ -254,6 +254,8 @@ def match(
     """
     given = dict(locals()) | {"inputs": inputs or "gaussian"}
     axes = {axis: given[axis] for axis in AXES if given.get(axis) is not None}
+    if score is None and task is not None:
+        raise UsageError(f"task={task!r} says what is trained, and nothing is without a score; give score as well")
     from attnbench.decision.budget import budget_of
     from attnbench.decision.match import MatchQuestion, one_length
     from attnbench.decision.match_run import match_run

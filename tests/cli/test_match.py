@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from attnbench.cli.app import main
+from attnbench.cli.match import match as match_command
+from attnbench.cli.score import score
 from attnbench.decision.budget import Point
 from attnbench.decision.match import Prepared
-from attnbench.errors import Exit
+from attnbench.decision.match_score import ScoreMatch
+from attnbench.errors import Exit, UsageError
+from attnbench.run.score_question import ScoreQuestion
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--n", "64", "--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1"]
@@ -140,7 +146,7 @@ def test_a_finished_run_is_read_and_nothing_is_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("performer", "match needs a budget; give --error 0.1, --memory 64MiB or --time 10ms"),
+        ("performer", "match needs a budget; give --error 0.1, --memory 64MiB, --time 10ms or --score 0.9"),
         ("performer --error 0.1 --time 1ms", "match takes one budget, not error and time; give --error 0.1,"),
         ("--error 0.1", "match needs a variant; for example: attnbench match performer local --error 0.1"),
         ("performer --error 0", "--error: 0.0 is not a relative error above 0 such as 0.1"),
@@ -161,6 +167,18 @@ def test_a_finished_run_is_read_and_nothing_is_measured(tmp_path: Path) -> None:
         ("performer --error 0.1 --from nowhere", "nowhere: no such file or folder;"),
         ("--error 0.1 --from nowhere --heads 4", "--heads says how to measure, and --from measures nothing;"),
         ("gmlp --memory 1MiB --most 1", "gmlp: ffn is at least 2, and at most 1 is tried; raise --most"),
+        ("performer --score 1", "--score: 1.0 is not a score between 0 and 1 such as 0.9"),
+        ("performer --score 0.9 --error 0.1", "match takes one budget, not error and score; give --error 0.1,"),
+        ("performer --error 0.1 --steps 4", "--steps says how models are trained; give --score as well, or leave it"),
+        ("performer --score 0.9 --inputs gaussian", "--inputs says nothing of models that are trained; leave it out"),
+        ("performer --score 0.9 --seed 1", "--seed says nothing of models that are trained; leave it out"),
+        ("performer --score 0.9 --task recal", "--task: unknown task 'recal'; did you mean 'recall'?"),
+        ("performer --score 0.9 --rates fast", "--rates 'fast': not learning rates; write for instance --rates 0.004"),
+        ("performer --score 0.9 --n 64..128", "--n 64..128: match takes one length; write --n 64"),
+        ("performer --score 0.9 --n 128k", "98304 trainings are within reach, at most 20000; give a smaller --most"),
+        ("performer --score 0.9 --pass decode", "--pass decode: the encoder that is trained reads whole sequences;"),
+        ("softmax --score 0.9", "there is no knob to turn (softmax: it has no knob); name a variant that has one:"),
+        ("--score 0.9 --from nowhere --steps 4", "--steps says how to measure, and --from measures nothing;"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_one_line_with_a_remedy(
@@ -171,6 +189,32 @@ def test_a_question_that_makes_no_sense_is_one_line_with_a_remedy(
     assert out == ""
     assert err.startswith(f"error: {said}")
     assert err.count("\n") == 1
+
+
+def test_for_a_score_sizes_are_those_of_the_command_score_unless_they_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[ScoreMatch] = []
+
+    def prepare(self: ScoreMatch) -> None:
+        asked.append(self)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(ScoreMatch, "prepare", prepare)
+    main(["match", "performer", "--score", "0.9"])
+    main(["match", "performer", "--score", "0.9", "--n", "128", "--heads", "4", "--task", "copy", "--pass", "forward"])
+    plain, given = asked
+    assert (plain.training, plain.pass_) == (ScoreQuestion(), "training")
+    assert (given.training, given.pass_) == (replace(ScoreQuestion(), n=128, heads=4, task="copy"), "forward")
+
+
+def test_score_and_match_have_the_same_defaults() -> None:
+    defaults = asdict(ScoreQuestion())
+    of_score = {name: one.default for name, one in inspect.signature(score).parameters.items()}
+    of_match = {name: one.default for name, one in inspect.signature(match_command).parameters.items()}
+    assert {name: of_score[name] for name in defaults} == defaults
+    for name in ("steps", "seeds", "rates", "layers", "ffn", "causal", "pretrain", "out"):
+        assert of_match[name] == of_score[name], name
 
 
 def test_help_has_an_example_and_show_names_the_knob(capsys: pytest.CaptureFixture[str]) -> None:

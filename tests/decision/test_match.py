@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from attnbench.decision.answers import answers
 from attnbench.decision.budget import Budget, Point, budget_of, error_interval
+from attnbench.decision.entrants import entrants_of
 from attnbench.decision.knobs import Ladder, knob_of, ladder_of
-from attnbench.decision.match import Match, entrants_of, one_length, rows_of
+from attnbench.decision.match import one_length
+from attnbench.decision.matched import Match, rows_of
 from attnbench.decision.search import Found, boundary, search
+from attnbench.decision.search import most_tries as most_of
 from attnbench.errors import UsageError
 from attnbench.spec import Spec, parse_spec
 from attnbench.status import Status
@@ -99,7 +102,7 @@ def test_every_boundary_is_found_with_at_most_twice_log2_tries_none_of_them_twic
         return place < at
 
     assert boundary(n, rungs.climb(), below) == at
-    assert len(asked) == len(set(asked)) <= max(1, 2 * math.ceil(math.log2(n)))
+    assert len(asked) == len(set(asked)) <= most_of(rungs.climb()) <= max(1, 2 * math.ceil(math.log2(n)))
 
 
 @cases
@@ -126,6 +129,21 @@ def test_an_interval_that_straddles_the_target_takes_the_next_larger_setting() -
     assert (plain.chosen.value, wide.chosen.value) == (80, 88)
 
 
+def score(value: float, spread: float = 0.0) -> Point:
+    return Point("x", score=value, score_low=value - spread, score_high=value + spread)
+
+
+def test_of_a_score_the_cheapest_setting_is_sought_whose_whole_interval_reaches_it() -> None:
+    budget = Budget("score", 0.9)
+    plain = search(ladder(), budget, lambda m: score(1 - 10 / m))
+    wide = search(ladder(), budget, lambda m: score(1 - 10 / m, spread=0.01))
+    assert plain.chosen is not None
+    assert wide.chosen is not None
+    assert (plain.chosen.value, wide.chosen.value) == (104, 112)  # 100 and 111.1 are needed
+    (line,) = answers(Match(budget, [wide]))
+    assert line == "x reaches score 0.9: 0.911 (0.901 to 0.921)"
+
+
 # What is not reached
 
 
@@ -141,6 +159,13 @@ def test_a_target_that_is_never_reached_names_the_best_and_where_it_was() -> Non
     assert found.chosen is None
     (line,) = answers(Match(Budget("error", 0.1), [found]))
     assert line == "performer does not reach error 0.1: best 0.31 (0.279 to 0.341) at features=8192"
+
+
+def test_a_score_that_is_never_reached_names_the_best_and_where_it_was() -> None:
+    found = search(ladder(n=512), Budget("score", 0.9), lambda m: score(0.61 - 1 / m, spread=0.04))
+    assert found.chosen is None
+    (line,) = answers(Match(Budget("score", 0.9), [found]))
+    assert line == "performer does not reach score 0.9: best 0.608 (0.568 to 0.648) at features=512"
 
 
 def test_what_runs_out_of_memory_is_a_bound_beyond_which_nothing_is_tried() -> None:
@@ -239,6 +264,8 @@ def test_a_variant_that_must_be_fitted_has_a_setting_for_a_budget_of_memory() ->
         ({"memory": 1000}, Budget("memory", 1000), "memory 1000 B"),
         ({"time": "10ms"}, Budget("time", 0.01), "time 10.0 ms"),
         ({"time": 0.5}, Budget("time", 0.5), "time 500 ms"),
+        ({"score": 0.9}, Budget("score", 0.9), "score 0.9"),
+        ({"score": "0.95"}, Budget("score", 0.95), "score 0.95"),
     ],
 )
 def test_a_budget_has_a_unit_or_is_in_bytes_and_seconds(
@@ -251,7 +278,7 @@ def test_a_budget_has_a_unit_or_is_in_bytes_and_seconds(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "match needs a budget; give --error 0.1, --memory 64MiB or --time 10ms"),
+        ({}, "match needs a budget; give --error 0.1, --memory 64MiB, --time 10ms or --score 0.9"),
         ({"error": 0.1, "time": "1ms"}, "match takes one budget, not error and time; give"),
         ({"error": 0.0}, "--error: 0.0 is not a relative error above 0"),
         ({"error": math.nan}, "--error: nan is not a relative error above 0"),
@@ -260,6 +287,11 @@ def test_a_budget_has_a_unit_or_is_in_bytes_and_seconds(
         ({"time": "10"}, "--time: '10' is not a time such as 10ms, 250us or 1.5s"),
         ({"time": "0ms"}, "--time: '0ms' is not a time"),
         ({"time": math.inf}, "--time: inf is not a number of seconds above 0"),
+        ({"score": 1.0}, "--score: 1.0 is not a score between 0 and 1 such as 0.9"),
+        ({"score": 0.0}, "--score: 0.0 is not a score between 0 and 1"),
+        ({"score": math.nan}, "--score: nan is not a score between 0 and 1"),
+        ({"score": "high"}, "--score: 'high' is not a score between 0 and 1"),
+        ({"score": 0.9, "error": 0.1}, "match takes one budget, not error and score; give"),
     ],
 )
 def test_a_budget_that_is_none_is_refused_in_one_line_with_a_remedy(given: dict[str, float | str], said: str) -> None:

@@ -99,10 +99,60 @@ def test_without_an_error_or_with_exact_methods_alone_there_is_no_chart() -> Non
         draw_frontier(frame(tries("softmax", {8: 1e-7})))
 
 
+def scores(variant: str, values: dict[int, float], **columns: Any) -> Any:
+    """The same for a budget of a score, with an interval of ±0.05."""
+    rows = tries(variant, dict.fromkeys(values, math.nan), target="score", budget=0.9, error_kind=None, **columns)
+    ends = {m: (score - 0.05, score + 0.05) for m, score in values.items()}
+    return [
+        {**row, "score": values[row["value"]], "score_low": ends[row["value"]][0], "score_high": ends[row["value"]][1]}
+        for row in rows
+    ]
+
+
+RISING = {8: 0.3, 16: 0.5, 64: 0.92, 32: 0.8}
+
+
+def test_of_scores_the_best_are_above_and_the_budget_is_a_line_across_them(words: Words) -> None:
+    rows = scores("a", RISING | {48: 0.6})
+    rows[2]["chosen"] = True
+    figure = draw_frontier(frame(rows))
+    ax = figure.axes[0]
+    (line,) = [one for one in ax.lines if len(one.get_xdata()) == len(RISING)]
+    assert list(line.get_ydata()) == sorted(RISING.values())
+    (pale,) = [one for one in ax.lines if one.get_alpha() == 0.3 and one.get_marker() == line.get_marker()]
+    assert list(pale.get_ydata()) == [0.6]
+    (budget,) = [one for one in ax.lines if one.get_label() == "budget"]
+    assert set(budget.get_ydata()) == {0.9}
+    assert ax.get_yscale() == "linear"
+    low, high = ax.get_ylim()
+    assert low < 0.25
+    assert high > 0.97
+    (ring,) = ax.collections
+    assert ring.get_offsets().tolist() == [[1e-5 * 64, 0.92]]
+    assert {"What a score costs", "m=64"} <= {*words(figure).splitlines()}
+
+
+def test_variants_without_a_score_are_named_and_without_any_there_is_no_chart(words: Words) -> None:
+    failed = scores("b", {8: math.nan}, status="crash", reason="1 of 3 trainings failed")
+    unscored = scores("c", {8: math.nan})
+    said = words(draw_frontier(frame(scores("a", RISING), failed, unscored))).splitlines()
+    assert "Without a score, and not drawn: c." in said
+    assert any(line.startswith("b: crash at m = 8 — 1 of 3 trainings failed") for line in said)
+    with pytest.raises(NothingToDraw, match="no setting has both a score and a median time"):
+        draw_frontier(frame(unscored))
+
+
 def test_it_follows_the_style() -> None:
     with drawn_in("dark"):
         assert draw_frontier(frame(tries("a", FALLING))).axes[0].lines[-1].get_color() in (*DARK.sequence, DARK.ink)
     assert draw_frontier(frame(tries("a", FALLING))).axes[0].lines[-1].get_color() in (*LIGHT.sequence, LIGHT.ink)
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_every_word_of_scores_can_be_read(width: str, faults: Callable[[Figure], list[str]]) -> None:
+    rows = [scores(f"performer:kernel=k{k}", {m: score / (k + 1) for m, score in RISING.items()}) for k in range(4)]
+    with laid_out(width):
+        assert faults(draw_frontier(frame(*rows), about="recall, n = 64, 2 layers, 2 × 32, " * 4)) == []
 
 
 @pytest.mark.parametrize("count", [1, 4, 10])
