@@ -1,0 +1,155 @@
+"""The points at which a claim can be seen to hold or to fail: how each kind of claim reads rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+
+from attnbench.decision.claim_rows import AS_LENGTH, Row, has_options, lines_of, names_of, select
+from attnbench.decision.claims import Claim, Crossover, Growth, Ratio, Score
+from attnbench.plots.setting import RUN
+from attnbench.scores import difference, summary
+from attnbench.spec import Spec, parse_spec
+from attnbench.status import Status
+from attnbench.trained import choose, trained
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One place at which a claim was tested."""
+
+    at: str
+    """What tells it from the claim's other points: ``n=4096``."""
+    value: float
+    low: float
+    high: float
+    """Ends of the interval of ``value``; equal to it where the number is exact."""
+    holds: bool | None
+    """None if the interval holds the limit, so that nothing can be said."""
+    said: str = ""
+    """The value in words, where a number is not enough."""
+
+    def __str__(self) -> str:
+        number = self.said or (
+            f"{self.value:.3g}" if self.low == self.high else f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+        )
+        return f"{self.at}: {number}" if self.at else number
+
+
+def points_of(claim: Claim, frame: pd.DataFrame) -> Iterator[Point]:
+    """What the rows of a table say about a claim; nothing where they are about something else."""
+    test = claim.test
+    rows = frame[(frame["suite"] == claim.suite) & (frame["status"] == Status.OK)]
+    for column, value in (test.where if test else {}).items():
+        rows = rows[rows[column] == value]
+    if isinstance(test, Ratio):
+        yield from _ratios(test, rows)
+    elif isinstance(test, Growth):
+        yield from _growths(test, rows)
+    elif isinstance(test, Crossover):
+        yield from _crossovers(test, rows)
+    elif isinstance(test, Score):
+        yield from _scores(test, rows)
+
+
+def _ratios(test: Ratio, rows: pd.DataFrame) -> Iterator[Point]:
+    tops = select(rows, test.of, test.top, test.bottom)
+    if test.bottom is None:
+        pairs = [(top, Row(top.place, 1.0, 1.0, 1.0)) for top in tops]
+    else:
+        below = {row.key: row for row in select(rows, test.of, test.bottom, test.top)}
+        pairs = [(top, below[top.key]) for top in tops if top.key in below]
+    names = names_of([top for top, _ in pairs])
+    for (top, bottom), at in zip(pairs, names, strict=True):
+        if bottom.value > 0 and bottom.low > 0:
+            low, high = top.low / bottom.high, top.high / bottom.low
+            yield Point(at, top.value / bottom.value, low, high, _side(low, high, test.above, test.below))
+
+
+def _side(low: float, high: float, above: float | None, below: float | None) -> bool | None:
+    """Whether an interval lies above, or below, a limit; None where it holds the limit."""
+    if above is not None:
+        return True if low > above else False if high <= above else None
+    if below is not None:
+        return True if high < below else False if low >= below else None
+    return None
+
+
+def _growths(test: Growth, rows: pd.DataFrame) -> Iterator[Point]:
+    lines = lines_of(select(rows, test.of, test.top))
+    names = names_of([line[-1] for line in lines], AS_LENGTH)
+    for line, at in zip(lines, names, strict=True):
+        last = line[-1]
+        n = last.place["seq_len"]
+        earlier = [row for row in line if row.place["seq_len"] * 4 <= n and row.low > 0]
+        if not earlier:
+            continue
+        first = earlier[-1]
+        by = math.log(n / first.place["seq_len"])
+        value, low, high = (
+            math.log(a / b) / by for a, b in ((last.value, first.value), (last.low, first.high), (last.high, first.low))
+        )
+        least = None if test.at_least is None else math.nextafter(test.at_least, -math.inf)
+        most = None if test.at_most is None else math.nextafter(test.at_most, math.inf)
+        where = f"n={first.place['seq_len']} to {n}"
+        yield Point(f"{where}, {at}" if at else where, value, low, high, _side(low, high, least, most))
+
+
+def _crossovers(test: Crossover, rows: pd.DataFrame) -> Iterator[Point]:
+    below = {row.key: row for row in select(rows, test.of, test.bottom, test.top)}
+    tops = [row for row in select(rows, test.of, test.top, test.bottom) if row.key in below]
+    lines = lines_of(tops)
+    names = names_of([line[-1] for line in lines], AS_LENGTH)
+    for line, at in zip(lines, names, strict=True):
+        # The longest length at which it is slower, and the shortest from which on it is faster.
+        slower, faster = 0, math.inf
+        for row in line:
+            other, n = below[row.key], int(row.place["seq_len"])
+            if row.low > other.high:
+                slower, faster = n, math.inf
+            elif row.high < other.low:
+                faster = min(faster, n)
+            else:
+                faster = math.inf
+        longest = int(line[-1].place["seq_len"])
+        holds: bool | None
+        if faster is math.inf:
+            said = f"not faster up to n={longest}"
+            holds = False if slower >= test.highest else None
+        elif not slower:
+            said = f"faster from n={faster} on, or shorter"
+            holds = False if faster <= test.lowest else None
+        else:
+            said = f"slower at n={slower}, faster from n={faster} on"
+            holds = slower < test.highest and faster > test.lowest
+        yield Point(at, float(faster), float(slower), float(faster), holds, said)
+
+
+def _scores(test: Score, rows: pd.DataFrame) -> Iterator[Point]:
+    records = [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
+    top, bottom, wanted = parse_spec(test.top), parse_spec(test.bottom), parse_spec(test.task)
+    also = [RUN] if RUN in rows else []
+    found = [one for choice in choose(trained(records, also_alike=also)) if (one := summary(choice))]
+    for one in found:
+        task = parse_spec(one.task)
+        if not _is(parse_spec(one.label), top) or not _is(task, wanted):
+            continue
+        for other in found:
+            if _is(parse_spec(other.label), bottom) and (other.task, other.setting) == (one.task, one.setting):
+                apart = difference(one, other)
+                if apart.of is None:
+                    continue
+                low, high = apart.of.low, apart.of.high
+                known = low is not None and high is not None
+                holds = _side(low, high, test.above, None) if low is not None and high is not None else None
+                ends = (low or 0.0, high or 0.0) if known else (-1.0, 1.0)
+                said = f"{one.over_seeds.mean:.3g} against {other.over_seeds.mean:.3g}"
+                said += f", difference {apart.of.mean:+.3g}" + (f" ({low:+.3g} to {high:+.3g})" if known else "")
+                yield Point(f"{task.name}, n={dict(one.setting)['seq_len']}", apart.of.mean, *ends, holds, said)
+
+
+def _is(spec: Spec, wanted: Spec) -> bool:
+    return spec.name == wanted.name and has_options(dict(spec.options), wanted)

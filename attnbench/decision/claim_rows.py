@@ -1,0 +1,100 @@
+"""The rows of a table that a claim is about, and what tells one from the others."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from attnbench.plots.setting import RUN, SAME
+from attnbench.spec import Scalar, Spec, parse_spec
+
+_INTERVALS = {"time_median_s": ("time_ci_low_s", "time_ci_high_s")}
+"""Columns that have a measured interval -> the columns with its ends."""
+_ALIKE = (*(name for name in SAME if name not in (RUN, "quick")), "seq_len", "kv_len", "inputs", "task", RUN)
+"""Columns in which two rows agree if nothing but the variant differs."""
+AS_LENGTH = ("seq_len", "kv_len")
+_NAMES = {"seq_len": "n", "head_dim": "d"}
+"""Columns that a reader knows by a letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a claim needs of a row."""
+
+    place: Mapping[str, Any]
+    """Column -> value, of the columns in which rows that are compared agree; options of the variant are among them."""
+    value: float
+    low: float
+    high: float
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for rows that are compared."""
+        # NaN differs from itself, and would never meet its like.
+        return tuple((name, str(value)) for name, value in sorted(self.place.items()) if name != "options")
+
+
+def select(rows: pd.DataFrame, column: str, label: str, other: str | None = None) -> list[Row]:
+    """The rows of a variant that have a number in a column.
+
+    Options that neither ``label`` nor ``other`` names are part of the place, if both are about one variant.
+    """
+    spec, beside = parse_spec(label), parse_spec(other) if other else None
+    named = {name for one in (spec, beside) if one for name, _ in one.options}
+    found = []
+    for row in rows[(rows["variant"] == spec.name) & rows[column].notna()].to_dict("records"):
+        options = json.loads(row["options"])
+        if not has_options(options, spec):
+            continue
+        place = {name: row[name] for name in _ALIKE if name in row}
+        if beside is None or beside.name == spec.name:
+            place |= {name: value for name, value in options.items() if name not in named}
+        value = float(row[column])
+        low, high = _ends({str(name): cell for name, cell in row.items()}, column, value)
+        if not (math.isfinite(low) and math.isfinite(high)):  # one sample of --quick says nothing about its spread
+            continue
+        found.append(Row(place | {"options": options}, value, low, high))
+    return found
+
+
+def has_options(options: Mapping[str, Scalar], spec: Spec) -> bool:
+    """Whether all options of ``spec`` are among these."""
+    return all(name in options and options[name] == value for name, value in spec.options)
+
+
+def _ends(row: Mapping[str, Any], column: str, value: float) -> tuple[float, float]:
+    if column in _INTERVALS:
+        low, high = (float(row[name]) for name in _INTERVALS[column])
+        return low, high
+    if column == "rel_error" and row["error_draws"] > 1:
+        half = 2 * float(row["rel_error_std"]) / math.sqrt(row["error_draws"])  # two standard errors
+        return value - half, value + half
+    return value, value
+
+
+def names_of(rows: Sequence[Row], ignore: Sequence[str] = ()) -> list[str]:
+    """What tells each row from the others: the columns and options in which they differ."""
+    flat = [{**one.place, **one.place["options"]} for one in rows]
+    known = [name for name in dict.fromkeys(name for one in flat for name in one) if name != "options"]
+    differ = [name for name in known if name not in ignore and len({str(one.get(name)) for one in flat}) > 1]
+    if "seq_len" in differ and "kv_len" in differ and all(one["seq_len"] == one["kv_len"] for one in flat):
+        differ.remove("kv_len")
+    return [", ".join(f"{_NAMES.get(name, name)}={_text(one[name])}" for name in differ if name in one) for one in flat]
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def lines_of(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that differ in their length alone, shortest first."""
+    found: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        key = tuple((name, str(value)) for name, value in sorted(row.place.items()) if name not in AS_LENGTH)
+        found.setdefault(key, []).append(row)
+    return [sorted(line, key=lambda row: int(row.place["seq_len"])) for line in found.values()]
