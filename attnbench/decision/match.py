@@ -161,8 +161,8 @@ class Prepared:
         match.comparison = self._turns(found)
         if match.comparison:
             match.warnings += match.comparison.warnings
-        if self.trainings and self.trainings.folder:
-            match.kept = self.trainings.folder.path
+        if self.trainings:
+            match.kept = self.trainings.folder
         return match
 
     def _search(self, worker: Worker, entrant: Entrant, on_try: OnTry) -> Found:

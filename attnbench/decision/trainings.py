@@ -36,11 +36,11 @@ class Trainings:
     plan: Plan
     """With the trainings of every setting that may be asked for."""
     watcher: Watcher = field(default_factory=Watcher)
-    """Told what goes on; see :class:`_Once`."""
+    """Told what goes on."""
     notes: list[str] = field(default_factory=list)
     """What weakens the scores, one line each."""
-    folder: RunFolder | None = None
-    """Where they are kept, once one was begun."""
+    folder: Path | None = None
+    """The run that keeps them, once one was begun."""
     _chance: float | None = None
 
     @property
@@ -69,9 +69,10 @@ class Trainings:
         mine = frozenset(cell.cell_id for cell in self._settings()[_normal(spec)])
         plan, watcher = replace(self.plan, only=mine), _Once(self.watcher, first=self.folder is None)
         if self.folder is None:
-            self.folder, rows = execute(plan, watcher, worker)
+            opened, rows = execute(plan, watcher, worker)
+            self.folder = opened.path
         else:
-            rows = go_on(plan, self.folder, worker, watcher)
+            rows = go_on(plan, RunFolder(self.folder), worker, watcher)
         (choice,) = choose(trained(row for row in rows if row.cell_id in mine))
         found = scored(point, choice)
         chances = [row.chance for row in choice.rows if row.chance is not None]

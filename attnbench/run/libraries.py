@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from attnbench.errors import CorruptResults, ResultsError, UsageError
 from attnbench.machine import class_facts, describe, products_of
+from attnbench.record import one_line
 from attnbench.run.process import Process, Products
 from attnbench.runs import find_runs, newest_run
 from attnbench.store import RunFolder
@@ -32,9 +33,13 @@ def products_like(path: Path, *, device: str, process: Process) -> Products:
     if device != "cpu" or process != "tuned":
         raise UsageError("--like is for the tuned process on a CPU, where a library is chosen; leave it out")
     try:
-        environment = newest_run(path).environment
+        folder = newest_run(path)
     except ResultsError as error:
         raise UsageError(f"--like {error}") from None
+    except OSError as error:
+        said = f"--like {one_line(str(path))}: cannot be read ({error.strerror}); give the folder of a run"
+        raise UsageError(said) from None
+    environment = folder.environment
     chosen = _chosen(environment)
     if chosen is None:
         raise UsageError(f"--like {path}: the run does not tell which libraries multiplied; leave --like out")
