@@ -49,13 +49,9 @@ def check(
     from attnbench.run.laws import examine
     from attnbench.run.process import memory_limit as limit_for
     from attnbench.testing import laws_named, variant_named
-    from attnbench.units import parse_bytes
     from attnbench.variant import VARIANTS
 
-    try:
-        limit = limit_for("cpu", None if memory_limit is None else parse_bytes(memory_limit))
-    except ValueError as problem:
-        raise UsageError(f"--memory-limit: {problem}") from None
+    limit = limit_for("cpu", bytes_of(memory_limit))
     known = set(VARIANTS.names())
     for source in plugin or []:
         load(source)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.cli import completion, console
-from attnbench.cli.options import Device, Fresh, MemoryLimit, Out, Plugins, ProcessState, Threads
+from attnbench.cli.options import Device, Fresh, MemoryLimit, Out, Plugins, ProcessState, Threads, bytes_of
 from attnbench.cli.plan import predict, print_heading
 from attnbench.cli.startup import importing, worker_ahead
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.suite.shard import parse_shard
-from attnbench.units import format_bytes, format_seconds, parse_bytes
+from attnbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from attnbench.record import Record
@@ -87,10 +87,7 @@ def run(
     given = dict(locals())
     overrides = _axes(set_ or [])
     wanted = None if shard is None else parse_shard(shard)
-    try:
-        limit = None if memory_limit is None else parse_bytes(memory_limit)
-    except ValueError as error:
-        raise UsageError(f"--memory-limit: {error}") from None
+    limit = bytes_of(memory_limit)
 
     from attnbench.suite.load import refuse_early
 
