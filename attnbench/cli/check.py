@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.cli import completion, console
+from attnbench.cli.options import AsJson, MemoryLimit, Threads, bytes_of
 from attnbench.errors import Exit, Unsupported, UsageError
 
 if TYPE_CHECKING:
@@ -32,12 +33,10 @@ def check(
         typer.Option(metavar="LAW", help="Only this law; may be repeated.", autocompletion=completion.laws),
     ] = None,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Measure how time grows, too.")] = True,
-    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default all cores.")] = None,
+    threads: Threads = None,
     timeout: Annotated[float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Seconds for one law.")] = 300.0,
-    memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="8GiB, say; default 85 % of what is free.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    memory_limit: MemoryLimit = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check that variants are what they say they are: their formula, and every law that they claim.
 
