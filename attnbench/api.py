@@ -231,7 +231,7 @@ def match(
         memory: budget in bytes, or text such as ``"64MiB"``. The dearest setting that fits is chosen.
         time: budget in seconds, or text such as ``"10ms"``.
         score: budget, as a score between 0 and 1 of the trained model. The cheapest setting that meets it with its
-            whole interval is chosen. Each setting is trained as ``attnbench score`` trains it, whose sizes are the defaults.
+            whole interval is chosen. Each setting is trained as by ``attnbench score``, whose sizes are the defaults.
         results: choose among what finished runs measured, as :func:`attnbench.read_results` reads them, instead of
             measuring; of the arguments below, ``n``, ``inputs``, ``task``, ``level`` and ``pass_`` say which rows.
         n: the length; where None 4096, for a score 64.

@@ -28,20 +28,14 @@ PassOption = Annotated[Pass, typer.Option("--pass", help="training: forward and 
 LevelOption = Annotated[
     Literal["operator", "layer", "model"], typer.Option(help="Attention alone, with its projections, or a model.")
 ]
-Padding = Annotated[
-    float, typer.Option(metavar="SHARE", help="Share of the batch's tokens that are padding: 0.5.")
-]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="By torch.compile, each variant as a whole or not at all.")
-]
+Padding = Annotated[float, typer.Option(metavar="SHARE", help="Share of the batch's tokens that are padding: 0.5.")]
+Compile = Annotated[bool, typer.Option("--compile", help="By torch.compile, each variant as a whole or not at all.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of inputs and projections.")]
 MinTime = Annotated[
     float, typer.Option(min=0.001, max=3600, metavar="SECONDS", help="Least seconds of samples at each length.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
-Width = Annotated[
-    Literal["page", "column"], typer.Option(help="Of the drawing; column: 3.3 inches, as in a paper.")
-]
+Width = Annotated[Literal["page", "column"], typer.Option(help="Of the drawing; column: 3.3 inches, as in a paper.")]
 Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps of each training.")]
 Seeds = Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Trainings of each variant.")]
 Rates = Annotated[

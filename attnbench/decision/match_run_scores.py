@@ -81,9 +81,7 @@ def _rows(choices: Sequence[Choice]) -> list[Any]:
     return [row for choice in choices for row in choice.rows]
 
 
-def _wanted(
-    problems: Mapping[Problem, list[Choice]], n: int | None, task: str | None
-) -> tuple[Problem, list[Choice]]:
+def _wanted(problems: Mapping[Problem, list[Choice]], n: int | None, task: str | None) -> tuple[Problem, list[Choice]]:
     """The problem that was asked for; of several the one with the most settings, and of these the longest."""
     left = dict(problems)
     if task is not None:

@@ -84,9 +84,7 @@ def test_the_cheapest_trained_setting_that_reaches_the_score_is_chosen_with_the_
 def test_a_score_that_no_trained_setting_reaches_is_an_answer(rows: list[dict[str, Any]]) -> None:
     found = match_scores(table(rows), [], Budget("score", 0.97))
     assert [one.variant for one in found.found] == ["softmax", "performer"]
-    assert answers(found)[1] == (
-        "performer does not reach score 0.97: best 0.951 (0.949 to 0.953) at features=256"
-    )
+    assert answers(found)[1] == ("performer does not reach score 0.97: best 0.951 (0.949 to 0.953) at features=256")
 
 
 def test_times_of_another_model_are_not_taken(rows: list[dict[str, Any]]) -> None:

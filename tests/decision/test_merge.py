@@ -148,7 +148,10 @@ def test_what_an_interrupted_run_left_is_taken_from_the_machine_that_measured_it
         ({"described": facts(processor="Intel")}, "processor AMD EPYC and Intel"),
         ({"described": facts(cores=4)}, "cores 2 and 4"),
         ({"described": facts(torch="2.13.1")}, "torch 2.13.0 and 2.13.1"),
-        ({"float32_products": "MKL"}, "float32_products: oneDNN and MKL: a probe chose otherwise; measure it again with"),
+        (
+            {"float32_products": "MKL"},
+            "float32_products: oneDNN and MKL: a probe chose otherwise; measure it again with",
+        ),
         ({"process": "as-shipped"}, "process tuned and as-shipped"),
     ],
 )

@@ -1,4 +1,4 @@
-"""By which libraries a run multiplies: chance may decide once, but not again for the next run that is held against it."""
+"""By which libraries a run multiplies: chance may decide once, and not again for a run that is held against it."""
 
 from __future__ import annotations
 
