@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 os.environ["ATTNBENCH_PLUGINS"] = ""  # installed plug-ins must not decide a test
@@ -44,12 +45,20 @@ def _patience() -> None:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # for a GPU that is not there torch would write down the whole stack, for milliseconds
+        torch.default_generator.manual_seed(0)
 
 
-def pytest_collection_finish() -> None:
+_imported = {"modules": 0}
+
+
+def pytest_runtest_setup() -> None:
     """What was imported is no garbage. Measuring memory or work looks for that first, 0.3 s in all that torch makes."""
-    gc.freeze()
+    if len(sys.modules) > _imported["modules"]:  # what tests import late, such as the compiler, is as large again
+        gc.freeze()
+        _imported["modules"] = len(sys.modules)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Commands in forks of the process that tests: milliseconds, where a new Python imports torch for seconds.
+"""Commands and measuring processes as forks of the process that tests: a new Python imports torch for seconds.
 
 For tests in which the start of a process is not the subject; they say ``usefixtures("forks")``.
 """
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module, reload
@@ -24,10 +24,12 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from attnbench import plugins
+from attnbench import machine, plugins
 from attnbench.cli import console
 from attnbench.measure import flops
 from attnbench.qkv import INPUTS
+from attnbench.run import plan, question, worker
+from attnbench.run.isolation import Worker
 from attnbench.task import TASKS
 from attnbench.variant import VARIANTS
 
@@ -47,24 +49,45 @@ _LATE = (
 
 @contextmanager
 def forks() -> Iterator[None]:
-    """Commands that are started here are forks of this process. What they measure with is a process of its own.
+    """Commands that are started here, and what they measure with, are forks of this process.
 
-    A fork of a process whose torch has used several threads waits for ever once it uses several itself.
+    A measuring process takes over the limits of a machine instead of measuring them for seconds, and has one thread: a
+    fork of a process whose torch has used several threads waits for ever once it uses several itself. One of several
+    threads is a process of its own.
     """
-    _load()
+    load()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", Forked)
+        patch.setattr(Worker, "_set_up", _set_up)
+        for module in (machine, plan, question):
+            patch.setattr(module, "default_threads", lambda: 1)
         yield
 
 
 @cache
-def _load() -> None:
-    """Import here what otherwise every fork would import."""
+def load() -> None:
+    """Import here what otherwise every fork of this process would import."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in _LATE:
             import_module(name)
         flops.predict(lambda: lambda: torch.ones(1) + 1)  # loads what torch traces with
+
+
+_RATES = dict.fromkeys(("float64", "float32", "bfloat16", "float16"), 1e13)
+_MACHINE = {
+    **{"float32_products": "default", "window_products": "default", "timer_cost_s": 1e-7, "noise_floor": 0.02},
+    **{"matmul_rate": _RATES, "exp_rate": _RATES, "copy_rates": [[1 << power, 1e12] for power in range(18, 28, 3)]},
+}
+"""What a measuring process would find out about the machine, in two seconds."""
+
+_measured = Worker._set_up
+
+
+def _set_up(process: Worker) -> Any:
+    """Set the process up as one that is started again, which takes over what the first one found."""
+    process.state = process.state or _MACHINE  # type: ignore[assignment]  # the part of it that is taken over
+    return _measured(process)
 
 
 class Forked(subprocess.Popen[Any]):
@@ -75,7 +98,7 @@ class Forked(subprocess.Popen[Any]):
 
     def _execute_child(self, *arguments: Any) -> None:
         asked = _SIGNATURE.bind(self, *arguments).arguments
-        if not _is_ours(asked["args"]):
+        if not _is_ours(asked["args"], asked["env"] or os.environ):
             super()._execute_child(*arguments)  # type: ignore[misc]  # as above
             return
         with warnings.catch_warnings():
@@ -88,10 +111,12 @@ class Forked(subprocess.Popen[Any]):
         self._close_pipe_fds(*ends)  # type: ignore[attr-defined]  # as above
 
 
-def _is_ours(command: Any) -> bool:
+def _is_ours(command: Any, environment: Mapping[str, str]) -> bool:
     if not isinstance(command, list) or command[:1] != [_PYTHON]:
         return False
     rest = _words(command)
+    if rest[:2] == ["-m", "attnbench.run.worker"]:
+        return environment["OMP_NUM_THREADS"] == "1"
     return rest[:1] == ["-c"] or rest[:2] == ["-m", "attnbench"]
 
 
@@ -168,6 +193,8 @@ def _end(words: list[str]) -> int:
     try:
         if words[0] == "-c":
             exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+        elif words[1] == "attnbench.run.worker":
+            worker.main()
         else:
             from attnbench.cli.app import main
 

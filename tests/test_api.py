@@ -1,4 +1,4 @@
-"""attnbench from Python, as a script of a user calls it: in a fresh process, with nothing imported but attnbench."""
+"""attnbench from Python, as a user's script calls it: in a process of its own, fresh where imports are the subject."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ def test_a_run_takes_paths_as_text_selects_and_overrides_and_its_rows_can_be_rea
     assert done.stdout == ""
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_comparison_has_a_table_crossovers_and_words(folder: Path) -> None:
     done = script(
         """
@@ -97,6 +98,7 @@ def test_a_comparison_has_a_table_crossovers_and_words(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_match_has_sentences_every_try_and_what_was_chosen_measured_or_from_a_run(folder: Path) -> None:
     reference = Path(attnbench.__file__).parents[1] / "results" / "reference" / "lra-cpu"
     done = script(
@@ -117,6 +119,7 @@ def test_a_match_has_sentences_every_try_and_what_was_chosen_measured_or_from_a_
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_plot_gives_figures_and_writes_them_only_when_asked(folder: Path) -> None:
     reference = Path(attnbench.__file__).parents[1] / "results" / "reference" / "lra-cpu"
     done = script(
@@ -140,6 +143,7 @@ def test_a_plot_gives_figures_and_writes_them_only_when_asked(folder: Path) -> N
 
 
 @pytest.mark.parametrize("call", ["compare('own', 'softmax', lengths=16)", "run('small.yaml')"])
+@pytest.mark.usefixtures("forks")
 def test_a_variant_of_this_session_is_refused_before_anything_is_measured(call: str, folder: Path) -> None:
     (folder / "small.yaml").write_text(SUITE.replace("linear", "own"), encoding="utf-8")
     done = script(f"{OWN}\nimport attnbench\nattnbench.{call}", folder)
@@ -148,7 +152,14 @@ def test_a_variant_of_this_session_is_refused_before_anything_is_measured(call: 
     assert not (folder / "results").exists()
 
 
-@pytest.mark.parametrize("before", ["import attnbench.run.compare", "attnbench.compare", "from attnbench import api"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import attnbench.run.compare",
+        pytest.param("attnbench.compare", marks=pytest.mark.slow),
+        pytest.param("from attnbench import api", marks=pytest.mark.slow),
+    ],
+)
 def test_run_is_a_function_whatever_was_imported_before(before: str, folder: Path) -> None:
     done = script(
         f"""

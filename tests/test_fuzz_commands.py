@@ -32,11 +32,11 @@ from attnbench.status import Status
 from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
 from attnbench.table import read_table
 
-CASES = int(os.environ.get("ATTNBENCH_CASES", "200"))
+CASES = int(os.environ.get("ATTNBENCH_CASES", "40"))
 """20000 in make selfcheck."""
 
 cases = settings(max_examples=CASES, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=10_000)
-some_cases = settings(cases, max_examples=max(CASES // 10, 50))
+some_cases = settings(cases, max_examples=max(CASES // 10, 12))
 """Reading a command line takes far longer than what is tried here."""
 
 GOOD = """\

@@ -10,6 +10,8 @@ from attnbench.cli.app import main
 from attnbench.testing import LAWS
 from attnbench.variant import VARIANTS
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 PLUGIN = """
 from attnbench import register
 from attnbench.attention.softmax import Softmax

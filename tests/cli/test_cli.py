@@ -177,6 +177,7 @@ def test_a_dry_run_predicts_and_writes_nothing(suite: Path, tmp_path: Path) -> N
     assert not out.exists()
 
 
+@pytest.mark.usefixtures("forks")
 def test_compare_prints_ratio_verdict_memory_error_and_crossover(tmp_path: Path) -> None:
     csv, figure = tmp_path / "c.csv", tmp_path / "c.svg"
     arguments = ["compare", "softmax", "linear", "--n", "64..128", "--heads", "2", "--head-dim", "8"]

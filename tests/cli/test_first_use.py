@@ -1,7 +1,8 @@
-"""What a user writes first, in whatever order, in a process that has imported nothing else."""
+"""What a user writes first, in whatever order, in a process that has imported nothing else but torch."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -30,24 +31,55 @@ class Own(torch.nn.Module):
 from attnbench.variant import VARIANTS
 print(VARIANTS.names()[0], VARIANTS.names()[-1])
 """
+SCRIPTS = {**FIRST, "own": OWN.format(name="own"), "taken": OWN.format(name="linear")}
+IN_FORKS = """
+import json, os, sys, traceback
+import torch
+
+for number, script in enumerate(json.loads(sys.argv[1])):
+    assert not any(name.startswith("attnbench") for name in sys.modules)
+    if os.fork() == 0:
+        for stream in (1, 2):
+            os.dup2(os.open(f"{number}.{stream}", os.O_CREAT | os.O_WRONLY), stream)
+        code = 1
+        try:
+            exec(compile(script, "<string>", "exec"), {"__name__": "__main__"})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)  # or the next fork prints it as well
+"""
 
 
-def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False)
+Ended = dict[str, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """How each script ended, in a fork of one process."""
+    folder = tmp_path_factory.mktemp("first")
+    scripts = [sys.executable, "-c", IN_FORKS, json.dumps(list(SCRIPTS.values()))]
+    done = subprocess.run(scripts, capture_output=True, text=True, cwd=folder, check=False)
+    assert done.returncode == 0, done.stderr
+    codes = map(int, done.stdout.split())
+    said = ([(folder / f"{number}.{stream}").read_text() for stream in (1, 2)] for number in range(len(SCRIPTS)))
+    return {
+        name: subprocess.CompletedProcess([], code, *texts)
+        for name, code, texts in zip(SCRIPTS, codes, said, strict=True)
+    }
 
 
 @pytest.mark.parametrize("first", FIRST)
-def test_any_first_call_finds_what_is_shipped(first: str, tmp_path: Path) -> None:
-    done = python(FIRST[first], tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_any_first_call_finds_what_is_shipped(first: str, ended: Ended) -> None:
+    assert ended[first].returncode == 0, ended[first].stderr
 
 
-def test_a_variant_of_ones_own_that_is_registered_first_stands_last(tmp_path: Path) -> None:
-    done = python(OWN.format(name="own"), tmp_path)
-    assert done.stdout.split() == ["softmax", "own"], done.stderr
+def test_a_variant_of_ones_own_that_is_registered_first_stands_last(ended: Ended) -> None:
+    assert ended["own"].stdout.split() == ["softmax", "own"], ended["own"].stderr
 
 
-def test_a_shipped_name_is_taken_from_the_start(tmp_path: Path) -> None:
-    done = python(OWN.format(name="linear"), tmp_path)
-    assert "variant 'linear' is registered already" in done.stderr
-    assert "own" not in done.stdout
+def test_a_shipped_name_is_taken_from_the_start(ended: Ended) -> None:
+    assert "variant 'linear' is registered already" in ended["taken"].stderr
+    assert "own" not in ended["taken"].stdout

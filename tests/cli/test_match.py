@@ -23,20 +23,22 @@ from attnbench.decision.match import Prepared
 from attnbench.decision.match_score import ScoreMatch
 from attnbench.errors import Exit, UsageError
 from attnbench.run.score_question import ScoreQuestion
+from tests.forked import forks
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--n", "64", "--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1"]
 
 
 def match(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "attnbench", "match", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "80", **environment},
-        timeout=280,
-        check=False,
-    )
+    with forks():
+        return subprocess.run(
+            [sys.executable, "-m", "attnbench", "match", *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COLUMNS": "80", **environment},
+            timeout=280,
+            check=False,
+        )
 
 
 @pytest.fixture(scope="module")

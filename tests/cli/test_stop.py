@@ -1,4 +1,4 @@
-"""``attnbench compare`` is stopped while it measures: the real command, with a cell that started a process."""
+"""``attnbench compare`` is stopped while it measures: the command, with a cell that started a process."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def wait_until_gone(processes: list[str], seconds: float) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("sign", "code", "twice"),
     [(signal.SIGINT, 130, False), (signal.SIGTERM, 143, False), (signal.SIGTERM, 143, True)],

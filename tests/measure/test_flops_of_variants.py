@@ -15,6 +15,7 @@ from attnbench.engines import products
 from attnbench.measure.flops import count, predict
 from attnbench.shape import Shape
 from attnbench.variant import build
+from tests.pairwise import pairwise
 
 H, D = 2, 16
 ROWS = 32
@@ -104,14 +105,26 @@ def call(variant: str, n: int, causal: bool) -> Callable[[], object]:
     return lambda: module(q, k, v)
 
 
-@pytest.fixture(
-    params=[("highest", False, 32), ("medium", False, 64), ("medium", True, 32)],
-    ids=["keys in place", "keys copied", "windows in place"],
-)
+LIBRARIES = {
+    "keys in place": ("highest", False, 32),
+    "keys copied": ("medium", False, 64),
+    "windows in place": ("medium", True, 32),
+}
+FORMS = [
+    *((name, form, False) for name, form in CLOSED_FORMS.items()),
+    *((name, form, True) for name, form in CAUSAL.items()),
+]
+
+
+def shown(value: object) -> str:
+    return f"{value[0]}{'-causal' * value[2]}" if isinstance(value, tuple) else str(value)
+
+
+@pytest.fixture
 def _products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Both libraries of float32 products, one of which copies the keys of a window for every tile, so larger ones."""
     before = torch.get_float32_matmul_precision()
-    precision, in_place, rows = request.param
+    precision, in_place, rows = LIBRARIES[request.param]
     torch.set_float32_matmul_precision(precision)
     monkeypatch.setattr(sys.modules[__name__], "ROWS", rows)
     with products.windows_in_place(in_place):
@@ -119,14 +132,11 @@ def _products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.usefixtures("_products")
-@pytest.mark.parametrize("n", [256, 1024])
 @pytest.mark.parametrize(
-    ("variant", "pairs", "causal"),
-    [(name, form, False) for name, form in CLOSED_FORMS.items()]
-    + [(name, form, True) for name, form in CAUSAL.items()],
+    ("_products", "n", "form"), pairwise(list(LIBRARIES), [256, 1024], FORMS), indirect=["_products"], ids=shown
 )
-def test_counted_and_predicted_flops_are_the_closed_form(variant: str, pairs: Pairs, causal: bool, n: int) -> None:
+def test_counted_and_predicted_flops_are_the_closed_form(form: tuple[str, Pairs, bool], n: int) -> None:
+    variant, pairs, causal = form
     wanted = 4 * D * H * pairs(n)
     assert count(call(variant, n, causal)).matmul_flops == wanted
     assert predict(lambda: call(variant, n, causal)).matmul_flops == wanted

@@ -29,7 +29,7 @@ def work():
 
 if sys.argv[2] == "noticed":
     notice_stops()
-timing = measure_time(work, TimingRules(min_time=1.0, max_time=2.0, warmup_time=0.02))
+timing = measure_time(work, TimingRules(min_time=0.4, max_time=0.8, warmup_time=0.02))
 summary = summarise([timing.samples])
 longest = max(sample.seconds for sample in timing.samples if not sample.stopped)
 print("result", timing.first_call_s, sum(s.stopped for s in timing.samples), longest, summary.warnings)

@@ -22,7 +22,7 @@ from attnbench.run.plan import Options, Plan, make_plan
 from attnbench.run.runner import Watcher, execute
 from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
 
-DAMAGES = min(int(os.environ.get("ATTNBENCH_CASES", "60")), 1000)
+DAMAGES = min(int(os.environ.get("ATTNBENCH_CASES", "30")), 1000)
 """1000 in make selfcheck."""
 
 FILES = [RECORDS, SAMPLES, TABLE, ENVIRONMENT, SUITE]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnbench.cell import Cell, Pass
+from attnbench.cell import Cell, Level, Pass
 from attnbench.measure import limits
 from attnbench.measure.limits import Limits
 from attnbench.measure.time import TimingRules
@@ -63,22 +63,37 @@ def test_flops_rate_and_fraction_follow_from_the_count_and_the_time() -> None:
     assert record.examples_per_s == 1 / record.time_median_s
 
 
-@pytest.mark.parametrize("entry", [entry for entry in VARIANTS if not entry.traits.compiled], ids=lambda e: e.name)
-def test_every_variant_runs_at_every_level_and_pass_that_it_claims(entry: Variant) -> None:
+LEVELS: list[Level] = ["operator", "layer", "model"]
+ASKED: list[tuple[Pass, bool]] = [("forward", False), ("training", False), ("training", True), ("decode", True), ("backward", False)]
+RUNNABLE = [entry for entry in VARIANTS if not entry.traits.compiled]
+
+
+def runs_where_it_claims(entry: Variant, level: Level, pass_: Pass, causal: bool) -> None:
     traits = entry.traits
     spec = parse_spec(f"{entry.name}:{entry.settings[0]}".rstrip(":"))
-    for level in ("operator", "layer", "model"):
-        asked = [("forward", False), ("training", False), ("training", True), ("decode", True)]
-        for pass_, causal in asked if level == "layer" else [*asked, ("backward", False)]:
-            shape = Shape(heads=2, seq_len=24, head_dim=4, causal=causal)
-            asked_for = replace(cell(level=level, pass_=pass_, measure=("time",)), variant=spec, shape=shape)
-            record = measure(asked_for)
-            possible = (entry.kind == "operator" or level != "operator") and bool(traits.causal or not causal)
-            if pass_ == "decode":
-                possible = possible and level != "model" and bool(traits.decode)
-            wanted = Status.OK if possible else Status.UNSUPPORTED
-            assert record.status is wanted, (level, pass_, causal, record.reason)
-            assert bool(record.reason) is not possible
+    shape = Shape(heads=2, seq_len=24, head_dim=4, causal=causal)
+    record = measure(replace(cell(level=level, pass_=pass_, measure=("time",)), variant=spec, shape=shape))
+    possible = (entry.kind == "operator" or level != "operator") and bool(traits.causal or not causal)
+    if pass_ == "decode":
+        possible = possible and level != "model" and bool(traits.decode)
+    wanted = Status.OK if possible else Status.UNSUPPORTED
+    assert record.status is wanted, (level, pass_, causal, record.reason)
+    assert bool(record.reason) is not possible
+
+
+@pytest.mark.parametrize(("number", "entry"), enumerate(RUNNABLE), ids=[entry.name for entry in RUNNABLE])
+def test_every_variant_runs_at_every_level_and_in_every_pass_that_it_claims(number: int, entry: Variant) -> None:
+    """Every pair of level and pass meets a third of the variants."""
+    for place, (pass_, causal) in enumerate(ASKED):
+        runs_where_it_claims(entry, LEVELS[(number + place) % len(LEVELS)], pass_, causal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", RUNNABLE, ids=lambda entry: entry.name)
+def test_every_variant_runs_in_every_pass_at_every_level(entry: Variant) -> None:
+    for level in LEVELS:
+        for pass_, causal in ASKED:
+            runs_where_it_claims(entry, level, pass_, causal)
 
 
 def test_a_mixer_alone_says_why_it_cannot_be_measured() -> None:

@@ -32,7 +32,7 @@ def run(tmp_path: Path, *arguments: str, before: str = "") -> subprocess.Complet
     return attnbench(*common, *arguments, before=before)
 
 
-@pytest.mark.parametrize("option", ["-v", "-S -v"], ids=["hard", "soft"])
+@pytest.mark.parametrize("option", [pytest.param("-v", id="hard"), pytest.param("-S -v", id="soft", marks=pytest.mark.slow)])
 def test_under_ulimit_a_run_measures_and_shows_what_that_leaves(tmp_path: Path, option: str) -> None:
     ended = run(tmp_path, before=f"ulimit {option} 4000000")
     assert (ended.returncode, ended.stderr.count("Traceback")) == (0, 0), ended.stderr
@@ -53,7 +53,7 @@ def test_under_ulimit_what_needs_more_than_is_left_is_out_of_memory(tmp_path: Pa
     assert {row["seq_len"]: row["status"] for row in rows} == {64: "ok", 16384: "oom"}, ended.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize("command", ["run", pytest.param("compare", marks=pytest.mark.slow)])
 def test_less_memory_than_torch_itself_needs_is_refused_in_one_line(tmp_path: Path, command: str) -> None:
     compare = ["compare", "softmax", "linear", "--n", "8", "--device", "cpu"]
     for options, before, said in (
@@ -70,14 +70,14 @@ def test_less_memory_than_torch_itself_needs_is_refused_in_one_line(tmp_path: Pa
     assert not list(tmp_path.glob("out/s/*"))
 
 
-@pytest.mark.parametrize("command", [["list"], ["compare", "softmax", "linear", "--n", "8"]], ids=lambda c: c[0])
+@pytest.mark.parametrize("command", [["list"], pytest.param(["compare", "softmax", "linear", "--n", "8"], marks=pytest.mark.slow)], ids=lambda c: c[0])
 def test_a_ulimit_under_which_torch_cannot_be_loaded_is_one_line(command: list[str]) -> None:
     ended = attnbench(*command, before="ulimit -v 500000")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "error: ulimit -v of 488 MiB is too little to load torch; raise it to 2 GiB or more\n"
 
 
-@pytest.mark.parametrize("size", [150_000, 300_000])
+@pytest.mark.parametrize("size", [150_000, pytest.param(300_000, marks=pytest.mark.slow)])
 def test_no_library_ends_python_for_want_of_address_space(size: int) -> None:
     ended = attnbench("run", "quick", before=f"ulimit -v {size}")
     assert (ended.returncode, ended.stdout) == (2, "")

@@ -28,6 +28,7 @@ from attnbench.record import Record
 from attnbench.run import identity, isolation, runner
 from attnbench.run.plan import Options, make_plan
 from attnbench.status import Status
+from tests.forked import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
 
@@ -74,6 +75,7 @@ class Instant:
 
 @pytest.fixture(autouse=True)
 def _instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    load()
     put_in_place(monkeypatch, Instant)
     monkeypatch.setattr(runner, "load_warning", lambda: None)
 
@@ -358,7 +360,7 @@ def test_of_two_commands_begun_at_once_one_measures_and_the_other_names_it(
             return super().start()
 
     put_in_place(monkeypatch, Together)
-    for turn in range(5):
+    for turn in range(max(2, KILLS // 40)):
         out = tmp_path / str(turn)
         out.mkdir()
         together, said = time.monotonic() + 0.1, [tmp_path / "first.txt", tmp_path / "second.txt"]

@@ -21,7 +21,7 @@ from attnbench.suite.schema import Suite
 
 pytestmark = pytest.mark.usefixtures("small_registry")
 
-CASES = int(os.environ.get("ATTNBENCH_CASES", "200"))
+CASES = int(os.environ.get("ATTNBENCH_CASES", "40"))
 """20000 in make selfcheck."""
 
 same_fixtures = settings(
