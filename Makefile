@@ -1,5 +1,7 @@
 # Two commands: `make bench` measures this machine and draws the figures, `make test` runs everything that must hold.
-# `make test-all` runs the tests once more with the oldest version of every dependency that pyproject.toml allows.
+# `make test-all` runs the slow tests as well, with more cases of each kind, and all once more with the oldest version of
+# every dependency that pyproject.toml allows.
+# `make coverage` holds the tests of what measures to the branches that they take, `make mutants` to faults put into it.
 # `make docs` builds the documentation as a site in build/docs, `make docs-serve` shows it at http://localhost:8000.
 # `make selfcheck` measures the measuring, for five minutes, on a machine with nothing else to do; then it tries to break
 # what reads files, and kills runs, for twenty minutes.
@@ -17,7 +19,7 @@ TESTS ?=
 OLDEST := .venv-oldest
 PIP := -m pip install -q --disable-pip-version-check
 
-.PHONY: bench bench-long peers test test-all selfcheck lint lint-check docs docs-serve lock release-check clean
+.PHONY: bench bench-long peers test test-all coverage mutants selfcheck lint lint-check docs docs-serve lock release-check clean
 
 # A first picture within a minute, then one round of the Long Range Arena at its shortest and its longest length, which
 # `attnbench run lra` takes whole, then the same models by speed, memory and score; at the end all of it in one file.
@@ -47,8 +49,26 @@ test: lint-check
 	$(BIN)/$(PYTEST) -m "not slow" $(TESTS)
 
 test-all: lint-check $(OLDEST)/installed
-	$(BIN)/$(PYTEST) $(TESTS)
-	$(OLDEST)/bin/$(PYTEST) $(TESTS)
+	ATTNBENCH_CASES=300 $(BIN)/$(PYTEST) $(TESTS)
+	ATTNBENCH_CASES=300 $(OLDEST)/bin/$(PYTEST) $(TESTS)
+
+# Branches that the tests of the rooms that measure take there; fewer than pyproject.toml says is a failure.
+OF_MEASURING := tests/measure tests/engines tests/suite tests/test_store.py tests/test_contract.py \
+  $(addprefix tests/run/test_,pairs.py compare.py clock.py unseen.py execute.py)
+
+coverage: $(VENV)/installed-dev
+	rm -rf build/coverage
+	$(BIN)/coverage run -m $(PYTEST) -m "not slow" $(OF_MEASURING)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+# Each small fault in the code that measures is one run of its tests: hours for all of it, so name what you changed:
+# make mutants MUTANTS="attnbench.measure.statistics*". What is left alive is listed; a test that fails kills it.
+MUTANTS ?=
+
+mutants: $(VENV)/installed-mutants
+	$(BIN)/mutmut run $(MUTANTS)
+	$(BIN)/mutmut results
 
 lint-check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
@@ -89,6 +109,10 @@ endif
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python $(PIP) -c constraints.txt $(PIP_OPTIONS) -e '.[dev]'
+	touch $@
+
+$(VENV)/installed-mutants: $(VENV)/installed-dev
+	$(BIN)/python $(PIP) -c constraints.txt $(PIP_OPTIONS) -e '.[mutants]'
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed

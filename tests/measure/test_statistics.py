@@ -11,9 +11,12 @@ from attnbench.measure.statistics import (
     CONFIDENCE,
     FEWEST,
     Ratio,
+    expected_half_width,
     fewest,
+    interquartile_range,
     interval_over_rounds,
     median_interval,
+    noise_floor,
     paired_ratio,
 )
 from attnbench.measure.time import Sample, TimingRules, measure_time, summarise
@@ -29,6 +32,13 @@ def test_the_interval_is_the_narrowest_symmetric_one_with_exact_coverage(n: int)
     assert covered >= CONFIDENCE
     narrower = float(binom.cdf(high - 1, n, 0.5) - binom.cdf(low + 1, n, 0.5))
     assert narrower < CONFIDENCE
+
+
+def test_tails_that_hold_exactly_what_may_be_missed_are_left_out() -> None:
+    six = list(map(float, range(6)))
+    missed = 2 * (1 + 6) / 2**6  # by the second of six from either end
+    assert median_interval(six, 1 - missed) == (1, 4)
+    assert median_interval(six, 1 - missed + 1e-9) == (0, 5)
 
 
 @pytest.mark.parametrize("n", range(6))
@@ -60,8 +70,14 @@ class Lognormal:
         return 0.01 * next(self._noise) * calls, 0
 
 
-@pytest.mark.parametrize("sd", [0.03, 0.1, 0.2])
-@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize(
+    ("sd", "rounds"),
+    [
+        (0.1, 1),
+        (0.2, 3),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0.03, 1), (0.2, 1), (0.03, 3), (0.1, 3))),
+    ],
+)
 def test_the_interval_in_the_row_holds_what_it_says_though_its_width_decides_when_to_stop(
     sd: float, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +104,28 @@ def test_visits_between_which_the_machine_changed_widen_the_interval() -> None:
     # From six visits on a stray one is no longer believed: the interval of their medians is exact.
     assert interval_over_rounds([steady] * 8 + [slower]) == median_interval(steady * 8 + slower)
     assert interval_over_rounds([[1.0, 1.1], [1.2]]) is None
+
+
+def test_the_interval_over_rounds_is_as_wide_as_that_of_all_samples_and_as_that_of_the_medians() -> None:
+    one, other = [9.0, 10.0, 11.0] * 10, [19.0, 20.0, 21.0] * 10
+    assert median_interval(one + other) == (11, 19)
+    assert interval_over_rounds([one, other]) == (10, 20)
+    assert interval_over_rounds([one, [], other]) == (10, 20)  # a visit that brought nothing
+    assert interval_over_rounds([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]) == (0, 6)
+
+
+def test_quartiles_of_a_hundred_steps_are_fifty_apart_and_one_sample_has_no_spread() -> None:
+    assert interquartile_range([float(i) for i in range(101)]) == 50
+    assert interquartile_range([7.0]) == 0
+
+
+def test_the_half_width_that_is_expected_is_that_of_intervals_of_normal_samples() -> None:
+    rng = np.random.default_rng(0)
+    expected, found = 0.0, 0.0
+    for sample in rng.normal(5, 3, (300, 400)).tolist():
+        low, high = median_interval(sample) or (math.nan, math.nan)
+        expected, found = expected + expected_half_width(sample), found + (high - low) / 2
+    assert expected == pytest.approx(found, rel=0.05)
 
 
 @pytest.mark.parametrize("rounds", [6, 9])
@@ -168,11 +206,25 @@ def test_a_table_of_identical_programs_holds_a_false_verdict_in_at_most_one_of_t
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_a_time_that_is_no_time_gives_an_error_instead_of_a_ratio(bad: float) -> None:
-    with pytest.raises(ValueError, match="not positive"):
+    with pytest.raises(ValueError, match="^a time is not positive and finite$"):
         paired_ratio([1.0, bad], [1.0, 1.0])
+    with pytest.raises(ValueError, match="^a time is not positive and finite$"):
+        paired_ratio([1.0, 1.0], [bad, 1.0])
 
 
 def test_unequal_or_empty_sides_are_refused() -> None:
     for a, b in (([], []), ([1.0], [1.0, 2.0])):
-        with pytest.raises(ValueError, match="as many"):
+        with pytest.raises(ValueError, match=f"^need as many samples of each, got {len(a)} and {len(b)}$"):
             paired_ratio(a, b)
+
+
+def test_a_ratio_that_stands_alone_has_one_interval_and_no_noise() -> None:
+    a = [math.exp(0.01 * i) for i in range(40)]
+    alone = paired_ratio(a, [1.0] * 40)
+    assert alone.joint == (alone.low, alone.high)
+    assert (alone.pairs, alone.noise) == (40, 0)
+    assert alone.estimate == pytest.approx(math.exp(0.195))
+    assert paired_ratio(a, [1.0] * 40, noise=0.5).noise == 0.5
+    few = paired_ratio([1.0] * 5, [1.0] * 5)
+    assert (few.low, few.high, few.joint, few.verdict) == (None, None, None, "inconclusive")
+    assert noise_floor([1.0] * 5, [1.0] * 5) is None
