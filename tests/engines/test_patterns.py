@@ -20,6 +20,7 @@ from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Bias, Shape
 from attnbench.testing import check_variant
 from attnbench.variant import VARIANTS, build
+from tests.pairwise import pairwise
 
 SPECS = (
     "local:window=9",
@@ -135,10 +136,9 @@ BIASED = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "causal"), BIASED)
-@pytest.mark.parametrize("kind", ["alibi", "relative"])
-@pytest.mark.parametrize("contiguous", [True, False])
-def test_a_bias_is_added_to_every_pair_and_learned(spec: str, causal: bool, kind: Bias, contiguous: bool) -> None:
+@pytest.mark.parametrize(("case", "kind", "contiguous"), pairwise(BIASED, ["alibi", "relative"], [True, False]), ids=str)
+def test_a_bias_is_added_to_every_pair_and_learned(case: tuple[str, bool], kind: Bias, contiguous: bool) -> None:
+    spec, causal = case
     q, k, v = draw(2, 3, 150, 4, grad=True)
     f = build(spec, Shape(2, 3, 150, 4, causal=causal, bias=kind)).double()
     key_mask = torch.rand(2, 150) < 0.7
@@ -213,8 +213,9 @@ def test_a_query_without_keys_gives_zero_and_zero_gradients(spec: str, causal: b
         assert gradient[0].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("spec", "causal"), CASES)
+@pytest.mark.parametrize(
+    ("spec", "causal", "dtype"), [(*case, (torch.bfloat16, torch.float16)[i % 2]) for i, case in enumerate(CASES)]
+)
 def test_half_precision_is_rounded_once_at_the_end(spec: str, causal: bool, dtype: torch.dtype) -> None:
     q, k, v = draw(1, 2, 40, 8, dtype, grad=True)
     f = build(spec.replace(",projections=own", ""), Shape(1, 2, 40, 8, causal=causal))
