@@ -4,12 +4,14 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 os.environ["ATTNBENCH_PLUGINS"] = ""  # installed plug-ins must not decide a test
 
 import pytest
 import torch
+
+from tests.pairwise import Case, covering
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; only heeded before triton is imported
@@ -62,8 +64,29 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for cases in _products_of_axes(items):
+        chosen = covering(list(cases))
+        for case in cases.keys() - chosen:
+            cases[case].add_marker(pytest.mark.slow)
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
         for item in items:
             if "cuda" in item.keywords:
                 item.add_marker(skip)
+
+
+def _products_of_axes(items: list[pytest.Item]) -> Iterable[dict[Case, pytest.Item]]:
+    """The items of each test that has three or more axes, by their value on each."""
+    found: dict[str, dict[Case, pytest.Item]] = {}
+    for item in items:
+        axes = [_names(mark) for mark in item.iter_markers("parametrize")]
+        if len(axes) > 2 and isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
+            given = item.callspec.params
+            case = tuple(tuple(id(given[name]) for name in names) for names in axes)  # values need not have a hash
+            found.setdefault(item.nodeid.partition("[")[0], {})[case] = item
+    return found.values()
+
+
+def _names(mark: pytest.Mark) -> list[str]:
+    names = mark.args[0]
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)

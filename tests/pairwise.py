@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import combinations, product
 from typing import Any
+
+Case = tuple[Hashable, ...]
+"""For each axis a value, or what stands for it."""
 
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Cases in which every value of every axis meets every value of every other, in the order of all combinations."""
-    left = list(product(*(range(len(axis)) for axis in axes)))
-    unmet = {pair for case in left for pair in _pairs(case)}
-    chosen = []
+    chosen = covering(list(product(*(range(len(axis)) for axis in axes))))
+    return [tuple(axis[i] for axis, i in zip(axes, case, strict=True)) for case in chosen]
+
+
+def covering(cases: Sequence[Case]) -> list[Case]:
+    """Some of the cases, in their order, in which all values meet that meet in any of them."""
+    pairs = {case: frozenset(combinations(enumerate(case), 2)) for case in cases}
+    unmet = frozenset[Any]().union(*pairs.values())
+    chosen = set()
     while unmet:
-        best = max(left, key=lambda case: len(unmet.intersection(_pairs(case))))
-        unmet.difference_update(_pairs(best))
-        chosen.append(best)
-    return [tuple(axis[i] for axis, i in zip(axes, case, strict=True)) for case in sorted(chosen)]
-
-
-def _pairs(case: tuple[int, ...]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    return list(combinations(enumerate(case), 2))
+        best = max(pairs, key=lambda case: len(unmet & pairs[case]))
+        unmet -= pairs[best]
+        chosen.add(best)
+    return [case for case in pairs if case in chosen]
