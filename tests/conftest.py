@@ -79,9 +79,10 @@ def _products_of_axes(items: list[pytest.Item]) -> Iterable[dict[Case, pytest.It
     """The items of each test that has three or more axes, by their value on each."""
     found: dict[str, dict[Case, pytest.Item]] = {}
     for item in items:
+        given: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
         axes = [_names(mark) for mark in item.iter_markers("parametrize")]
-        if len(axes) > 2 and isinstance(item, pytest.Function) and not item.get_closest_marker("slow"):
-            given = item.callspec.params
+        axes += [[name] for name in given if not any(name in names for names in axes)]  # of fixtures
+        if len(axes) > 2 and not item.get_closest_marker("slow"):
             case = tuple(tuple(id(given[name]) for name in names) for names in axes)  # values need not have a hash
             found.setdefault(item.nodeid.partition("[")[0], {})[case] = item
     return found.values()
