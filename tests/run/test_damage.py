@@ -21,6 +21,7 @@ from attnbench.record import Record
 from attnbench.run.plan import Options, Plan, make_plan
 from attnbench.run.runner import Watcher, execute
 from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
+from tests.forked import forks
 
 DAMAGES = min(int(os.environ.get("ATTNBENCH_CASES", "30")), 1000)
 """1000 in make selfcheck."""
@@ -130,7 +131,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     sweep = "matrix: {variant: [mean-value, identity], seq_len: [8, 16], heads: 1, head_dim: 8}"
     suite.write_text(f"name: s\nsweeps:\n- {{name: w, measure: [time, memory, error], {sweep}}}\n")
     plan = make_plan(suite, Options("cpu", out=tmp_path / "out", threads=1, rounds=2, min_time=0.001))
-    folder, records = execute(plan)
+    with forks():
+        folder, records = execute(plan)
     files = {name: (folder.path / name).read_bytes() for name in FILES}
     ever = {numbers(record.to_json()) for record in folder.history()}
     rows = {record.cell_id: record for record in records}
