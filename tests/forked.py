@@ -39,10 +39,10 @@ _PYTHON = sys.executable
 _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]  # what one may override
 
 _LATE = (
-    *(f"attnbench.cli.{name}" for name in ("check", "compare", "list_", "plan", "run", "screen", "show")),
-    *(f"attnbench.run.{name}" for name in ("compare", "laws", "protocol", "runner", "scoring", "traces")),
+    *(f"attnbench.cli.{file.stem}" for file in sorted(Path(console.__file__).parent.glob("[a-z]*.py"))),
+    *(f"attnbench.run.{name}" for name in ("compare", "execute", "laws", "protocol", "runner", "scoring", "traces")),
     *("attnbench.attention", "attnbench.inputs", "attnbench.plots", "attnbench.tasks", "attnbench.training.score"),
-    *("pandas", "rich.progress", "rich.table"),
+    *("attnbench.api", "attnbench.decision.match", "attnbench.testing", "pandas", "rich.progress", "rich.table"),
 )
 """What commands and measuring processes import when they need it."""
 
