@@ -76,8 +76,13 @@ def load() -> None:
 
 _RATES = dict.fromkeys(("float64", "float32", "bfloat16", "float16"), 1e13)
 _MACHINE = {
-    **{"float32_products": "default", "window_products": "default", "timer_cost_s": 1e-7, "noise_floor": 0.02},
-    **{"matmul_rate": _RATES, "exp_rate": _RATES, "copy_rates": [[1 << power, 1e12] for power in range(18, 28, 3)]},
+    "float32_products": "default",
+    "window_products": "default",
+    "timer_cost_s": 1e-7,
+    "noise_floor": 0.02,
+    "matmul_rate": _RATES,
+    "exp_rate": _RATES,
+    "copy_rates": [[1 << power, 1e12] for power in range(18, 28, 3)],
 }
 """What a measuring process would find out about the machine, in two seconds."""
 

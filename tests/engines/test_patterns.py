@@ -136,7 +136,9 @@ BIASED = [
 ]
 
 
-@pytest.mark.parametrize(("case", "kind", "contiguous"), pairwise(BIASED, ["alibi", "relative"], [True, False]), ids=str)
+@pytest.mark.parametrize(
+    ("case", "kind", "contiguous"), pairwise(BIASED, ["alibi", "relative"], [True, False]), ids=str
+)
 def test_a_bias_is_added_to_every_pair_and_learned(case: tuple[str, bool], kind: Bias, contiguous: bool) -> None:
     spec, causal = case
     q, k, v = draw(2, 3, 150, 4, grad=True)

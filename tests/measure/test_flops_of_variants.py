@@ -132,6 +132,7 @@ def _products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize(
     ("_products", "n", "form"), pairwise(list(LIBRARIES), [256, 1024], FORMS), indirect=["_products"], ids=shown
 )

@@ -206,15 +206,15 @@ def test_a_table_of_identical_programs_holds_a_false_verdict_in_at_most_one_of_t
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_a_time_that_is_no_time_gives_an_error_instead_of_a_ratio(bad: float) -> None:
-    with pytest.raises(ValueError, match="^a time is not positive and finite$"):
+    with pytest.raises(ValueError, match=r"^a time is not positive and finite$"):
         paired_ratio([1.0, bad], [1.0, 1.0])
-    with pytest.raises(ValueError, match="^a time is not positive and finite$"):
+    with pytest.raises(ValueError, match=r"^a time is not positive and finite$"):
         paired_ratio([1.0, 1.0], [bad, 1.0])
 
 
 def test_unequal_or_empty_sides_are_refused() -> None:
     for a, b in (([], []), ([1.0], [1.0, 2.0])):
-        with pytest.raises(ValueError, match=f"^need as many samples of each, got {len(a)} and {len(b)}$"):
+        with pytest.raises(ValueError, match=rf"^need as many samples of each, got {len(a)} and {len(b)}$"):
             paired_ratio(a, b)
 
 

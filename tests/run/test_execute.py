@@ -64,7 +64,13 @@ def test_flops_rate_and_fraction_follow_from_the_count_and_the_time() -> None:
 
 
 LEVELS: list[Level] = ["operator", "layer", "model"]
-ASKED: list[tuple[Pass, bool]] = [("forward", False), ("training", False), ("training", True), ("decode", True), ("backward", False)]
+ASKED: list[tuple[Pass, bool]] = [
+    ("forward", False),
+    ("training", False),
+    ("training", True),
+    ("decode", True),
+    ("backward", False),
+]
 RUNNABLE = [entry for entry in VARIANTS if not entry.traits.compiled]
 
 
@@ -81,7 +87,7 @@ def runs_where_it_claims(entry: Variant, level: Level, pass_: Pass, causal: bool
     assert bool(record.reason) is not possible
 
 
-@pytest.mark.parametrize(("number", "entry"), enumerate(RUNNABLE), ids=[entry.name for entry in RUNNABLE])
+@pytest.mark.parametrize(("number", "entry"), list(enumerate(RUNNABLE)), ids=[entry.name for entry in RUNNABLE])
 def test_every_variant_runs_at_every_level_and_in_every_pass_that_it_claims(number: int, entry: Variant) -> None:
     """Every pair of level and pass meets a third of the variants."""
     for place, (pass_, causal) in enumerate(ASKED):

@@ -32,7 +32,9 @@ def run(tmp_path: Path, *arguments: str, before: str = "") -> subprocess.Complet
     return attnbench(*common, *arguments, before=before)
 
 
-@pytest.mark.parametrize("option", [pytest.param("-v", id="hard"), pytest.param("-S -v", id="soft", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "option", [pytest.param("-v", id="hard"), pytest.param("-S -v", id="soft", marks=pytest.mark.slow)]
+)
 def test_under_ulimit_a_run_measures_and_shows_what_that_leaves(tmp_path: Path, option: str) -> None:
     ended = run(tmp_path, before=f"ulimit {option} 4000000")
     assert (ended.returncode, ended.stderr.count("Traceback")) == (0, 0), ended.stderr
@@ -70,7 +72,11 @@ def test_less_memory_than_torch_itself_needs_is_refused_in_one_line(tmp_path: Pa
     assert not list(tmp_path.glob("out/s/*"))
 
 
-@pytest.mark.parametrize("command", [["list"], pytest.param(["compare", "softmax", "linear", "--n", "8"], marks=pytest.mark.slow)], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    "command",
+    [["list"], pytest.param(["compare", "softmax", "linear", "--n", "8"], marks=pytest.mark.slow)],
+    ids=lambda c: c[0],
+)
 def test_a_ulimit_under_which_torch_cannot_be_loaded_is_one_line(command: list[str]) -> None:
     ended = attnbench(*command, before="ulimit -v 500000")
     assert (ended.returncode, ended.stdout) == (2, "")
