@@ -125,7 +125,7 @@ def test_the_half_width_that_is_expected_is_that_of_intervals_of_normal_samples(
     for sample in rng.normal(5, 3, (300, 400)).tolist():
         low, high = median_interval(sample) or (math.nan, math.nan)
         expected, found = expected + expected_half_width(sample), found + (high - low) / 2
-    assert expected == pytest.approx(found, rel=0.05)
+    assert expected == pytest.approx(found, rel=0.08)
 
 
 @pytest.mark.parametrize("rounds", [6, 9])
