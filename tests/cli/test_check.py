@@ -50,7 +50,7 @@ def plugin(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_variant_that_is_what_it_says_ends_with_0_and_a_line_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "linear", "--law", "formula", "--law", "causality"]) == 0
+    assert main(["check", "--threads", "1", "linear", "--law", "formula", "--law", "causality"]) == 0
     out = capsys.readouterr().out
     assert "linear, in 2 settings" in out
     assert "linear is what it says it is: 2 laws hold" in out
@@ -58,7 +58,7 @@ def test_a_variant_that_is_what_it_says_ends_with_0_and_a_line_that_says_so(caps
 
 
 def test_a_fault_is_named_and_ends_with_1(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "mine", "--plugin", plugin, "--law", "hidden keys", "--law", "formula"]) == 1
+    assert main(["check", "--threads", "1", "mine", "--plugin", plugin, "--law", "hidden keys", "--law", "formula"]) == 1
     out = capsys.readouterr().out
     assert "mine breaks 'hidden keys'" in out
     assert "other values at the padded positions moved the output by" in out
@@ -66,7 +66,7 @@ def test_a_fault_is_named_and_ends_with_1(plugin: str, capsys: pytest.CaptureFix
 
 
 def test_several_variants_have_a_line_each(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "linear", "mine", "--plugin", plugin, "--law", "hidden keys", "--law", "formula"]) == 1
+    assert main(["check", "--threads", "1", "linear", "mine", "--plugin", plugin, "--law", "hidden keys", "--law", "formula"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[:4] == ["linear", "2", "of", "2"] for line in lines)
     assert any(line.split()[:4] == ["mine", "1", "of", "2"] and "hidden keys" in line for line in lines)
@@ -74,7 +74,7 @@ def test_several_variants_have_a_line_each(plugin: str, capsys: pytest.CaptureFi
 
 
 def test_json_holds_every_finding_with_number_and_bound(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "mine", "--plugin", plugin, "--law", "hidden keys", "--json"]) == 1
+    assert main(["check", "--threads", "1", "mine", "--plugin", plugin, "--law", "hidden keys", "--json"]) == 1
     (report,) = json.loads(capsys.readouterr().out)
     assert report["variant"] == "mine"
     assert report["held"] is False
@@ -92,13 +92,13 @@ def test_all_passes_over_what_cannot_run_here_and_says_why(
     few = {name: VARIANTS.get(name) for name in ("linear", "efficient")}
     monkeypatch.setattr(VARIANTS, "_entries", few)  # of its own, so that the order of the others stays as it is
     arguments = ["--plugin", str(source), "--law", "causality"]
-    assert main(["check", "all", *arguments]) == 0
+    assert main(["check", "--threads", "1", "all", *arguments]) == 0
     out = capsys.readouterr()
     assert "2 of 2 variants are what they say they are" in out.out
     assert "gpu is not checked: gpu: it wants a GPU" in out.err
-    assert main(["check", "all", *arguments, "--json"]) == 0
+    assert main(["check", "--threads", "1", "all", *arguments, "--json"]) == 0
     assert {"variant": "gpu", "unsupported": "gpu: it wants a GPU"} in json.loads(capsys.readouterr().out)
-    assert main(["check", "gpu", *arguments]) == 2
+    assert main(["check", "--threads", "1", "gpu", *arguments]) == 2
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_all_passes_over_what_cannot_run_here_and_says_why(
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", *arguments]) == 2
+    assert main(["check", "--threads", "1", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert words in captured.err

@@ -20,7 +20,7 @@ SUITE = "name: s\nsweeps: [{name: w, matrix: {variant: [mean-value, linear], seq
 RUN = ["run", "s.yaml", "--quick", "--device", "cpu", "--threads", "1"]
 COMPARE = ["compare", "mean-value", "linear", "--n", "8", "--heads", "1", "--device", "cpu", "--threads", "1"]
 COMPARE += ["--min-time", "0.01"]
-CHECK = ["check", "mean-value", "--law", "any length"]
+CHECK = ["check", "mean-value", "--law", "any length", "--threads", "1"]
 
 
 def redirect(to: str) -> None:
