@@ -58,7 +58,9 @@ def test_a_variant_that_is_what_it_says_ends_with_0_and_a_line_that_says_so(caps
 
 
 def test_a_fault_is_named_and_ends_with_1(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--threads", "1", "mine", "--plugin", plugin, "--law", "hidden keys", "--law", "formula"]) == 1
+    assert (
+        main(["check", "--threads", "1", "mine", "--plugin", plugin, "--law", "hidden keys", "--law", "formula"]) == 1
+    )
     out = capsys.readouterr().out
     assert "mine breaks 'hidden keys'" in out
     assert "other values at the padded positions moved the output by" in out
@@ -66,7 +68,24 @@ def test_a_fault_is_named_and_ends_with_1(plugin: str, capsys: pytest.CaptureFix
 
 
 def test_several_variants_have_a_line_each(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--threads", "1", "linear", "mine", "--plugin", plugin, "--law", "hidden keys", "--law", "formula"]) == 1
+    assert (
+        main(
+            [
+                "check",
+                "--threads",
+                "1",
+                "linear",
+                "mine",
+                "--plugin",
+                plugin,
+                "--law",
+                "hidden keys",
+                "--law",
+                "formula",
+            ]
+        )
+        == 1
+    )
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[:4] == ["linear", "2", "of", "2"] for line in lines)
     assert any(line.split()[:4] == ["mine", "1", "of", "2"] and "hidden keys" in line for line in lines)
