@@ -246,7 +246,7 @@ def test_the_random_projection_is_the_construction_of_theorem_two() -> None:
     assert not list(module.parameters())
     expected = (q @ (0.3 * G @ k).mT / 5**0.5).softmax(-1) @ (2.718281828459045**-0.3 * G @ v)
     torch.testing.assert_close(module(q, k, v), expected, rtol=1e-12, atol=1e-12)
-    assert linformer(projection="jl").delta == 1e-6
+    assert linformer(projection="jl").projection.scales[0] == 1e-6
     drawn = build("linformer:rank=64,projection=jl", Shape(1, 1, 4096, 8)).get_buffer("G")
     assert drawn.var().item() == pytest.approx(1 / 64, rel=0.02)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.engines.low_rank.segments import Segments, any_real, attend_to_filled, strided_convolution
+from attnbench.attention.linformer.projections import Convolution, Learned, Pooling, Projection, Random
+from attnbench.engines.low_rank.segments import attend_to_filled
 from attnbench.engines.masks import emptied
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
@@ -103,74 +103,40 @@ class Linformer(nn.Module):
             raise Unsupported(f"{projection} is one projection for heads, keys and values: sharing must be key-value")
         if delta is not None and projection != "jl":
             raise UsageError("linformer: delta needs projection=jl; nothing else scales E")
-        self.rank, self.projection = rank, projection
         self.tied = ("E",) if sharing == "layerwise" else ()
-        self.delta = 1e-6 if delta is None else delta
         self.E: nn.Parameter | None = None
         self.F: nn.Parameter | None = None
-        self.G: Tensor
+        self.G: Tensor | None
+        self.register_buffer("G", None)
+        self.projection: Projection = Pooling(rank, largest=projection == "max-pool")
         if projection == "jl":
-            self.register_buffer("G", torch.randn(rank, shape.M) * rank**-0.5)
+            self.projection = random = Random(rank, shape.M, 1e-6 if delta is None else delta)
+            self.G = random.draw()
         elif projection in ("learned", "conv"):
-            length = -(-shape.M // rank)
-            one = (rank, shape.M) if projection == "learned" else (length, shape.D, shape.D)
-            size = (shape.H, *one) if sharing == "unshared" else one
-            scale = (rank if projection == "learned" else length * shape.D) ** -0.5
-            self.E = nn.Parameter(torch.randn(size) * scale)
+            learned: Learned | Convolution = Learned(rank, shape.M)
+            if projection == "conv":
+                learned = Convolution(rank, shape.M, shape.D)
+            heads = (shape.H,) if sharing == "unshared" else ()
+            self.projection, self.E = learned, nn.Parameter(learned.draw(*heads))
             if sharing in ("unshared", "headwise"):
-                self.F = nn.Parameter(torch.randn(size) * scale)
+                self.F = nn.Parameter(learned.draw(*heads))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The same, example by example: real keys and values become R rows, then softmax attention to the rows."""
-        out = torch.zeros_like(q)
+        out, drawn = torch.zeros_like(q), self._drawn()
+        by_key, by_value = self.projection.scales
         for b in range(q.shape[0]):
             real = torch.ones_like(k[b, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask[b]
             if real.any():
-                F = self.E if self.F is None else self.F
-                keys, values = self._dense_rows(k[b], real, self.E), self._dense_rows(v[b], real, F)
-                if self.projection == "jl":
-                    keys, values = self.delta * keys, math.exp(-self.delta) * values
+                keys = by_key * self.projection.dense(k[b], real, *drawn[:1])
+                values = by_value * self.projection.dense(v[b], real, *drawn[-1:])
                 out[b] = (q[b] @ keys.mT * q.shape[-1] ** -0.5).softmax(-1) @ values
         return out
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Arguments as for every operator; at most ``shape.M`` keys if ``projection`` is ``learned`` or ``jl``."""
         k, v = emptied(key_mask, k, v)
-        if self.E is None and self.projection != "jl":
-            runs = Segments(self.rank, k.shape[2], key_mask)
-            pool = runs.mean if self.projection == "mean-pool" else runs.max
-            return attend_to_filled(q, pool(k), pool(v), runs.filled)
-        if self.E is not None and self.projection == "conv":
-            filled = None if key_mask is None else any_real(key_mask, self.E.shape[-3])
-            keys = strided_convolution(k, self.E)
-            return attend_to_filled(q, keys, strided_convolution(v, self.E if self.F is None else self.F), filled)
-        E = self._columns(self.G if self.E is None else self.E, k.shape[2])
-        F = E if self.F is None else self._columns(self.F, k.shape[2])
-        if self.E is None:
-            return attend_to_filled(q, self.delta * _project(E, k), math.exp(-self.delta) * _project(F, v), None)
-        return attend_to_filled(q, _project(E, k), _project(F, v), None)
+        return attend_to_filled(q, *self.projection.rows(k, v, key_mask, *self._drawn()))
 
-    @staticmethod
-    def _columns(E: Tensor, M: int) -> Tensor:
-        if E.shape[-1] < M:
-            raise Unsupported(f"{M} keys, but the projection was made for at most {E.shape[-1]}")
-        return E[..., :M]
-
-    def _dense_rows(self, x: Tensor, real: Tensor, W: Tensor | None) -> Tensor:
-        """``(H, R, D)`` from x ``(H, M, D)``."""
-        if self.projection in ("mean-pool", "max-pool"):
-            runs = x[:, real].tensor_split(min(self.rank, int(real.sum())), 1)
-            return torch.stack([run.mean(1) if self.projection == "mean-pool" else run.amax(1) for run in runs], 1)
-        if W is None or self.projection == "learned":
-            return (self.G if W is None else W)[..., real.nonzero()[:, 0]] @ x[:, real]
-        c = W.shape[-3]
-        rows: dict[int, Tensor | int] = {}
-        for t in real.nonzero()[:, 0].tolist():
-            rows[t // c] = rows.get(t // c, 0) + x[:, t, None] @ W[..., t % c, :, :]
-        return torch.cat([row for row in rows.values() if isinstance(row, Tensor)], 1)
-
-
-def _project(E: Tensor, x: Tensor) -> Tensor:
-    """E ``(R, M)`` or ``(H, R, M)`` times x ``(B, H, M, D)``."""
-    # einsum folds the axes that share E into the columns of one product; matmul would repeat E for each of them.
-    return torch.einsum("hrm,bhmd->bhrd" if E.ndim == 3 else "rm,bhmd->bhrd", E, x)
+    def _drawn(self) -> list[Tensor]:
+        return [W for W in (self.G, self.E, self.F) if W is not None]
