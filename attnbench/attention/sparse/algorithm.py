@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import isqrt
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from attnbench.attention.local import Local
-from attnbench.attention.sparse import tiles
+from attnbench.attention.sparse.fixed import Fixed, Summary
+from attnbench.attention.sparse.strided import Stride, Strided
 from attnbench.engines.decoding import kv_cache
-from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.head_groups import HeadGroups
 from attnbench.engines.patterns.attend import attend
-from attnbench.engines.patterns.tiles import Tile
 from attnbench.engines.precision import accumulator
 from attnbench.errors import UsageError
 from attnbench.position_bias import position_bias
@@ -26,16 +25,6 @@ from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
 _SUMMARY = 8
-
-
-class Summaries(NamedTuple):
-    """What decoding with summaries keeps."""
-
-    summaries: Cache
-    """The summary tokens; with ``fixed`` those of whole blocks only."""
-    block: Cache
-    """With ``fixed`` the block that is not yet whole, else empty."""
-    length: int
 
 
 @register(
@@ -118,39 +107,31 @@ class Sparse(nn.Module):
         if heads == "split" and pattern in ("stride", "summary"):
             raise UsageError(f"sparse: pattern={pattern} is one part, which heads=split cannot divide")
         self.causal, self.tokens, self.position_bias = shape.causal, shape.N, position_bias(shape)
-        self.pattern = pattern
         self.length = length or max(1, isqrt(shape.N))
-        self.summary = min(summary, self.length)
+        summary = min(summary, self.length)
+        self.pattern: Strided | Fixed = Strided(self.length) if strided else Fixed(self.length, summary)
+        self.far: Stride | Summary = Stride(self.length) if strided else Summary(self.length, summary)
+        if pattern in ("stride", "summary"):
+            self.pattern = self.far
         self.groups: HeadGroups | None = None
         if heads == "split":
             sizes = [size for size in (shape.H - shape.H // 2, shape.H // 2) if size]
-            shapes = [replace(shape, heads=size) for size in sizes]
-            near = Local(shapes[0], window=self.length) if strided else Local(shapes[0], block=self.length)
-            far = [
-                Sparse(other, pattern="stride", length=self.length)
-                if strided
-                else Sparse(other, pattern="summary", length=self.length, summary=self.summary)
-                for other in shapes[1:]
-            ]
-            self.groups = HeadGroups([near, *far], sizes)
+            first, *others = (replace(shape, heads=size) for size in sizes)
+            near = Local(first, window=self.length) if strided else Local(first, block=self.length)
+            alone: dict[str, Any] = {"pattern": "stride"} if strided else {"pattern": "summary", "summary": summary}
+            self.groups = HeadGroups([near, *(Sparse(one, length=self.length, **alone) for one in others)], sizes)
             if self.position_bias is not None:
                 self.groups.share(self.position_bias)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` with an N × N mask for each head."""
-        length, n = self.length, q.shape[2]
+        n = q.shape[2]
         i, j = torch.arange(n, device=q.device)[:, None], torch.arange(n, device=q.device)
-        if self.pattern in ("strided", "stride"):
-            near, far = i - j <= length, (i - j) % length == 0
+        if self.groups is None:
+            allowed = self.pattern.sees(i, j)
         else:
-            near, far = i // length == j // length, j % length >= length - self.summary
-            if self.groups is not None or self.pattern == "summary":
-                far = far | (i == j) & (i < length - self.summary)
-        if self.groups is not None:
             first = torch.arange(q.shape[1], device=q.device)[:, None, None] < self.groups.heads[0]
-            allowed = torch.where(first, near, far)
-        else:
-            allowed = near | far if self.pattern in ("strided", "fixed") else far
+            allowed = torch.where(first, self.pattern.near(i, j), self.far.sees(i, j))
         allowed = allowed & (j <= i)
         if not self.causal:
             allowed = allowed | allowed.mT
@@ -162,82 +143,24 @@ class Sparse(nn.Module):
         if self.groups is not None:
             out: Tensor = self.groups(q, k, v, key_mask=key_mask)
             return out
-        length = self.length
-        if self.pattern == "strided" and not self.causal and (missing := -q.shape[2] % length):
-            # Makes columns equally long; the band never reaches the padding, and each column masks its own.
-            k, v = nn.functional.pad(k, (0, 0, 0, missing)), nn.functional.pad(v, (0, 0, 0, missing))
-            key_mask = None if key_mask is None else nn.functional.pad(key_mask, (0, missing))
-        return attend(q, k, v, self._tiles(q), key_mask=key_mask, position_bias=self.position_bias)
-
-    def _tiles(self, q: Tensor) -> Iterator[Tile]:
-        match self.pattern:
-            case "strided":
-                return tiles.strided(q, self.length, self.causal)
-            case "fixed":
-                return tiles.fixed(q, self.length, self.summary, self.causal)
-            case "stride":
-                return tiles.stride(q, self.length, self.causal)
-            case "summary":
-                return tiles.summaries(q, self.length, self.summary, self.causal)
+        if missing := self.pattern.padding(q.shape[2], self.causal):
+            k, v = pad(k, (0, 0, 0, missing)), pad(v, (0, 0, 0, missing))
+            key_mask = None if key_mask is None else pad(key_mask, (0, missing))
+        tiles = self.pattern.tiles(q, self.causal)
+        return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
         """q, k, v ``(B, H, n, D)``, n >= 0. The state is a Cache, Summaries, or a state for each half of the heads."""
-        if self.groups is not None:
-            return self.groups.begin(q, k, v)
-        if self.pattern in ("strided", "stride"):
-            return Cache.of(k, v, self.tokens)
-        length, n = self.length, k.shape[2]
-        whole = n - n % length if self.pattern == "fixed" else n
-        kept = torch.arange(whole, device=k.device) % length >= length - self.summary
-        summaries = Cache.of(k[:, :, :whole][:, :, kept], v[:, :, :whole][:, :, kept], self._room())
-        block = Cache.of(k[:, :, whole:], v[:, :, whole:], length if self.pattern == "fixed" else 0)
-        return Summaries(summaries, block, n)
+        return self.pattern.begin(k, v, self.tokens) if self.groups is None else self.groups.begin(q, k, v)
 
-    def _room(self) -> int:
-        whole, rest = divmod(self.tokens, self.length)
-        return whole * self.summary + max(0, rest - self.length + self.summary)
-
-    def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
         """q, k, v ``(B, H, 1, D)``."""
         if self.groups is not None:
             return self.groups.step(state, q, k, v)
-        if isinstance(state, Summaries):
-            return self._step_summaries(state, q, k, v)
-        cache = Cache(*state)
-        t = cache.length
-        cache = cache.append(k, v)
-        first = max(0, t - self.length) if self.pattern == "strided" else t + 1
-        parts = [slice(t % self.length, first, self.length), slice(first, t + 1)][: 2 if first <= t else 1]
-        keys, values = kv_cache.pick(cache.keys, parts), kv_cache.pick(cache.values, parts)
+        keys, values, new = self.pattern.step(state, k, v)
         added = None
         if self.position_bias is not None:
-            position = kv_cache.pick(torch.arange(t + 1, device=q.device)[:, None], parts)[:, 0]
-            added = self.position_bias.along(position - t, accumulator(q.dtype))[:, None]
-        return kv_cache.attend(q, keys, values, added), cache
-
-    def _step_summaries(self, state: Summaries, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Summaries]:
-        summaries, block, t = state
-        if self.pattern == "summary":
-            if t % self.length >= self.length - self.summary:
-                summaries = summaries.append(k, v)
-            keys, values = (summaries.keys, summaries.values) if summaries.length else (k, v)
-            added = self._added_to_summaries(summaries, t, 0 if summaries.length else 1, q)
-            return kv_cache.attend(q, keys, values, added), Summaries(summaries, block, t + 1)
-        block = block.append(k, v)
-        keys, values = torch.cat([summaries.keys, block.keys], 2), torch.cat([summaries.values, block.values], 2)
-        out = kv_cache.attend(q, keys, values, self._added_to_summaries(summaries, t, block.length, q))
-        if block.length == self.length:
-            for i in range(self.length - self.summary, self.length):
-                summaries = summaries.append(block.k[:, :, i : i + 1], block.v[:, :, i : i + 1])
-            block = block._replace(length=0)
-        return out, Summaries(summaries, block, t + 1)
-
-    def _added_to_summaries(self, summaries: Cache, t: int, latest: int, q: Tensor) -> Tensor | None:
-        """The bias ``(H, 1, n)`` of the summaries and of the latest tokens, up to token t."""
-        if self.position_bias is None:
-            return None
-        which = torch.arange(summaries.length, device=q.device)
-        block = torch.div(which, self.summary, rounding_mode="floor")
-        position = (block + 1) * self.length - self.summary + which % self.summary
-        position = torch.cat([position, torch.arange(t + 1 - latest, t + 1, device=q.device)])
-        return self.position_bias.along(position - t, accumulator(q.dtype))[:, None]
+            position = torch.arange(state.length + 1, device=q.device)
+            seen = self.pattern.sees(position[-1:], position).nonzero()[:, 0]
+            added = self.position_bias.along(seen - state.length, accumulator(q.dtype))[:, None]
+        return kv_cache.attend(q, keys, values, added), new
