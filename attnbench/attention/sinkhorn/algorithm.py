@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
-from attnbench.attention.sinkhorn.blocks import Attend, Balance, inverse_mass
-from attnbench.attention.sinkhorn.steps import Sorted, balanced_row
-from attnbench.engines.decoding.kv_cache import Cache, attend
+from attnbench.attention.sinkhorn.blocks import Balance, learned_scores
+from attnbench.attention.sinkhorn.seen import OwnAndSorted, SortCut
+from attnbench.attention.sinkhorn.steps import Decoding
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
@@ -42,7 +42,7 @@ from attnbench.variant import No, Traits, register
     ),
     settings=("block=4", "block=4,sort=learned", "block=4,sort_cut=2"),
 )
-class Sinkhorn(nn.Module):
+class Sinkhorn(Decoding, nn.Module):
     """Own block and one softly sorted block, by Sinkhorn-balanced scores.
 
     Tay et al. 2020, "Sparse Sinkhorn Attention". The sequence is cut into n / ``block`` blocks. A sort net scores pairs
@@ -96,7 +96,7 @@ class Sinkhorn(nn.Module):
         super().__init__()
         if sort_cut and shape.causal:
             raise Unsupported("causal: the first sorted blocks mix tokens of the whole sequence")
-        self.sort_cut = sort_cut
+        self.seen: SortCut | OwnAndSorted = SortCut(sort_cut) if sort_cut else OwnAndSorted(shape.causal)
         self.block, self.temperature, self.iterations, self.causal = block, temperature, iterations, shape.causal
         self.tokens = shape.N
         self.net = nn.ParameterDict()
@@ -140,13 +140,10 @@ class Sinkhorn(nn.Module):
         mass = share.sum(-1)  # (B, H, n, b): the mass of the mixture at each offset of a block
         some = mass.masked_fill(mass == 0, 1)[..., None]
         keys, values = (share @ x[:, :, None] / some for x in (k, v))
-        if self.sort_cut:
-            mass, keys, values = (x[:, :, None, : self.sort_cut].flatten(3, 4) for x in (mass, keys, values))
-        else:
-            mass, keys, values = (x[:, :, home] for x in (mass, keys, values))
+        mass, keys, values = (self.seen.dense(x, home) for x in (mass, keys, values))
         # For each query, the mixtures that it sees and then all tokens: (B, H, N, mixtures + N).
         logits = torch.cat([(q[..., None, :] * keys).sum(-1), q @ k.mT], -1) * D**-0.5
-        own = real & (home[:, None] == home) & (not self.sort_cut)
+        own = real & (home[:, None] == home) & self.seen.own
         own = own & (position[:, None] >= position) if self.causal else own
         mass = torch.cat([mass.expand(*logits.shape[:3], -1), own.expand_as(logits[..., -N:])], -1)
         weights = (logits - logits.amax(-1, keepdim=True)).exp() * mass
@@ -170,33 +167,15 @@ class Sinkhorn(nn.Module):
         if real is not None:
             mass = sort @ real.to(sort.dtype)
             log_mass = mass.masked_fill(mass <= 0, 1).log().masked_fill(mass <= 0, hidden(mass.dtype))
-        if self.sort_cut:
-            return self._attend_to_first(q, k, v, sort[:, : self.sort_cut], log_mass).view(B, H, n * b, D)[:, :, :N]
-        out: Tensor = Attend.apply(q, k, v, sort, log_mass, real, self.causal)  # type: ignore[no-untyped-call] # torch
-        if real is not None:
-            own = real.cumsum(-1) > 0 if self.causal else real.any(-1, keepdim=True)
-            out = out.masked_fill(~(own | (mass > 0).any(-1, keepdim=True)).unsqueeze(-1), 0)
-        return out.view(B, H, n * b, D)[:, :, :N]
-
-    def _attend_to_first(self, q: Tensor, k: Tensor, v: Tensor, sort: Tensor, log_mass: Tensor | None) -> Tensor:
-        """q, k, v ``(G, n, b, D)``, sort ``(G, n_c, n)`` -> ``(G, n·b, D)``."""
-        G, cut, _ = sort.shape
-        mixed = [torch.bmm(sort, x.flatten(2).to(sort.dtype)).view(G, -1, q.shape[3]) for x in (k, v)]
-        bias = None
-        if log_mass is not None:
-            log_mass = log_mass[:, :cut].reshape(G, 1, -1)
-            mixed = [x * inverse_mass(log_mass[:, 0]) for x in mixed]
-            bias = log_mass.clamp(min=hidden(q.dtype)).to(q.dtype).unsqueeze(1)
-        # With a head axis of 1: only for four axes is there a kernel without the matrix of weights.
-        keys, values = (x.to(q.dtype).unsqueeze(1) for x in mixed)
-        return scaled_dot_product_attention(q.flatten(1, 2).unsqueeze(1), keys, values, attn_mask=bias).squeeze(1)
+        return self.seen(q, k, v, sort, log_mass, real).view(B, H, n * b, D)[:, :, :N]
 
     def sort_matrix(self, q: Tensor, k: Tensor, H: int, real: Tensor | None = None) -> Tensor:
         """S ``(B·H, n, n)`` from q, k ``(B·H, n, b, D)``; ``real`` is ``(B·H, n, b)``; k is 0 where not real."""
         G, n, _, D = q.shape
         dtype = accumulator(q.dtype)
         if self.net:
-            scores = self._learned(self._mean(k, real, self.causal, dtype).view(-1, H, n, D), n).reshape(G, n, n)
+            mean = self._mean(k, real, self.causal, dtype).view(-1, H, n, D)
+            scores = learned_scores(self.net, mean, n).reshape(G, n, n)
         else:
             seen = q if real is None else q.masked_fill(~real.unsqueeze(-1), 0)
             mean = self._mean(seen, real, self.causal, dtype) * D**-0.5
@@ -209,14 +188,6 @@ class Sinkhorn(nn.Module):
             scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(), hidden(dtype))
         balanced: Tensor = Balance.apply(scores, self.iterations, self.causal)  # type: ignore[no-untyped-call] # torch
         return balanced
-
-    def _learned(self, mean: Tensor, n: int) -> Tensor:
-        """Scores ``(B, H, rows, n)`` of blocks with mean keys ``(B, H, rows, D)`` against the first n blocks."""
-        W, w, U = (self.net[name].to(mean.dtype) for name in ("W", "w", "U"))
-        if n > U.shape[-1]:
-            raise Unsupported(f"sort=learned knows {U.shape[-1]} blocks and the sequence has {n}")
-        scores: Tensor = (mean @ W + w).relu() @ U[..., :n]
-        return scores
 
     @staticmethod
     def _mean(x: Tensor, real: Tensor | None, cumulative: bool, dtype: torch.dtype) -> Tensor:
@@ -232,46 +203,3 @@ class Sinkhorn(nn.Module):
             total = pad(total.cumsum(1), (0, 0, 1, -1)) + x[:, :, 0].to(dtype)
             count = pad(count.cumsum(1), (0, 0, 1, -1)) + first
         return total / count.clamp(min=1)
-
-    @torch.no_grad()
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Sorted:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
-        B, H, n, D = k.shape
-        b, dtype = self.block, accumulator(k.dtype)
-        nothing = k.new_empty((B, H, 0, D))
-        columns = k.new_empty((B, H, self.iterations, 0), dtype=dtype)
-        total = k.new_zeros((B, H, 1, D), dtype=dtype)
-        state = Sorted(Cache.of(k, v, self.tokens), total, columns, nothing, nothing)
-        seen = k if self.net else q
-        for start in range(0, n, b):
-            state = self._begin_block(state, seen[:, :, start : start + 1], start, mix=start + b >= n)
-            inside = seen[:, :, start : start + b].sum(2, keepdim=True, dtype=dtype)
-            state = state._replace(total=state.total + inside)
-        return state
-
-    @torch.no_grad()
-    def step(self, state: Sorted, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Sorted]:
-        """q, k, v ``(B, H, 1, D)``."""
-        start, seen = state.cache.length - state.cache.length % self.block, k if self.net else q
-        if start == state.cache.length:
-            state = self._begin_block(state, seen, start)
-        state = state._replace(cache=state.cache.append(k, v), total=state.total + seen)
-        keys = torch.cat([state.keys, state.cache.keys[:, :, start:]], 2)
-        return attend(q, keys, torch.cat([state.values, state.cache.values[:, :, start:]], 2)), state
-
-    def _begin_block(self, state: Sorted, first: Tensor, start: int, *, mix: bool = True) -> Sorted:
-        """Sort for the block whose first token, at ``start``, is ``first`` ``(B, H, 1, D)``."""
-        n = start // self.block
-        if not n:
-            return state
-        keys, values = (x[:, :, :start].view(*x.shape[:2], n, self.block, -1) for x in state.cache[:2])
-        mean = (state.total + first) / (start + 1)
-        if self.net:
-            scores = self._learned(mean, n + 1)[..., :n]
-        else:
-            scores = mean * mean.shape[-1] ** -0.5 @ keys.mean(3, dtype=mean.dtype).mT
-        row, columns = balanced_row(scores / self.temperature, state.columns)
-        if not mix:
-            return state._replace(columns=columns)
-        mixed = ((row @ x.flatten(3).to(row.dtype)).view_as(x[:, :, 0]).to(x.dtype) for x in (keys, values))
-        return Sorted(state.cache, state.total, columns, *mixed)

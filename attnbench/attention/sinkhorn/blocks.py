@@ -8,10 +8,11 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.engines.precision import hidden
 from attnbench.engines.tiling import budget, tiles
+from attnbench.errors import Unsupported
 
 _KEPT = 5 / 2
 """Most weights kept for the backward pass, as a multiple of q's entries: saves time for memory that stays linear."""
@@ -59,6 +60,15 @@ class Balance(torch.autograd.Function):
             drows = -part.sum(-1, keepdim=True)
             dcolumns = torch.zeros_like(dcolumns)
         return dx, None, None
+
+
+def learned_scores(net: nn.ParameterDict, mean: Tensor, n: int) -> Tensor:
+    """Scores ``(B, H, rows, n)`` of blocks with mean keys ``(B, H, rows, D)`` against the first n blocks."""
+    W, w, U = (net[name].to(mean.dtype) for name in ("W", "w", "U"))
+    if n > U.shape[-1]:
+        raise Unsupported(f"sort=learned knows {U.shape[-1]} blocks and the sequence has {n}")
+    scores: Tensor = (mean @ W + w).relu() @ U[..., :n]
+    return scores
 
 
 class Attend(torch.autograd.Function):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.attention.sinkhorn.blocks import learned_scores
+from attnbench.engines.decoding.kv_cache import Cache, attend
+from attnbench.engines.precision import accumulator
 
 
 class Sorted(NamedTuple):
@@ -46,3 +48,56 @@ def balanced_row(scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         row = share.logsumexp(-1, keepdim=True)
         balanced = scores - row
     return (share - row).exp(), torch.cat(sums, 2)
+
+
+class Decoding:
+    """``begin`` and ``step`` of a module with the options of Sinkhorn attention."""
+
+    block: int
+    iterations: int
+    temperature: float
+    tokens: int
+    net: nn.ParameterDict
+
+    @torch.no_grad()
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Sorted:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
+        B, H, n, D = k.shape
+        b, dtype = self.block, accumulator(k.dtype)
+        nothing = k.new_empty((B, H, 0, D))
+        columns = k.new_empty((B, H, self.iterations, 0), dtype=dtype)
+        total = k.new_zeros((B, H, 1, D), dtype=dtype)
+        state = Sorted(Cache.of(k, v, self.tokens), total, columns, nothing, nothing)
+        seen = k if self.net else q
+        for start in range(0, n, b):
+            state = self._begin_block(state, seen[:, :, start : start + 1], start, mix=start + b >= n)
+            inside = seen[:, :, start : start + b].sum(2, keepdim=True, dtype=dtype)
+            state = state._replace(total=state.total + inside)
+        return state
+
+    @torch.no_grad()
+    def step(self, state: Sorted, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Sorted]:
+        """q, k, v ``(B, H, 1, D)``."""
+        start, seen = state.cache.length - state.cache.length % self.block, k if self.net else q
+        if start == state.cache.length:
+            state = self._begin_block(state, seen, start)
+        state = state._replace(cache=state.cache.append(k, v), total=state.total + seen)
+        keys = torch.cat([state.keys, state.cache.keys[:, :, start:]], 2)
+        return attend(q, keys, torch.cat([state.values, state.cache.values[:, :, start:]], 2)), state
+
+    def _begin_block(self, state: Sorted, first: Tensor, start: int, *, mix: bool = True) -> Sorted:
+        """Sort for the block whose first token, at ``start``, is ``first`` ``(B, H, 1, D)``."""
+        n = start // self.block
+        if not n:
+            return state
+        keys, values = (x[:, :, :start].view(*x.shape[:2], n, self.block, -1) for x in state.cache[:2])
+        mean = (state.total + first) / (start + 1)
+        if self.net:
+            scores = learned_scores(self.net, mean, n + 1)[..., :n]
+        else:
+            scores = mean * mean.shape[-1] ** -0.5 @ keys.mean(3, dtype=mean.dtype).mT
+        row, columns = balanced_row(scores / self.temperature, state.columns)
+        if not mix:
+            return state._replace(columns=columns)
+        mixed = ((row @ x.flatten(3).to(row.dtype)).view_as(x[:, :, 0]).to(x.dtype) for x in (keys, values))
+        return Sorted(state.cache, state.total, columns, *mixed)
