@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.aft import full, sums
-from attnbench.attention.aft.algorithm import AFT, Recent
+from attnbench.attention.aft.algorithm import AFT
+from attnbench.attention.aft.modes import Recent
 from attnbench.engines import tiling
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.memory import peak_tensor_bytes

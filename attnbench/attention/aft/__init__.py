@@ -1,5 +1,3 @@
 """Attention Free Transformer: each channel weighs the values by its own keys and a learned bias of positions."""
 
-from attnbench.attention.aft.algorithm import AFT
-
-__all__ = ["AFT"]
+from attnbench.attention.aft.algorithm import AFT as AFT

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
-from attnbench.attention.aft.full import full
-from attnbench.attention.aft.sums import EMPTY, Sums, join, read, running, windowed
+from attnbench.attention.aft.modes import Conv, Full, Learned, Local, Recent, Simple
+from attnbench.attention.aft.sums import EMPTY
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.precision import accumulator
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
 Mode = Literal["full", "local", "simple", "conv"]
 
 _BELONGS: dict[str, tuple[Mode, ...]] = {"factors": ("full", "local"), "window": ("local",), "kernel": ("conv",)}
-
-
-class Recent(NamedTuple):
-    """State of decoding with a bias of bounded reach: one sum over what lies beyond it, and the tokens within it."""
-
-    log: Tensor
-    """``(B, 1, C)``."""
-    mean: Tensor
-    k: Tensor
-    """``(B, r, C)``."""
-    v: Tensor
-    length: int
 
 
 @register(
@@ -116,42 +102,30 @@ class AFT(nn.Module):
         for option, value in (("factors", factors), ("window", window), ("kernel", kernel)):
             if value is not None and mode not in _BELONGS[option]:
                 raise UsageError(f"aft: {option} belongs to mode={' or '.join(_BELONGS[option])}, not to mode={mode}")
-        C, N = shape.C, shape.N
-        self.mode, self.heads, self.causal, self.last = mode, shape.H, shape.causal, N - 1
-        self.longest = N if mode in ("full", "local") else None
-        self.q, self.k, self.v, self.out = (nn.Linear(C, C, bias=False) for _ in range(4))
-        factors = 128 if factors is None else factors
-        self.factored = factors > 0
-        self.back, self.ahead = 0, 0  # the farthest keys with a bias
-        if mode == "conv":
-            kernel = kernel or 11
+        kernel, factors = kernel or 11, 128 if factors is None else factors
+        self.heads, self.causal = shape.H, shape.causal
+        self.q, self.k, self.v, self.out = (nn.Linear(shape.C, shape.C, bias=False) for _ in range(4))
+        self.mode = Simple(shape.causal)
+        if mode == "full":
+            self.mode = Full(shape, factors)
+        elif mode == "local":
+            self.mode = Local(shape, factors, min(shape.N, 31 if window is None else window))
+        elif mode == "conv":
             if kernel % 2 == 0 and not shape.causal:
                 raise UsageError(f"aft: option kernel={kernel} must be odd: it is centred on the token")
-            self.back, self.ahead = (kernel - 1, 0) if shape.causal else (kernel // 2, kernel // 2)
-            self.w = nn.Parameter(torch.randn(shape.H, kernel))
-        elif mode != "simple":
-            self.back = min(N, N if mode == "full" else 31 if window is None else window)
-            self.ahead = 0 if shape.causal else self.back
-            if self.factored:
-                self.rows = nn.Parameter(torch.randn(N, factors) * factors**-0.25)
-                self.columns = nn.Parameter(torch.randn(N, factors) * factors**-0.25)
-            else:
-                self.w = nn.Parameter(torch.randn(N, N if mode == "full" else self.back + 1 + self.ahead))
+            self.mode = Conv(shape, kernel)
+        for name, drawn in self.mode.draw().items():
+            self.register_parameter(name, nn.Parameter(drawn))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The formula with every weight of every channel in memory, ``(B, N, N, H, D)``."""
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         q, k, v = (projection(x).view(B, N, self.heads, -1) for projection in (self.q, self.k, self.v))
-        w = x.new_zeros(N, N, self.heads)
-        for i in range(N if self.mode != "simple" else 0):
-            for j in range(max(0, i - self.back), min(N, i + self.ahead + 1)):
-                if self.mode == "conv":
-                    w[i, j] = self.w[:, j - i + self.back]
-                elif self.factored:
-                    w[i, j] = self.rows[i] @ self.columns[j]
-                else:
-                    w[i, j] = self.w[i, j if self.mode == "full" else j - i + self.back]
+        w, learned = x.new_zeros(N, N, self.heads), self._learned()
+        for i in range(N):
+            for j in range(max(0, i - self.mode.back), min(N, i + self.mode.ahead + 1)):
+                w[i, j] = self.mode.w(learned, i, j)
         visible = visible_pairs(x, x, self.causal, key_mask)[:, 0]
         logits = (k[:, None] + w[..., None]).masked_fill(~visible[..., None, None], float("-inf"))
         weights = logits.softmax(2).masked_fill(~visible[..., None, None], 0.0)
@@ -161,113 +135,29 @@ class AFT(nn.Module):
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
-        self._check(x.shape[1])
-        k, v = self._keys(x, key_mask)
-        if self.mode == "simple":
-            return self._gate(x, running(k, v).mean if self.causal else read(k, v).mean)
-        k, v = (self._fold(y, key_mask) for y in (k, v))
-        bias = partial(self._seen_bias, x.shape[1], key_mask)
-        if self.mode == "full":
-            rows = (self.rows if self.factored else self.w)[: x.shape[1]].to(k.dtype)
-            columns = self.columns[: x.shape[1]].to(k.dtype) if self.factored else None
-            padded = None if key_mask is None else ~key_mask[:, None, None]
-            mean = full(k, v, rows, columns, bias, padded, causal=self.causal)
-        else:
-            reach = max(self.back, self.ahead)
-            mean = windowed(k, v, reach, bias, alike=self.mode == "conv", causal=self.causal).mean
-        if key_mask is None:
-            mean = torch.unflatten(mean, -1, (len(x), -1)).movedim(2, 0)
-        return self._gate(x, mean.transpose(1, 2).reshape(x.shape))
-
-    def _check(self, tokens: int) -> None:
-        if self.longest is not None and self.longest < tokens:
-            raise Unsupported(f"{tokens} tokens, but the biases were made for at most {self.longest}")
-
-    def _keys(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """k and v, ``(B, N, C)``, in the dtype of the sums."""
-        accumulate = accumulator(x.dtype)
-        k, v = self.k(x).to(accumulate), self.v(x).to(accumulate)
+        k, v = self._keys(x)
         if key_mask is not None:
             hidden = ~key_mask[:, :, None]
             k, v = k.masked_fill(hidden, EMPTY), v.masked_fill(hidden, 0.0)
-        return k, v
+        return self._gate(x, self.mode.mean(k, v, key_mask, self._learned()))
+
+    def _keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """k and v, ``(B, N, C)``, in the dtype of the sums."""
+        accumulate = accumulator(x.dtype)
+        return self.k(x).to(accumulate), self.v(x).to(accumulate)
 
     def _gate(self, x: Tensor, mean: Tensor) -> Tensor:
         out: Tensor = self.out((torch.sigmoid(self.q(x)) * mean).to(x.dtype))
         return out
 
-    def _fold(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
-        """``(B, N, C)`` as ``(G, N, B·C/G)``, so that one row of w serves the whole batch in one product.
-
-        With padding, which differs between examples, as ``(B, G, N, C/G)``.
-        """
-        B, N, _ = x.shape
-        groups = self.heads if self.mode == "conv" else 1
-        heads = x.view(B, N, groups, -1)
-        if key_mask is not None:
-            return heads.transpose(1, 2)
-        return heads.permute(2, 1, 0, 3).reshape(groups, N, -1)
-
-    def _seen_bias(self, tokens: int, key_mask: Tensor | None, rows: Tensor, keys: Tensor) -> Tensor:
-        """:meth:`_bias` for keys that may be padded, or lie outside of 0 .. ``tokens`` - 1."""
-        inside = keys.clamp(0, tokens - 1)
-        if key_mask is None:
-            return self._bias(rows, inside)
-        real = key_mask[:, inside] & (inside == keys)
-        return self._bias(rows, keys).masked_fill(~real[:, None, :, None], -torch.inf)
-
-    def _bias(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """w ``(G, squares, r, s)`` for the positions ``(squares, r)`` and ``(squares, s)``."""
-        if self.mode == "conv":
-            rows, keys = rows[:1], keys[:1]  # only the distance counts, and it is the same in every square
-        distance = keys[:, None] - rows[:, :, None]
-        inside = (distance + self.back).clamp(0, self.back + self.ahead)
-        dtype = accumulator(self.out.weight.dtype)  # converted first: gradients of one number are summed in it
-        if self.mode == "conv":
-            w = self.w.to(dtype)[:, inside]
-        else:
-            rows, keys = (x.clamp(0, self.last) for x in (rows, keys))
-            if self.factored:
-                w = torch.matmul(embedding(rows, self.rows.to(dtype)), embedding(keys, self.columns.to(dtype)).mT)[None]
-            elif self.mode == "full":
-                w = self.w[rows[:, :, None], keys[:, None]][None].to(dtype)
-            else:
-                w = self.w.to(dtype)[rows[:, :, None], inside][None]
-        if self.mode != "full":
-            w = w.masked_fill((distance < -self.back) | (distance > self.ahead), 0.0)
-        return w
+    def _learned(self) -> Learned:
+        return dict(self.named_parameters(recurse=False))
 
     def begin(self, x: Tensor) -> Cache | Recent:
         """x ``(B, n, C)``, n >= 0. Keys beyond the reach of the biases are kept as one sum."""
-        k, v = self._keys(x)
-        if self.mode == "full":
-            return Cache.of(k[:, None], v[:, None], self.last + 1)
-        old = max(0, x.shape[1] - self.back)
-        far = Sums(k.new_full((k.shape[0], 1, k.shape[2]), EMPTY), v.new_zeros(v.shape[0], 1, v.shape[2]))
-        if old:
-            far = read(k[:, :old], v[:, :old])
-        return Recent(*far, k[:, old:].clone(), v[:, old:].clone(), x.shape[1])
+        return self.mode.begin(*self._keys(x))
 
     def step(self, state: Cache | Recent, x: Tensor) -> tuple[Tensor, Cache | Recent]:
         """x ``(B, 1, C)``."""
-        if self.longest:
-            self._check(state.length + 1)
-        k, v = self._keys(x)
-        rows = torch.full((1, 1), state.length, device=x.device)
-        if isinstance(state, Cache):
-            state = state.append(k[:, None], v[:, None])
-            keys = torch.arange(state.length, device=x.device)[None]
-            return self._gate(x, read(state.keys[:, 0], state.values[:, 0], self._bias(rows, keys)[0]).mean), state
-        k, v = torch.cat((state.k, k), 1), torch.cat((state.v, v), 1)
-        far = Sums(state.log, state.mean)
-        if self.mode == "simple":
-            far = join(far, Sums(k, v))
-            return self._gate(x, far.mean), Recent(*far, state.k, state.v, state.length + 1)
-        keys = rows + torch.arange(1 - k.shape[1], 1, device=x.device)
-        groups = (self.heads if self.mode == "conv" else 1, -1)
-        heads_k, heads_v = (torch.unflatten(y, 2, groups).transpose(1, 2) for y in (k, v))
-        near = read(heads_k, heads_v, self._bias(rows, keys)[:, 0])
-        mean = join(far, Sums(*(y.transpose(1, 2).flatten(2) for y in near))).mean
-        if k.shape[1] > self.back:
-            far, k, v = join(far, Sums(k[:, :1], v[:, :1])), k[:, 1:], v[:, 1:]
-        return self._gate(x, mean), Recent(*far, k, v, state.length + 1)
+        mean, new = self.mode.step(state, *self._keys(x), self._learned())
+        return self._gate(x, mean), new
