@@ -1,5 +1,3 @@
 """BigBird attention: random, window and global blocks."""
 
-from attnbench.attention.bigbird.algorithm import BigBird
-
-__all__ = ["BigBird"]
+from attnbench.attention.bigbird.algorithm import BigBird as BigBird

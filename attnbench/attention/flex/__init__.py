@@ -1,5 +1,3 @@
 """PyTorch's compiler of attention kernels."""
 
-from attnbench.attention.flex.algorithm import Flex
-
-__all__ = ["Flex"]
+from attnbench.attention.flex.algorithm import Flex as Flex

@@ -1,5 +1,3 @@
 """HyperAttention: exact attention inside blocks of hash-sorted tokens, the rest from a sample of keys."""
 
-from attnbench.attention.hyperattention.algorithm import HyperAttention
-
-__all__ = ["HyperAttention"]
+from attnbench.attention.hyperattention.algorithm import HyperAttention as HyperAttention

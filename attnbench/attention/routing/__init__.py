@@ -1,5 +1,3 @@
 """Attention within clusters: every centroid picks the queries and keys nearest to it."""
 
-from attnbench.attention.routing.algorithm import Routing
-
-__all__ = ["Routing"]
+from attnbench.attention.routing.algorithm import Routing as Routing

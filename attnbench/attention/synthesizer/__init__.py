@@ -1,5 +1,3 @@
 """Synthesizer: attention weights without queries and keys."""
 
-from attnbench.attention.synthesizer.algorithm import Synthesizer
-
-__all__ = ["Synthesizer"]
+from attnbench.attention.synthesizer.algorithm import Synthesizer as Synthesizer
