@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from attnbench.cost import power_of_n
 from attnbench.errors import UsageError, did_you_mean
@@ -31,10 +32,31 @@ FAMILIES = (
 )
 """Families in the order shown to users; after Tay et al. 2020, "Efficient Transformers: A Survey", figure 2."""
 
-KINDS = ("operator", "mixer")
+Kind = Literal["operator", "mixer"]
 
 
-def broken_fact(name: object, facts: Mapping[str, Any]) -> str | None:
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is written above the class of a variant."""
+
+    family: str
+    """One of :data:`FAMILIES`."""
+    source: str
+    formula: str
+    cost: str
+    """``O(n·d²)``, say."""
+    time_exponent: float | None = None
+    """Power of n in the claimed time; None where nothing is claimed."""
+    memory_exponent: float | None = None
+    """Power of n in the claimed memory; None where nothing is claimed."""
+    traits: Traits = Traits()
+    kind: Kind = "operator"
+    settings: tuple[str, ...] = ("",)
+    """Options with which ``attnbench check`` tests it against the laws: ``("window=3", "block=5,look_around=1")``. Give
+    one for each algorithm under the name, small enough that sequences of about 20 tokens have several tiles."""
+
+
+def broken_fact(name: object, facts: Facts) -> str | None:
     """What is wrong with the first bad argument of ``@register``, with the choices; None where all are fine."""
     try:
         parse_spec({"name": name})
@@ -42,19 +64,19 @@ def broken_fact(name: object, facts: Mapping[str, Any]) -> str | None:
         return str(error)
     if name == "all":
         return "the name 'all' means every variant; choose another"
-    for key, choices in (("family", FAMILIES), ("kind", KINDS)):
-        if facts[key] not in choices:
-            return f"{key} {facts[key]!r} is not one of {', '.join(choices)}"
+    for key, choices in (("family", FAMILIES), ("kind", get_args(Kind))):
+        if (value := getattr(facts, key)) not in choices:
+            return f"{key} {value!r} is not one of {', '.join(choices)}"
     for key in ("source", "formula", "cost"):
-        if not isinstance(facts[key], str) or not facts[key].isprintable():
-            return f"{key}={facts[key]!r}: give one line of text"
+        if not isinstance(value := getattr(facts, key), str) or not value.isprintable():
+            return f"{key}={value!r}: give one line of text"
     for key in ("time_exponent", "memory_exponent"):
-        if not _is_power(facts[key]):
-            return f"{key}={facts[key]!r}: give a power of n, 0 or more, or None where nothing is claimed"
-    settings = facts["settings"]
+        if not _is_power(value := getattr(facts, key)):
+            return f"{key}={value!r}: give a power of n, 0 or more, or None where nothing is claimed"
+    settings: object = facts.settings
     if not isinstance(settings, tuple) or not all(isinstance(one, str) for one in settings):
         return f"settings={settings!r}: give a tuple of options as one types them: ('window=3', 'block=5')"
-    return _broken_growth(facts["cost"], facts["time_exponent"]) or _broken_traits(facts["traits"], facts["kind"])
+    return _broken_growth(facts.cost, facts.time_exponent) or _broken_traits(facts.traits, facts.kind)
 
 
 def _is_power(value: object) -> bool:

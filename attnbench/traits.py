@@ -20,6 +20,9 @@ class No(str):
 
 Target = Literal["softmax", "learned", "other"]
 
+ABILITIES = ("causal", "cross", "key_padding", "decode", "bias")
+"""The traits that are True or a :class:`No`."""
+
 
 @dataclass(frozen=True)
 class Knob:
@@ -38,7 +41,10 @@ class Knob:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a variant claims. The runner, ``list``, ``show``, the figures and the tests all read this one object."""
+    """What a variant claims. The runner, ``list``, ``show``, the figures and the tests all read this one object.
+
+    An ability that is given as False becomes a :class:`No` without a particular reason.
+    """
 
     target: Target = "softmax"
     """What an error number means. ``softmax``: the variant approximates softmax attention of the same q, k, v;
@@ -53,7 +59,7 @@ class Traits:
     """The constructor draws random numbers, so that errors need several draws."""
     rows_sum_to_one: bool = True
     """V = 1 gives 1: the output is an average of the values."""
-    decode: bool | No = False
+    decode: bool | No = No("it has no begin and step")
     """Decoding one token at a time from a state or cache gives the same as ``forward``; only where causal is true."""
     bias: bool | No = No("a bias belongs to a pair of tokens, and the weight of a pair is never formed")
     """A number for each pair of positions can be added to the logits."""
@@ -76,6 +82,16 @@ class Traits:
     """What it claims instead with certain options, or where the shape is ``causal``:
     ``(("kernel=relu", {"target": "other"}), ("causal=true,sort=learned", {"own_form": "..."}))``. An option without a
     value holds for any value but none. See :meth:`Variant.claims`."""
+
+    def __post_init__(self) -> None:
+        for ability in ABILITIES:
+            if getattr(self, ability) is False:
+                object.__setattr__(self, ability, No("not defined for this variant"))
+
+    def __repr__(self) -> str:
+        values = ((field, getattr(self, field.name)) for field in fields(self))
+        said = (f"{field.name}={value!r}" for field, value in values if value != field.default)
+        return f"Traits({', '.join(said)})"
 
     def problem(self) -> str | None:
         """The first field whose value is not allowed, with the choices; None where all is well."""
@@ -139,18 +155,14 @@ _FLAG = (_is_flag, "choose True or False")
 _ABILITY = (_is_ability, "choose True, False or No('the reason')")
 _LINE = (_is_line, "give one line of text")
 _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(ABILITIES, _ABILITY),
     "target": (
         lambda value: value in get_args(Target),
         "choose 'softmax', 'learned' or 'other'; exact=True says that it equals softmax attention",
     ),
     "exact": _FLAG,
-    "causal": _ABILITY,
-    "cross": _ABILITY,
-    "key_padding": _ABILITY,
     "stochastic": _FLAG,
     "rows_sum_to_one": _FLAG,
-    "decode": _ABILITY,
-    "bias": _ABILITY,
     "permutable": _FLAG,
     "dtypes": (_are_dtypes, f"give a tuple of {', '.join(map(repr, DTYPES))}"),
     "compiled": _FLAG,

@@ -28,12 +28,12 @@ A module may have more methods, which other passes and ``attnbench check`` use i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.contract import FAMILIES as FAMILIES
-from attnbench.contract import broken_class, broken_fact, broken_option
+from attnbench.contract import Facts, broken_class, broken_fact, broken_option
 from attnbench.cost import power_of_n
 from attnbench.errors import Unsupported, UsageError
 from attnbench.registry import Entry, Registry
@@ -49,22 +49,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Variant(Entry):
+class Variant(Entry, Facts):
     """A registered variant: what ``show`` prints."""
-
-    family: str = "exact"
-    source: str = ""
-    formula: str = ""
-    cost: str = ""
-    time_exponent: float | None = None
-    """Power of n in the claimed time; None where nothing is claimed."""
-    memory_exponent: float | None = None
-    """Power of n in the claimed memory; None where nothing is claimed."""
-    traits: Traits = Traits()
-    kind: Literal["operator", "mixer"] = "operator"
-    settings: tuple[str, ...] = ("",)
-    """Options with which ``attnbench check`` tests it against the laws: ``("window=3", "block=5,look_around=1")``. Give
-    one for each algorithm under the name, small enough that sequences of about 20 tokens have several tiles."""
 
     def claims(self, spec: Spec, *, causal: bool = False) -> Traits:
         """The traits with the options of ``spec``, causal or not; they may differ from those with the defaults.
@@ -95,7 +81,7 @@ class Variant(Entry):
             (shape.bias != "none", traits.bias, "bias"),
         ):
             if wanted and not trait:
-                return f"{what}: {trait if isinstance(trait, No) else 'not defined for this variant'}"
+                return f"{what}: {trait}"
         return None
 
 
@@ -112,19 +98,8 @@ VARIANTS: Registry[Variant] = Registry(
 ModuleClass = TypeVar("ModuleClass", bound=Callable[..., Any])
 
 
-def register(
-    name: str,
-    *,
-    family: str,
-    source: str,
-    formula: str,
-    cost: str,
-    time_exponent: float | None = None,
-    memory_exponent: float | None = None,
-    traits: Traits | None = None,
-    kind: Literal["operator", "mixer"] = "operator",
-    settings: tuple[str, ...] = ("",),
-) -> Callable[[ModuleClass], ModuleClass]:
+@dataclass(frozen=True)
+class register(Facts):  # noqa: N801  # it is used as a function
     """Class decorator that puts a variant into the table. The first line of the class's docstring is its summary.
 
     Args:
@@ -133,24 +108,23 @@ def register(
     Raises:
         UsageError: the name is taken, or an argument or the class breaks the contract; the message names the rule.
     """
-    facts: dict[str, Any] = {fact: value for fact, value in locals().items() if fact != "name"}
-    facts["traits"] = Traits() if traits is None else traits
 
-    def add(cls: ModuleClass) -> ModuleClass:
-        broken = broken_fact(name, facts) or broken_class(cls, facts["traits"])
+    name: str
+
+    def __call__(self, cls: ModuleClass) -> ModuleClass:
+        broken = broken_fact(self.name, self) or broken_class(cls, self.traits)
         if broken:
-            raise UsageError(f"variant {name!r}: {broken}")
-        facts["time_exponent"] = power_of_n(cost) if time_exponent is None else time_exponent
-        summary = (cls.__doc__ or "").strip().partition("\n")[0]
-        entry = Variant(name=name, make=cls, summary=summary, **facts)
+            raise UsageError(f"variant {self.name!r}: {broken}")
+        facts = {fact.name: getattr(self, fact.name) for fact in fields(Facts)}
+        if self.time_exponent is None:
+            facts["time_exponent"] = power_of_n(self.cost)
+        entry = Variant(self.name, cls, (cls.__doc__ or "").strip().partition("\n")[0], **facts)
         if not cls.__module__.startswith(f"{HOME}."):  # tests check the shipped ones; it takes a fifth of a second
             broken = broken_option(entry, entry.traits, entry.settings)
             if broken:
-                raise UsageError(f"variant {name!r}: {broken}")
+                raise UsageError(f"variant {self.name!r}: {broken}")
         VARIANTS.add(entry)
         return cls
-
-    return add
 
 
 def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -> nn.Module:

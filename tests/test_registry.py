@@ -314,7 +314,7 @@ def test_an_option_may_change_what_an_error_means() -> None:
     def make(shape: Shape, *, kernel: str = "exp", conv: int | None = None) -> None: ...
 
     traits = Traits(given=(("kernel=relu", {"target": "other"}), ("conv", {"target": "learned"})))
-    entry = Variant("performer", make, "", traits=traits)
+    entry = Variant("performer", make, "", family="kernel", source="", formula="", cost="", traits=traits)
     assert entry.target(parse_spec("performer")) == "softmax"
     assert entry.target(parse_spec("performer:kernel=exp")) == "softmax"
     assert entry.target(parse_spec("performer:kernel=relu,conv=none")) == "other"
@@ -326,7 +326,7 @@ def test_a_claim_may_depend_on_causality_and_on_several_options_at_once() -> Non
 
     both = "causal=true,kernel=relu"
     traits = Traits(given=(("causal=true", {"own_form": "a"}), (both, {"own_form": "b"}), ("conv", {"own_form": ""})))
-    entry = Variant("performer", make, "", traits=traits)
+    entry = Variant("performer", make, "", family="kernel", source="", formula="", cost="", traits=traits)
 
     def form(text: str, *, causal: bool) -> str:
         return entry.claims(parse_spec(text), causal=causal).own_form

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.traits import _RULES, Knob, No, Traits
+from attnbench.traits import _RULES, ABILITIES, Knob, No, Traits
 
 WRONG: dict[str, list[Any]] = {
     "target": ["exact", "Softmax", None, True],
@@ -51,3 +51,15 @@ def test_every_trait_has_a_rule_and_the_defaults_keep_it() -> None:
 )
 def test_claims_that_exclude_each_other_are_told(traits: Traits, problem: str) -> None:
     assert problem in str(traits.problem())
+
+
+def test_an_ability_is_true_or_has_a_reason() -> None:
+    for traits in (Traits(), Traits(causal=False, cross=False, key_padding=False, decode=False, bias=False)):
+        for ability in ABILITIES:
+            value = getattr(traits, ability)
+            assert value is True or (isinstance(value, No) and len(value) > 10)
+    assert Traits(cross=False).cross == "not defined for this variant"
+
+
+def test_what_is_printed_of_traits_is_what_was_said() -> None:
+    assert repr(Traits(target="other", decode=True)) == "Traits(target='other', decode=True)"

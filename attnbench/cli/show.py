@@ -10,7 +10,7 @@ import typer
 
 from attnbench.cli import completion, console
 from attnbench.cli.prose import prose
-from attnbench.traits import Knob
+from attnbench.traits import ABILITIES, Knob, Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,16 +101,7 @@ def _type_of(schema: dict[str, Any]) -> str:
 def as_data(entry: Variant) -> dict[str, Any]:
     """Everything that is known about a variant, as plain data."""
     traits = entry.traits
-    abilities = {
-        key: True if value is True else str(value) or False
-        for key, value in (
-            ("causal", traits.causal),
-            ("cross", traits.cross),
-            ("key_padding", traits.key_padding),
-            ("decode", traits.decode),
-            ("bias", traits.bias),
-        )
-    }
+    abilities = {key: getattr(traits, key) is True or str(getattr(traits, key)) for key in ABILITIES}
     return {
         "name": entry.name,
         "family": entry.family,
@@ -179,8 +170,6 @@ def _print(data: dict[str, Any], width: int) -> None:
 
 def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     """What a variant claims, one line each: a word and the claim."""
-    from attnbench.variant import Traits
-
     target = "softmax: equals softmax attention of the same q, k, v" if data["exact"] else _TARGETS[data["target"]]
     claims = [f"{what} ~ {_power(power)}" for what in _GROWN if (power := data[f"claimed_{what}_exponent"]) is not None]
     facts = [
@@ -193,7 +182,7 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     facts += _instead(data, "target", _TARGETS)
     facts += _instead(data, "exact", _EXACT)
     facts += _own_form(data)
-    for key in ("causal", "cross", "key_padding", "decode", "bias"):
+    for key in ABILITIES:
         facts.append((key.partition("_")[2] or key, _ability(data, key)))
     facts.append(("random", _RANDOM[data["stochastic"]]))
     facts += _instead(data, "stochastic", _RANDOM)

@@ -75,7 +75,7 @@ def test_a_plug_in_without_a_docstring_has_no_description() -> None:
         def __init__(self, shape: Shape) -> None:
             super().__init__()
 
-    data = as_data(Variant("silent", Silent, ""))
+    data = as_data(Variant("silent", Silent, "", family="exact", source="", formula="", cost=""))
     assert data["description"] == ""
     assert data["options"] == []
 
@@ -157,5 +157,5 @@ def test_the_list_and_what_is_shown_use_the_words_of_the_contract(capsys: pytest
 def test_what_is_not_claimed_of_growth_is_not_shown_as_linear() -> None:
     def make(shape: Shape) -> None: ...
 
-    data = as_data(Variant("silent", make, "", cost="whatever"))
+    data = as_data(Variant("silent", make, "", family="exact", source="", formula="", cost="whatever"))
     assert ("cost", "whatever; claimed: nothing") in _facts(data)

@@ -37,10 +37,14 @@ def _gaussian(shape: Any, generator: Any, *, logit_std: Annotated[float, Field(g
 def _file(shape: Any, generator: Any, *, path: str = "") -> None: ...
 
 
+def _variant(name: str, make: Any) -> Variant:
+    return Variant(name, make, "", family="exact", source="", formula="", cost="")
+
+
 @pytest.fixture
 def small_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     VARIANTS.names(), INPUTS.names()  # filled from home before, which would not find its own names free afterwards
     makers = {"softmax": _Plain, "sdpa": _Plain, "performer": _Performer, "linformer": _Linformer}
-    monkeypatch.setattr(VARIANTS, "_entries", {n: Variant(name=n, make=m, summary="") for n, m in makers.items()})
+    monkeypatch.setattr(VARIANTS, "_entries", {n: _variant(n, m) for n, m in makers.items()})
     draws = {"gaussian": _gaussian, "file": _file}
     monkeypatch.setattr(INPUTS, "_entries", {n: Entry(name=n, make=m, summary="") for n, m in draws.items()})

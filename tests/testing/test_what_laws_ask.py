@@ -36,9 +36,12 @@ class Strict(nn.Module):
         return exact_attention(q, k, v, causal=self.causal, key_mask=key_mask).to(q.dtype)
 
 
+FACTS: dict[str, Any] = {"family": "exact", "source": "", "formula": "", "cost": ""}
+
+
 def variant(monkeypatch: pytest.MonkeyPatch, traits: Traits, **facts: Any) -> Variant:
     make = type("Strict", (Strict,), {"claimed": traits, "__doc__": Strict.__doc__})
-    entry = Variant("strict", make, "", traits=traits, **facts)
+    entry = Variant("strict", make, "", traits=traits, **{**FACTS, **facts})
     monkeypatch.setitem(VARIANTS._entries, "strict", entry)
     return entry
 
@@ -82,7 +85,7 @@ def test_growth_is_measured_with_one_thread_and_leaves_the_others(monkeypatch: p
             counted.append(torch.get_num_threads())
             return v * 2
 
-    entry = Variant("counting", Counting, "", traits=Traits(), time_exponent=1.0, memory_exponent=1.0)
+    entry = Variant("counting", Counting, "", time_exponent=1.0, memory_exponent=1.0, **FACTS)
     monkeypatch.setitem(VARIANTS._entries, "counting", entry)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
