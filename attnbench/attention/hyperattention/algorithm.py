@@ -115,6 +115,49 @@ class HyperAttention(Decoding, nn.Module):
             out[i, h, asked] = (weight + (Q @ K.mT) * D**-0.5).softmax(-1).to(V.dtype) @ V
         return out
 
+    def _whole(self, asked: list[int], keys: list[int]) -> list[list[float]]:
+        """w of each pair of n queries and m keys, from their hashes."""
+        n, m = len(asked), len(keys)
+        blocks = -(-m // self.block)
+        chunks = max(-(-n // self.block), blocks)
+        (rank_q, rank_k), times = (_ranks(x) for x in (asked, keys)), self._sampled(m)
+        own = [rank * chunks // n * blocks // chunks for rank in rank_q]
+        return [[1.0 if own[i] == rank_k[j] * blocks // m else times[rank_k[j]] for j in range(m)] for i in range(n)]
+
+    def _halves(self, asked: list[int], keys: list[int]) -> list[list[float]]:
+        """w of each pair of n tokens, from their hashes: both halves, and the later one against the earlier one."""
+        n, b = len(keys), self.block
+        times = [[0.0] * n for _ in range(n)]
+
+        def fill(first: int, size: int) -> None:
+            if size <= b:
+                for i in range(first, min(first + size, n)):
+                    times[i][first : i + 1] = [1.0] * (i + 1 - first)
+                return
+            half = size // 2
+            middle = first + half
+            fill(first, half)
+            if middle >= n:
+                return
+            fill(middle, half)
+            order = sorted(range(first, middle), key=keys.__getitem__)
+            sampled = self._sampled(half)
+            for i in range(middle, min(first + size, n)):
+                smaller, same = (sum(found(keys[j], asked[i]) for j in order) for found in (lt, eq))
+                own = min(smaller + same * (i - middle) // half, half - 1) // b
+                for rank, j in enumerate(order):
+                    times[i][j] = 1.0 if rank // b == own else sampled[rank]
+
+        fill(0, b << (-(-n // b) - 1).bit_length())
+        return times
+
+    def _sampled(self, m: int) -> list[float]:
+        """How many keys each of m sorted ones stands for."""
+        s, times = min(self.samples, m), [0.0] * m
+        for j in range(s):
+            times[((j << GRID) + int(self.draws[j])) * m // (s << GRID)] += m / s
+        return times
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
         if self.causal:
@@ -200,49 +243,6 @@ class HyperAttention(Decoding, nn.Module):
         seen = token(k, key_mask, torch.cat([own.flatten(1), sampled], 1), m)
         own, sampled = torch.split(seen, [C * columns, S], 1)
         return asked, own.view(B * H, C, columns), sampled, bias.repeat_interleave(H, 0)
-
-    def _whole(self, asked: list[int], keys: list[int]) -> list[list[float]]:
-        """w of each pair of n queries and m keys, from their hashes."""
-        n, m = len(asked), len(keys)
-        blocks = -(-m // self.block)
-        chunks = max(-(-n // self.block), blocks)
-        (rank_q, rank_k), times = (_ranks(x) for x in (asked, keys)), self._sampled(m)
-        own = [rank * chunks // n * blocks // chunks for rank in rank_q]
-        return [[1.0 if own[i] == rank_k[j] * blocks // m else times[rank_k[j]] for j in range(m)] for i in range(n)]
-
-    def _halves(self, asked: list[int], keys: list[int]) -> list[list[float]]:
-        """w of each pair of n tokens, from their hashes: both halves, and the later one against the earlier one."""
-        n, b = len(keys), self.block
-        times = [[0.0] * n for _ in range(n)]
-
-        def fill(first: int, size: int) -> None:
-            if size <= b:
-                for i in range(first, min(first + size, n)):
-                    times[i][first : i + 1] = [1.0] * (i + 1 - first)
-                return
-            half = size // 2
-            middle = first + half
-            fill(first, half)
-            if middle >= n:
-                return
-            fill(middle, half)
-            order = sorted(range(first, middle), key=keys.__getitem__)
-            sampled = self._sampled(half)
-            for i in range(middle, min(first + size, n)):
-                smaller, same = (sum(found(keys[j], asked[i]) for j in order) for found in (lt, eq))
-                own = min(smaller + same * (i - middle) // half, half - 1) // b
-                for rank, j in enumerate(order):
-                    times[i][j] = 1.0 if rank // b == own else sampled[rank]
-
-        fill(0, b << (-(-n // b) - 1).bit_length())
-        return times
-
-    def _sampled(self, m: int) -> list[float]:
-        """How many keys each of m sorted ones stands for."""
-        s, times = min(self.samples, m), [0.0] * m
-        for j in range(s):
-            times[((j << GRID) + int(self.draws[j])) * m // (s << GRID)] += m / s
-        return times
 
 
 def _ranks(codes: list[int]) -> list[int]:
