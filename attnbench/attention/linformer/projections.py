@@ -37,7 +37,8 @@ class Learned(Projection):
         self.rank, self.tokens = rank, tokens
 
     def draw(self, *heads: int) -> Tensor:
-        return torch.randn(*heads, self.rank, self.tokens) * self.rank**-0.5
+        drawn: Tensor = torch.randn(*heads, self.rank, self.tokens) * self.rank**-0.5
+        return drawn
 
     def dense(self, x: Tensor, real: Tensor, *drawn: Tensor) -> Tensor:
         return drawn[0][..., real.nonzero()[:, 0]] @ x[:, real]
@@ -74,7 +75,8 @@ class Convolution(Projection):
 
     def draw(self, *heads: int) -> Tensor:
         c, D = self.length, self.channels
-        return torch.randn(*heads, c, D, D) * (c * D) ** -0.5
+        drawn: Tensor = torch.randn(*heads, c, D, D) * (c * D) ** -0.5
+        return drawn
 
     def dense(self, x: Tensor, real: Tensor, *drawn: Tensor) -> Tensor:
         rows: dict[int, Tensor | int] = {}
