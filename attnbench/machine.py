@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -16,9 +16,16 @@ from typing import Any
 
 from attnbench import cgroup
 from attnbench.errors import UsageError
+from attnbench.units import format_bytes
 
 NOISY = 0.02
 """A noise floor above this is worth a warning."""
+
+MEMORY_TOLERANCE = 0.05
+"""Share by which the memories of two machines of one class may differ."""
+
+RATES_WITHIN = 0.1
+"""Share by which the rates of two machines may differ whose rows stand in one run."""
 
 
 def available_cores() -> int:
@@ -200,6 +207,19 @@ def memory_bytes(environment: Mapping[str, Any]) -> int | None:
     machine = _described(environment)
     memory = machine.get("gpu_memory_bytes", machine.get("memory_bytes"))
     return memory if isinstance(memory, int) else None
+
+
+def rates(environment: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Each rate that was measured when a run began, by a name for people; in FLOP/s and bytes/s."""
+    for dtype, rate in (environment.get("matmul_rate") or {}).items():
+        yield f"matmul rate in {dtype}", rate
+    for size, rate in environment.get("copy_rates") or ():
+        yield f"copy rate of {format_bytes(size)}", rate
+
+
+def host() -> str:
+    """Eight hex digits that stand for this host, the same after a restart."""
+    return hashlib.sha256(f"{platform.node()}\n{_read(Path('/etc/machine-id'))}".encode()).hexdigest()[:8]
 
 
 def _described(environment: Mapping[str, Any]) -> dict[str, Any]:

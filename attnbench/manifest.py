@@ -14,9 +14,12 @@ from attnbench.record import SEAL, one_line
 
 OPENING, ENDS, RUN_ID = "opening", "ends", "run_id"
 """Facts: with what the chains of a run begin, where they ended when it was complete, and digits of no other run."""
+ENGINE, TOGETHER = "engine", "together"
+"""Facts of a run that an engine shared out among machines: which engine, and what the run folders of one command have
+in common. Machines may join such a run while it goes on, so its list of machines may grow."""
 _BEGINS_WITH = (
     *("attnbench", "run_key", "method_version", "schema_version", "threads", "rules", "cells", "shard", "variables"),
-    *("input_files", "plugins", "started_at", "folder", "suite_digest", "machines", RUN_ID),
+    *("input_files", "plugins", "started_at", "folder", "suite_digest", "machines", ENGINE, TOGETHER, RUN_ID),
 )
 """Facts that are known before the first row and never change. The machine is among them by the run's key."""
 
@@ -37,7 +40,7 @@ def read_manifest(file: Path) -> dict[str, Any]:
         if seal != digest(json.dumps(data)) and (seal is not None or "schema_version" in data):
             raise ValueError("it was changed after the run")
         if seal is None:  # older than what stands here: nobody vouches for it
-            data = {name: fact for name, fact in data.items() if name not in (OPENING, ENDS, "machines")}
+            data = {name: fact for name, fact in data.items() if name not in (OPENING, ENDS, "machines", ENGINE)}
     except (OSError, ValueError, RecursionError) as error:
         raise CorruptResults(f"{file}: {one_line(str(error), 100)}; restore it or start with --fresh") from None
     return data
@@ -55,7 +58,8 @@ def write_manifest(file: Path, facts: Mapping[str, Any]) -> None:
 
 def with_opening(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a new run, and a digest of those that never change: its chains of seals begin with it."""
-    kept = {name: facts[name] for name in _BEGINS_WITH if name in facts}
+    grows = {"machines"} if ENGINE in facts else set()
+    kept = {name: facts[name] for name in _BEGINS_WITH if name in facts and name not in grows}
     return {**facts, OPENING: digest(json.dumps(kept, sort_keys=True))}
 
 

@@ -50,6 +50,7 @@ ADDED: dict[str, Any] = {
     "energy_j": None,
     "data_digest": None,
     "own_form": "",
+    "host": "",
     "seal": "",
 }
 """Columns that rows of this schema may lack -> the values that they then have."""
@@ -265,6 +266,8 @@ class Record:
     """Version of the file format."""
     started_at: str = ""
     """When this cell was first visited, UTC."""
+    host: str = ""
+    """Digest of the host that measured it, where an engine shared the run out among several; empty for other runs."""
     seal: str = ""
     """Digest of this row's line in records.jsonl and of all lines before it; empty before the row is stored."""
 

@@ -13,6 +13,10 @@ from attnbench.errors import UsageError
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for results.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run instead of resuming one.")]
+On = Annotated[
+    str | None,
+    typer.Option("--on", metavar="ENGINE", help="Let machines share the cells: ray, or ray:ADDRESS of a cluster."),
+]
 Plugins = Annotated[list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants.")]
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default all cores.")]
 MemoryLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="8GiB, say; default 85 % of what is free.")]

@@ -20,7 +20,11 @@ def print_heading(plan: Plan) -> None:
     shard = f", shard {plan.options.shard} of {_cells(plan.whole)}" if plan.options.shard else ""
     console.heading(f"{plan.suite.name}: {_cells(len(plan.cells))} on {settings.device}{shard}")
     plural = "" if settings.threads == 1 else "s"
-    console.line(f"{settings.threads} thread{plural}, {settings.process} process{limit}")
+    threads = f"{settings.threads} thread{plural}"
+    if plan.options.on is not None:  # its machines have cores and memory of their own
+        threads = f"machines of {plan.options.on}: {threads if plan.options.threads else 'threads as each has cores'}"
+        limit = limit if plan.options.memory_limit else ""
+    console.line(f"{threads}, {settings.process} process{limit}")
     rows = []
     for sweep in dict.fromkeys(cell.sweep for cell in plan.cells):
         cells = [cell for cell in plan.cells if cell.sweep == sweep]

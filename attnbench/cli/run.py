@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnbench.cli import completion, console
-from attnbench.cli.options import Device, Fresh, MemoryLimit, Out, Plugins, ProcessState, Threads, bytes_of
+from attnbench.cli.options import Device, Fresh, MemoryLimit, On, Out, Plugins, ProcessState, Threads, bytes_of
 from attnbench.cli.plan import predict, print_heading
 from attnbench.cli.startup import importing, worker_ahead
 from attnbench.errors import NothingMeasured, UsageError
@@ -21,6 +21,8 @@ from attnbench.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from attnbench.record import Record
     from attnbench.run.isolation import Worker
+    from attnbench.run.many.engine import Engine
+    from attnbench.run.many.on import Where
     from attnbench.run.plan import Plan
 
 
@@ -74,6 +76,7 @@ def run(
         int | None, typer.Option(min=1, max=20, metavar="N", help="Shuffled visits of each cell; default the suite's.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One sample per cell, no interval.")] = False,
+    on: On = None,
     fresh: Fresh = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure again the cells that failed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs and memory; run nothing.")] = False,
@@ -85,6 +88,7 @@ def run(
     2 for wrong usage or an invalid suite; the documentation lists the others.
     """
     given = dict(locals())
+    there = None if on is None else _engine(on, device=device, shard=shard, dry_run=dry_run)
     overrides = _axes(set_ or [])
     wanted = None if shard is None else parse_shard(shard)
     limit = bytes_of(memory_limit)
@@ -99,7 +103,14 @@ def run(
     from attnbench.run.invocation import once
 
     alone = nullcontext() if fresh or dry_run else once(out, given)
-    with alone, worker_ahead(threads, wanted=not dry_run) as worker:
+    with ExitStack() as ours:
+        ours.enter_context(alone)
+        worker = ours.enter_context(worker_ahead(threads, wanted=there is None and not dry_run))
+        engine: Engine | None = None
+        if there is not None:
+            from attnbench.run.many.on import opened
+
+            engine, device = ours.enter_context(opened(there, device))
         with importing():
             from attnbench.plugins import load
             from attnbench.run.plan import Options, make_plan
@@ -112,6 +123,7 @@ def run(
                 overrides=overrides,
                 select=select,
                 shard=wanted,
+                on=on,
                 out=out,
                 plugins=tuple(plugin or ()),
                 threads=threads,
@@ -137,7 +149,16 @@ def run(
             else:
                 console.line(f"shard {wanted} has no cells; nothing was run or written")
         else:
-            _measure(plan, worker, as_json=as_json)
+            _measure(plan, worker, engine, as_json=as_json)
+
+
+def _engine(on: str, *, device: str, shard: str | None, dry_run: bool) -> Where:
+    """What ``--on`` says, before anything heavy is imported."""
+    from attnbench.run.many.on import parse_on, refuse_senseless
+
+    there = parse_on(on)
+    refuse_senseless(device=device, shard=shard, dry_run=dry_run)
+    return there
 
 
 def _axes(texts: Sequence[str]) -> dict[str, str]:
@@ -153,30 +174,37 @@ def _axes(texts: Sequence[str]) -> dict[str, str]:
     return axes
 
 
-def _measure(plan: Plan, worker: Worker, *, as_json: bool) -> None:
+def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool) -> None:
     console.only_repeats()
     from attnbench.cli.screen import Screen
     from attnbench.run.runner import execute
+    from attnbench.store import TABLE
 
     with console.progress(total=len(plan.cells)) as bar:
         screen = Screen(plan, bar)
         try:
-            folder, records = execute(plan, screen, worker)
+            if engine is None:
+                runs = [execute(plan, screen, worker)]
+            else:
+                from attnbench.run.many.driver import execute_on
+
+                runs = execute_on(engine, plan, screen)
         except KeyboardInterrupt:
             bar.stop()
             if screen.folder is not None:
                 console.note(f"stopped; finished cells are in {screen.folder}; the same command resumes the run")
             raise
-    table = folder.path / "results.csv"
     if as_json:
-        console.data([record.to_json() for record in records])
+        console.data([record.to_json() for _, records in runs for record in records])
     else:
-        _print_records(records)
-        console.line(f"results: {table}")
-    if not any(record.status == "ok" for record in records):
-        raise NothingMeasured(f"no cell could be measured; reasons: {table}")
+        for folder, records in runs:
+            _print_records(records)
+            console.line(f"results: {folder.path / TABLE}")
+    if not any(record.status == "ok" for _, records in runs for record in records):
+        reasons = ", ".join(str(folder.path / TABLE) for folder, _ in runs)
+        raise NothingMeasured(f"no cell could be measured; reasons: {reasons}")
     if not as_json:
-        console.line(f"figures: {shlex.join(['attnbench', 'plot', str(folder.path)])}")
+        console.line(f"figures: {shlex.join(['attnbench', 'plot', *(str(folder.path) for folder, _ in runs)])}")
 
 
 def _print_records(records: list[Record]) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attnbench.decision.measured import MEMORY_TOLERANCE
 from attnbench.errors import UsageError
-from attnbench.machine import class_facts, differing_products, memory_bytes
+from attnbench.machine import MEMORY_TOLERANCE, class_facts, differing_products, memory_bytes, rates
 from attnbench.record import one_line
 from attnbench.units import format_bytes, format_count
 
@@ -41,7 +40,7 @@ def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_wit
     _refuse_odd("memory", [(path, size) for path, size in memories if size], MEMORY_TOLERANCE, format_bytes)
     by_name: dict[str, list[tuple[Path, float]]] = {}
     for path, machine in machines:
-        for name, rate in _rates(machine):
+        for name, rate in rates(machine):
             by_name.setdefault(name, []).append((path, rate))
     for name, found in by_name.items():
         _refuse_odd(name, found, rates_within, lambda rate: f"{format_count(rate)}/s")
@@ -74,14 +73,6 @@ def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
 
 def _shown(value: object) -> str:
     return "unknown" if value is None else one_line(str(value), 40)
-
-
-def _rates(machine: Facts) -> Iterator[tuple[str, float]]:
-    """Each rate that was measured when the run began, by a name for people."""
-    for dtype, rate in (machine.get("matmul_rate") or {}).items():
-        yield f"matmul rate in {dtype}", rate
-    for size, rate in machine.get("copy_rates") or ():
-        yield f"copy rate of {format_bytes(size)}", rate
 
 
 _ALLOW = "measure again on a quiet machine, or allow more with --rates-within"

@@ -13,7 +13,7 @@ from typing import Any
 
 from attnbench.decision.key import Key, key_of
 from attnbench.errors import ResultsError
-from attnbench.machine import class_facts, differing_products, machine_class, memory_bytes
+from attnbench.machine import MEMORY_TOLERANCE, class_facts, differing_products, machine_class, memory_bytes
 from attnbench.record import READABLE, Record, one_line
 from attnbench.runs import find_runs
 from attnbench.status import Status
@@ -22,9 +22,6 @@ from attnbench.units import format_bytes
 
 Samples = Mapping[int, list[dict[str, Any]]]
 """Round -> its samples, as ``samples.jsonl`` holds them."""
-
-MEMORY_TOLERANCE = 0.05
-"""Share by which the memories of two machines of one class may differ."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,12 @@ from attnbench import __version__
 from attnbench.decision.alike import refuse_unlike
 from attnbench.decision.key import key_of
 from attnbench.errors import CannotCreate, CorruptResults, ResultsError, UsageError
-from attnbench.manifest import ENDS, digest
+from attnbench.machine import RATES_WITHIN
+from attnbench.manifest import ENDS, ENGINE, TOGETHER, digest
 from attnbench.record import SEAL, Record
 from attnbench.status import Status
 from attnbench.store import CURVES, FAILURES, RECORDS, SAMPLES, SUITE, RunFolder
 
-RATES_WITHIN = 0.1
-"""Share by which the rates of two machines may differ."""
 _OF_A_MACHINE = (
     *("machine_id", "environment", "memory_limit_bytes", "process_notes"),
     *("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor"),
@@ -245,7 +244,8 @@ def _environment(kept: Kept, out: Path) -> dict[str, Any]:
     ids = list(dict.fromkeys(str(machine.get("machine_id", "")) for machine in machines))
     floors = [machine["noise_floor"] for machine in machines if machine.get("noise_floor") is not None]
     keys = "".join(sorted(str(machine.get("run_key", "")) for machine in machines))
-    shared = {name: value for name, value in environments[0].items() if name not in ("shard", "machines", ENDS)}
+    of_its_own = ("shard", "machines", ENGINE, TOGETHER, ENDS)
+    shared = {name: value for name, value in environments[0].items() if name not in of_its_own}
     return {
         **shared,
         "attnbench": __version__,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.decision.measured import MEMORY_TOLERANCE
-from attnbench.machine import differing_products, machine_class, memory_bytes
+from attnbench.machine import MEMORY_TOLERANCE, differing_products, machine_class, memory_bytes
 from attnbench.plots.setting import RUN
 from attnbench.report.sources import ONLY, Sources
 

@@ -33,6 +33,8 @@ _CERTAINLY = 4.0
 """More than this many times the rate of the best products is impossible. Less is not: some algorithms for convolutions
 spare three quarters of what is counted."""
 _SIZE = 512
+_OF_THE_RUN = ("machine_id", "torch_version", "threads", "process", "started_at", "host")
+"""Columns that say where and when it was measured."""
 
 
 def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
@@ -47,7 +49,7 @@ def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
         add_warning(record, f"{record.peak_fraction:.2g} of the limits of this machine, which were measured twice")
         return record
     reason = f"faster than this machine can compute it: {ratio:.2g} times its fastest products"
-    kept = {name: getattr(record, name) for name in ("machine_id", "torch_version", "threads", "process", "started_at")}
+    kept = {name: getattr(record, name) for name in _OF_THE_RUN}
     return Record.of(cell, Status.ERROR, reason, quick=record.quick, **kept)
 
 

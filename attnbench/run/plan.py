@@ -32,6 +32,8 @@ class Options:
     """``-k``: only cells that match, as :func:`attnbench.suite.select.choose` reads it: ``performer and not n4096``."""
     shard: Shard | None = None
     """``--shard``: only this part of the cells, where several machines share a suite; it may be empty."""
+    on: str | None = None
+    """``--on``: the engine that shares the cells out among machines: ``ray``, ``ray:ADDRESS``."""
     out: Path = Path("results")
     plugins: tuple[str, ...] = ()
     threads: int | None = None
@@ -77,7 +79,8 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
     Raises:
         SuiteError: the suite file; UsageError: options, devices, an empty selection, an input file that cannot be read.
     """
-    device = resolve_device(options.device)
+    # Each of many machines looks for itself.
+    device = resolve_device(options.device) if options.on is None else options.device
     own = {"dtype": options.dtype, "seed": None if options.seed is None else str(options.seed)}
     """Axes with an option of their own."""
     of_their_own = {axis: value for axis, value in own.items() if value is not None}

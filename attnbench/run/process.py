@@ -107,11 +107,16 @@ def apply(
 
     Args:
         products: what another process of the same run found to be faster; measured where None.
+
+    Raises:
+        UsageError: torch does not take so many threads.
     """
     global _products
     import torch
 
     torch.set_num_threads(threads)
+    if torch.get_num_threads() != threads:  # numbers of other threads would pass for those of these
+        raise UsageError(f"torch computes with {torch.get_num_threads()} threads instead of {threads}; use --threads")
     if process == "as-shipped" or device != "cpu":
         return "as-shipped", Products(), []
     notes = []

@@ -40,16 +40,19 @@ def find_folder(plan: Plan, identity: dict[str, Any], warn: Callable[[str], None
     return same[-1][1] if same else None
 
 
-def new_folder(plan: Plan, identity: dict[str, Any]) -> RunFolder:
+def new_folder(plan: Plan, identity: dict[str, Any], name: str = "") -> RunFolder:
     """A folder named after the time, the device and the shard.
+
+    Args:
+        name: its name, if it is to have another one.
 
     Raises:
         CannotCreate: it cannot be made.
     """
     root = suite_folder(plan.options.out, plan.suite.name)
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     shard = plan.options.shard
-    name = f"{stamp}-{plan.settings.device.replace(':', '')}" + (f"-{shard.index}of{shard.of}" if shard else "")
+    parts = [stamp(), plan.settings.device.replace(":", ""), f"{shard.index}of{shard.of}" if shard else ""]
+    name = name or "-".join(filter(None, parts))
     environment = {
         "attnbench": __version__,
         "run_key": run_key(identity),
@@ -63,6 +66,11 @@ def new_folder(plan: Plan, identity: dict[str, Any]) -> RunFolder:
             environment["folder"] = path.name
             return RunFolder.create(path, environment=environment, suite_text=plan.suite.to_yaml())
     raise CannotCreate(f"cannot find a free name for a new run in {root}")
+
+
+def stamp() -> str:
+    """The time in UTC, as the names of run folders begin."""
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def stored_rows(plan: Plan, folder: RunFolder, warn: Callable[[str], None]) -> dict[str, Record]:

@@ -182,3 +182,12 @@ def of_any(cell: Cell, **same: Any) -> Cell:
     """A cell that stands for all learning rates of one training."""
     assert cell.training is not None
     return replace(cell, training=replace(cell.training, learning_rate=0.0), **same)
+
+
+def count_trainings(cells: Sequence[Cell], records: Mapping[str, Record]) -> tuple[int, int]:
+    """How many trainings there are in all, and how many are ahead; later seeds are trained at one rate only."""
+    first, late = phases(cells)
+    begun = {of_any(cell) for cell in late if cell.cell_id in records}
+    waiting = {of_any(cell) for cell in late} - begun
+    due = [cell for cell in first if cell.cell_id not in records]
+    return len(first) + len(begun) + len(waiting), len(due) + len(waiting)

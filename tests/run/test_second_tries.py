@@ -13,7 +13,7 @@ import pytest
 
 from attnbench.cell import Cell
 from attnbench.record import Record
-from attnbench.run import runner
+from attnbench.run import visit
 from attnbench.run.isolation import CellFailed
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.runner import Watcher, execute
@@ -131,7 +131,7 @@ def test_a_process_that_the_kernel_kills_for_want_of_memory_has_run_out_of_memor
         killed.append(cell.label)
         return kill(cell)
 
-    monkeypatch.setattr(runner, "oom_kills", lambda: len(killed))
+    monkeypatch.setattr(visit, "oom_kills", lambda: len(killed))
     rows, _ = measure(instant(once(by_the_kernel, "softmax/n2", round_=0, times=2)))
     assert (rows["softmax/n2"].status, killed) == (Status.OOM, ["softmax/n2"] * 2)
     assert rows["softmax/n4"].status is Status.OOM

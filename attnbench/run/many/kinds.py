@@ -1,0 +1,198 @@
+"""Kinds of machines, each with a run folder of its own: machines of one class whose rates agree.
+
+The folders of one command lie side by side, ``results/SUITE/STAMP-CLASS``, and the same command finds them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attnbench.errors import CorruptResults
+from attnbench.files import make_folder
+from attnbench.lock import held
+from attnbench.machine import MEMORY_TOLERANCE, PRODUCTS, RATES_WITHIN, memory_bytes, rates
+from attnbench.manifest import ENGINE, TOGETHER
+from attnbench.record import Record
+from attnbench.run.identity import identity, run_key
+from attnbench.run.many.engine import Message
+from attnbench.run.plan import Plan
+from attnbench.run.protocol import Ready
+from attnbench.run.resume import new_folder, stamp
+from attnbench.run.rows import Rows
+from attnbench.runs import find_runs, suite_folder
+from attnbench.store import RunFolder
+from attnbench.units import format_bytes, format_count
+
+
+@dataclass(eq=False, slots=True)
+class Kind:
+    """Machines of one class whose rates agree, and the rows that they measured."""
+
+    plan: Plan
+    """The driver's, with the threads of this class."""
+    machine_class: str
+    folder: RunFolder
+    rows: Rows
+    machines: list[dict[str, Any]] = field(default_factory=list)
+    """What each host said of itself when it first took part; twice where its facts have changed since."""
+
+    def has(self, host: str, machine_id: str) -> bool:
+        """Whether this machine has taken part."""
+        return any((one["host"], one["machine_id"]) == (host, machine_id) for one in self.machines)
+
+    def join(self, host: str, state: Ready) -> None:
+        """Let a host measure here. Its facts are written before its first row."""
+        self.folder.describe(state)
+        if not self.has(host, state["machine_id"]):
+            self.machines.append({**state, "host": host})
+            self._write()
+
+    def correct(self, host: str, state: Ready) -> None:
+        """Replace the rates of a host by those that its process has measured since."""
+        facts = dict(state)
+        for machine in self.machines:
+            if (machine["host"], machine["machine_id"]) == (host, state["machine_id"]):
+                machine |= {name: facts[name] for name in ("matmul_rate", "exp_rate", "copy_rates")}
+        self._write()
+
+    def _write(self) -> None:
+        ids = list(dict.fromkeys(one["machine_id"] for one in self.machines))
+        floors = [one["noise_floor"] for one in self.machines if one.get("noise_floor") is not None]
+        self.folder.correct(
+            {
+                "machines": self.machines,
+                "machine_id": ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more",
+                "noise_floor": max(floors, default=None),
+            }
+        )
+
+    def unlike(self, state: Mapping[str, Any]) -> str:
+        """How a machine of this class differs too much to share the folder, in a few words; empty where it does not."""
+        others = [_sizes(machine) for machine in self.machines]
+        for name, mine in _sizes(state).items():
+            theirs = [sizes[name] for sizes in others if sizes.get(name)]
+            within = MEMORY_TOLERANCE if name == _MEMORY else RATES_WITHIN
+            if mine and theirs and max(mine, *theirs) > (1 + within) * min(mine, *theirs):
+                return f"{name} is {_shown(name, mine)}, that of the others {_shown(name, theirs[0])}"
+        return ""
+
+
+_MEMORY = "memory"
+
+
+def _sizes(machine: Mapping[str, Any]) -> dict[str, float]:
+    """Memory in bytes and all rates, by name."""
+    return {_MEMORY: memory_bytes(machine) or 0, **dict(rates(machine))}
+
+
+def _shown(name: str, value: float) -> str:
+    return format_bytes(value) if name == _MEMORY else f"{format_count(value)}/s"
+
+
+_OF_A_KIND = ("threads", "variables", *PRODUCTS, TOGETHER)
+"""Facts that the rows of one folder share, beside the class of machines and what the driver knows."""
+
+
+class Kinds:
+    """All kinds of machines of one command."""
+
+    def __init__(self, plan: Plan, engine: str, ours: ExitStack, warn: Callable[[str], None]) -> None:
+        """Find what an earlier command of the same kind has left; make nothing yet.
+
+        Args:
+            ours: closes the folders.
+            warn: told of what is wrong with folders.
+
+        Raises:
+            StoreError and its kinds: a folder cannot be written or is locked.
+            CorruptResults: a run that would be continued is damaged.
+        """
+        self._plan, self._engine, self._ours, self._warn = plan, engine, ours, warn
+        self.base = identity(plan, "")
+        self.all: list[Kind] = []
+        self._together = stamp()
+        if not plan.options.fresh and suite_folder(plan.options.out, plan.suite.name).is_dir():
+            with held(plan.options.out, patience=30):
+                self._take_up()
+
+    def _take_up(self) -> None:
+        """Open the newest folders of the same run, if there are some."""
+        found = list(self._earlier())
+        if found:
+            self._together = max(together for together, _, _ in found)
+        for together, folder, environment in found:
+            if together == self._together:
+                machines = environment.get("machines", [])
+                self._open(folder, environment["machine_class"], environment["threads"], machines)
+
+    def _earlier(self) -> Iterable[tuple[str, RunFolder, dict[str, Any]]]:
+        """Folders of the same run, each with what it has in common with others and its facts."""
+        for folder in find_runs(suite_folder(self._plan.options.out, self._plan.suite.name)):
+            try:
+                environment = folder.environment
+            except CorruptResults as error:
+                self._warn(f"{error}; the run is not continued")
+                continue
+            is_ours = environment.get(ENGINE) == self._engine and environment.keys() >= {"machine_class", *_OF_A_KIND}
+            is_itself = environment.get("folder") == folder.path.name  # a copy for safe keeping stays as it is
+            if is_ours and is_itself and environment.get("run_key") == run_key(self._facts(environment)):
+                yield environment[TOGETHER], folder, environment
+
+    def _facts(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """What decides the numbers of one kind of machines."""
+        of_the_kind = {name: known[name] for name in _OF_A_KIND}
+        return {**self.base, "machine_id": f"class {known['machine_class']}", **of_the_kind, ENGINE: self._engine}
+
+    def _open(self, folder: RunFolder, name: str, threads: int, machines: list[dict[str, Any]]) -> Kind:
+        self._ours.enter_context(folder.lock())
+        plan = replace(self._plan, settings=replace(self._plan.settings, threads=threads))
+        kind = Kind(plan, name, folder, Rows(plan, folder), machines)
+        for note in (*folder.repairs, *kind.rows.notes):
+            self._warn(note)
+        self.all.append(kind)
+        return kind
+
+    def known(self, host: str) -> dict[str, Any] | None:
+        """What a host of the run said of itself when it last took part anew; None for others."""
+        return {machine["host"]: machine for kind in self.all for machine in kind.machines}.get(host)
+
+    def products_on(self, processor: str) -> list[str] | None:
+        """The libraries by which machines with this processor multiply in this run; None where none has found out."""
+        for kind in self.all:
+            for machine in kind.machines:
+                if machine["environment"].get("processor") == processor:
+                    return [machine[name] for name in PRODUCTS]
+        return None
+
+    def admit(self, hello: Message, state: Ready) -> Kind:
+        """The kind of a machine, which joins it; a new one where it is like none.
+
+        Raises:
+            StoreError and its kinds: its folder cannot be made.
+        """
+        of_the_process = {name: hello[name] for name in ("threads", "variables")}
+        facts = self._facts({**state, **of_the_process, TOGETHER: self._together})
+        alike = [kind for kind in self.all if kind.folder.environment.get("run_key") == run_key(facts)]
+        kind = next((one for one in alike if one.has(hello["host"], state["machine_id"])), None)
+        kind = kind or next((one for one in alike if not one.unlike(state)), None)
+        if kind is None:
+            taken = any(one.machine_class == state["machine_class"] for one in self.all)
+            name = "-".join([self._together, state["machine_class"], *([hello["host"]] if taken else [])])
+            make_folder(self._plan.options.out)
+            folder = new_folder(self._plan, facts, name)
+            kind = self._open(folder, state["machine_class"], hello["threads"], [])
+            if alike:
+                why = alike[0].unlike(state)
+                self._warn(f"{hello['name']} is kept apart in {folder.path}: its {why}; something else may run there")
+        kind.join(hello["host"], state)
+        return kind
+
+    def row_of(self, cell_id: str) -> tuple[Kind, Record] | None:
+        """The row of a cell and the kind that has it; None where no kind has one."""
+        for kind in self.all:
+            if cell_id in kind.rows.records:
+                return kind, kind.rows.records[cell_id]
+        return None

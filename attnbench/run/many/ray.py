@@ -1,0 +1,170 @@
+"""Machines of a Ray cluster: every node that was started with ``--resources '{"machine": 1}'``.
+
+Ray places one actor on each and says when one has died. It retries nothing: the driver knows what belongs together.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import count
+from typing import Any
+
+from attnbench.errors import UsageError, said
+from attnbench.record import one_line
+from attnbench.run.many.engine import Answer, Died, Event, Message
+from attnbench.run.many.machine import Machine
+
+_RESOURCE = "machine"
+_START = f"""ray start --resources '{{"{_RESOURCE}": 1}}'"""
+_REACHED_WITHIN = 5.0
+"""Seconds for the cluster's head to take a connection; Ray itself would try for a minute."""
+
+
+class RayEngine:
+    """A Ray cluster. Only one can be open in a process.
+
+    Raises:
+        UsageError: it cannot be reached, is of another version, or has no machines for this device.
+    """
+
+    name = "ray"
+
+    def __init__(self, address: str, device: str = "auto") -> None:
+        """Join a cluster.
+
+        Args:
+            address: ``HOST:PORT``, ``auto`` for the one that this machine is part of, ``local`` for a new one that is
+                this machine alone. Empty: what ``RAY_ADDRESS`` says, else ``local``.
+            device: ``auto``, ``cpu`` or ``cuda``.
+        """
+        self._ray: Any = import_module("ray")
+        self._actors: dict[int, Any] = {}
+        self._pending: dict[Any, int] = {}
+        """What each call will give -> the machine that was called."""
+        self._numbers = count()
+        # Never without an address: Ray would join whatever cluster it finds traces of on this machine.
+        self._address = address or os.environ.get("RAY_ADDRESS", "") or "local"
+        self._join()
+        try:
+            self.device = self._device_of(device)
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(self) -> None:
+        if self._ray.is_initialized():
+            raise UsageError(
+                "--on ray: this process has joined a Ray cluster already; leave it first, by ray.shutdown()"
+            )
+        _refuse_unreachable(self._address)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options: dict[str, Any] = {"address": self._address, "log_to_driver": False, "logging_level": logging.ERROR}
+        if self._address == "local":
+            # Else all that Ray starts goes behind everything else.
+            os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # as Ray spells it
+            options |= {"resources": {_RESOURCE: 1}, "include_dashboard": False}
+        stop = signal.getsignal(signal.SIGTERM)
+        try:
+            self._ray.init(**options)
+        except Exception as error:
+            raise UsageError(
+                f"--on ray: cannot join the cluster at {self._address}: {_first_line(error)}; it must run, with "
+                "the same versions of Ray and Python, and this command on one of its machines"
+            ) from None
+        finally:
+            if stop is not None:
+                signal.signal(signal.SIGTERM, stop)  # Ray puts its own there
+
+    def _nodes(self) -> list[dict[str, float]]:
+        """The resources of each node that is said to live and is a machine of ours."""
+        nodes = [node.get("Resources", {}) for node in self._ray.nodes() if node.get("Alive")]
+        return [resources for resources in nodes if resources.get(_RESOURCE, 0) >= 1]
+
+    def _device_of(self, wanted: str) -> str:
+        nodes = self._nodes()
+        if not nodes:
+            raise UsageError(
+                f"--on ray: the cluster at {self._address} has no machine for attnbench; start its nodes with {_START}"
+            )
+        with_gpu = sum(resources.get("GPU", 0) >= 1 for resources in nodes)
+        if wanted == "auto" and 0 < with_gpu < len(nodes):
+            raise UsageError(
+                f"--on ray: {with_gpu} of {len(nodes)} machines have a GPU; say --device cuda or --device cpu"
+            )
+        device = wanted if wanted != "auto" else "cuda" if with_gpu else "cpu"
+        if device == "cuda" and not with_gpu:
+            raise UsageError(f"--device cuda: no machine of the cluster at {self._address} has a GPU")
+        return device
+
+    def places(self) -> int:
+        """Machines that the cluster says it has, of those with the device."""
+        return sum(int(resources[_RESOURCE]) for resources in self._usable())
+
+    def _usable(self) -> list[dict[str, float]]:
+        nodes = self._nodes()
+        return [one for one in nodes if one.get("GPU", 0) >= 1] if self.device == "cuda" else nodes
+
+    def start(self) -> int:
+        machine = next(self._numbers)
+        cores = min((one.get("CPU", 0.0) // one[_RESOURCE] for one in self._usable()), default=0.0)
+        actor = self._ray.remote(Machine).options(
+            num_cpus=cores,
+            num_gpus=1 if self.device == "cuda" else 0,
+            resources={_RESOURCE: 1},
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        self._actors[machine] = actor.remote()
+        return machine
+
+    def call(self, machine: int, method: str, message: Message) -> None:
+        self._pending[self._actors[machine].call.remote(method, dict(message))] = machine
+
+    def wait(self, seconds: float) -> Sequence[Event]:
+        if not self._pending:
+            time.sleep(seconds)
+            return []
+        ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=seconds)
+        return [self._event(self._pending.pop(reference), reference) for reference in ready]
+
+    def _event(self, machine: int, reference: Any) -> Event:
+        try:
+            return Answer(machine, self._ray.get(reference))
+        except self._ray.exceptions.RayError as error:
+            return Died(machine, _first_line(error))
+
+    def end(self, machine: int) -> None:
+        actor = self._actors.pop(machine, None)
+        for reference in [one for one, whose in self._pending.items() if whose == machine]:
+            del self._pending[reference]
+        if actor is not None:
+            self._ray.kill(actor, no_restart=True)
+
+    def close(self) -> None:
+        for machine in list(self._actors):
+            self.end(machine)
+        self._ray.shutdown()
+
+
+def _refuse_unreachable(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_REACHED_WITHIN).close()
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or said(error)
+        where = one_line(address, 80)
+        raise UsageError(f"--on ray: nothing answers at {where} ({why}); is the cluster's head up?") from None
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error says first; those of Ray go on for a page."""
+    lines = [line.strip() for line in said(error).splitlines() if line.strip()]
+    return one_line(" ".join(lines[:2]), 160)

@@ -1,0 +1,173 @@
+"""The rows of one run: which are there, which visits are due, and how what came of a visit becomes a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from attnbench.cell import Cell
+from attnbench.record import Record, has_lost_round, inferred, with_lost_round, without_lost_rounds
+from attnbench.run.calibration import doubts
+from attnbench.run.order import family
+from attnbench.run.plan import Plan
+from attnbench.run.protocol import Ready, VisitCell
+from attnbench.run.resume import stored_rows
+from attnbench.run.trainings import threads_of
+from attnbench.run.visit import Outcome
+from attnbench.status import STOPPING, Status
+from attnbench.store import RunFolder
+
+
+class Rows:
+    """Rows and samples of a run folder as they are now.
+
+    Raises:
+        CorruptResults: the folder is damaged.
+    """
+
+    def __init__(self, plan: Plan, folder: RunFolder) -> None:
+        """Read what is there. The rows of cells that were interrupted, and with ``--retry-failed`` failed, are not."""
+        self.plan, self.folder = plan, folder
+        self.notes: list[str] = []
+        """What is wrong with the rows that are there already."""
+        self.records = stored_rows(plan, folder, self.notes.append)
+        self.samples = folder.samples()
+        self._stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
+        """The shortest length that ran out of memory or time, and of which, by family."""
+        if plan.options.retry_failed:
+            ok = (record for record in self.records.values() if record.status is Status.OK)
+            self.records = {record.cell_id: without_lost_rounds(record) for record in ok}
+        self.records = {k: r for k, r in self.records.items() if r.status is not Status.INTERRUPTED}
+        for cell in plan.cells:
+            if cell.cell_id in self.records:
+                self._note_failure(cell, self.records[cell.cell_id])
+
+    def in_order(self) -> list[Record]:
+        """Rows of the plan in its order."""
+        return [self.records[cell.cell_id] for cell in self.plan.cells if cell.cell_id in self.records]
+
+    def due(self, round_: int, cells: Iterable[Cell] | None = None) -> list[Cell]:
+        """Cells of the plan, or of ``cells``, that this round still has to visit, if earlier ones measure them."""
+        due = []
+        for cell in self.plan.cells if cells is None else cells:
+            record = self.records.get(cell.cell_id)
+            if cell.training is not None or not self.plan.visits(cell):
+                continue
+            if round_ == 0:
+                if record is None:
+                    due.append(cell)
+            elif "time" in cell.measure and (
+                record is None
+                or (record.status is Status.OK and (record.time_rounds or 0) <= round_ and not has_lost_round(record))
+            ):
+                due.append(cell)
+        return due
+
+    def forget(self, cells: Iterable[Cell]) -> None:
+        """Take the rows of cells for not measured, with their samples; what is stored of them stays until then."""
+        for cell in cells:
+            self.records.pop(cell.cell_id, None)
+            self.samples.pop(cell.cell_id, None)
+
+    def is_over(self, cell: Cell, round_: int) -> bool:
+        """Whether an earlier round has not measured the cell, so that this one does not visit it."""
+        previous = self.records.get(cell.cell_id)
+        return round_ > 0 and (previous is None or previous.status is not Status.OK)
+
+    def known(self, cell: Cell) -> Record | None:
+        """The row of a cell that is not tried: a shorter length of the same thing ran out of memory or time."""
+        n, status = self._stopped.get(family(cell), (cell.shape.N, Status.OK))
+        return inferred(cell, n, status, quick=self.plan.rules.quick) if n < cell.shape.N else None
+
+    def request(self, cell: Cell, round_: int) -> VisitCell:
+        """What this round asks the process that measures."""
+        earlier = [taken for r, taken in sorted(self.samples.get(cell.cell_id, {}).items()) if r < round_]
+        return VisitCell(cell, self.plan.rules, round_, earlier, self.records.get(cell.cell_id))
+
+    def settle(self, cell: Cell, round_: int, outcome: Outcome) -> str:
+        """Keep the samples of a visit, and the numbers of earlier rounds where a later one failed.
+
+        Returns:
+            How the later round failed, in one line; empty where it did not.
+        """
+        if outcome.samples:
+            self.samples.setdefault(cell.cell_id, {})[round_] = outcome.samples["samples"]
+        previous = self.records.get(cell.cell_id)
+        if previous is None or outcome.record.status is Status.OK:
+            return ""
+        lost = f"round {round_ + 1} failed: {outcome.record.status}: {outcome.record.reason}"
+        outcome.record = with_lost_round(previous, lost)
+        return f"{cell.label}: {lost}; the row keeps the numbers of the rounds before"
+
+    def put(self, cell: Cell, record: Record, state: Ready, started_at: str) -> None:
+        """Complete a row by what the process that measured it said of itself, and count it as the cell's."""
+        previous = self.records.get(cell.cell_id)
+        record.machine_id = state["machine_id"]
+        record.torch_version = state["environment"]["torch"]
+        record.process = record.process or state["process"]
+        record.threads = record.threads or threads_of(cell, self.plan.settings)
+        record.started_at = previous.started_at if previous else started_at
+        self._note_failure(cell, record)
+        self.records[record.cell_id] = record
+
+    def _note_failure(self, cell: Cell, record: Record) -> None:
+        if record.status in STOPPING:
+            known = self._stopped.get(family(cell))
+            if known is None or known[0] > cell.shape.N:
+                self._stopped[family(cell)] = (cell.shape.N, record.status)
+
+    def trainings(self, cells: Iterable[Cell] | None = None) -> list[Cell]:
+        """Cells of the plan, or of ``cells``, that are trained, those with the lowest seed first."""
+        among = self.plan.cells if cells is None else cells
+        found = [cell for cell in among if cell.training is not None and self.plan.visits(cell)]
+        return sorted(found, key=lambda cell: (cell.seed, cell.shape.N))
+
+    def beyond_limits(self, cells: Iterable[Cell] | None = None) -> tuple[list[Cell], int]:
+        """Cells of the plan, or of ``cells``, that have a time, and how many were faster than the machine can be.
+
+        No cells where none was.
+        """
+        from attnbench.measure.limits import IMPOSSIBLE
+
+        timed = [cell for cell in (self.plan.cells if cells is None else cells) if self._has_time(cell)]
+        impossible = sum((self.records[cell.cell_id].peak_fraction or 0.0) > IMPOSSIBLE for cell in timed)
+        return (timed if impossible else []), impossible
+
+    def _has_time(self, cell: Cell) -> bool:
+        record = self.records.get(cell.cell_id)
+        return record is not None and record.status is Status.OK and record.time_median_s is not None
+
+    def correct(self, records: Iterable[Record]) -> None:
+        """Store rows that were corrected."""
+        for record in records:
+            self.records[record.cell_id] = record
+            self.folder.add(record)
+
+    def doubt_tasks(self, warn: Callable[[str], None]) -> None:
+        """Where a task does not tell variants apart here, say so in each of its rows, and once to ``warn``."""
+        said = doubts(self.trainings(), self.records)
+        for warning in dict.fromkeys(said.values()):
+            tasks = dict.fromkeys(str(self.records[cell_id].task) for cell_id, one in said.items() if one == warning)
+            warn(f"{', '.join(tasks)}: {warning}; train longer, or choose other learning rates")
+        self.correct(
+            replace(record, warnings="; ".join(filter(None, [record.warnings, warning])))
+            for record, warning in ((self.records[cell_id], one) for cell_id, one in said.items())
+            if warning not in record.warnings
+        )
+
+
+def beyond_in_words(impossible: int) -> str:
+    """The warning that so many rows were faster than the machine's measured limits."""
+    rows_were = "1 row was" if impossible == 1 else f"{impossible} rows were"
+    return f"{rows_were} faster than the limits of the machine, so these are measured again"
+
+
+def rows_of(rows: Rows, cells: Sequence[Cell]) -> list[Record]:
+    """The rows of these cells, which have some."""
+    return [rows.records[cell.cell_id] for cell in cells]
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

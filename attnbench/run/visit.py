@@ -1,0 +1,147 @@
+"""One visit of a cell: ask the process that measures, and ask again where it may not be the cell that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from attnbench.cell import Cell
+from attnbench.machine import oom_kills
+from attnbench.measure.time import TimingRules
+from attnbench.record import Record, one_line, with_traces
+from attnbench.run.isolation import CellFailed, Settings, Worker
+from attnbench.run.protocol import Train, VisitCell
+from attnbench.status import Status
+from attnbench.verify import are_points, are_samples, checked, foreign_to_samples
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a visit, which becomes a cell's row."""
+
+    record: Record
+    samples: dict[str, Any] | None = None
+    failure: Record | None = None
+    """The row that the visit alone would give; not :attr:`record` where an earlier round was ok."""
+    stderr: Sequence[str] = ()
+    killed: bool = False
+    """Whether it was killed from outside, as far as can be told."""
+    points: Sequence[dict[str, Any]] = ()
+    """The learning curve of a training."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, strings and numbers."""
+        return {
+            "record": self.record.to_json(),
+            "samples": self.samples,
+            "failure": self.failure.to_json() if self.failure else None,
+            "stderr": list(self.stderr),
+            "killed": self.killed,
+            "points": list(self.points),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], cell: Cell) -> Self:
+        """Inverse of :meth:`to_json`, for what came of a visit of ``cell``.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: it cannot have come of one.
+        """
+        record = checked(Record.from_json(data["record"]))
+        failure = checked(Record.from_json(data["failure"])) if data["failure"] else None
+        samples, points = data["samples"], data["points"]
+        taken = samples["samples"] if samples else []
+        whose = {record.cell_id, failure.cell_id if failure else record.cell_id}
+        if whose | ({samples["cell_id"]} if samples else set()) != {cell.cell_id}:
+            raise ValueError("the row of another cell")
+        if not are_samples(taken) or not are_points(points):
+            raise ValueError("no samples, or no learning curve")
+        return cls(record, samples, failure, [str(line) for line in data["stderr"]], bool(data["killed"]), points)
+
+
+class Visitor:
+    """Visits cells, and trains them, in processes that it is given."""
+
+    def __init__(self, settings: Settings, rules: TimingRules, cell_timeout: float) -> None:
+        """Begin.
+
+        Args:
+            settings: of the process that measures.
+            cell_timeout: seconds that one visit may take.
+        """
+        self._settings, self._rules, self._cell_timeout = settings, rules, cell_timeout
+
+    def visit(self, worker: Worker, request: VisitCell, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
+        """Visit a cell, and once more in a fresh process where it may not be the cell that failed.
+
+        Memory may be short because of what other cells left behind, and a process may be killed by anybody.
+
+        Args:
+            meanwhile: called while the process builds the cell.
+        """
+        measure = partial(self._measure, worker, request, meanwhile)
+        outcome = self._ask(request.cell, worker, measure)
+        short = outcome.record.status is Status.OOM and not self._has_its_own_process(request.cell)
+        return self._again(request.cell, worker, measure) if outcome.killed or short else outcome
+
+    def train(self, worker: Worker, cell: Cell, folder: Path, tell: Callable[[int, int], None]) -> Outcome:
+        """Train one cell, and try again where it may not be the cell that failed; the second try resumes the first.
+
+        Args:
+            folder: for the checkpoint.
+            tell: called with the steps done and all steps.
+        """
+        points: list[dict[str, Any]] = []
+
+        def measure() -> tuple[Record, None]:
+            nonlocal points
+            told = lambda progress: tell(int(progress["done"]), int(progress["of"]))  # noqa: E731
+            trained = Train(cell, folder, self._rules.quick).ask(worker, self._cell_timeout, told=told)
+            record, points = trained.record, trained.points
+            record.process, record.threads = worker.state["process"], worker.settings.threads
+            return with_traces(record, worker.traces), None
+
+        outcome = self._ask(cell, worker, measure)
+        if outcome.killed or outcome.record.status is Status.OOM:
+            outcome = self._again(cell, worker, measure)
+        return replace(outcome, points=points if outcome.record.status is Status.OK else ())
+
+    def _again(self, cell: Cell, worker: Worker, measure: Callable[[], tuple[Record, Any]]) -> Outcome:
+        worker.stop()
+        outcome = self._ask(cell, worker, measure)
+        if outcome.killed or outcome.record.status is Status.OOM:
+            outcome.record.reason = one_line(f"{outcome.record.reason} (twice, the second time in a fresh process)")
+        return outcome
+
+    def _ask(self, cell: Cell, worker: Worker, measure: Callable[[], tuple[Record, Any]]) -> Outcome:
+        oom_kills_before = oom_kills()
+        try:
+            record, samples = measure()
+        except CellFailed as failed:
+            remedy = "; raise --cell-timeout" if failed.status is Status.TIMEOUT else ""
+            status = Status.OOM if failed.killed and oom_kills() > oom_kills_before else failed.status
+            record = Record.of(cell, status, failed.reason + remedy, quick=self._rules.quick)
+            return Outcome(record, None, record, failed.stderr, failed.killed)
+        failed_inside = record.status not in (Status.OK, Status.UNSUPPORTED)
+        return Outcome(record, samples, record, worker.said() if failed_inside else ())
+
+    def _has_its_own_process(self, cell: Cell) -> bool:
+        """Whether the cell starts in a fresh process, like the script that would call it: where it is timed as shipped.
+
+        There the heap that other cells leave behind would spare it its page faults.
+        """
+        settings = self._settings
+        return settings.device == "cpu" and settings.process == "as-shipped" and "time" in cell.measure
+
+    def _measure(
+        self, worker: Worker, request: VisitCell, meanwhile: Callable[[], None]
+    ) -> tuple[Record, dict[str, Any] | None]:
+        if self._has_its_own_process(request.cell):
+            worker.stop()
+        visited = request.ask(worker, self._cell_timeout, meanwhile=meanwhile)
+        if visited.samples and foreign_to_samples(visited.record, [*map(list, request.earlier), visited.taken]):
+            raise worker.garbage()
+        return with_traces(visited.record, worker.traces, request.previous), visited.samples

@@ -1,0 +1,249 @@
+"""The machine's side: it measures by the process by which a run on one machine does, and says what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.cell import Cell
+from attnbench.errors import UsageError
+from attnbench.machine import host
+from attnbench.record import Record
+from attnbench.run import process
+from attnbench.run.descendants import end_orphans
+from attnbench.run.isolation import CellFailed, Settings, WorkerFailed
+from attnbench.run.many import fit, machine
+from attnbench.run.many.lease import Lease
+from attnbench.run.many.machine import Machine
+from attnbench.run.many.order import Order
+from attnbench.run.plan import Options, Plan, make_plan
+from attnbench.run.protocol import MeasureLimits, VisitCell
+from attnbench.run.visit import Outcome
+from attnbench.status import Status
+from tests.decision.machines import state
+from tests.run.many.fakes import SUITE
+
+
+class Process:
+    """Stands for the process that measures."""
+
+    made: list[Process]
+    fails: Exception | None = None
+    starts: WorkerFailed | None = None
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.state, self.traces, self.stops = settings, dict[str, Any](), "", 0
+        self.warn: Callable[[str], None] = lambda message: None
+        self.known: list[dict[str, Any]] = []
+        Process.made.append(self)
+
+    def start(self) -> dict[str, Any]:
+        if Process.starts:
+            raise Process.starts
+        self.known.append(self.state)
+        self.state = {"matmul_rate": {"float32": 3e11}, **self.state, **_of_this_machine}
+        return self.state
+
+    def stop(self) -> None:
+        self.stops += 1
+
+    def said(self) -> list[str]:
+        return ["the last line"]
+
+    def garbage(self) -> CellFailed:
+        return CellFailed(Status.CRASH, "garbage")
+
+    def ask(self, request: dict[str, Any], timeout: float, **how: Any) -> dict[str, Any]:
+        self.warn("process 7 cannot be ended")
+        if Process.fails:
+            raise Process.fails
+        if request["do"] == "limits":
+            return {"limits": {"matmul_rate": {"float32": 9e11}}, "rows": request["rows"]}
+        cell, round_ = Cell.from_json(request["cell"]), request["round"]
+        record = Record.of(cell, Status.OK, time_median_s=0.5, time_rounds=round_ + 1)
+        samples = {"cell_id": cell.cell_id, "round": round_, "samples": [{"seconds": 0.5, "calls": 1}]}
+        return {"record": record.to_json(), "samples": samples}
+
+
+_of_this_machine = {name: state()[name] for name in ("machine_id", "environment", "process", "process_notes")}
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    Process.made, Process.fails, Process.starts = [], None, None
+    monkeypatch.setattr(machine, "Worker", Process)
+    monkeypatch.setattr(machine, "load_warning", lambda: "load 3 on 2 cores")
+    monkeypatch.setattr(machine, "end_orphans", lambda words: 0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a machine takes it out of its environment
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(SUITE)
+    return make_plan(tmp_path / "s.yaml", Options("cpu", on="ray", cell_timeout=30.0))
+
+
+class Unwatched(Lease):
+    """Ends nothing: here that would be the process that tests."""
+
+    def watch(self, end: Callable[[str], None]) -> None:
+        pass
+
+
+class Calling:
+    """A machine, called as the driver calls it, through JSON."""
+
+    def __init__(self) -> None:
+        self.machine, self.attempt = Machine(Unwatched()), 0
+
+    def __call__(self, method: str, message: dict[str, Any]) -> dict[str, Any]:
+        self.attempt += 1
+        message = {**message, "attempt": self.attempt, "most_s": 1.0}
+        answer = json.loads(json.dumps(self.machine.call(method, json.loads(json.dumps(message)))))
+        assert answer.pop("attempt") == self.attempt
+        return answer
+
+
+def begun(plan: Plan, known: dict[str, Any] | None = None) -> Calling:
+    call, order = Calling(), Order.of(plan)
+    assert "failed" not in call("hello", order.hello)
+    assert call("begin", order.begin(2, known))["state"]["machine_id"] == state()["machine_id"]
+    return call
+
+
+def test_a_machine_like_the_driver_fits(plan: Plan) -> None:
+    from attnbench.run.identity import identity
+
+    hello = Calling()("hello", Order.of(plan).hello)
+    niceness = os.getpriority(os.PRIO_PROCESS, os.getppid())
+    assert fit.misfit({**hello, "niceness": niceness}, fit.ours(identity(plan, ""))) == ""
+    assert hello["host"] == host()
+    assert hello["notes"] == []
+
+
+def test_the_threads_are_those_of_the_machine_whatever_the_engine_reserved(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(machine, "available_cores", lambda: 6)
+    hello = Calling()("hello", Order.of(plan).hello)
+    assert (hello["threads"], hello["variables"]["OMP_NUM_THREADS"]) == (6, "6")
+    asked = make_plan("quick", Options("cpu", on="ray", threads=3))
+    assert Calling()("hello", Order.of(asked).hello)["threads"] == 3
+
+
+def test_a_machine_sets_its_process_up_as_it_is_told(plan: Plan) -> None:
+    begun(plan)
+    settings = Process.made[-1].settings
+    assert (settings.device, settings.threads, settings.process, settings.dtypes) == ("cpu", 2, "tuned", ("float32",))
+    assert settings.memory_limit  # of this machine: none was given
+
+
+def test_a_visit_gives_the_row_its_samples_and_what_the_user_should_know(plan: Plan) -> None:
+    call, cell = begun(plan), plan.cells[0]
+    answer = call("visit", {"request": VisitCell(cell, plan.rules).to_json()})
+    outcome = Outcome.from_json(answer["outcome"], cell)
+    assert (outcome.record.status, outcome.record.time_median_s) == (Status.OK, 0.5)
+    assert outcome.samples is not None
+    assert answer["notes"] == ["process 7 cannot be ended"]
+    with pytest.raises(ValueError, match="another cell"):
+        Outcome.from_json(answer["outcome"], plan.cells[1])
+
+
+def test_a_cell_that_crashes_is_a_row_and_the_machine_goes_on(plan: Plan) -> None:
+    call, cell = begun(plan), plan.cells[0]
+    Process.fails = CellFailed(Status.CRASH, "exited with code 3", ["last words"])
+    outcome = Outcome.from_json(call("visit", {"request": VisitCell(cell, plan.rules).to_json()})["outcome"], cell)
+    assert (outcome.record.status, outcome.record.reason) == (Status.CRASH, "exited with code 3")
+    assert outcome.stderr == ["last words"]
+    Process.fails = None
+    assert "outcome" in call("visit", {"request": VisitCell(cell, plan.rules).to_json()})
+
+
+def test_what_fails_is_said_with_the_machine_s_name(plan: Plan) -> None:
+    call, order = Calling(), Order.of(plan)
+    answer = call("hello", {**order.hello, "plugins": ["nowhere.py"]})
+    assert answer["failed"] == "plug-in nowhere.py: no such file"
+    assert answer["name"]
+    call("hello", order.hello)
+    Process.starts = WorkerFailed("the measuring process did not start: no memory")
+    assert call("begin", order.begin(2, None))["failed"] == "the measuring process did not start: no memory"
+    assert call("visit", {})["failed"] == "KeyError: 'request'"
+    assert call("ping", {}) == {"notes": []}
+
+
+def test_limits_are_measured_again_and_kept(plan: Plan) -> None:
+    call, cell = begun(plan), plan.cells[0]
+    record = Record.of(cell, Status.OK, time_median_s=0.5)
+    request = MeasureLimits([cell], [record])
+    found = request.answered(call("limits", {"request": request.to_json()}))
+    assert found.limits == {"matmul_rate": {"float32": 9e11}}
+    assert Process.made[-1].state["matmul_rate"] == {"float32": 9e11}
+    Process.fails = CellFailed(Status.CRASH, "it ended")
+    assert call("limits", {"request": request.to_json()})["reason"] == "it ended"
+
+
+def test_a_host_that_took_part_before_takes_its_rates_over_unless_it_is_another_machine(plan: Plan) -> None:
+    known = {"matmul_rate": {"float32": 7e11}, "machine_id": state()["machine_id"]}
+    begun(plan, known)
+    assert Process.made[-1].state["matmul_rate"] == {"float32": 7e11}
+    begun(plan, {**known, "machine_id": "another"})
+    assert Process.made[-1].known[-1] == {}
+    assert Process.made[-1].state["matmul_rate"] == {"float32": 3e11}
+
+
+def test_a_call_renews_the_lease_for_as_long_as_it_may_take(plan: Plan) -> None:
+    class Noting(Lease):
+        renewed: list[float]
+
+        def renew(self, seconds: float = 0.0) -> None:
+            self.renewed.append(seconds)
+
+        def watch(self, end: Callable[[str], None]) -> None:
+            assert end is machine._end
+
+    lease = Noting()
+    lease.renewed = []
+    Machine(lease).call("ping", {"attempt": 1, "most_s": 240.0})
+    assert lease.renewed == [240.0, 0.0]
+
+
+def test_files_are_named_as_the_driver_names_them(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order.of(plan)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    Calling()("hello", order.hello)
+    assert Path.cwd() == tmp_path
+
+
+def test_torch_that_takes_other_threads_than_the_row_would_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    with pytest.raises(UsageError, match="torch computes with 1 threads instead of 4"):
+        process.apply("as-shipped", threads=4, device="cpu")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_that_were_left_behind_are_ended_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnbench.run import descendants
+
+    words = f"left-behind-{os.getpid()}"
+    left = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)", words])
+    try:
+        time.sleep(0.2)
+        assert end_orphans(words.encode()) == 0  # its parent lives
+        mine = Path("/proc/self/comm").read_bytes().strip()
+        monkeypatch.setattr(descendants, "_ADOPTERS", (mine,))  # as if this process had become its parent
+        assert end_orphans(b"no such words") == 0
+        assert end_orphans(words.encode()) == 1
+        assert left.wait(10) != 0
+    finally:
+        left.kill()
+        left.wait()
