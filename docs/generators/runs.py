@@ -24,6 +24,7 @@ ORIGIN = {
     "peers-cpu-as-shipped": "attnbench run peers --set seq_len=4096 --process as-shipped --rounds 6",
     "score-cpu": "attnbench run score",
     "score-rates": "attnbench run results/reference/score-rates/suite.yaml",
+    "score-short-cpu": "attnbench score performer:features=32 linear linformer:rank=32 softmax --n 128 --rates 0.004",
 }
 """The command that made each run."""
 
