@@ -17,7 +17,7 @@ from attnbench.errors import UsageError
 from attnbench.measure.time import TimingRules
 from attnbench.plugins import load
 from attnbench.record import Record
-from attnbench.run.compare import LONGEST_ERROR, Comparison, compare
+from attnbench.run.compare import LONGEST_ERROR, Comparison, Contest
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.length import without_error
 from attnbench.run.process import Process
@@ -215,4 +215,4 @@ class Prepared:
         if len(cells) < 2:
             return None
         n, limit = self.cell.shape.N, self.timeout * len(cells)
-        return compare(list(cells.values()), [n], self.settings, self.rules, timeout=limit)
+        return Contest(list(cells.values()), [n], self.settings, self.rules, limit).answer()

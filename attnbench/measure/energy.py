@@ -49,10 +49,15 @@ def energy_counters(device: str) -> tuple[Counter, ...]:
 class Meter:
     """Counts joules from when it was made, on top of those from before; None once that cannot be told."""
 
-    def __init__(self, counters: Sequence[Counter], before: float | None = 0.0) -> None:
+    def __init__(self, counters: Sequence[Counter] = (), before: float | None = 0.0) -> None:
         self._counters = counters
-        self._joules = before if counters else None
+        self._joules: float | None = None
         self._at, self._values = 0.0, [0.0]
+        self.go_on(before)
+
+    def go_on(self, before: float | None) -> None:
+        """Count from now, on top of ``before`` instead of what was counted until now."""
+        self._joules = before if self._counters else None
         self.skip()
 
     def skip(self) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from attnbench.cell import Cell
 from attnbench.errors import BrokenContract, Unsupported
 from attnbench.measure.recent import Recent
 from attnbench.padding import key_mask
@@ -55,53 +56,43 @@ class ErrorResult:
     """How many draws differ: a variant without random numbers on an input that repeats itself is measured once."""
 
 
-def measure_error(
-    spec: Spec,
-    shape: Shape,
-    inputs: Spec,
-    seed: int,
-    draws: int,
-    dtype: torch.dtype,
-    device: str,
-    *,
-    adapt: Callable[[nn.Module], nn.Module] | None = None,
-    padding: float = 0.0,
-) -> ErrorResult:
-    """Build the variant and draw its input ``draws`` times, with the seeds ``seed``, ``seed + 1`` and so on.
+def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None = None) -> ErrorResult:
+    """Build the variant and draw its input ``error_draws`` times, with the cell's seed, the one after it and so on.
 
-    Memory is that of the variant plus O(B · H · (N + M) · D): the oracle works on blocks of queries.
+    Memory is that of the variant plus O(B · H · (N + M) · D): the oracle works on blocks of queries. Outputs of padded
+    tokens mean nothing and are not compared.
 
     Args:
         adapt: turns the variant into what is measured, for example compiled code.
-        padding: share of the tokens that are padding. Outputs of padded tokens mean nothing and are not compared.
 
     Raises:
         UsageError: an unknown variant, input or option.
         Unsupported: the variant or the input does not allow the shape, or the variant is a mixer.
-        ValueError: ``draws`` below 1.
+        ValueError: ``error_draws`` below 1.
     """
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
-    variant = VARIANTS.get(spec.name)
+    if cell.error_draws < 1:
+        raise ValueError(f"error_draws must be at least 1, got {cell.error_draws}")
+    spec, variant = cell.variant, VARIANTS.get(cell.variant.name)
     if variant.kind == "mixer":
         raise Unsupported("a mixer has no q, k, v")
     claims, kind = variant.claims(spec), error_kind(variant, spec)
     if kind == "learned":
-        build(spec, shape, seed=seed)  # a shape that it does not allow is reported all the same
+        build(spec, cell.shape, seed=cell.seed)  # a shape that it does not allow is reported all the same
         return ErrorResult(kind)
+    dtype: torch.dtype = getattr(torch, cell.dtype)
     measured: list[_Draw] = []
     seen: set[bytes] = set()
-    for draw_seed in range(seed, seed + draws):
-        problem = _problem(inputs, shape, draw_seed, dtype, device, padding)
+    for seed in range(cell.seed, cell.seed + cell.error_draws):
+        problem = _problem(cell.inputs, cell.shape, seed, dtype, cell.device, cell.padding)
         if not claims.stochastic:
             if problem.digest in seen:
                 continue
             seen.add(problem.digest)
-        operator = build(spec, shape, seed=draw_seed).to(device=device, dtype=dtype)
+        operator = build(spec, cell.shape, seed=seed).to(device=cell.device, dtype=dtype)
         if adapt is not None:
             operator = adapt(operator)
-        q, k, v = (tensor.to(device) for tensor in problem.qkv)
-        masked = {} if problem.key_mask is None else {"key_mask": problem.key_mask.to(device)}
+        q, k, v = (tensor.to(cell.device) for tensor in problem.qkv)
+        masked = {} if problem.key_mask is None else {"key_mask": problem.key_mask.to(cell.device)}
         with torch.inference_mode():
             output = operator(q, k, v, **masked)
             if not isinstance(output, torch.Tensor):
@@ -184,9 +175,7 @@ def _problem(inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, device: 
     return (_kept_problem if small else _new_problem)(inputs, shape, seed, dtype, device, padding)
 
 
-def _new_problem(
-    inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, device: str, padding: float = 0.0
-) -> _Problem:
+def _new_problem(inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, device: str, padding: float) -> _Problem:
     q, k, v = (tensor.to(dtype) for tensor in draw_qkv(inputs, shape, seed))
     # MPS has no float64.
     there = (tensor.to("cpu" if device == "mps" else device) for tensor in (q, k, v))

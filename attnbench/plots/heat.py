@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import matplotlib
 import numpy as np
@@ -19,26 +20,28 @@ _LEAST = 6.0
 """Size of the smallest letters in a figure of column width, in points: nobody enlarges a printed column."""
 
 
-def draw_heat(
-    ax: Axes,
-    inches: tuple[float, float],
-    gain: np.ndarray,
-    texts: Sequence[Sequence[str]],
-    row_names: Sequence[str],
-    column_names: Sequence[str],
-    limit: float,
-    *,
-    unsure: np.ndarray | None = None,
-) -> None:
-    """Draw the cells from the top left.
+@dataclass(frozen=True)
+class Heat:
+    """What stands in the cells of a coloured table, from the top left."""
+
+    gain: np.ndarray
+    """(rows, columns); the logarithm of the factor by which the method wins, NaN for a cell without a number."""
+    texts: Sequence[Sequence[str]]
+    """What to write in each cell."""
+    row_names: Sequence[str]
+    column_names: Sequence[str]
+    unsure: np.ndarray | None = None
+    """True where the sign of the gain is uncertain; the text is then in italics."""
+
+
+def draw_heat(ax: Axes, inches: tuple[float, float], heat: Heat, limit: float) -> None:
+    """Draw a coloured table.
 
     Args:
         inches: width and height of the axes.
-        gain: (rows, columns); the logarithm of the factor by which the method wins, NaN for a cell without a number.
-        texts: what to write in each cell.
         limit: the gain at which the colour is full.
-        unsure: True where the sign of the gain is uncertain; the text is then in italics.
     """
+    gain, texts = heat.gain, heat.texts
     rows, columns = gain.shape
     colours = matplotlib.colormaps[palette().diverging]
     norm = Normalize(-limit, limit, clip=True)
@@ -55,13 +58,13 @@ def draw_heat(
             if fitting < (_LEAST if narrow() else 4.5):
                 continue
             dark = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] < 0.55
-            slant = "italic" if unsure is not None and unsure[i, j] else "normal"
+            slant = "italic" if heat.unsure is not None and heat.unsure[i, j] else "normal"
             ink = ("white" if dark else "#222222") if known else palette().faint
             ax.text(j + 0.5, i + 0.5, text, fontsize=fitting, ha="center", va="center", color=ink, fontstyle=slant)
     ax.set_xlim(0, columns)
     ax.set_ylim(rows, 0)
-    ax.set_xticks(np.arange(columns) + 0.5, [shorten(name, 1.2, SMALL_SIZE) for name in column_names])
-    ax.set_yticks(np.arange(rows) + 0.5, [shorten(name, 1.2, SMALL_SIZE) for name in row_names])
+    ax.set_xticks(np.arange(columns) + 0.5, [shorten(name, 1.2, SMALL_SIZE) for name in heat.column_names])
+    ax.set_yticks(np.arange(rows) + 0.5, [shorten(name, 1.2, SMALL_SIZE) for name in heat.row_names])
     ax.tick_params(length=0)
     for spine in ax.spines.values():
         spine.set_visible(False)

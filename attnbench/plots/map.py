@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from attnbench.errors import UsageError
 from attnbench.plots.captions import bare, failures, own_form_note, where
 from attnbench.plots.error_lines import ORACLES, at_length, differing
-from attnbench.plots.heat import draw_colour_key, draw_heat
+from attnbench.plots.heat import Heat, draw_colour_key, draw_heat
 from attnbench.plots.options import is_number, logit_std, options_of, varying_numbers, written
 from attnbench.plots.page import NothingToDraw, narrow, new_page, shorten
 from attnbench.plots.setting import PANELS, compared, restrict, settings, without_room
@@ -129,10 +129,9 @@ def _draw(rows: pd.DataFrame, title: str, about: Sequence[str], notes: Sequence[
         for j, (column, band) in enumerate(places):
             here = rows[(rows["_across"] == column) & (rows["_down"] == band)]
             ax = page.axes(left + j * (wide + gap_x), bottom + (len(grid) - 1 - i) * (tall + gap_y), wide, tall)
-            gain, texts = _cells(here, sizes, stds)
             row_names = [plain(one) if j == 0 else "" for one in sizes]
             column_names = [plain(one) if i == len(grid) - 1 else "" for one in stds]
-            draw_heat(ax, (wide, tall), gain, texts, row_names, column_names, _LIMIT)
+            draw_heat(ax, (wide, tall), Heat(*_cells(here, sizes, stds), row_names, column_names), _LIMIT)
             ax.set_title(shorten(names[column, band], wide, SMALL_SIZE), fontsize=SMALL_SIZE, loc="left", pad=3)
     page.write((left + page.right) / 2, bottom - 0.34, "standard deviation of the logits", ha="center", va="center")
     page.write(page.left + 0.08, (bottom + page.top) / 2, size, rotation=90, ha="center", va="center")

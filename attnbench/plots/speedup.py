@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from attnbench.errors import UsageError
 from attnbench.plots.captions import bare, failures, own_form_note, where
 from attnbench.plots.error_lines import differing
-from attnbench.plots.heat import draw_colour_key, draw_heat
+from attnbench.plots.heat import Heat, draw_colour_key, draw_heat
 from attnbench.plots.options import is_number, options_of, varying_numbers, written
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, stacked
 from attnbench.plots.setting import PANELS, Setting, restrict, settings, timed, without_room
@@ -180,7 +180,7 @@ def _panels(page: Page, table: _Table, baseline: str) -> None:
                 )
                 unsure[i, j] = max(apart) < 0
         names = [length(n) for n in lengths], [plain(size) for size in sizes]
-        draw_heat(ax, (wide, tall), gain, texts, *names, _LIMIT, unsure=unsure)
+        draw_heat(ax, (wide, tall), Heat(gain, texts, *names, unsure=unsure), _LIMIT)
         ax.set_title(name, loc="left", pad=4)
         ax.set_xlabel(table.size)
         ax.set_ylabel("length n")

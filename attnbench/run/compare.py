@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from attnbench.axes import IN_ROWS
+from attnbench.axes import ALIKE, AXES, IN_ROWS
 from attnbench.cell import Cell
 from attnbench.cgroup import throttled_periods
 from attnbench.machine import OtherLoad, thread_warnings, throttling_warning
@@ -26,6 +26,8 @@ LONGEST_ERROR = 2**31
 
 _ASKED = tuple(name for name in COLUMNS if name in {"level", "pass", "device", *IN_ROWS} - {"kv_len"})
 """Columns that all rows of a comparison share, so that the table itself says what was compared."""
+_TOLD = ("batch", "heads", "head_dim", "dtype", "seed")
+"""Axes that the line above a comparison always tells, or never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,93 +134,96 @@ class Comparison:
         }
 
 
-def compare(
-    cells: Sequence[Cell],
-    lengths: Sequence[int],
-    settings: Settings,
-    rules: TimingRules,
-    *,
-    timeout: float = 120.0,
-    on_length: Callable[[int], None] = lambda n: None,
-    against_itself: bool = False,
-) -> Comparison:
-    """Measure ``cells`` (one per variant, any length) against each other at every length.
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Variants that are to be held against each other, at which lengths and how."""
 
-    Args:
-        lengths: increasing.
-        timeout: seconds for one length, whatever fails there.
-        on_length: called with each length before it is measured.
-        against_itself: ``cells`` holds the same variant twice, to see what difference the machine alone makes.
+    cells: Sequence[Cell]
+    """One for each variant, at any length."""
+    lengths: Sequence[int]
+    """Increasing."""
+    settings: Settings
+    rules: TimingRules
+    timeout: float = 120.0
+    """Seconds for one length, whatever fails there."""
 
-    Raises:
-        UsageError: one variant alone, or the same one twice.
-        WorkerFailed: the measuring process could not be started.
-    """
-    labels = [cell.variant.label for cell in cells]
-    if not against_itself:
-        refuse_equal(labels, labels)
-    result = Comparison(labels)
-    pairs = list(combinations(range(len(cells)), 2))
-    family = len(pairs) * len(lengths)
-    visits = _visit_all(cells, lengths, settings, rules, timeout, fewest(family), on_length, result)
-    noise = result.environment["noise_floor"]
-    on_cpu, decoding = settings.device == "cpu", cells[0].pass_ == "decode"
-    doubts = Doubts(lengths, visits, settings.threads, on_cpu=on_cpu, decoding=decoding)
-    about_cores = thread_warnings(settings.threads) if on_cpu else []
-    notes = result.environment.get("process_notes", ())
-    result.warnings = [*about_cores, *notes, *result.warnings, *doubts.warnings(labels)]
-    for n, visit in zip(lengths, visits, strict=True):
-        result.warnings += [f"n = {n}: {labels[i]}: {warning}" for i, warning in visit.unchecked]
-        if visit.traces:
-            result.warnings.append(f"n = {n}: a variant {visit.traces} while they took turns; do not trust the times")
-    for i, j in pairs:
-        rows = result.rows.setdefault((labels[i], labels[j]), [])
-        for place, (n, visit) in enumerate(zip(lengths, visits, strict=True)):
-            both = [visit.times[side] for side in (i, j) if side in visit.times]
-            ratio = paired_ratio(*both, noise=noise or 0.0, family=family) if len(both) == 2 else None
-            withheld = doubts.at(place, (i, j)) if ratio else ""
-            disturbed, stopped = (visit.pairs.disturbed, visit.pairs.stopped) if visit.pairs else (0, 0)
-            rows.append(Row(n, _side(visit, i), _side(visit, j), ratio, withheld, disturbed, stopped))
-        claims = [None if row.withheld else row.ratio for row in rows]
-        result.crossovers[labels[i], labels[j]] = crossover(lengths, claims, names=(labels[i], labels[j]))
-    return result
+    def answer(
+        self, on_length: Callable[[int], None] = lambda n: None, *, against_itself: bool = False
+    ) -> Comparison:
+        """Measure.
 
+        Args:
+            on_length: called with each length before it is measured.
+            against_itself: the same variant is there twice, to see what difference the machine alone makes.
 
-def _visit_all(
-    cells: Sequence[Cell],
-    lengths: Sequence[int],
-    settings: Settings,
-    rules: TimingRules,
-    timeout: float,
-    turns: int,
-    on_length: Callable[[int], None],
-    result: Comparison,
-) -> list[Length]:
-    """What each length gave. The environment, warnings, and the lengths without an error go to ``result``."""
-    visits = []
-    ran_out: dict[int, Record] = {}
-    with Worker(settings) as worker:
-        result.environment = {**worker.start(), "threads": settings.threads}
-        throttled = throttled_periods()
-        for n in lengths:
-            on_length(n)
-            here = [replace(cell, shape=replace(cell.shape, seq_len=n)) for cell in cells]
-            if result.without_error or cells[0].shape.B * cells[0].shape.H * n * n > LONGEST_ERROR:
-                here = [without_error(cell) for cell in here]
-            known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
-            load = OtherLoad(worker.seconds_used)
-            visit = measure_length(worker, here, rules, timeout=timeout, fewest=turns, known=known)
-            if visit.pairs is None:  # no turns were taken, which would have measured it
-                visit.others = load.cores()
-            if any("error" in cell.measure for cell in cells) and not visit.with_error:
-                result.without_error.append(n)
-            for i, record in visit.records.items():
-                if record.status in STOPPING and i not in visit.unsure:
-                    ran_out.setdefault(i, record)
-            visits.append(visit)
-    held_back = throttling_warning(throttled_periods() - throttled)
-    result.warnings += [held_back] if held_back else []
-    return visits
+        Raises:
+            UsageError: one variant alone, or the same one twice.
+            WorkerFailed: the measuring process could not be started.
+        """
+        lengths, labels = self.lengths, [cell.variant.label for cell in self.cells]
+        if not against_itself:
+            refuse_equal(labels, labels)
+        result = Comparison(labels)
+        pairs = list(combinations(range(len(labels)), 2))
+        family = len(pairs) * len(lengths)
+        visits = self._visit_all(fewest(family), on_length, result)
+        noise = result.environment["noise_floor"]
+        on_cpu, decoding = self.settings.device == "cpu", self.cells[0].pass_ == "decode"
+        doubts = Doubts(lengths, visits, self.settings.threads, on_cpu=on_cpu, decoding=decoding)
+        about_cores = thread_warnings(self.settings.threads) if on_cpu else []
+        notes = result.environment.get("process_notes", ())
+        result.warnings = [*about_cores, *notes, *result.warnings, *doubts.warnings(labels)]
+        for n, visit in zip(lengths, visits, strict=True):
+            result.warnings += [f"n = {n}: {labels[i]}: {warning}" for i, warning in visit.unchecked]
+            if visit.traces:
+                said = f"n = {n}: a variant {visit.traces} while they took turns; do not trust the times"
+                result.warnings.append(said)
+        for i, j in pairs:
+            rows = result.rows.setdefault((labels[i], labels[j]), [])
+            for place, (n, visit) in enumerate(zip(lengths, visits, strict=True)):
+                both = [visit.times[side] for side in (i, j) if side in visit.times]
+                ratio = paired_ratio(*both, noise=noise or 0.0, family=family) if len(both) == 2 else None
+                withheld = doubts.at(place, (i, j)) if ratio else ""
+                disturbed, stopped = (visit.pairs.disturbed, visit.pairs.stopped) if visit.pairs else (0, 0)
+                rows.append(Row(n, _side(visit, i), _side(visit, j), ratio, withheld, disturbed, stopped))
+            claims = [None if row.withheld else row.ratio for row in rows]
+            result.crossovers[labels[i], labels[j]] = crossover(lengths, claims, names=(labels[i], labels[j]))
+        return result
+
+    def _visit_all(self, turns: int, on_length: Callable[[int], None], result: Comparison) -> list[Length]:
+        """What each length gave. The environment, warnings, and the lengths without an error go to ``result``."""
+        visits = []
+        ran_out: dict[int, Record] = {}
+        with Worker(self.settings) as worker:
+            result.environment = {**worker.start(), "threads": self.settings.threads}
+            throttled = throttled_periods()
+            for n in self.lengths:
+                on_length(n)
+                here = [replace(cell, shape=replace(cell.shape, seq_len=n)) for cell in self.cells]
+                if result.without_error or here[0].shape.B * here[0].shape.H * n * n > LONGEST_ERROR:
+                    here = [without_error(cell) for cell in here]
+                known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
+                load = OtherLoad(worker.seconds_used)
+                visit = measure_length(worker, here, self.rules, timeout=self.timeout, fewest=turns, known=known)
+                if visit.pairs is None:  # no turns were taken, which would have measured it
+                    visit.others = load.cores()
+                if any("error" in cell.measure for cell in self.cells) and not visit.with_error:
+                    result.without_error.append(n)
+                for i, record in visit.records.items():
+                    if record.status in STOPPING and i not in visit.unsure:
+                        ran_out.setdefault(i, record)
+                visits.append(visit)
+        held_back = throttling_warning(throttled_periods() - throttled)
+        result.warnings += [held_back] if held_back else []
+        return visits
+
+    def __str__(self) -> str:
+        """The circumstances that all variants share, in one line."""
+        cell, shape = self.cells[0], self.cells[0].shape
+        unusual = [axis for axis in ALIKE if axis not in _TOLD and cell.at(axis) != AXES[axis].default]
+        form = ", ".join([f"{cell.level} {cell.pass_}", *(AXES[axis].in_words(cell.at(axis)) for axis in unusual)])
+        sizes = f"B={shape.B} H={shape.H} D={shape.D}"
+        return f"{form}, {sizes}, {cell.dtype}, {cell.inputs}, on {cell.device}"
 
 
 def _side(visit: Length, i: int) -> Side:

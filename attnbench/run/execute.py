@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,7 @@ from attnbench.measure.limits import Limits
 from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes
 from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.stopwatch import Stopwatch, WallClock
-from attnbench.measure.time import Kept, Sample, TimeSummary, TimingRules, measure_time, summarise
+from attnbench.measure.time import Kept, TimeSummary, measure_time, summarise
 from attnbench.padding import real_tokens
 from attnbench.record import Record
 from attnbench.reference import relative_error
@@ -42,6 +42,9 @@ from attnbench.run.unseen import (
     tensors,
 )
 from attnbench.status import Status
+
+if TYPE_CHECKING:
+    from attnbench.run.protocol import VisitCell
 
 NOT_MEASURED = Limits()
 
@@ -64,22 +67,11 @@ def is_finite(output: Any) -> bool:
 
 
 def run_cell(
-    cell: Cell,
-    rules: TimingRules,
-    *,
-    round_: int,
-    earlier: Sequence[Sequence[Sample]],
-    previous: Record | None,
-    resident: bool,
-    limits: Limits = NOT_MEASURED,
-    memory_limit: int | None = None,
-    with_time: bool = True,
+    visit: VisitCell, *, resident: bool = False, limits: Limits = NOT_MEASURED, memory_limit: int | None = None
 ) -> tuple[Record, dict[str, Any] | None]:
     """Measure one round of a cell: everything in round 0, more time samples in later rounds.
 
     Args:
-        earlier: time samples of each earlier round.
-        previous: the record of the round before, which later rounds refine.
         resident: also measure resident memory (only meaningful in the ``as-shipped`` process).
         limits: what this machine can do in the cell's dtype, for ``peak_fraction`` and ``floor_s``.
         memory_limit: bytes. In the tuned process a cell that needs more than a third of it is measured with the
@@ -88,7 +80,8 @@ def run_cell(
     Returns:
         The record, and the raw samples of this round as a JSON row (None where none were taken).
     """
-    record = replace(previous) if previous else Record.of(cell, Status.OK, quick=rules.quick)
+    cell, rules, round_, earlier = visit.cell, visit.rules, visit.round, visit.earlier_samples()
+    record = replace(visit.previous) if visit.previous else Record.of(cell, Status.OK, quick=rules.quick)
     samples_row: dict[str, Any] | None = None
     try:
         if round_ == 0 and "error" in cell.measure:
@@ -99,7 +92,7 @@ def run_cell(
             compiles = round_ == 0 and (cell.compile or always_compiled(cell))
             call = _compile(record, cell) if compiles else prepare(cell)
             looks = _first_look(record, cell, call, resident) if round_ == 0 else []
-            if "time" in cell.measure and with_time:
+            if "time" in cell.measure:
                 large = memory_limit is not None and not resident and 3 * (record.peak_bytes or 0) > memory_limit
                 if large:
                     record.process = "as-shipped"
@@ -149,17 +142,7 @@ def run_cell(
 
 
 def _add_error(record: Record, cell: Cell) -> None:
-    result = measure_error(
-        cell.variant,
-        cell.shape,
-        cell.inputs,
-        cell.seed,
-        cell.error_draws,
-        getattr(torch, cell.dtype),
-        cell.device,
-        adapt=whole if cell.compile and not always_compiled(cell) else None,
-        padding=cell.padding,
-    )
+    result = measure_error(cell, adapt=whole if cell.compile and not always_compiled(cell) else None)
     record.error_kind = result.kind
     record.rel_error, record.rel_error_std = result.rel_error, result.rel_error_std
     record.max_abs_error, record.cosine = result.max_abs_error, result.cosine

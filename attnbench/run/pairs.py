@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -33,13 +33,24 @@ class Turns(NamedTuple):
     """What :func:`take_turns` measured."""
 
     blocks: list[list[float]]
-    """Seconds per call: one list for each block, in the order of the positions."""
+    """Seconds per call: one list for each block, in the order of those that take turns."""
     disturbed: int
     """Blocks in which another process took the core; they are left out of ``blocks`` while enough clean ones remain."""
     taken: int
     """All blocks, disturbed ones included."""
     stopped: int
     """Blocks in which this process stood still. They give no times, and count as none of the above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One of those that take turns."""
+
+    run: Callable[[], object]
+    batch: int
+    """Calls in one sample."""
+    glances: Glances[Any] | None = None
+    """Looks at some of the timed calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,63 +75,71 @@ class Pairs:
 def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int) -> Pairs:
     """Time the cells in turn until every ratio is narrow or the budget is spent, but at least ``fewest`` times each."""
     watch = stopwatch(cells[0].device)
-    calls: dict[int, Call] = {}
-    looks: dict[int, list[Look]] = {}
-    """Looks at what each cell gives before anything is timed."""
-    warm: dict[int, Timing] = {}
-    left_out, warnings = [], list[tuple[int, str]]()
+    ready: dict[int, _Ready] = {}
+    ran: dict[int, int] = {}
+    """Position of each cell that has times, and its column in the blocks."""
+    left_out, warnings = list[tuple[int, str, str]](), list[tuple[int, str]]()
     for position, cell in enumerate(cells):
         try:
-            call = prepare(cell)
-            looks[position] = [look(call.on(number)()) for number in range(SEEN)]
-            warm[position] = _warm(watch, call.run, rules)
-            calls[position] = call
+            ready[position] = _Ready.of(cell, watch, rules)
         except Exception as error:
             status, reason = status_of(error)
             left_out.append((position, str(status), reason))
-    others = OtherLoad()
-    turns = Turns([], 0, 0, 0)
-    glances = {position: Glances(look) for position in calls}
-    if calls:
+    others, turns = OtherLoad(), Turns([], 0, 0, 0)
+    if ready:
+        entrants = [one.entrant for one in ready.values()]
         with garbage_collection_off():
-            runs = {position: call.run for position, call in calls.items()}
-            batches = {position: warm[position].samples[0].calls for position in calls}
-            turns = take_turns(watch, runs, batches, rules, seed=cells[0].seed, fewest=fewest, glances=glances)
-    busy, ran = others.cores(), []
-    for column, position in enumerate(sorted(calls)):
+            turns = take_turns(watch, entrants, rules, seed=cells[0].seed, fewest=fewest)
+    busy = others.cores()
+    for column, (position, one) in enumerate(ready.items()):
         try:
-            seconds = median([block[column] for block in turns.blocks] or [1.0])
-            seen = [(warm[position].made + place, one) for place, one in glances[position].seen]
-            said = _hold(cells[position], calls[position], watch, seconds, looks[position], seen)
-            warnings += [(position, one) for one in said]
-            ran.append(column)
+            said = one.unchecked(watch, median([block[column] for block in turns.blocks]))
         except Exception as error:
             status, reason = status_of(error)
             left_out.append((position, str(status), reason))
-    blocks = [[block[column] for column in ran] for block in turns.blocks]
-    kept = [position for column, position in enumerate(sorted(calls)) if column in ran]
-    return Pairs(kept, blocks, left_out, turns.disturbed, turns.taken, turns.stopped, busy, warnings)
+        else:
+            warnings += [(position, warning) for warning in said]
+            ran[position] = column
+    blocks = [[block[column] for column in ran.values()] for block in turns.blocks]
+    return Pairs(list(ran), blocks, left_out, turns.disturbed, turns.taken, turns.stopped, busy, warnings)
 
 
-def _hold(
-    cell: Cell,
-    call: Call,
-    watch: Stopwatch,
-    seconds: float,
-    looks: Sequence[Look],
-    seen: Sequence[tuple[int, Look]],
-) -> list[str]:
-    """What could not be checked about the calls of a cell.
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A cell that can take turns."""
 
-    Raises:
-        BrokenContract: it did not compute in each of its calls, or not what its formula says.
-    """
-    unchecked = hold_to_glances(call, seen, looks, cell)
-    number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, looks)
-    again = call if always_compiled(cell) else prepare(replace(cell, compile=False))
-    said = (unchecked, undecided, hold_to(unseen, again.on(number), cell))
-    hold_to_formula(cell)
-    return list(dict.fromkeys(filter(None, said)))
+    cell: Cell
+    call: Call
+    looks: list[Look]
+    """What it gives before anything is timed."""
+    warm: Timing
+    glances: Glances[Look]
+    """What it gives meanwhile."""
+
+    @classmethod
+    def of(cls, cell: Cell, watch: Stopwatch, rules: TimingRules) -> _Ready:
+        call = prepare(cell)
+        looks = [look(call.on(number)()) for number in range(SEEN)]
+        return cls(cell, call, looks, _warm(watch, call.run, rules), Glances(look))
+
+    @property
+    def entrant(self) -> Entrant:
+        return Entrant(self.call.run, self.warm.samples[0].calls, self.glances)
+
+    def unchecked(self, watch: Stopwatch, seconds: float) -> list[str]:
+        """What could not be checked about its calls, which took ``seconds``.
+
+        Raises:
+            BrokenContract: it did not compute in each of its calls, or not what its formula says.
+        """
+        cell, call = self.cell, self.call
+        seen = [(self.warm.made + place, one) for place, one in self.glances.seen]
+        unchecked = hold_to_glances(call, seen, self.looks, cell)
+        number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, self.looks)
+        again = call if always_compiled(cell) else prepare(replace(cell, compile=False))
+        said = (unchecked, undecided, hold_to(unseen, again.on(number), cell))
+        hold_to_formula(cell)
+        return list(dict.fromkeys(filter(None, said)))
 
 
 def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
@@ -139,7 +158,7 @@ def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
         batch = _warm(watch, call, rules).samples[0].calls
         for _ in range(NOISE_TRIES):
             with garbage_collection_off():
-                turns = take_turns(watch, {0: call, 1: call}, {0: batch, 1: batch}, rules, seed=0)
+                turns = take_turns(watch, [Entrant(call, batch)] * 2, rules, seed=0)
             noise = noise_floor([first for first, _ in turns.blocks], [second for _, second in turns.blocks])
             if noise is None:
                 return None
@@ -165,31 +184,26 @@ def _warm(watch: Stopwatch, call: Callable[[], object], rules: TimingRules) -> T
 
 def take_turns(
     watch: Stopwatch,
-    calls: Mapping[int, Callable[[], object]],
-    batches: Mapping[int, int],
+    entrants: Sequence[Entrant],
     rules: TimingRules,
     *,
     seed: int,
     fewest: int = FEWEST,
     clock: Callable[[], float] = time.monotonic,
-    glances: Mapping[int, Glances[Any]] | None = None,
 ) -> Turns:
     """Take blocks of one sample of each call. A random order is followed by its reverse, so as to favour no position.
 
     Args:
-        calls: what to time, by position; blocks hold the positions in rising order.
-        batches: calls in one sample.
+        entrants: what to time; blocks hold their times in this order.
         fewest: blocks to be taken even if the budget is spent.
         clock: seconds, for the budget.
-        glances: by position, what looks at some of the timed calls.
 
     Raises:
         ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
     """
     shuffler = random.Random(seed)
-    positions = sorted(calls)
-    looking = glances or {}
-    samplers = {position: Sampler(watch, call, glances=looking.get(position)) for position, call in calls.items()}
+    places = range(len(entrants))
+    samplers = [Sampler(watch, one.run, one.glances) for one in entrants]
     stopped = 0
     clean: list[list[float]] = []
     disturbed: list[list[float]] = []
@@ -200,15 +214,15 @@ def take_turns(
         if order:
             order.reverse()
         else:
-            order = shuffler.sample(positions, len(positions))
-        samples = {position: samplers[position].take(batches[position]) for position in order}
+            order = shuffler.sample(places, len(places))
+        samples = {place: samplers[place].take(entrants[place].batch) for place in order}
         if any(sample.stopped for sample in samples.values()):
             stopped += 1
             order.reverse()  # this block again, in the same order
             continue
         if len(clean + disturbed) % 2:
             order = []
-        row = [samples[position].seconds for position in positions]
+        row = [samples[place].seconds for place in places]
         (clean if all(s.clean for s in samples.values()) else disturbed).append(row)
         seconds = clock() - start
         taken = len(clean) + len(disturbed)

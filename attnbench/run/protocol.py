@@ -109,6 +109,7 @@ class VisitCell(Request[Visited]):
     earlier: Sequence[Sequence[dict[str, Any]]] = ()
     """Samples of each earlier round."""
     previous: Record | None = None
+    """The record of the round before, which later rounds refine."""
 
     def to_json(self) -> dict[str, Any]:
         return {

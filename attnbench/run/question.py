@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnbench.axes import ALIKE, AXES, defaults, names_of, shortened
+from attnbench.axes import defaults, names_of, shortened
 from attnbench.cell import Cell, Level, Pass
 from attnbench.errors import UsageError
 from attnbench.machine import default_threads, resolve_device
@@ -14,7 +14,7 @@ from attnbench.measure.time import TimingRules
 from attnbench.padding import checked
 from attnbench.plugins import load
 from attnbench.qkv import INPUTS, look_at
-from attnbench.run.compare import Comparison, compare
+from attnbench.run.compare import Contest
 from attnbench.run.different import refuse_equal
 from attnbench.run.isolation import Settings
 from attnbench.run.process import Process
@@ -44,7 +44,7 @@ class Question:
     process: Process = "tuned"
     plugins: Sequence[str] = ()
 
-    def prepare(self, *, alone: bool = False) -> Prepared:
+    def prepare(self, *, alone: bool = False) -> Contest:
         """Load the plug-ins, look up every name, check every value.
 
         Args:
@@ -79,7 +79,7 @@ class Question:
         )
         cells = tuple(self._cell({**at, "variant": spec, "seq_len": lengths[0]}, device) for spec in specs)
         rules = TimingRules(min_time=self.min_time, max_time=10 * self.min_time)
-        return Prepared(cells, lengths, settings, rules, self.timeout)
+        return Contest(cells, lengths, settings, rules, self.timeout)
 
     def _cell(self, at: Mapping[str, Any], device: str) -> Cell:
         with_error = self.error and self.level == "operator"
@@ -95,37 +95,3 @@ class Question:
             error_draws=2,
             **{axis: at[axis] for axis in names_of("cell")},
         )
-
-
-_TOLD = ("batch", "heads", "head_dim", "dtype", "seed")
-"""Axes that the line above a comparison always tells, or never."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A question that can be answered."""
-
-    cells: tuple[Cell, ...]
-    """One for each variant, at the first length."""
-    lengths: tuple[int, ...]
-    """Increasing."""
-    settings: Settings
-    rules: TimingRules
-    timeout: float
-    """Seconds for one length."""
-
-    def answer(self, on_length: Callable[[int], None] = lambda n: None) -> Comparison:
-        """Measure; ``on_length`` is called with each length before its turn.
-
-        Raises:
-            WorkerFailed: the measuring process could not be started.
-        """
-        return compare(self.cells, self.lengths, self.settings, self.rules, timeout=self.timeout, on_length=on_length)
-
-    def __str__(self) -> str:
-        """The circumstances that all variants share, in one line."""
-        cell, shape = self.cells[0], self.cells[0].shape
-        unusual = [axis for axis in ALIKE if axis not in _TOLD and cell.at(axis) != AXES[axis].default]
-        form = ", ".join([f"{cell.level} {cell.pass_}", *(AXES[axis].in_words(cell.at(axis)) for axis in unusual)])
-        sizes = f"B={shape.B} H={shape.H} D={shape.D}"
-        return f"{form}, {sizes}, {cell.dtype}, {cell.inputs}, on {cell.device}"

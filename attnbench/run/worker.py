@@ -205,11 +205,7 @@ def _visit(settings: dict[str, Any], state: dict[str, Any], request: VisitCell) 
     from attnbench.run.execute import run_cell
 
     record, samples = run_cell(
-        request.cell,
-        request.rules,
-        round_=request.round,
-        earlier=request.earlier_samples(),
-        previous=request.previous,
+        request,
         resident=state["process"] == "as-shipped",
         limits=_limits_of(state, request.cell),
         memory_limit=state["memory_limit_bytes"],

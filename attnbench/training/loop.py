@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from attnbench.cell import Training
-from attnbench.measure.energy import Counter, Meter
+from attnbench.cell import Cell
+from attnbench.measure.energy import Meter
 from attnbench.task import Examples, Task, stream_seed
 from attnbench.training.accuracy import answer, cross_entropy
 from attnbench.training.checkpoint import Checkpoint, State
@@ -105,16 +105,12 @@ class Caller:
 def train(
     model: nn.Module,
     task: Task,
-    rules: Training,
+    cell: Cell,
     *,
-    batch: int,
-    seed: int,
-    device: str,
     lesson: Lesson | None = None,
     checkpoint: Checkpoint | None = None,
     caller: Caller = Caller(),
-    counters: Sequence[Counter] = (),
-    energy_j: float | None = 0.0,
+    meter: Meter | None = None,
 ) -> Course:
     """Train for a fixed number of steps; the weights after the last one count.
 
@@ -123,28 +119,32 @@ def train(
     checkpoint ends with the same weights bit by bit (on the same machine and torch, with as many threads).
 
     Args:
+        cell: says how it is trained, with which batch and seed, and on which device.
         lesson: what is learnt instead of the answers; the model is then not evaluated.
         checkpoint: read first, and written every minute.
-        counters: those that count the energy taken meanwhile.
-        energy_j: joules taken before, to which those of this training are added.
+        meter: counts the energy taken meanwhile, on top of what it has counted before, or what the checkpoint tells.
 
     Raises:
         Diverged: the loss is not finite.
     """
+    assert cell.training is not None
+    rules, batch, seed, device = cell.training, cell.shape.B, cell.seed, cell.device
+    meter = meter or Meter()
     steps, evaluations = (lesson.steps, 0) if lesson else (rules.steps, rules.evaluations)
     loss = lesson.loss if lesson else answers_loss(device)
     stream = lesson.stream if lesson else "train"
     optimizer = AdamW(
         model.parameters(), lr=rules.learning_rate, betas=BETAS, weight_decay=rules.weight_decay, fused=True
     )
-    course = Course(energy_j=energy_j)
+    course = Course()
     with _random_numbers(stream_seed("dropout", stream, seed), device):
         if checkpoint is not None and (state := checkpoint.load()) is not None:
             course = _restored(state, model, optimizer, device)
             caller.restore(state.about["extra"])
+            meter.go_on(course.energy_j)
         due = {round(steps * (k + 1) / evaluations) for k in range(evaluations)}
         model.train()
-        meter = Meter(counters, course.energy_j)
+        meter.skip()
         told = put_aside = time.monotonic()
         while course.step < steps:
             examples = task.batch(seed, course.step, batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,7 @@ from torch import nn
 from attnbench.capabilities import Decoding
 from attnbench.cell import Cell, ModelSize
 from attnbench.errors import Unsupported
-from attnbench.measure.energy import Counter, energy_counters
+from attnbench.measure.energy import Meter, energy_counters
 from attnbench.measure.error import measure_error
 from attnbench.measure.memory import state_bytes
 from attnbench.model import Encoder
@@ -79,11 +79,10 @@ def score(
     after = Checkpoint(folder / f"{cell.cell_id}.pt", owner) if folder else None
     before = Checkpoint(folder / f"{cell.cell_id}.before.pt", owner) if folder else None
     whole = rules.pretrain_steps + rules.steps
-    counters = energy_counters(device) if alone else ()
-    spent, energy_j = 0.0, 0.0 if counters else None
+    meter = Meter(energy_counters(device) if alone else ())
+    spent = 0.0
     if rules.pretrain_steps and (after is None or after.load() is None):
-        filled = _pretrain(cell, model, task, before, leaks, lambda step: tell(step, whole), counters)
-        spent, energy_j = filled.train_s, filled.energy_j
+        spent = _pretrain(cell, model, task, before, leaks, lambda step: tell(step, whole), meter).train_s
 
     def restore(extra: dict[str, Any]) -> None:
         nonlocal spent
@@ -93,10 +92,7 @@ def score(
     course = train(
         model,
         task,
-        rules,
-        batch=batch,
-        seed=cell.seed,
-        device=device,
+        cell,
         checkpoint=after,
         caller=Caller(
             on_batch=leaks.look,
@@ -104,8 +100,7 @@ def score(
             restore=restore,
             tell=lambda step: tell(rules.pretrain_steps + step, whole),
         ),
-        counters=counters,
-        energy_j=energy_j,
+        meter=meter,
     )
     earned = answer(model, task.held_out("test", batch), device)
     guessing = chance(task.held_out("test", batch))
@@ -154,11 +149,12 @@ def _allow(cell: Cell, examples: Examples) -> None:
             raise Unsupported(f"{cell.task} has padding: {reason}")
     if variant.kind == "mixer" or variant.claims(cell.variant, causal=cell.shape.causal).exact:
         return
-    shape = replace(cell.shape, batch=1)
-    error = measure_error(cell.variant, shape, Spec("gaussian"), cell.seed, 1, torch.float32, "cpu").rel_error
+    one = replace(cell, shape=replace(cell.shape, batch=1), inputs=Spec("gaussian"), padding=0.0, error_draws=1)
+    error = measure_error(replace(one, device="cpu")).rel_error
     if error is not None and error < _EXACT:
+        n = cell.shape.N
         raise Unsupported(
-            f"with these options it is softmax attention at n = {shape.N}: every pair is seen; give it a smaller budget"
+            f"with these options it is softmax attention at n = {n}: every pair is seen; give it a smaller budget"
         )
 
 
@@ -169,21 +165,18 @@ def _pretrain(
     checkpoint: Checkpoint | None,
     leaks: Leaks,
     tell: Callable[[int], None],
-    counters: Sequence[Counter],
+    meter: Meter,
 ) -> Course:
     assert cell.training is not None
     fill = filling_loss(model, task.masked_share, seed=cell.seed, device=cell.device)
     return train(
         Filling(model, seed=cell.seed).to(cell.device),
         task,
-        cell.training,
-        batch=cell.shape.B,
-        seed=cell.seed,
-        device=cell.device,
+        cell,
         lesson=Lesson(fill, cell.training.pretrain_steps, "pretrain"),
         checkpoint=checkpoint,
         caller=Caller(leaks.look, lambda: {"leaks": leaks.seen}, lambda extra: leaks.add(extra["leaks"]), tell),
-        counters=counters,
+        meter=meter,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from attnbench.cell import Cell
 from attnbench.measure.time import TimingRules
 from attnbench.plugins import load
-from attnbench.run.compare import compare
+from attnbench.run.compare import Contest
 from attnbench.run.isolation import Settings
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
@@ -27,7 +27,7 @@ def test_no_variant_is_faster_than_its_own_products_and_exponentials(name: str) 
     cells = [Cell("s", "w", parse_spec(one), shape, measure=("time",)) for one in pair]
     rules = TimingRules(min_time=0.5, max_time=5.0, warmup_time=0.1)
     settings = Settings(threads=len(os.sched_getaffinity(0)), plugins=(PLUGIN,), rates=False)
-    (row,) = compare(cells, [4096], settings, rules).rows[pair]
+    (row,) = Contest(cells, [4096], settings, rules).answer().rows[pair]
     assert row.ratio is not None
     assert row.ratio.high is not None
     print(f"\n{name}: {row.ratio.estimate:.2f} times its bare products, {row.ratio.low:.2f} to {row.ratio.high:.2f}")

@@ -14,7 +14,7 @@ import pytest
 
 from attnbench.cell import Cell
 from attnbench.measure.time import TimingRules
-from attnbench.run.compare import Comparison, Row, compare
+from attnbench.run.compare import Comparison, Contest, Row
 from attnbench.run.isolation import Settings
 from attnbench.shape import Shape
 from attnbench.spec import Spec
@@ -45,7 +45,8 @@ def busy_loops() -> Iterator[None]:
 def measured(a: str, b: str, threads: int) -> Comparison:
     shape = Shape(heads=2, seq_len=LENGTHS[0], head_dim=32)
     cells = [Cell("s", "w", Spec(name), shape, measure=("time",)) for name in (a, b)]
-    found = compare(cells, LENGTHS, Settings(threads=threads, rates=False), RULES, against_itself=a == b)
+    contest = Contest(cells, LENGTHS, Settings(threads=threads, rates=False), RULES)
+    found = contest.answer(against_itself=a == b)
     for row in found.rows[a, b]:
         print(f"\n{threads} threads, n = {row.n}: {row.verdict}, {row.ratio}, {row.withheld}", end="")
     print(f"\n{found.crossovers[a, b].note}; {found.warnings}")

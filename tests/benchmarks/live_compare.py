@@ -16,7 +16,7 @@ from attnbench.cell import Cell
 from attnbench.measure.statistics import Ratio
 from attnbench.measure.time import TimingRules
 from attnbench.plugins import load
-from attnbench.run.compare import compare
+from attnbench.run.compare import Contest
 from attnbench.run.isolation import Settings
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
@@ -35,7 +35,7 @@ def ratios(a: str, b: str, times: int, *, processes: int = 4) -> list[Ratio]:
     found: list[Ratio] = []
     for process in range(processes):
         share = len(range(process, times, processes))
-        result = compare(cells, [256] * share, settings, RULES, against_itself=a == b)
+        result = Contest(cells, [256] * share, settings, RULES).answer(against_itself=a == b)
         found += [row.ratio for row in result.rows[a, b] if row.ratio is not None]
         floor = result.environment["noise_floor"]
         print(f"\n{a} / {b}, process {process}: noise floor {floor:.1%}, {summary(found)}")

@@ -12,7 +12,8 @@ from attnbench.measure.stopwatch import READS, ClockError, WallClock
 from attnbench.measure.time import TimingRules, measure_time
 from attnbench.run import execute
 from attnbench.run.execute import run_cell
-from attnbench.run.pairs import measure_pairs, take_turns
+from attnbench.run.pairs import Entrant, measure_pairs, take_turns
+from attnbench.run.protocol import VisitCell
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.status import Status
@@ -96,17 +97,16 @@ def test_it_stops_at_the_sample_where_the_rule_is_met(rules: TimingRules, sample
 )
 def test_pairs_stop_at_the_block_where_the_rule_is_met(rules: TimingRules, blocks: int) -> None:
     clock = SlowClock(cost=0, call=10_000 * MICROSECOND)
-    calls = {0: clock.work, 1: clock.work}
-    turns = take_turns(WallClock(clock), calls, {0: 1, 1: 1}, rules, seed=0, clock=lambda: round(clock.now / 1e9, 9))
+    entrants = [Entrant(clock.work, 1)] * 2
+    turns = take_turns(WallClock(clock), entrants, rules, seed=0, clock=lambda: round(clock.now / 1e9, 9))
     assert (len(turns.blocks), turns.disturbed, clock.calls) == (blocks, 0, 2 * blocks)
 
 
 def test_every_position_comes_first_as_often_as_last() -> None:
     said: list[int] = []
     clock = SlowClock(cost=0, call=MICROSECOND)
-    calls = {i: lambda i=i: said.append(i) or clock.work() for i in range(3)}  # type: ignore[misc, func-returns-value]
-    rules = TimingRules(max_samples=20)
-    take_turns(WallClock(clock), calls, dict.fromkeys(calls, 1), rules, seed=0)
+    calls = [lambda i=i: said.append(i) or clock.work() for i in range(3)]  # type: ignore[misc, func-returns-value]
+    take_turns(WallClock(clock), [Entrant(call, 1) for call in calls], TimingRules(max_samples=20), seed=0)
     blocks = [said[i : i + 3] for i in range(0, len(said), 3)]
     assert all(second == first[::-1] for first, second in zip(blocks[::2], blocks[1::2], strict=True))
     assert {tuple(block) for block in blocks} == {(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)}
@@ -130,14 +130,14 @@ def test_a_clock_that_stops_while_it_is_used_is_found_out_as_well() -> None:
     with pytest.raises(ClockError):
         measure_time(work, TimingRules(), stopwatch=WallClock(clock))
     with pytest.raises(ClockError):
-        take_turns(WallClock(clock), {0: work}, {0: 1}, TimingRules(), seed=0)
+        take_turns(WallClock(clock), [Entrant(work, 1)], TimingRules(), seed=0)
 
 
 @pytest.mark.parametrize("step", [0, -1000])
 def test_a_bad_clock_is_the_status_of_the_cell_and_never_a_number(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(execute, "stopwatch", lambda device: WallClock(SlowClock(step, 0)))
     cell = Cell("s", "w", Spec("softmax"), Shape(heads=1, seq_len=8, head_dim=4))
-    record, samples = run_cell(cell, TimingRules(), round_=0, earlier=(), previous=None, resident=False)
+    record, samples = run_cell(VisitCell(cell, TimingRules()))
     assert record.status is Status.ERROR
     assert "the clock gave" in record.reason
     assert record.time_median_s is None

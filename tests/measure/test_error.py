@@ -3,20 +3,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
 
+from attnbench.cell import Cell
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.error import ErrorResult, mean_of_visible, measure_error
 from attnbench.position_bias import position_bias
 from attnbench.qkv import INPUTS, register_input
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Bias, Shape
-from attnbench.spec import Spec, parse_spec
+from attnbench.spec import parse_spec
 from attnbench.variant import VARIANTS, No, Traits, register
 
 SHAPE = Shape(2, 2, 12, 8)
@@ -124,13 +125,14 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def measured(
-    variant: str, shape: Shape = SHAPE, inputs: str = "gaussian", draws: int = 3, dtype: torch.dtype = torch.float32
+    variant: str, shape: Shape = SHAPE, *, inputs: str = "gaussian", draws: int = 3, **given: Any
 ) -> ErrorResult:
-    return measure_error(parse_spec(variant), shape, parse_spec(inputs), 0, draws, dtype, "cpu")
+    one = Cell("s", "w", parse_spec(variant), shape, inputs=parse_spec(inputs), error_draws=draws, **given)
+    return measure_error(one)
 
 
 def test_an_exact_variant_has_rounding_error_only() -> None:
-    result = measured("exact", dtype=torch.float64)
+    result = measured("exact", dtype="float64")
     assert result.kind == "exact"
     assert result.rel_error == 0
     assert result.max_abs_error == 0
@@ -140,14 +142,14 @@ def test_an_exact_variant_has_rounding_error_only() -> None:
 
 def test_rounding_the_inputs_is_not_the_variants_error() -> None:
     # The oracle sees the same bfloat16 inputs; what is left is the rounding of the output, 2^-9 at most per number.
-    assert 2**-12 < measured("exact", dtype=torch.bfloat16).rel_error < 2**-8
+    assert 2**-12 < measured("exact", dtype="bfloat16").rel_error < 2**-8
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("bias", ["alibi", "relative"])
 def test_the_oracle_has_the_bias_of_the_shape(bias: Bias, causal: bool) -> None:
     shape = replace(SHAPE, bias=bias, causal=causal)
-    for dtype, bound in ((torch.float64, 1e-15), (torch.float32, 1e-7), (torch.bfloat16, 2**-8)):
+    for dtype, bound in (("float64", 1e-15), ("float32", 1e-7), ("bfloat16", 2**-8)):
         assert measured("biased", shape, dtype=dtype).rel_error <= bound
         assert measured("deaf", shape, dtype=dtype).rel_error > 0.04
     assert measured("biased", shape).draws == 3
@@ -166,10 +168,7 @@ def test_relative_error_and_cosine_are_those_of_the_definition() -> None:
 
 
 def test_the_largest_absolute_error_is_over_all_draws() -> None:
-    each = [
-        measure_error(parse_spec("scaled"), SHAPE, Spec("gaussian"), seed, 1, torch.float32, "cpu").max_abs_error
-        for seed in range(3)
-    ]
+    each = [measured("scaled", draws=1, seed=seed).max_abs_error for seed in range(3)]
     assert measured("scaled").max_abs_error == max(each)
 
 
@@ -180,7 +179,7 @@ def test_another_operator_has_a_distance() -> None:
 
 @pytest.mark.parametrize("shape", [SHAPE, Shape(2, 2, 12, 8, causal=True), Shape(1, 2, 5, 8, 9)], ids=str)
 def test_the_trivial_error_is_that_of_the_mean_of_visible_values(shape: Shape) -> None:
-    result = measured("mean", shape, dtype=torch.float64)
+    result = measured("mean", shape, dtype="float64")
     assert result.rel_error == pytest.approx(result.trivial_error, rel=1e-12)
     assert result.trivial_error > 0.1
 
@@ -208,9 +207,7 @@ def test_a_mixer_has_no_error() -> None:
 
 
 def test_draws_differ_in_input_and_in_variant() -> None:
-    alone = [
-        measure_error(parse_spec("noisy"), SHAPE, Spec("gaussian"), seed, 1, torch.float32, "cpu") for seed in (0, 1, 2)
-    ]
+    alone = [measured("noisy", draws=1, seed=seed) for seed in (0, 1, 2)]
     errors = sorted(result.rel_error for result in alone)
     together = measured("noisy")
     assert errors[0] < errors[1] < errors[2]
@@ -240,10 +237,7 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 
 
 def test_one_draw_with_infinity_is_not_hidden_by_the_median_of_the_others() -> None:
-    each = [
-        measure_error(parse_spec("broken"), SHAPE, Spec("gaussian"), seed, 1, torch.float32, "cpu").rel_error
-        for seed in range(6)
-    ]
+    each = [measured("broken", draws=1, seed=seed).rel_error for seed in range(6)]
     assert 0 < sum(map(math.isnan, each)) < 3
     result = measured("broken", draws=6)
     assert math.isnan(result.rel_error)

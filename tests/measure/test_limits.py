@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from attnbench.measure.limits import Limits, copy_rates, exp_rate, matmul_rate, 
 from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.record import Record
 from attnbench.run.execute import run_cell
+from attnbench.run.protocol import VisitCell
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 
@@ -64,10 +66,9 @@ def test_the_floor_is_products_and_then_exponentials_or_memory(
     assert Limits().floor(flops=flops, exponentials=exponentials, moved=moved or 0) is None
 
 
-def record(variant: str, pass_: Pass = "forward", **limits: object) -> Record:
+def record(variant: str, pass_: Pass = "forward", **limits: Any) -> Record:
     cell = Cell("s", "w", parse_spec(variant), Shape(batch=2, heads=4, seq_len=64, head_dim=8), pass_=pass_)
-    how = {"round_": 0, "earlier": (), "previous": None, "resident": False, "limits": Limits(**limits)}
-    return run_cell(cell, TimingRules(quick=True), **how)[0]  # type: ignore[arg-type]  # as spelled above
+    return run_cell(VisitCell(cell, TimingRules(quick=True)), limits=Limits(**limits))[0]
 
 
 TOKENS = 2 * 4 * 64 * 8 * 4

@@ -19,7 +19,7 @@ from attnbench.errors import UsageError
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record
 from attnbench.run import compare as module
-from attnbench.run.compare import Comparison, compare
+from attnbench.run.compare import Comparison, Contest
 from attnbench.run.isolation import CellFailed, Settings
 from attnbench.shape import Shape
 from attnbench.spec import Spec
@@ -90,7 +90,7 @@ def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def of(*names: str, settings: Settings | None = None, **more: Any) -> Comparison:
     cells = [Cell("s", "w", Spec(name), Shape(heads=1, seq_len=8, head_dim=4)) for name in names]
-    return compare(cells, LENGTHS, settings or Settings(), TimingRules(), **more)
+    return Contest(cells, LENGTHS, settings or Settings(), TimingRules()).answer(**more)
 
 
 def test_a_against_b_and_b_against_a_mirror_each_other_on_the_same_samples() -> None:
@@ -165,7 +165,7 @@ def test_errors_are_not_measured_where_the_exact_answer_takes_too_long(monkeypat
     monkeypatch.setattr(module, "Worker", Seen)
     shape = Shape(heads=1, seq_len=8, head_dim=4)
     cells = [Cell("s", "w", Spec(name), shape, measure=("time", "error")) for name in ("softmax", "linear")]
-    assert compare(cells, LENGTHS, Settings(), TimingRules()).without_error == [2048, 4096]
+    assert Contest(cells, LENGTHS, Settings(), TimingRules()).answer().without_error == [2048, 4096]
     assert {n for n, measure in asked if measure == ("time", "error")} == {512, 1024}
     assert {n for n, measure in asked if measure == ("time",)} == {2048, 4096}
 
@@ -180,7 +180,7 @@ def test_what_takes_too_long_with_its_error_is_measured_without(monkeypatch: pyt
     monkeypatch.setattr(module, "Worker", Slow)
     shape = Shape(heads=1, seq_len=8, head_dim=4)
     cells = [Cell("s", "w", Spec(name), shape, measure=("time", "error")) for name in ("softmax", "linear")]
-    result = compare(cells, LENGTHS, Settings(), TimingRules())
+    result = Contest(cells, LENGTHS, Settings(), TimingRules()).answer()
     assert result.without_error == [2048, 4096]
     assert all(row.ratio for row in result.rows["softmax", "linear"])
 
@@ -282,7 +282,7 @@ def test_a_time_that_falls_as_n_doubles_is_not_believed_at_either_length(monkeyp
     (warning,) = found.warnings
     assert re.fullmatch(r"linear took .* s at n = 1024 but .* s at n = 2048: impossible; run it again.*", warning)
     cells = [Cell("s", "w", Spec(name), Shape(seq_len=8), pass_="decode") for name in ("softmax", "linear")]
-    decoded = compare(cells, LENGTHS, Settings(), TimingRules())  # where a step may cost the same at every length
+    decoded = Contest(cells, LENGTHS, Settings(), TimingRules()).answer()  # a step may cost the same at every length
     assert "withheld" not in {row.verdict for row in decoded.rows["softmax", "linear"]}
 
 

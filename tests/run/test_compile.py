@@ -18,6 +18,7 @@ from attnbench.record import Record
 from attnbench.run.call import prepare
 from attnbench.run.estimate import estimate
 from attnbench.run.execute import run_cell
+from attnbench.run.protocol import VisitCell
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
 from attnbench.status import Status
@@ -32,7 +33,7 @@ def measure(variant: str, **changes: Any) -> Record:
     heads, n = changes.pop("heads", 1), changes.pop("n", 16)
     shape = Shape(heads=heads, seq_len=n, head_dim=8, causal=changes.get("pass_") == "decode")
     asked = Cell("s", "w", parse_spec(variant), shape, **{"compile": True, "measure": ("time",), **changes})
-    record, _ = run_cell(asked, TimingRules(quick=True), round_=0, earlier=(), previous=None, resident=False)
+    record, _ = run_cell(VisitCell(asked, TimingRules(quick=True)))
     assert record.compile is asked.compile
     return record
 

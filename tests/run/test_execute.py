@@ -15,6 +15,7 @@ from attnbench.record import Record
 from attnbench.run import call, process
 from attnbench.run.call import kept_draw
 from attnbench.run.execute import run_cell
+from attnbench.run.protocol import VisitCell
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
 from attnbench.status import Status
@@ -24,17 +25,8 @@ QUICK = TimingRules(quick=True)
 
 
 def measure(cell: Cell, memory_limit: int | None = None) -> Record:
-    record, _ = run_cell(
-        cell,
-        QUICK,
-        round_=0,
-        earlier=(),
-        previous=None,
-        resident=False,
-        limits=Limits(matmul_rate=1e9, exp_rate=1e8),
-        memory_limit=memory_limit,
-    )
-    return record
+    limits = Limits(matmul_rate=1e9, exp_rate=1e8)
+    return run_cell(VisitCell(cell, QUICK), limits=limits, memory_limit=memory_limit)[0]
 
 
 def cell(variant: str = "softmax", **changes: object) -> Cell:

@@ -14,6 +14,7 @@ from attnbench.padding import checked, key_mask, real_tokens
 from attnbench.record import Record
 from attnbench.run.call import prepare
 from attnbench.run.execute import run_cell
+from attnbench.run.protocol import VisitCell
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
 from attnbench.status import Status
@@ -28,7 +29,7 @@ def cell(variant: str = "softmax", **given: Any) -> Cell:
 
 
 def measured(one: Cell) -> Record:
-    return run_cell(one, TimingRules(quick=True), round_=0, earlier=(), previous=None, resident=False)[0]
+    return run_cell(VisitCell(one, TimingRules(quick=True)))[0]
 
 
 @pytest.mark.parametrize("padding", [0.1, 0.25, 0.5, 0.75, 0.9])
@@ -72,8 +73,8 @@ def test_the_error_with_padding_is_that_of_the_shorter_input(variant: str, causa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(error, "draw_qkv", lambda inputs, shape, seed: first_half() if shape is short else _whole())
         patch.setattr(error, "_KEPT_ELEMENTS", 0)  # nothing is kept: the draws are not those of the input's name
-        padded = measure_error(parse_spec(variant), long, Spec("gaussian"), 0, 1, torch.float64, "cpu", padding=0.5)
-        alone = measure_error(parse_spec(variant), short, Spec("gaussian"), 0, 1, torch.float64, "cpu")
+        padded = measure_error(cell(variant, shape=long, error_draws=1))
+        alone = measure_error(cell(variant, shape=short, error_draws=1, padding=0.0))
     assert padded.rel_error == pytest.approx(alone.rel_error, rel=1e-9)
     assert padded.trivial_error == pytest.approx(alone.trivial_error, rel=1e-12)
     assert padded.rel_error is not None
@@ -85,8 +86,7 @@ def _whole() -> list[torch.Tensor]:
 
 
 def test_in_cross_attention_only_keys_are_padded_and_every_query_is_compared() -> None:
-    shape = replace(SHAPE, seq_len=16, kv_len=64)
-    result = measure_error(Spec("softmax"), shape, Spec("gaussian"), 0, 1, torch.float64, "cpu", padding=0.5)
+    result = measure_error(cell(shape=replace(SHAPE, seq_len=16, kv_len=64), error_draws=1))
     assert result.rel_error is not None
     assert result.rel_error < 1e-14
 

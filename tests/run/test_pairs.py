@@ -13,7 +13,7 @@ from attnbench.measure.statistics import Ratio, noise_floor, paired_ratio
 from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import Sample, Sampler, TimingRules
 from attnbench.run import pairs
-from attnbench.run.pairs import Turns, measure_noise, take_turns
+from attnbench.run.pairs import Entrant, Turns, measure_noise, take_turns
 
 NOISES = ("independent", "autocorrelated", "drifting", "spiky")
 RULES = TimingRules(min_time=0.2, max_time=3.0)
@@ -54,8 +54,8 @@ class NoisyWatch:
 def ratio(noise: str, seed: int, *, work: float = 1.0, sd: float = 0.02, rules: TimingRules = RULES) -> Ratio:
     """Of a program that does ``work`` times as much as the other."""
     watch = NoisyWatch(noise, seed, sd)
-    calls = {0: lambda: 0.005 * work, 1: lambda: 0.005}
-    blocks = take_turns(watch, calls, {0: 1, 1: 1}, rules, seed=seed, clock=lambda: watch.now).blocks
+    entrants = [Entrant(lambda: 0.005 * work, 1), Entrant(lambda: 0.005, 1)]
+    blocks = take_turns(watch, entrants, rules, seed=seed, clock=lambda: watch.now).blocks
     return paired_ratio([a for a, _ in blocks], [b for _, b in blocks])
 
 
@@ -138,6 +138,9 @@ def test_no_verdict_lies_below_the_noise_floor(low: float, high: float, noise: f
     assert Ratio(math.sqrt(low * high), low, high, 30, (low, high), noise).verdict == verdict
 
 
+IDLE = [Entrant(lambda: None, 1)] * 2
+
+
 class Disturbed(WallClock):
     """Every so many samples another process takes the core."""
 
@@ -153,16 +156,13 @@ class Disturbed(WallClock):
 
 
 def test_pairs_of_a_process_that_loses_its_core_are_left_out_while_enough_remain() -> None:
-    rules = TimingRules(max_samples=50)
-    calls = {0: lambda: None, 1: lambda: None}
-    turns = take_turns(Disturbed(10), calls, {0: 1, 1: 1}, rules, seed=0, clock=lambda: 0.0)
+    turns = take_turns(Disturbed(10), IDLE, TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
     assert (len(turns.blocks), turns.disturbed, turns.taken) == (40, 10, 50)
     assert {seconds for row in turns.blocks for seconds in row} == {0.01}
 
 
 def test_where_too_few_pairs_are_clean_all_are_kept_and_still_counted_as_disturbed() -> None:
-    calls = {0: lambda: None, 1: lambda: None}
-    turns = take_turns(Disturbed(2), calls, {0: 1, 1: 1}, TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
+    turns = take_turns(Disturbed(2), IDLE, TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
     assert (len(turns.blocks), turns.disturbed, turns.taken) == (50, 50, 50)
 
 
@@ -175,21 +175,18 @@ def test_a_turn_in_which_the_process_stood_still_is_taken_again_and_counted(monk
             return Sample(5.0, calls, 0, True) if Stopping.taken % 10 == 0 else Sample(0.01, calls)
 
     monkeypatch.setattr(pairs, "Sampler", Stopping)
-    calls = {0: lambda: None, 1: lambda: None}
-    turns = take_turns(WallClock(), calls, {0: 1, 1: 1}, TimingRules(max_samples=20), seed=0, clock=lambda: 0.0)
+    turns = take_turns(WallClock(), IDLE, TimingRules(max_samples=20), seed=0, clock=lambda: 0.0)
     assert (len(turns.blocks), turns.taken, turns.disturbed, turns.stopped) == (20, 20, 0, 4)
     assert {seconds for row in turns.blocks for seconds in row} == {0.01}
 
 
 def test_where_leaving_out_would_leave_too_few_for_an_interval_all_are_kept() -> None:
-    rules = TimingRules(max_samples=8)
-    turns = take_turns(Disturbed(8), {0: float, 1: float}, {0: 1, 1: 1}, rules, seed=0, clock=lambda: 0.0, fewest=8)
+    turns = take_turns(Disturbed(8), IDLE, TimingRules(max_samples=8), seed=0, clock=lambda: 0.0, fewest=8)
     assert (len(turns.blocks), turns.disturbed) == (8, 2)
 
 
 @pytest.mark.parametrize("fewest", [6, 10, 13])
 def test_when_the_budget_is_spent_as_many_pairs_are_taken_as_a_verdict_needs(fewest: int) -> None:
-    calls = {0: lambda: 1.0, 1: lambda: 1.0}
     watch = NoisyWatch("independent", 0, 0.02)
-    turns = take_turns(watch, calls, {0: 1, 1: 1}, RULES, seed=0, fewest=fewest, clock=lambda: watch.now)
+    turns = take_turns(watch, [Entrant(lambda: 1.0, 1)] * 2, RULES, seed=0, fewest=fewest, clock=lambda: watch.now)
     assert turns.taken == fewest

@@ -23,6 +23,7 @@ from attnbench.run import execute, pairs
 from attnbench.run.call import Call, prepare
 from attnbench.run.execute import run_cell
 from attnbench.run.pairs import measure_pairs
+from attnbench.run.protocol import VisitCell
 from attnbench.run.turns import SEEN, UNSEEN, Windows
 from attnbench.run.unseen import hold_to, hold_to_unseen, look
 from attnbench.shape import Shape
@@ -57,7 +58,7 @@ def _nothing_remembered() -> None:
 def measure(variant: str, rules: TimingRules, *, pass_: Pass = "forward", level: Level = "operator") -> Record:
     shape = Shape(heads=2, seq_len=384, head_dim=32)
     cell = Cell("s", "w", parse_spec(variant), shape, pass_=pass_, level=level)
-    return run_cell(cell, rules, round_=0, earlier=(), previous=None, resident=False)[0]
+    return run_cell(VisitCell(cell, rules))[0]
 
 
 def test_a_cheat_that_knows_the_objects_that_it_is_given_is_an_error() -> None:

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from attnbench.cell import ModelSize, Training
-from attnbench.measure.energy import Counter
+from attnbench.cell import Cell, ModelSize, Training
+from attnbench.measure.energy import Counter, Meter
 from attnbench.model import Encoder
 from attnbench.shape import Shape
+from attnbench.spec import Spec
 from attnbench.task import Examples, Split
 from attnbench.training import loop
 from attnbench.training.checkpoint import Checkpoint
@@ -21,15 +22,20 @@ from tests.training.models import First
 
 RULES = Training(steps=20, learning_rate=1e-2, evaluations=4)
 OWNER = {"cell": "c", "data": "d"}
+SHAPE = Shape(8, 2, 12, 8)
 
 
 def encoder(variant: str = "softmax", *, dropout: float = 0.0, seed: int = 0) -> Encoder:
     size = ModelSize(2, 16, positions="sinusoid", dropout=dropout)
-    return Encoder(variant, Shape(8, 2, 12, 8), size, form=First.form, seed=seed)
+    return Encoder(variant, SHAPE, size, form=First.form, seed=seed)
+
+
+def cell(rules: Training = RULES, seed: int = 0) -> Cell:
+    return Cell("s", "w", Spec("softmax"), SHAPE, seed=seed, training=rules)
 
 
 def trained(model: nn.Module, rules: Training = RULES, seed: int = 0, **options: object) -> Course:
-    return train(model, First(), rules, batch=8, seed=seed, device="cpu", **options)  # type: ignore[arg-type]
+    return train(model, First(), cell(rules, seed), **options)  # type: ignore[arg-type]
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
@@ -166,26 +172,16 @@ class Metered(First):
         return super().held_out(split, size)
 
 
-def energy(*, counted: bool = True, **options: object) -> float | None:
+def energy(*, counted: bool = True, before: float | None = 0.0, **options: object) -> float | None:
     task = Metered()
-    counters = [Counter(lambda: task.taken)] if counted else []
-    course = train(
-        encoder(),
-        task,
-        RULES,
-        batch=8,
-        seed=0,
-        device="cpu",
-        counters=counters,
-        **options,  # type: ignore[arg-type]
-    )
-    return course.energy_j
+    meter = Meter([Counter(lambda: task.taken)] if counted else [], before)
+    return train(encoder(), task, cell(), meter=meter, **options).energy_j  # type: ignore[arg-type]
 
 
 def test_energy_is_that_of_the_steps_without_evaluations_on_top_of_what_was_before() -> None:
     assert energy() == 2 * RULES.steps
-    assert energy(energy_j=7.0) == 2 * RULES.steps + 7
-    assert energy(energy_j=None) is None
+    assert energy(before=7.0) == 2 * RULES.steps + 7
+    assert energy(before=None) is None
     assert energy(counted=False) is None
 
 
