@@ -13,8 +13,8 @@ from attnbench.axes import AXES
 from attnbench.cell import Level, Pass
 from attnbench.cli import console
 from attnbench.errors import UsageError
+from attnbench.notebook import Compared, Figures, Matched, Page
 from attnbench.plugins import load
-from attnbench.run.compare import Comparison
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.process import Process
 from attnbench.run.question import Question
@@ -28,10 +28,8 @@ from attnbench.variant import VARIANTS
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from attnbench.decision.match import Prepared
-    from attnbench.decision.matched import Match
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
@@ -261,12 +259,11 @@ def match(
     from attnbench.decision.match_run import match_run
     from attnbench.decision.match_run_scores import match_scores
     from attnbench.decision.match_score import score_match
-    from attnbench.plots.load import read_results
 
     for source in plugins:
         load(source)
     if results is not None:
-        frame = read_results(results) if isinstance(results, str | Path | Sequence) else results
+        frame = _rows(results)
         length = None if n is None else one_length(n)
         if score is not None:
             budget = budget_of(error=error, memory=memory, time=time, score=score)
@@ -339,12 +336,11 @@ def plot(
     """
     from attnbench.plots import draw
     from attnbench.plots import style as files
-    from attnbench.plots.load import read_results
 
-    frame = read_results(results) if isinstance(results, str | Path | Sequence) else results
-    drawn = Figures(draw(frame, figures=figures, **options))
-    for name, figure in drawn.items() if save is not None else ():
-        files.save(figure, Path(save or "") / name, formats)
+    drawn = Figures(draw(_rows(results), figures=figures, **options))
+    if save is not None:
+        for name, figure in drawn.items():
+            files.save(figure, Path(save) / name, formats)
     return drawn
 
 
@@ -399,101 +395,10 @@ def report(
     return page
 
 
-class Page(str):
-    """An HTML page; a notebook shows it in a frame of its own, in which its scripts reach nothing else."""
+def _rows(results: str | Path | Sequence[str | Path] | pd.DataFrame) -> pd.DataFrame:
+    from attnbench.plots.load import read_results
 
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return (
-            f'<iframe srcdoc="{escape(self, quote=True)}" sandbox="allow-scripts" title="report" '
-            'style="width: 100%; height: 60em; border: 0"></iframe>'
-        )
-
-
-class Figures(dict[str, "Figure"]):
-    """Figures by name; a notebook shows them one below the other."""
-
-    def _repr_html_(self) -> str:
-        from base64 import b64encode
-        from io import BytesIO
-
-        images = []
-        for figure in self.values():
-            file = BytesIO()
-            figure.savefig(file, format="png")
-            images.append(f'<img src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">')
-        return "\n".join(images)
-
-
-class Compared:
-    """What :func:`compare` found: a row for each pair of variants at each length, and where they cross."""
-
-    _SHOWN = ("a", "b", "seq_len", "ratio", "ratio_ci_low", "ratio_ci_high", "verdict")
-
-    def __init__(self, comparison: Comparison) -> None:
-        self.comparison = comparison
-        """Everything that was measured: sides, ratios, crossovers, environment."""
-
-    def to_frame(self) -> pd.DataFrame:
-        """The rows of ``attnbench compare --csv``: ``ratio`` is the time of ``a`` over that of ``b``."""
-        import pandas as pd
-
-        return pd.DataFrame(self.comparison.to_rows())
-
-    @property
-    def crossovers(self) -> dict[tuple[str, str], Any]:
-        """Pair -> the length from which the other one is faster, with its 95 % interval, or why it is not known."""
-        return dict(self.comparison.crossovers)
-
-    def __repr__(self) -> str:
-        table = self.to_frame()[list(self._SHOWN)].to_string(index=False, float_format="{:.3g}".format)
-        return "\n".join([table, *self._words()])
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        table = self.to_frame()[list(self._SHOWN)].to_html(index=False, float_format="{:.3g}".format)
-        return "\n".join([table, *(f"<p>{escape(line)}</p>" for line in self._words())])
-
-    def _words(self) -> list[str]:
-        """Crossovers, then what weakens the numbers."""
-        lines = []
-        for (a, b), found in self.comparison.crossovers.items():
-            where = ""
-            if found.n is not None:
-                where = f"cross near n = {found.n:.0f}, between {found.low} and {found.high} (95 %); "
-            lines.append(f"{a} and {b}: {where}{found.note}")
-        return [*lines, *(f"warning: {text}" for text in self.comparison.warnings)]
-
-
-class Matched:
-    """What :func:`match` found: a sentence for each variant, a row for each setting tried, paired times."""
-
-    def __init__(self, found: Match) -> None:
-        self.match = found
-        """Everything that was measured: what was found for each variant, the paired comparison, the environment."""
-
-    def to_frame(self) -> pd.DataFrame:
-        """The rows of ``attnbench match --csv``: every setting that was measured; ``chosen`` marks the answers."""
-        import pandas as pd
-
-        return pd.DataFrame(self.match.to_rows())
-
-    @property
-    def chosen(self) -> dict[str, str | None]:
-        """Variant as it was given -> the setting that meets the budget, or None."""
-        return {one.variant: one.chosen.label if one.chosen else None for one in self.match.found}
-
-    def __repr__(self) -> str:
-        return "\n".join([*self.match.sentences(), *(f"warning: {text}" for text in self.match.warnings)])
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return "\n".join(f"<p>{escape(line)}</p>" for line in repr(self).splitlines())
+    return read_results(results) if isinstance(results, str | Path | Sequence) else results
 
 
 def _bytes(size: int | str | None) -> int | None:

@@ -20,7 +20,7 @@ LAYERS = {
     4: "measure suite testing training",
     5: "plots run",
     6: "decision report",
-    7: "cli api",
+    7: "cli api notebook",
     8: "__main__",
 }
 LAYER = {home: layer for layer, homes in LAYERS.items() for home in homes.split()}

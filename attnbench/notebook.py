@@ -1,0 +1,103 @@
+"""What the functions of :mod:`attnbench.api` give: results that a terminal and a notebook can show."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from html import escape
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from attnbench.decision.matched import Match
+    from attnbench.run.compare import Comparison
+
+
+class Page(str):
+    """An HTML page; a notebook shows it in a frame of its own, in which its scripts reach nothing else."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{escape(self, quote=True)}" sandbox="allow-scripts" title="report" '
+            'style="width: 100%; height: 60em; border: 0"></iframe>'
+        )
+
+
+class Figures(dict[str, "Figure"]):
+    """Figures by name; a notebook shows them one below the other."""
+
+    def _repr_html_(self) -> str:
+        images = []
+        for figure in self.values():
+            file = BytesIO()
+            figure.savefig(file, format="png")
+            images.append(f'<img src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">')
+        return "\n".join(images)
+
+
+class Compared:
+    """What :func:`attnbench.compare` found: a row for each pair of variants at each length, and where they cross."""
+
+    _SHOWN = ("a", "b", "seq_len", "ratio", "ratio_ci_low", "ratio_ci_high", "verdict")
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        """Everything that was measured: sides, ratios, crossovers, environment."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of ``attnbench compare --csv``: ``ratio`` is the time of ``a`` over that of ``b``."""
+        import pandas as pd
+
+        return pd.DataFrame(self.comparison.to_rows())
+
+    @property
+    def crossovers(self) -> dict[tuple[str, str], Any]:
+        """Pair -> the length from which the other one is faster, with its 95 % interval, or why it is not known."""
+        return dict(self.comparison.crossovers)
+
+    def __repr__(self) -> str:
+        table = self.to_frame()[list(self._SHOWN)].to_string(index=False, float_format="{:.3g}".format)
+        return "\n".join([table, *self._words()])
+
+    def _repr_html_(self) -> str:
+        table = self.to_frame()[list(self._SHOWN)].to_html(index=False, float_format="{:.3g}".format)
+        return "\n".join([table, *(f"<p>{escape(line)}</p>" for line in self._words())])
+
+    def _words(self) -> list[str]:
+        """Crossovers, then what weakens the numbers."""
+        lines = []
+        for (a, b), found in self.comparison.crossovers.items():
+            where = ""
+            if found.n is not None:
+                where = f"cross near n = {found.n:.0f}, between {found.low} and {found.high} (95 %); "
+            lines.append(f"{a} and {b}: {where}{found.note}")
+        return [*lines, *(f"warning: {text}" for text in self.comparison.warnings)]
+
+
+class Matched:
+    """What :func:`attnbench.match` found: a sentence for each variant, a row for each setting tried, paired times."""
+
+    def __init__(self, found: Match) -> None:
+        self.match = found
+        """Everything that was measured: what was found for each variant, the paired comparison, the environment."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of ``attnbench match --csv``: every setting that was measured; ``chosen`` marks the answers."""
+        import pandas as pd
+
+        return pd.DataFrame(self.match.to_rows())
+
+    @property
+    def chosen(self) -> dict[str, str | None]:
+        """Variant as it was given -> the setting that meets the budget, or None."""
+        return {one.variant: one.chosen.label if one.chosen else None for one in self.match.found}
+
+    def __repr__(self) -> str:
+        return "\n".join([*self.match.sentences(), *(f"warning: {text}" for text in self.match.warnings)])
+
+    def _repr_html_(self) -> str:
+        return "\n".join(f"<p>{escape(line)}</p>" for line in repr(self).splitlines())
