@@ -61,7 +61,7 @@ def _name(stem: str) -> str:
     """The file's name where a suite can be called so."""
     from pydantic import TypeAdapter, ValidationError
 
-    from attnbench.suite.schema import Name
+    from attnbench.suite.sweep import Name
 
     try:
         return str(TypeAdapter(Name).validate_python(stem))

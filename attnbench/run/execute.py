@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from attnbench.padding import real_tokens
 from attnbench.record import Record
 from attnbench.reference import relative_error
 from attnbench.run.call import Call, always_compiled, prepare
-from attnbench.run.outcome import Nonfinite, status_of
+from attnbench.run.outcome import Nonfinite, failed
 from attnbench.run.process import freed_memory_returned, return_freed_memory
 from attnbench.run.unseen import (
     Look,
@@ -132,10 +131,7 @@ def run_cell(
                     add_warning(record, hold_to(unseen, call.on(number), cell))
                     hold_to_formula(cell)
     except Exception as error:
-        status, reason = status_of(error, memory_limit)
-        if status is not Status.UNSUPPORTED:
-            traceback.print_exc()
-        return Record.of(cell, status, reason, quick=rules.quick), None
+        return failed(cell, error, quick=rules.quick, memory_limit=memory_limit), None
     finally:
         gc.collect()
     return record, samples_row

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+
+from attnbench.cell import Cell
 from attnbench.compiled import why_not_compiled
 from attnbench.errors import AttnbenchError, Unsupported, said
 from attnbench.measure.memory import out_of_memory
-from attnbench.record import one_line
+from attnbench.record import Record, one_line
 from attnbench.status import Status
 from attnbench.training.loop import Diverged
 from attnbench.units import format_bytes
@@ -33,3 +36,15 @@ def status_of(error: BaseException, memory_limit: int | None = None) -> tuple[St
         return Status.UNSUPPORTED, one_line(uncompiled)
     text = str(error) if isinstance(error, AttnbenchError) else said(error)
     return Status.ERROR, one_line(text)
+
+
+def failed(cell: Cell, error: BaseException, *, quick: bool, memory_limit: int | None = None) -> Record:
+    """The row of a cell that raised an exception, whose traceback goes to stderr unless it is only unsupported.
+
+    Args:
+        memory_limit: bytes; the reason states it where memory ran out.
+    """
+    status, reason = status_of(error, memory_limit)
+    if status is not Status.UNSUPPORTED:
+        traceback.print_exception(error)
+    return Record.of(cell, status, reason, quick=quick)

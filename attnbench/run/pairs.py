@@ -79,12 +79,16 @@ def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int) -> Pai
     ran: dict[int, int] = {}
     """Position of each cell that has times, and its column in the blocks."""
     left_out, warnings = list[tuple[int, str, str]](), list[tuple[int, str]]()
+
+    def leave_out(position: int, error: Exception) -> None:
+        status, reason = status_of(error)
+        left_out.append((position, str(status), reason))
+
     for position, cell in enumerate(cells):
         try:
             ready[position] = _Ready.of(cell, watch, rules)
         except Exception as error:
-            status, reason = status_of(error)
-            left_out.append((position, str(status), reason))
+            leave_out(position, error)
     others, turns = OtherLoad(), Turns([], 0, 0, 0)
     if ready:
         entrants = [one.entrant for one in ready.values()]
@@ -95,8 +99,7 @@ def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int) -> Pai
         try:
             said = one.unchecked(watch, median([block[column] for block in turns.blocks]))
         except Exception as error:
-            status, reason = status_of(error)
-            left_out.append((position, str(status), reason))
+            leave_out(position, error)
         else:
             warnings += [(position, warning) for warning in said]
             ran[position] = column

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from attnbench.cell import Cell
 from attnbench.record import Record, one_line
-from attnbench.run.outcome import status_of
+from attnbench.run.outcome import failed
 from attnbench.run.process import keep_freed_memory
 from attnbench.run.unseen import hold_to_formula
 from attnbench.status import Status
@@ -44,10 +43,7 @@ def score_cell(
         hold_to_formula(replace(cell, level="operator"))
         scored = score(cell, folder=folder, tell=tell, alone=alone)
     except Exception as error:
-        status, reason = status_of(error, memory_limit)
-        if status is not Status.UNSUPPORTED:
-            traceback.print_exc()
-        return Record.of(cell, status, reason, quick=quick), []
+        return failed(cell, error, quick=quick, memory_limit=memory_limit), []
     finally:
         gc.collect()
     warnings = "; ".join(one_line(one.replace(";", ",")) for one in scored.warnings)

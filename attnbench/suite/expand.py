@@ -19,7 +19,8 @@ from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, parse_scalar
 from attnbench.suite.axes import DEVICES, Reading, Test
 from attnbench.suite.messages import pick, shown
-from attnbench.suite.schema import Axes, Exclude, Rules, Suite, Sweep, first_problem
+from attnbench.suite.schema import Exclude, Suite, first_problem
+from attnbench.suite.sweep import Axes, Rules, Sweep
 
 MAX_CELLS = 20_000
 """At half a second a cell, three hours."""
@@ -179,7 +180,7 @@ def _grids(suite: Suite, kind: str) -> Iterator[_Grid]:
             **getattr(suite.profiles, kind).given(),
             **getattr(sweep.profiles, kind).given(),
         }
-        axes = {axis: values for axis, values in axes.items() if _takes(sweep, axis)}
+        axes = {axis: values for axis, values in axes.items() if sweep.takes(axis)}
         axes = {**axes, **{axis: values for axis, values in _DEFAULTS.items() if axis not in axes}}
         excludes = [
             row
@@ -190,18 +191,6 @@ def _grids(suite: Suite, kind: str) -> Iterator[_Grid]:
         for only, values in included:
             if not only or sweep.name in only:
                 yield _Grid(index, sweep, {**axes, **values}, [])
-
-
-def _takes(sweep: Sweep, axis: str) -> bool:
-    """Whether a value that a profile gives the axis means anything in this sweep."""
-    match AXES[axis].only:
-        case "operator":
-            return sweep.level == "operator"
-        case "task":
-            return sweep.level == "model"
-        case "score":
-            return "score" in sweep.measure
-    return True
 
 
 def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:

@@ -1,214 +1,22 @@
-"""A suite as validated models: together with :mod:`attnbench.suite.axes` the only place that validates one."""
+"""A suite as a validated model: together with its sweeps and axes the only place that validates one."""
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Any, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    StringConstraints,
-    ValidationError,
-    WithJsonSchema,
-    create_model,
-    model_validator,
-)
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from attnbench.axes import AXES
-from attnbench.cell import Level, Measure, Pass, Positions
 from attnbench.errors import did_you_mean
 from attnbench.suite import axes
 from attnbench.suite.document import write_document
 from attnbench.suite.messages import Origin, Place, explain, pick, shown, wrong
+from attnbench.suite.sweep import Axes, Matrix, Name, Profiles, Rules, Size, Strict, Sweep, SweepNames
 
-MEASURES: tuple[Measure, ...] = get_args(Measure)
-
-_DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
-"""What Windows takes for a device, in any folder and with any suffix."""
-
-
-def _name_of_a_folder(name: str) -> str:
-    if _DEVICE.fullmatch(name):
-        wrong(f"'name': {name!r} is a device on Windows, where no folder can be called so; choose another")
-    if name.endswith("."):
-        wrong(f"'name': {name!r} ends in a dot, which Windows drops; choose another")
-    return name
-
-
-_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-
-Name = Annotated[
-    str,
-    StringConstraints(pattern=rf"{_NAME}\z"),
-    AfterValidator(_name_of_a_folder),
-    WithJsonSchema({"type": "string", "pattern": f"{_NAME}$"}),  # \z means another thing in an editor
-]
-
-
-class _Strict(BaseModel):
-    """No unknown keys, no conversion between types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    _data: dict[str, Any] = PrivateAttr(default_factory=dict)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep_data(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        model = handler(data)
-        if isinstance(data, dict):
-            model._data = data
-        return model
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """The plain data this was made from, in the order written."""
-        return self._data
-
-
-_VALUES: dict[str, Any] = {
-    name: (axes.values_of(axis), Field(default=[], description=axis.help)) for name, axis in AXES.items()
-}
-_REQUIRED: dict[str, Any] = {
-    name: (axes.values_of(axis), Field(description=axis.help)) for name, axis in AXES.items() if axis.required
-}
 _TESTS: dict[str, Any] = {
     name: (axes.tests_of(axis), Field(default=[], description=axis.condition or axis.values.condition))
     for name, axis in AXES.items()
 }
-
-
-class Axes(create_model("_Values", __base__=_Strict, **_VALUES)):  # type: ignore[misc]  # its fields are in a table
-    """Values by axis; an empty list means that the axis is not mentioned."""
-
-    def given(self) -> dict[str, list[Any]]:
-        """Axis -> values, only axes that are mentioned, in the order written."""
-        return {axis: getattr(self, axis) for axis in self.data if axis in AXES and getattr(self, axis)}
-
-
-class Matrix(create_model("_Required", __base__=Axes, **_REQUIRED)):  # type: ignore[misc]
-    """Every combination of its values is a cell; the axis written first varies slowest."""
-
-
-class Profiles(_Strict):
-    """Values that replace those of the matrix on one type of device."""
-
-    cpu: Axes = Field(default=Axes(), description="values on a CPU")
-    cuda: Axes = Field(default=Axes(), description="values on an NVIDIA GPU")
-    mps: Axes = Field(default=Axes(), description="values on an Apple GPU")
-
-
-class Size(_Strict):
-    """The encoder at level model; width and heads come from the matrix."""
-
-    layers: int = Field(default=4, ge=1, le=1000, description="encoder layers")
-    ffn: int = Field(default=1024, ge=1, le=2**20, description="width of the feed-forward layer")
-    vocab: int = Field(default=256, ge=1, le=2**24, description="number of tokens, where no task says it")
-    positions: Positions = Field(default="learned", description="start of the position embedding: noise, or sinusoid")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of numbers dropped behind each layer")
-
-
-class Rules(_Strict):
-    """How a model is trained to be scored."""
-
-    steps: int = Field(default=300, ge=1, le=10**7, description="of training; the weights after the last one count")
-    warm_up: float = Field(default=0.1, ge=0, le=1, description="share of the steps in which the rate rises")
-    weight_decay: float = Field(default=0.01, ge=0, le=10, description="of AdamW")
-    sweep_seeds: int = Field(default=2, ge=1, le=100, description="seeds with which each of several rates is tried")
-    pretrain: Literal["none", "masked"] = Field(default="none", description="first fill in masked tokens of the task")
-    pretrain_steps: int | None = Field(default=None, ge=1, le=10**7, description="default: as many as steps")
-    evaluations: int = Field(default=6, ge=1, le=1000, description="points of the learning curve")
-    solved: float | None = Field(default=None, gt=0, le=1, description="score that softmax must reach, or rows warn")
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.pretrain_steps is not None and self.pretrain == "none":
-            wrong("'pretrain_steps' does nothing without pretrain: masked; remove it", "pretrain_steps")
-        return self
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-def _one_or_list(item: dict[str, Any]) -> WithJsonSchema:
-    """JSON Schema for editors, of what :func:`_as_list` reads."""
-    return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item}]})
-
-
-SweepNames = Annotated[list[str], BeforeValidator(_as_list), _one_or_list({"type": "string"})]
-
-
-class Sweep(_Strict):
-    """One matrix of cells that are measured in the same way."""
-
-    name: Name = Field(description="its name in tables, in figures and after -k")
-    level: Level = Field(default="operator", description="attention alone, with its projections, or a whole encoder")
-    pass_: Pass = Field(default="forward", alias="pass", description="training is forward and backward together")
-    measure: Annotated[list[Measure], BeforeValidator(_as_list), _one_or_list({"enum": list(MEASURES)})] = Field(
-        default=["time", "memory"],
-        min_length=1,
-        description="time, memory, error (operator level only), score (by training)",
-    )
-    model: Size | None = Field(default=None, description="the encoder (model level only)")
-    training: Rules | None = Field(default=None, description="how it is trained (measure: score only)")
-    error_draws: int = Field(default=5, ge=1, le=1000, description="inputs and projections drawn for one error")
-    matrix: Matrix = Field(description="axes and their values: every combination is a cell")
-    profiles: Profiles = Field(default=Profiles(), description="values by type of device, after those of the suite")
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if "error" in self.measure and self.level != "operator":
-            wrong(
-                f"'error' is measured at level operator only, and sweep {self.name!r} is at level {self.level}; "
-                "put it into a sweep of its own",
-                "measure",
-            )
-        if self.data.get("error_draws") is not None and "error" not in self.measure:
-            wrong("'error_draws' does nothing without measure: [error]; remove it", "error_draws")
-        if self.model is not None and self.level != "model":
-            wrong(f"'model' does nothing at level {self.level}; remove it or write level: model", "model")
-        self._check_training()
-        for name in self.matrix.given():
-            self._check_axis(name)
-        return self
-
-    def _check_axis(self, name: str) -> None:
-        match AXES[name].only:
-            case "operator" if self.level != "operator":
-                wrong(
-                    f"{name!r} does nothing at level {self.level}; remove it or write level: operator", "matrix", name
-                )
-            case "task" if self.level != "model":
-                wrong(f"{name!r} does nothing at level {self.level}; remove it or write level: model", "matrix", name)
-            case "score" if "score" not in self.measure:
-                wrong(f"{name!r} does nothing without measure: score; remove it", "matrix", name)
-
-    def _check_training(self) -> None:
-        scored = "score" in self.measure
-        if scored and (self.level != "model" or self.pass_ != "training"):
-            wrong("'score' is measured by training a model; write level: model and pass: training", "measure")
-        if scored and set(self.measure) != {"score"}:
-            wrong("'score' stands alone: what trains is not timed; put the rest into a sweep of its own", "measure")
-        if scored and not self.matrix.task:
-            wrong("'score' needs a task; write task: recall, say ('attnbench list tasks')", "matrix")
-        if self.training is not None and not scored:
-            wrong("'training' does nothing without measure: score; remove it", "training")
-        if self.matrix.padding and scored:
-            wrong("'padding' does nothing to a task, which has its own; remove it", "matrix", "padding")
-        if self.matrix.task and self.model is not None and self.model.data.get("vocab") is not None:
-            wrong("'vocab' does nothing with a task, which has its own; remove it", "model", "vocab")
-
-    @property
-    def measures(self) -> tuple[Measure, ...]:
-        """What to measure, once each and in one order."""
-        return tuple(measure for measure in MEASURES if measure in self.measure)
 
 
 class Include(Axes):
@@ -217,7 +25,7 @@ class Include(Axes):
     sweep: SweepNames = Field(default=[], description="only in these sweeps")
 
 
-class _Where(_Strict):
+class _Where(Strict):
     sweep: SweepNames = Field(default=[], description="only in these sweeps")
     device: axes.DeviceTests = Field(default=[], description="type of device: cpu, cuda or mps")
 
@@ -236,7 +44,7 @@ class Exclude(create_model("_Conditions", __base__=_Where, **_TESTS)):  # type: 
         return {axis: getattr(self, axis) for axis in AXES if getattr(self, axis)}
 
 
-class Suite(_Strict):
+class Suite(Strict):
     """What a suite file says, checked."""
 
     name: Name = Field(description="its results stand in a folder of this name")

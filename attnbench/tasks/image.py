@@ -6,7 +6,6 @@ Source: Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny Images"
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +16,7 @@ from pydantic import Field
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.task import Form, register_task
-from attnbench.tasks.stored import Images, Part, Stored, blocks, digest_of, present
+from attnbench.tasks.stored import Images, Part, Stored, present
 from attnbench.tasks.streams import refuse_cross
 
 _GET = (
@@ -70,10 +69,6 @@ class Image(Stored):
     def files(self) -> list[Path]:
         """Five files to train on, one to test on."""
         return [self._folder / name for name in (*_TRAIN, _TEST)]
-
-    def digest_read(self) -> str:
-        """Digest of the six files."""
-        return digest_of(chain.from_iterable(map(blocks, self.files())))
 
 
 def _grey(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

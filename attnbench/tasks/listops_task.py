@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +16,7 @@ from attnbench.shape import Shape
 from attnbench.task import NO_LABEL, Examples, Form, Task, register_task
 from attnbench.tasks.listops import TOKENS, ListOps, evaluate, subtree_values
 from attnbench.tasks.ragged import Ragged
-from attnbench.tasks.stored import Part, Stored, blocks, digest_of, present
+from attnbench.tasks.stored import Part, Stored, present
 from attnbench.tasks.streams import Stream, refuse_cross
 
 _VERSION = 1
@@ -110,9 +109,6 @@ class _Released(Stored):
 
     def files(self) -> list[Path]:
         return [self._folder / name for name in _FILES.values()]
-
-    def digest_read(self) -> str:
-        return digest_of(chain.from_iterable(map(blocks, self.files())))
 
     def _part(self, file: Path) -> Part:
         sequences, labels = zip(*_lines(file, self._n), strict=True)

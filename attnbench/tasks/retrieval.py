@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 from array import array
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +21,7 @@ from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.task import Examples, Form, register_task
 from attnbench.tasks.ragged import padded
-from attnbench.tasks.stored import Part, Stored, blocks, digest_of, present
+from attnbench.tasks.stored import Part, Stored, present
 from attnbench.tasks.streams import refuse_cross
 
 _GET = (
@@ -75,10 +74,6 @@ class Retrieval(Stored):
     def files(self) -> list[Path]:
         """One file for each split."""
         return [self._folder / name for name in _FILES.values()]
-
-    def digest_read(self) -> str:
-        """Digest of the three files."""
-        return digest_of(chain.from_iterable(map(blocks, self.files())))
 
 
 class _Pairs:
