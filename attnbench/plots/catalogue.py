@@ -10,13 +10,23 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.errors import UsageError
 from attnbench.plots.agreement import alike, same_run
 from attnbench.plots.captions import failures, own_form_note, where
 from attnbench.plots.catalogue_panels import Panel, cost, decoding, error, note_on_errors, records
 from attnbench.plots.page import NothingToDraw, Page, new_page, only_on_a_page, shorten, stacked
 from attnbench.plots.palette import palette
-from attnbench.plots.setting import PANELS, Setting, compared, restrict, settings, timed, without_room
+from attnbench.plots.setting import (
+    PANELS,
+    Setting,
+    check_length,
+    compared,
+    fullest,
+    only_length,
+    restrict,
+    settings,
+    timed,
+    without_room,
+)
 from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import log_axis, padded, power_ticks
 
@@ -73,7 +83,7 @@ def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[s
         *(f"Not measured — {line}" for line in failures(rows, at_n=False)),
         without_room(found),
     ]
-    return _draw(lists, where(rows, rows["seq_len"].iloc[0] if rows["seq_len"].nunique() == 1 else None), notes)
+    return _draw(lists, where(rows, only_length(rows)), notes)
 
 
 @dataclass(frozen=True)
@@ -99,9 +109,8 @@ class _List:
 
 def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFrame) -> _List:
     counts = setting.rows.groupby("seq_len")["label"].nunique()
-    if n is not None and n not in counts.index:
-        raise UsageError(f"no rows with n = {n}; there are: {', '.join(map(str, counts.index))}")
-    n = n or int(counts[counts == counts.max()].index.max())
+    check_length(n, counts.index, "rows")
+    n = fullest(counts) if n is None else n
     rows = setting.rows[setting.rows["seq_len"] == n].drop_duplicates("label", keep="last")
     errors, steps = compared(same_run(frame, setting)), same_run(steps, setting)
     panels = cost(rows)

@@ -10,18 +10,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from attnbench.plots.captions import OWN_FORM, own_form_note
-from attnbench.plots.page import COLUMN, NothingToDraw, Page, narrow, new_page, wrap
+from attnbench.plots.keys import KEY, wrapped_height, write_wrapped
+from attnbench.plots.page import NothingToDraw, narrow, new_page, wrap
 from attnbench.plots.palette import palette
-from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, look
+from attnbench.plots.style import TEXT_SIZE, Look, in_style, look
 from attnbench.plots.ticks import halves, length, log_axis, padded, plain, trimmed
 from attnbench.units import format_seconds
 
 TITLE = "Paired comparison"
-_KEY = 1.9
-"""Width of the key, in inches."""
 
 
 @in_style
@@ -50,12 +48,13 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
     notes += [own_form_note(names.values()), *_failures(frame), *_withheld(frame)]
     if crossed:
         notes.append("Upright strips: intervals of the lengths from which on the other one is faster.")
-    key = _key_height(labels, crossed) if narrow() else 0.0
+    said = {label: f"crosses at {plain(round(one['seq_len']))}" for label, one in crossed.items()}
+    key = wrapped_height(labels, said) if narrow() else 0.0
     whole = new_page(TITLE, [about] if about else [], notes, room=3.6 + key)
     page, under = whole.split(key)
     tall = (page.top - page.bottom - 0.45 - 0.2) / 2
     over = wrap(f"time over that of {base}", tall, TEXT_SIZE)
-    left, right = page.left + 0.55 + 0.15 * len(over), page.right - (0.1 if narrow() else _KEY)
+    left, right = page.left + 0.55 + 0.15 * len(over), page.right - (0.1 if narrow() else KEY)
     upper = page.axes(left, page.bottom + 0.45 + tall + 0.2, right - left, tall)
     lower = page.axes(left, page.bottom + 0.45, right - left, tall)
     lengths = sorted(frame["seq_len"].unique())
@@ -75,18 +74,8 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
     upper.tick_params(labelbottom=False)
     lower.set_ylabel("\n".join(over))
     lower.set_xlabel("length n (log2 scale)")
-    _write_key(under if narrow() else replace(page, left=right + 0.15), hows, crossed)
+    write_wrapped(under if narrow() else replace(page, left=right + 0.15), hows, said)
     return page.figure
-
-
-def _key_height(labels: Sequence[str], crossed: Mapping[str, Any]) -> float:
-    """Height of the key in a figure of column width, in inches."""
-    return 0.25 + 0.05 * len(labels) + 0.14 * (len(crossed) + sum(len(_name(one, COLUMN - 0.3)) for one in labels))
-
-
-def _name(label: str, width: float) -> list[str]:
-    """The lines of a name in a key that is ``width`` inches wide."""
-    return wrap(label.replace(",", ", "), width - 0.46, SMALL_SIZE)
 
 
 def _names(frame: pd.DataFrame) -> dict[str, str]:
@@ -144,20 +133,3 @@ def _ratio(ax: Axes, rows: pd.DataFrame, how: Look, crossed: Mapping[str, Any] |
         ends = [crossed["ci_low"] or n.min(), crossed["ci_high"] or n.max()]
         ax.axvline(crossed["seq_len"], color=how.colour, linewidth=0.8, linestyle=how.dashes, alpha=0.6, zorder=0)
         ax.axvspan(*ends, color=how.colour, alpha=0.08, linewidth=0, zorder=0)
-
-
-def _write_key(page: Page, hows: Mapping[str, Look], crossed: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the variants in the order in which they were named, and where each crosses the first."""
-    width, y = page.right - page.left, page.top - page.bottom - 0.1
-    ax = page.blank(page.left, page.bottom, width, page.top - page.bottom)
-    for label, how in hows.items():
-        ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], markersize=4.5, **how.line))
-        name = _name(label, width)
-        for line in name:
-            ax.text(0.46, y, line, fontsize=SMALL_SIZE, va="center")
-            y -= 0.14
-        if label in crossed:
-            said = f"crosses at {plain(round(crossed[label]['seq_len']))}"
-            ax.text(0.46, y, said, fontsize=SMALL_SIZE, va="center", color=palette().faint)
-            y -= 0.14
-        y -= 0.05

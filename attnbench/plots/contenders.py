@@ -12,7 +12,7 @@ import pandas as pd
 from attnbench.plots.agreement import Agreement, agreement, kind_of
 from attnbench.plots.bubbles import pareto
 from attnbench.plots.captions import failures
-from attnbench.plots.setting import Setting
+from attnbench.plots.setting import Setting, fullest
 
 TRIVIAL = "answering mean(V)"
 
@@ -93,8 +93,7 @@ def contenders(
     """
     measured = setting.ok[np.isfinite(setting.ok[x]) & (setting.ok[x] > 0)]
     if n is None and len(measured):
-        counts = measured.groupby("seq_len")["label"].nunique()
-        n = int(counts[counts == counts.max()].index.max())
+        n = fullest(measured.groupby("seq_len")["label"].nunique())
     here = measured[measured["seq_len"] == n]
     if here.empty or n is None:
         return None

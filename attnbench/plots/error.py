@@ -10,15 +10,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from attnbench.plots.agreement import ROUNDING
 from attnbench.plots.captions import bare, failures, own_form_note, where
 from attnbench.plots.error_lines import Line, Panel, at_length, panels_of
+from attnbench.plots.keys import write_entry
 from attnbench.plots.options import logit_std, options_of, varying_numbers
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, shorten, stacked, text_width, wrap
 from attnbench.plots.palette import palette
-from attnbench.plots.setting import PANELS, compared, restrict, settings, without_room
+from attnbench.plots.setting import PANELS, compared, only_length, restrict, settings, without_room
 from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, looks
 from attnbench.plots.ticks import log_axis, padded
 from attnbench.status import Status
@@ -79,7 +79,7 @@ def draw_error(
         *(f"Not drawn — {line}" for line in failures(rows, at_n=False)),
         without_room(found),
     ]
-    return _draw(panels, where(rows, rows["seq_len"].iloc[0] if rows["seq_len"].nunique() == 1 else None), notes)
+    return _draw(panels, where(rows, only_length(rows)), notes)
 
 
 def _left_out(ok: pd.DataFrame) -> list[str]:
@@ -184,5 +184,4 @@ def _write_key(
     step = min(0.17, (height - 0.1) / (len(rows) + 0.5))
     for _, name, how in rows:
         y -= step
-        ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], markersize=4.2, **how))
-        ax.text(0.46, y, shorten(name, width - 0.46, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")
+        write_entry(ax, y, name, how)

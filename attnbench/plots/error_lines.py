@@ -14,6 +14,7 @@ from attnbench.errors import UsageError
 from attnbench.plots.agreement import ROUNDING
 from attnbench.plots.captions import bare
 from attnbench.plots.options import is_number, logit_std, options_of, pick_inputs, varying_numbers, written
+from attnbench.plots.setting import check_length, fullest
 from attnbench.status import Status
 
 ORACLES = ("oracle-lowrank", "oracle-topk")
@@ -66,9 +67,8 @@ def at_length(rows: pd.DataFrame, n: int | None) -> pd.DataFrame:
         UsageError: no row has that length.
     """
     counts = rows["seq_len"].value_counts()
-    if n is not None and n not in counts:
-        raise UsageError(f"no error rows at n = {n}; there are: {', '.join(str(one) for one in sorted(counts.index))}")
-    return rows[rows["seq_len"] == (int(counts[counts == counts.max()].index.max()) if n is None else n)]
+    check_length(n, counts.index, "error rows")
+    return rows[rows["seq_len"] == (fullest(counts) if n is None else n)]
 
 
 def _inputs(rows: pd.DataFrame, wanted: str | None) -> str:

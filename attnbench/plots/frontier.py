@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from attnbench.plots.agreement import ROUNDING
 from attnbench.plots.bubbles import pareto
 from attnbench.plots.captions import OWN_FORM, own_form_note
-from attnbench.plots.page import COLUMN, NothingToDraw, Page, narrow, new_page, wrap
+from attnbench.plots.keys import KEY, wrapped_height, write_wrapped
+from attnbench.plots.page import NothingToDraw, narrow, new_page
 from attnbench.plots.palette import palette
-from attnbench.plots.style import SMALL_SIZE, Look, in_style, look
+from attnbench.plots.style import Look, in_style, look
 from attnbench.plots.ticks import linear_ticks, log_axis, padded, plain, trimmed
 from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
 
 TITLE = {"error": "What accuracy costs", "score": "What a score costs"}
 _NAMED = {"error": "an error", "score": "a score"}
-_KEY = 1.9
-"""Width of the key, in inches."""
 _PALE = 0.3
 DISTANCE = " *"
 """Mark after the name of another operator, whose distance from softmax attention is no error."""
@@ -73,10 +71,10 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
         notes.append("* another operator: its distance from softmax attention is not an error.")
     notes += _not_drawn(frame, drawn, up)
     notes += [own_form_note(name.removesuffix(DISTANCE) for name in names), *_failures(frame)]
-    key = _key_height(said) if narrow() else 0.0
+    key = wrapped_height(names, said) if narrow() else 0.0
     whole = new_page(TITLE[up], [about] if about else [], notes, room=3.6 + key)
     page, under = whole.split(key)
-    left, right = page.left + 0.6, page.right - (0.1 if narrow() else _KEY)
+    left, right = page.left + 0.6, page.right - (0.1 if narrow() else KEY)
     ax = page.axes(left, page.bottom + 0.45, right - left, page.top - page.bottom - 0.5)
     _scale_across(ax, [*drawn[column], *([budget] if target in ("memory", "time") else [])], column)
     (_scale_scores if up == "score" else _scale_errors)(ax, drawn, budget if target == up else None)
@@ -84,7 +82,7 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
     draw(budget, color=palette().ink, linewidth=1.0, linestyle=(0, (4, 2.5)), alpha=0.7, zorder=1.5, label="budget")
     for name in names:
         _settings(ax, drawn[drawn["name"] == name].sort_values(column), column, up, hows[name])
-    _write_key(under if narrow() else replace(page, left=right + 0.15), hows, said)
+    write_wrapped(under if narrow() else replace(page, left=right + 0.15), hows, said)
     return page.figure
 
 
@@ -164,26 +162,3 @@ def _failures(frame: pd.DataFrame) -> list[str]:
         where = f" at {part['knob'].iloc[0]} = {values}" if values else ""
         lines.append(f"{variant}: {status}{where}" + (f" — {reason}" if reason else ""))
     return lines
-
-
-def _key_height(said: Mapping[str, str]) -> float:
-    """Height of the key in a figure of column width, in inches."""
-    return 0.25 + sum(0.05 + 0.14 * (1 + len(_lines(name, COLUMN - 0.3))) for name in said)
-
-
-def _lines(name: str, width: float) -> list[str]:
-    """The lines of a name in a key that is ``width`` inches wide."""
-    return wrap(name.replace(",", ", "), width - 0.46, SMALL_SIZE)
-
-
-def _write_key(page: Page, hows: Mapping[str, Look], said: Mapping[str, str]) -> None:
-    """Write the variants in the order in which they were named, and under each what was chosen."""
-    width, y = page.right - page.left, page.top - page.bottom - 0.1
-    ax = page.blank(page.left, page.bottom, width, page.top - page.bottom)
-    for name, how in hows.items():
-        ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], markersize=4.5, **how.line))
-        for line in _lines(name, width):
-            ax.text(0.46, y, line, fontsize=SMALL_SIZE, va="center")
-            y -= 0.14
-        ax.text(0.46, y, said[name], fontsize=SMALL_SIZE, va="center", color=palette().faint)
-        y -= 0.19

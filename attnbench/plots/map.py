@@ -20,7 +20,7 @@ from attnbench.plots.error_lines import ORACLES, at_length, differing
 from attnbench.plots.heat import Heat, draw_colour_key, draw_heat
 from attnbench.plots.options import is_number, logit_std, options_of, varying_numbers, written
 from attnbench.plots.page import NothingToDraw, narrow, new_page, shorten
-from attnbench.plots.setting import PANELS, compared, restrict, settings, without_room
+from attnbench.plots.setting import PANELS, compared, only_length, restrict, settings, without_room
 from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import plain
 from attnbench.status import Status
@@ -102,8 +102,7 @@ def draw_map(
     down = [_told(options[label], split[1:]) for label in rows["label"]]
     down = [", ".join(part for part in (told, of) if part) for told, of in zip(down, rows["_setting"], strict=True)]
     title = f"{TITLE}: {bare(variant, rows['label'].iloc[0])}"
-    about = where(rows, rows["seq_len"].iloc[0] if rows["seq_len"].nunique() == 1 else None)
-    return _draw(rows.assign(_across=across, _down=down), title, about, notes, size)
+    return _draw(rows.assign(_across=across, _down=down), title, where(rows, only_length(rows)), notes, size)
 
 
 def _told(options: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -12,11 +12,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.errors import UsageError
 from attnbench.plots.captions import difference, failures, own_form_note, where
 from attnbench.plots.page import NothingToDraw, new_page, only_on_a_page, shorten
 from attnbench.plots.palette import palette
-from attnbench.plots.setting import SAME, restrict, timed
+from attnbench.plots.setting import SAME, check_length, restrict, timed
 from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import halves, length, log_axis, padded
 from attnbench.status import Status
@@ -184,8 +183,7 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
     frame = restrict(frame, only or {})
     found = pairs(frame)
     lengths = sorted({pair.n for pair in found})
-    if n is not None and n not in lengths:
-        raise UsageError(f"no pair with n = {n}; there are: {', '.join(map(str, lengths)) or 'none'}")
+    check_length(n, lengths, "pair")
     lengths = lengths if n is None else [n]
     found = [pair for pair in found if pair.n in lengths and (math.isfinite(pair.time) or math.isfinite(pair.peak))]
     names = list(dict.fromkeys(pair.names for pair in found))

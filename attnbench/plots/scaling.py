@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnbench.plots.captions import failures, own_form_note, short_names, where
+from attnbench.plots.keys import on_all, write_entry
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, shorten, stacked, text_width
 from attnbench.plots.palette import palette
 from attnbench.plots.series import LONGEST, Series, names_room, panels_of
@@ -162,11 +163,10 @@ def _mark_stop(ax: Axes, inches: tuple[float, float], row: int, n: int, status: 
 
 def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
     """Write key and table in one: marker, name, fitted and claimed powers."""
-    width, height = page.right - page.left, page.top - page.bottom
-    ax = page.blank(page.left, page.bottom, width, height)
+    ax, width = on_all(page), page.right - page.left
     faint: dict[str, Any] = {"fontsize": SMALL_SIZE, "color": palette().faint, "va": "center"}
     columns = {"time_median_s": ("time", names + 0.65), "peak_bytes": ("memory", names + 1.25)}
-    y = height - 0.06
+    y = page.top - page.bottom - 0.06
     ax.text(names + 0.8, y, "power of n", ha="center", **faint)
     y -= 0.155
     for word, at in columns.values():
@@ -177,8 +177,7 @@ def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
     y += step / 2 - 0.06
     for line in drawn:
         y -= step
-        ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], markersize=4.2, lw=1.2, **line.look.line))
-        ax.text(0.46, y, shorten(line.name, names - 0.46, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")
+        write_entry(ax, y, line.name, {"lw": 1.2, **line.look.line}, right=names)
         for column, (_, at) in columns.items():
             power, claim = line.power(column), line.claimed(column)
             text = "–" if math.isnan(power) else f"{power + 0.0:.2f}".replace("-0.00", "0.00")

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from attnbench.plots.keys import NAMES, on_all, write_entry
 from attnbench.plots.page import Page, narrow, new_page, shorten, stacked, text_width
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE, Look, looks
@@ -99,14 +100,11 @@ def _level(turn: int) -> dict[str, Any]:
 
 
 def _write_key(page: Page, panel: Panel, look: dict[str, Look]) -> None:
-    width, height = page.right - page.left, page.top - page.bottom
-    ax = page.blank(page.left, page.bottom, width, height)
-    y = height - 0.06
+    ax, width, y = on_all(page), page.right - page.left, page.top - page.bottom - 0.06
     for line in panel.lines:
-        ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], markersize=4.2, lw=1.3, **look[line.name].line))
-        ax.text(0.46, y, shorten(line.name, width - 0.46, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")
+        write_entry(ax, y, line.name, {"lw": 1.3, **look[line.name].line})
         y -= _STEP
     for turn, (name, _) in enumerate(panel.levels):
         ax.add_line(Line2D([0, 0.4], [y, y], **_level(turn)))
-        ax.text(0.46, y, shorten(name, width - 0.46, SMALL_SIZE), fontsize=SMALL_SIZE, va="center", style="italic")
+        ax.text(NAMES, y, shorten(name, width - NAMES, SMALL_SIZE), fontsize=SMALL_SIZE, va="center", style="italic")
         y -= _STEP

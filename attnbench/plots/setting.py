@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,23 @@ def restrict(frame: pd.DataFrame, only: Mapping[str, object]) -> pd.DataFrame:
         frame = frame[here]
         told.append(f"{column} {as_typed(value)}")
     return frame
+
+
+def check_length(n: int | None, lengths: Iterable[int], what: str) -> None:
+    """Raise UsageError if ``n`` is asked for and is none of the lengths, which have ``what``: rows, pairs."""
+    known = sorted(lengths)
+    if n is not None and n not in known:
+        raise UsageError(f"no {what} at n = {n}; there are: {', '.join(map(str, known)) or 'none'}")
+
+
+def fullest(counts: pd.Series[int]) -> int:
+    """The length that counts most, and the longest of these."""
+    return int(counts[counts == counts.max()].index.max())
+
+
+def only_length(rows: pd.DataFrame) -> int | None:
+    """The length of all rows; None where they have several."""
+    return int(rows["seq_len"].iloc[0]) if rows["seq_len"].nunique() == 1 else None
 
 
 def timed(frame: pd.DataFrame) -> pd.DataFrame:

@@ -28,7 +28,7 @@ from attnbench.plots.matched import CHANCE, NO_MIXING, tasks_of_both
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, only_on_a_page, shorten, stacked
 from attnbench.plots.palette import palette
 from attnbench.plots.published import draw_published
-from attnbench.plots.setting import PANELS, compared, restrict, settings, timed, without_room
+from attnbench.plots.setting import PANELS, check_length, compared, restrict, settings, timed, without_room
 from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import halves, log_axis, padded, plain, trimmed
 from attnbench.units import format_bytes
@@ -98,9 +98,7 @@ def draw_tradeoff(
     if overlay:
         only_on_a_page("tradeoff with --overlay published")
     rows = timed(restrict(frame, only or {}))
-    lengths = sorted(set(rows["seq_len"]))
-    if n is not None and n not in lengths:
-        raise UsageError(f"no rows at n = {n}; there are: {', '.join(map(str, lengths)) or 'none'}")
+    check_length(n, set(rows["seq_len"]), "rows")
     both = tasks_of_both(frame, rows) if y is None else set()
     y = y or ("score" if both else "rel_error")
     rest = ""

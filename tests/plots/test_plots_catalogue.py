@@ -111,5 +111,5 @@ def test_a_table_without_errors_or_decoding_has_fewer_panels(run: Any) -> None:
 
 
 def test_a_length_that_was_not_measured_is_refused(frame: pd.DataFrame) -> None:
-    with pytest.raises(UsageError, match="no rows with n = 99; there are: 2048"):
+    with pytest.raises(UsageError, match="no rows at n = 99; there are: 2048"):
         draw_catalogue(frame, n=99)

@@ -125,7 +125,7 @@ def test_each_pass_has_a_panel_and_each_pair_a_line(run: Any, words: Words) -> N
 def test_one_length_can_be_chosen_and_must_be_there(run: Any) -> None:
     frame = run.table(both(run) + both(run, seq_len=2048))
     assert len(draw_peers(frame, n=2048).axes[0].patches) == 1
-    with pytest.raises(UsageError, match=r"no pair with n = 99; there are: 1024, 2048"):
+    with pytest.raises(UsageError, match=r"no pair at n = 99; there are: 1024, 2048"):
         draw_peers(frame, n=99)
 
 
