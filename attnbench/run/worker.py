@@ -38,32 +38,32 @@ def main() -> None:
     try:
         _import()
         settings = loads(requests.readline())
-        state = _set_up(settings)
+        served = Served(settings, _set_up(settings))
     except Exception as error:
         _answer(answers, {"failed": _said(error)})
         return
     gc.freeze()
     gc.enable()
-    libraries = Products(*(state[name] for name in Products._fields))
-    with window_library(state["process"], libraries):
-        _serve(requests, answers, settings, state)
+    libraries = Products(*(served.state[name] for name in Products._fields))
+    with window_library(served.state["process"], libraries):
+        _serve(requests, answers, served)
 
 
-def _serve(requests: TextIO, answers: TextIO, settings: dict[str, Any], state: dict[str, Any]) -> None:
+def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
     """Answer one request after the other, and say what each left behind in this process."""
     from attnbench.run.traces import KEPT_BY_ALL, Snapshot
 
     def tell(done: int, of: int) -> None:
         _answer(answers, {"progress": {"done": done, "of": of}})
 
-    first = before = Snapshot.take(settings["device"])
-    _answer(answers, state)
+    device = served.settings["device"]
+    first = before = Snapshot.take(device)
+    _answer(answers, served.state)
     for line in requests:
-        request = loads(line)
-        answer = _handle(settings, state, request, tell)
+        answer = served.answer(loads(line), tell)
         gc.collect()
         return_freed_memory()
-        now = Snapshot.take(settings["device"])
+        now = Snapshot.take(device)
         if left := now.left_since(before):
             answer["traces"] = left
         elif kept := now.kept_since(first, KEPT_BY_ALL):
@@ -76,17 +76,100 @@ def _serve(requests: TextIO, answers: TextIO, settings: dict[str, Any], state: d
         gc.freeze()  # what is left after a cell stays for good
 
 
-def _handle(
-    settings: dict[str, Any], state: dict[str, Any], request: dict[str, Any], tell: Callable[[int, int], None]
-) -> dict[str, Any]:
-    """The answer to one request; ``lost`` where this process cannot go on."""
+class Served:
+    """How this process was set up, and what it has found out about the machine."""
+
+    def __init__(self, settings: dict[str, Any], state: dict[str, Any]) -> None:
+        self.settings, self.state = settings, state
+
+    def answer(self, request: dict[str, Any], tell: Callable[[int, int], None]) -> dict[str, Any]:
+        """The answer to one request; ``lost`` where this process cannot go on.
+
+        Args:
+            tell: called with the steps done and all steps of a training.
+        """
+        try:
+            answer = self._done(request.pop("do"), request, tell)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"failed": _said(error)}
+        lost = _why_lost(self.settings["device"])
+        return {"failed": f"the device was lost: {lost}", "lost": True} if lost else answer
+
+    def _done(self, do: str, data: dict[str, Any], tell: Callable[[int, int], None]) -> dict[str, Any]:
+        from attnbench.run import protocol
+
+        if do == protocol.VisitCell.do:
+            return self._visit(protocol.VisitCell.from_json(data))
+        if do == protocol.Train.do:
+            return self._train(protocol.Train.from_json(data), tell)
+        if do == protocol.TakeTurns.do:
+            return _take_turns(protocol.TakeTurns.from_json(data))
+        if do == "laws":
+            from attnbench.run.laws import HoldToLaw  # the laws take a while to import
+
+            return _hold_to_law(HoldToLaw.from_json(data))
+        if do == protocol.MeasureLimits.do:
+            return self._limits_again(protocol.MeasureLimits.from_json(data))
+        raise ValueError(f"no request {do!r}")
+
+    def _visit(self, request: VisitCell) -> dict[str, Any]:
+        from attnbench.run.execute import run_cell
+
+        record, samples = run_cell(
+            request,
+            resident=self.state["process"] == "as-shipped",
+            limits=self._limits_of(request.cell),
+            memory_limit=self.state["memory_limit_bytes"],
+        )
+        return {"record": record.to_json(), "samples": samples}
+
+    def _train(self, request: Train, tell: Callable[[int, int], None]) -> dict[str, Any]:
+        from attnbench.run.scoring import score_cell
+
+        record, points = score_cell(
+            request.cell,
+            folder=request.folder,
+            tell=tell,
+            memory_limit=self.state["memory_limit_bytes"],
+            quick=request.quick,
+            alone=self.settings["alone"],
+        )
+        return {"record": record.to_json(), "points": points}
+
+    def _limits_again(self, request: MeasureLimits) -> dict[str, Any]:
+        """The rates once more, the higher of both times, and the rows of cells beside them."""
+        from attnbench.measure.limits import faster_of
+        from attnbench.run.ceiling import corrected
+
+        self.state.update(faster_of(self.state, _rates(self.settings)))
+        rows = zip(request.cells, request.records, strict=True)
+        records = [corrected(record, cell, self._limits_of(cell)) for cell, record in rows]
+        limits = {name: self.state[name] for name in ("matmul_rate", "exp_rate", "copy_rates")}
+        return {"limits": limits, "rows": [record.to_json() for record in records]}
+
+    def _limits_of(self, cell: Cell) -> Limits:
+        from attnbench.measure.limits import Limits
+
+        matmul, exp = (self.state[name].get(cell.dtype) for name in ("matmul_rate", "exp_rate"))
+        return Limits(matmul, exp, self.state["copy_rates"])
+
+
+def _take_turns(request: TakeTurns) -> dict[str, Any]:
+    from attnbench.run.pairs import measure_pairs
+
+    return asdict(measure_pairs(request.cells, request.rules, request.fewest))
+
+
+def _hold_to_law(request: HoldToLaw) -> dict[str, Any]:
+    from attnbench.errors import Unsupported
+    from attnbench.testing import check_variant
+
     try:
-        answer = _done(settings, state, request.pop("do"), request, tell)
-    except Exception as error:
-        traceback.print_exc()
-        answer = {"failed": _said(error)}
-    lost = _why_lost(settings["device"])
-    return {"failed": f"the device was lost: {lost}", "lost": True} if lost else answer
+        report = check_variant(request.variant, laws=[request.law])
+    except Unsupported as reason:
+        return {"unsupported": str(reason)}
+    return {"findings": [asdict(finding) for finding in report.findings]}
 
 
 def _said(error: Exception) -> str:
@@ -200,89 +283,6 @@ def _rates(settings: dict[str, Any]) -> dict[str, Any]:
         "copy_rates": copy_rates(device) if settings["rates"] else [],
     }
 
-
-def _visit(settings: dict[str, Any], state: dict[str, Any], request: VisitCell) -> dict[str, Any]:
-    from attnbench.run.execute import run_cell
-
-    record, samples = run_cell(
-        request,
-        resident=state["process"] == "as-shipped",
-        limits=_limits_of(state, request.cell),
-        memory_limit=state["memory_limit_bytes"],
-    )
-    return {"record": record.to_json(), "samples": samples}
-
-
-def _train(
-    settings: dict[str, Any], state: dict[str, Any], request: Train, tell: Callable[[int, int], None]
-) -> dict[str, Any]:
-    from attnbench.run.scoring import score_cell
-
-    record, points = score_cell(
-        request.cell,
-        folder=request.folder,
-        tell=tell,
-        memory_limit=state["memory_limit_bytes"],
-        quick=request.quick,
-        alone=settings["alone"],
-    )
-    return {"record": record.to_json(), "points": points}
-
-
-def _take_turns(settings: dict[str, Any], state: dict[str, Any], request: TakeTurns) -> dict[str, Any]:
-    from attnbench.run.pairs import measure_pairs
-
-    return asdict(measure_pairs(request.cells, request.rules, request.fewest))
-
-
-def _hold_to_law(settings: dict[str, Any], state: dict[str, Any], request: HoldToLaw) -> dict[str, Any]:
-    from attnbench.errors import Unsupported
-    from attnbench.testing import check_variant
-
-    try:
-        report = check_variant(request.variant, laws=[request.law])
-    except Unsupported as reason:
-        return {"unsupported": str(reason)}
-    return {"findings": [asdict(finding) for finding in report.findings]}
-
-
-def _limits_again(settings: dict[str, Any], state: dict[str, Any], request: MeasureLimits) -> dict[str, Any]:
-    """The rates once more, the higher of both times, and the rows of cells beside them."""
-    from attnbench.measure.limits import faster_of
-    from attnbench.run.ceiling import corrected
-
-    state.update(faster_of(state, _rates(settings)))
-    rows = zip(request.cells, request.records, strict=True)
-    records = [corrected(record, cell, _limits_of(state, cell)) for cell, record in rows]
-    limits = {name: state[name] for name in ("matmul_rate", "exp_rate", "copy_rates")}
-    return {"limits": limits, "rows": [record.to_json() for record in records]}
-
-
-def _limits_of(state: dict[str, Any], cell: Cell) -> Limits:
-    from attnbench.measure.limits import Limits
-
-    return Limits(state["matmul_rate"].get(cell.dtype), state["exp_rate"].get(cell.dtype), state["copy_rates"])
-
-
-def _done(
-    settings: dict[str, Any], state: dict[str, Any], do: str, data: dict[str, Any], tell: Callable[[int, int], None]
-) -> dict[str, Any]:
-    """Do what was asked; the answer to it."""
-    from attnbench.run import protocol
-
-    if do == protocol.VisitCell.do:
-        return _visit(settings, state, protocol.VisitCell.from_json(data))
-    if do == protocol.Train.do:
-        return _train(settings, state, protocol.Train.from_json(data), tell)
-    if do == protocol.TakeTurns.do:
-        return _take_turns(settings, state, protocol.TakeTurns.from_json(data))
-    if do == "laws":
-        from attnbench.run.laws import HoldToLaw  # the laws take a while to import
-
-        return _hold_to_law(settings, state, HoldToLaw.from_json(data))
-    if do == protocol.MeasureLimits.do:
-        return _limits_again(settings, state, protocol.MeasureLimits.from_json(data))
-    raise ValueError(f"no request {do!r}")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel err
 
 
 def handle(monkeypatch: pytest.MonkeyPatch, *, cell: Any, device: str = "cuda") -> dict[str, Any]:
-    monkeypatch.setattr(worker, "_done", lambda settings, state, do, data, tell: cell())
-    return worker._handle({"device": device}, {}, {"do": "cell"}, lambda done, of: None)
+    served = worker.Served({"device": device}, {})
+    monkeypatch.setattr(served, "_done", lambda do, data, tell: cell())
+    return served.answer({"do": "cell"}, lambda done, of: None)
 
 
 def test_memory_that_ran_out_is_told_from_a_lost_device() -> None:
