@@ -13,7 +13,7 @@ from attnbench.cell import ModelSize
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
-from attnbench.task import Form
+from attnbench.task import NO_LABEL, Form
 from attnbench.variant import VARIANTS, build
 
 
@@ -199,6 +199,11 @@ def sinusoids(length: int, width: int) -> Tensor:
     half = torch.arange((width + 1) // 2, dtype=torch.float64)
     angles = torch.arange(length, dtype=torch.float64)[:, None] * 10_000.0 ** (-2 * half / width)
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :width].float()
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the answers that are asked for; logits ``(..., classes)``, labels ``(...)``."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=NO_LABEL)
 
 
 def _shares(width: int, parts: int) -> list[int]:

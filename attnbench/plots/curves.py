@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from attnbench.plots.captions import own_form_note, short_names
 from attnbench.plots.load import read_curves
+from attnbench.plots.options import is_number
 from attnbench.plots.page import NothingToDraw
 from attnbench.plots.score_lines import Line, Panel, draw_lines
 from attnbench.plots.scored import Problem, about, hidden_options, left_out, problems
@@ -81,7 +82,7 @@ def _line(choice: Choice, run: str, curves: Curves, names: Mapping[str, str]) ->
     """The line of the seeds that ended ok; None without a curve."""
     single = []
     for training in choice.rows:
-        points = [point for point in curves.get((run, training.cell_id), ()) if _is_number(point.get("val_score"))]
+        points = [point for point in curves.get((run, training.cell_id), ()) if is_number(point.get("val_score"))]
         if training.ok and points:
             points.sort(key=lambda point: float(point["step"]))
             x = tuple(float(point["step"]) for point in points)
@@ -94,10 +95,6 @@ def _line(choice: Choice, run: str, curves: Curves, names: Mapping[str, str]) ->
     first = choice.rows[0]
     behind = tuple(single) if len(single) > 1 else ()
     return Line(names[first.label], first.family, tuple(common), mean, mean, mean, behind)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _scale(ax: Axes, panel: Panel) -> None:

@@ -18,14 +18,14 @@ from attnbench.compiled import whole
 from attnbench.errors import Unsupported
 from attnbench.measure.memory import state_bytes
 from attnbench.measure.recent import Recent
-from attnbench.model import Encoder, as_layer
+from attnbench.model import Encoder, as_layer, cross_entropy
 from attnbench.padding import key_mask
 from attnbench.qkv import draw_qkv
 from attnbench.run.process import choose_products
 from attnbench.run.turns import SEEN, Windows
 from attnbench.shape import Shape
 from attnbench.spec import Spec
-from attnbench.task import NO_LABEL, Examples, Form, make_task
+from attnbench.task import Examples, Form, make_task
 from attnbench.variant import VARIANTS, build
 
 _KEPT_ELEMENTS = 2**22
@@ -278,13 +278,8 @@ def _loss(
     if cell.level == "model":
         answers = torch.randint(2, (cell.shape.B,), generator=generator) if labels is None else labels
         answers = answers.to(device)
-        return lambda inputs: _cross_entropy(run(*inputs).float(), answers)
+        return lambda inputs: cross_entropy(run(*inputs).float(), answers)
     direction = torch.randn(like.shape, generator=generator).to(device, like.dtype)
     if mask is not None and not cell.shape.cross:
         direction = direction * (mask[:, None, :, None] if like.ndim == 4 else mask[:, :, None])
     return lambda inputs: torch.sum(run(*inputs) * direction)
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the answers that are asked for; logits ``(..., classes)``."""
-    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=NO_LABEL)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.stats import binomtest
-from torch import Tensor, nn
+from torch import Tensor
 
+from attnbench.model import cross_entropy
 from attnbench.task import NO_LABEL, Examples
 
 _RESAMPLES = 2000
@@ -51,7 +52,8 @@ def answer(model: Callable[..., Tensor], examples: Iterable[Examples], device: s
     right, asked, losses = [], [], 0.0
     per_token = False
     for some in examples:
-        logits = logits_of(model, some, device)
+        with torch.inference_mode():
+            logits = logits_of(model, some, device)
         labels = some.labels.to(device)
         per_token = labels.ndim == 2
         wanted = labels != NO_LABEL
@@ -63,16 +65,10 @@ def answer(model: Callable[..., Tensor], examples: Iterable[Examples], device: s
     return Answers(np.concatenate(right), counts, losses / max(1, int(counts.sum())), per_token)
 
 
-@torch.inference_mode()
 def logits_of(model: Callable[..., Tensor], examples: Examples, device: str) -> Tensor:
     """float32 logits of some examples."""
     mask = None if examples.key_mask is None else examples.key_mask.to(device)
     return model(examples.tokens.to(device), key_mask=mask).float()
-
-
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the answers that are asked for; logits ``(..., classes)``, labels ``(...)``."""
-    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=NO_LABEL)
 
 
 def chance(examples: Iterable[Examples]) -> float:

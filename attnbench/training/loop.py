@@ -15,8 +15,9 @@ from torch.optim import AdamW
 
 from attnbench.cell import Cell
 from attnbench.measure.energy import Meter
+from attnbench.model import cross_entropy
 from attnbench.task import Examples, Task, stream_seed
-from attnbench.training.accuracy import answer, cross_entropy
+from attnbench.training.accuracy import answer, logits_of
 from attnbench.training.checkpoint import Checkpoint, State
 
 BETAS = (0.9, 0.98)
@@ -71,9 +72,7 @@ def answers_loss(device: str) -> Loss:
     """Cross-entropy of the answers that are asked for."""
 
     def loss(model: nn.Module, examples: Examples, step: int) -> Tensor:
-        mask = None if examples.key_mask is None else examples.key_mask.to(device)
-        logits = model(examples.tokens.to(device), key_mask=mask)
-        return cross_entropy(logits.float(), examples.labels.to(device))
+        return cross_entropy(logits_of(model, examples, device), examples.labels.to(device))
 
     return loss
 

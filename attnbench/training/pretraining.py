@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnbench.model import Encoder
+from attnbench.model import Encoder, cross_entropy
 from attnbench.task import NO_LABEL, Examples, stream_seed
-from attnbench.training.accuracy import cross_entropy
 from attnbench.training.loop import Loss
 
 
