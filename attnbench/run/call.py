@@ -99,39 +99,15 @@ def prepare(
     if mask is not None:
         _allow_padding(cell)
         mask = mask.to(device)
-    module: nn.Module
-    labels: Tensor | None = None
     if cell.pass_ == "decode":
-        if cell.level == "model":
-            raise Unsupported("the encoder reads whole sequences; decode at level operator or layer")
-        reason = VARIANTS.get(cell.variant.name).unsupported_reason(cell.shape, decode=True)
-        if reason:
-            raise Unsupported(reason)
+        _allow_decoding(cell)
+    labels: Tensor | None = None
     if cell.level == "operator":
-        if VARIANTS.get(cell.variant.name).kind == "mixer":
-            raise Unsupported("a mixer replaces the whole layer and has no q, k, v; use --level layer or model")
-        module = build(cell.variant, cell.shape, seed=cell.seed)
-        generator = torch.Generator().manual_seed(cell.seed + 2)
-        drawn = (t.to(device, dtype) for t in draw(cell.inputs, cell.shape, cell.seed))
-        inputs = [Windows.into(t, lambda count: torch.randn(count, generator=generator)) for t in drawn]
+        module, inputs = _operator(cell, draw)
     elif cell.level == "layer":
-        module = as_layer(cell.variant, cell.shape, seed=cell.seed)
-        generator = torch.Generator().manual_seed(cell.seed)
-        shape = (cell.shape.B, cell.shape.N, cell.shape.C)
-        x = torch.randn(shape, generator=generator).to(device, dtype)
-        inputs = [Windows.into(x, lambda count: torch.randn(count, generator=generator))]
+        module, inputs = _layer(cell)
     else:
-        size = cell.model or ModelSize()
-        generator = torch.Generator().manual_seed(cell.seed)
-        if cell.task is None:
-            form = Form((size.vocab,), 2)
-            words = torch.randint(size.vocab, (cell.shape.B, cell.shape.N), generator=generator)
-        else:
-            form, shown = examples(cell)
-            words, labels = shown.tokens, shown.labels
-        module = Encoder(cell.variant, cell.shape, size, form=form, seed=cell.seed)
-        more = lambda count: torch.randint(min(form.vocab), (count,), generator=generator)  # noqa: E731  # as above
-        inputs = [Windows.into(words.to(device), more, tokens=-1 if len(form.vocab) == 1 else -2)]
+        module, inputs, labels = _model(cell, examples)
     module = move(module, device, dtype)
     own = cell.compile and not always_compiled(cell)
     made = _made(cell, module, inputs, mask, labels, compiled=own)
@@ -145,6 +121,50 @@ def prepare(
         input_bytes=sum(t.nbytes for t in (*first, *(() if mask is None else (mask,)))),
         param_bytes=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
     )
+
+
+def _operator(cell: Cell, draw: Draw) -> tuple[nn.Module, list[Windows]]:
+    if VARIANTS.get(cell.variant.name).kind == "mixer":
+        raise Unsupported("a mixer replaces the whole layer and has no q, k, v; use --level layer or model")
+    module = build(cell.variant, cell.shape, seed=cell.seed)
+    generator = torch.Generator().manual_seed(cell.seed + 2)
+    drawn = (t.to(cell.device, getattr(torch, cell.dtype)) for t in draw(cell.inputs, cell.shape, cell.seed))
+    return module, [Windows.into(t, lambda count: torch.randn(count, generator=generator)) for t in drawn]
+
+
+def _layer(cell: Cell) -> tuple[nn.Module, list[Windows]]:
+    module = as_layer(cell.variant, cell.shape, seed=cell.seed)
+    generator = torch.Generator().manual_seed(cell.seed)
+    shape = (cell.shape.B, cell.shape.N, cell.shape.C)
+    x = torch.randn(shape, generator=generator).to(cell.device, getattr(torch, cell.dtype))
+    return module, [Windows.into(x, lambda count: torch.randn(count, generator=generator))]
+
+
+def _model(
+    cell: Cell, examples: Callable[[Cell], tuple[Form, Examples]]
+) -> tuple[nn.Module, list[Windows], Tensor | None]:
+    """The encoder, what it reads, and the answers where the cell has a task."""
+    size = cell.model or ModelSize()
+    labels: Tensor | None = None
+    generator = torch.Generator().manual_seed(cell.seed)
+    if cell.task is None:
+        form = Form((size.vocab,), 2)
+        words = torch.randint(size.vocab, (cell.shape.B, cell.shape.N), generator=generator)
+    else:
+        form, shown = examples(cell)
+        words, labels = shown.tokens, shown.labels
+    module = Encoder(cell.variant, cell.shape, size, form=form, seed=cell.seed)
+    more = lambda count: torch.randint(min(form.vocab), (count,), generator=generator)  # noqa: E731  # as in the others
+    return module, [Windows.into(words.to(cell.device), more, tokens=-1 if len(form.vocab) == 1 else -2)], labels
+
+
+def _allow_decoding(cell: Cell) -> None:
+    """Raise Unsupported where the variant does not decode, or the whole model would have to."""
+    if cell.level == "model":
+        raise Unsupported("the encoder reads whole sequences; decode at level operator or layer")
+    reason = VARIANTS.get(cell.variant.name).unsupported_reason(cell.shape, decode=True)
+    if reason:
+        raise Unsupported(reason)
 
 
 def _allow_padding(cell: Cell) -> None:
