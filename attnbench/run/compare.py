@@ -147,9 +147,7 @@ class Contest:
     timeout: float = 120.0
     """Seconds for one length, whatever fails there."""
 
-    def answer(
-        self, on_length: Callable[[int], None] = lambda n: None, *, against_itself: bool = False
-    ) -> Comparison:
+    def answer(self, on_length: Callable[[int], None] = lambda n: None, *, against_itself: bool = False) -> Comparison:
         """Measure.
 
         Args:

@@ -284,7 +284,6 @@ def _rates(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-
 if __name__ == "__main__":
     # Little is imported above: torch comes in once it is sure that this process ends with its parent.
     main()
