@@ -98,8 +98,9 @@ class Never(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    VARIANTS._filled()  # all that there are, lest they be registered while the table is another one
     monkeypatch.setattr(VARIANTS, "_entries", {})
-    monkeypatch.setattr(INPUTS, "_entries", dict(INPUTS._entries))
+    monkeypatch.setattr(INPUTS, "_entries", dict(INPUTS._filled()))
     for name, cls, traits in (
         ("exact", Exact, Traits(exact=True)),
         ("biased", Biased, Traits(exact=True, bias=True)),
