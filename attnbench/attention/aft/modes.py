@@ -88,22 +88,23 @@ class Full(Simple):
         return {"w": torch.randn(self.longest, self.width)}
 
     def w(self, learned: Learned, i: int, j: int) -> Tensor | float:
-        return learned["rows"][i] @ learned["columns"][j] if self.factors else learned["w"][i, self.column(i, j)]
+        return learned["rows"][i] @ learned["columns"][j] if self.factors else learned["w"][i, self.column(i, j - i)]
 
-    def column(self, i: int, j: int) -> int:
-        """Where the bias of i and j stands among the ``width`` entries of row i."""
-        return j
+    def column(self, i: Any, distance: Any) -> Any:
+        """Where the bias of i and i + distance stands among the ``width`` entries of row i."""
+        return i + distance
 
     def bias(self, learned: Learned, rows: Tensor, keys: Tensor) -> Tensor:
         """w ``(groups, squares, r, s)`` for the positions ``(squares, r)`` and ``(squares, s)``."""
-        return self.pairs(learned, rows, keys, keys[:, None])
+        return self.entries(learned, rows, keys, keys[:, None] - rows[:, :, None])
 
-    def pairs(self, learned: Learned, rows: Tensor, keys: Tensor, column: Tensor) -> Tensor:
-        """:meth:`bias` from factors, or the entries of these columns, ``(squares, r, s)``."""
+    def entries(self, learned: Learned, rows: Tensor, keys: Tensor, distance: Tensor) -> Tensor:
+        """u_i · u'_j, or what the table has; ``distance`` is ``(squares, r, s)``."""
         last = self.longest - 1
+        column = self.column(rows[:, :, None], distance).clamp(0, self.width - 1)
         rows, keys = rows.clamp(0, last), keys.clamp(0, last)
         if not self.factors:
-            w = learned["w"][rows[:, :, None], column.clamp(0, self.width - 1)]
+            w = learned["w"][rows[:, :, None], column]
             return w[None].to(accumulator(w.dtype))
         dtype = accumulator(learned["rows"].dtype)  # converted first: gradients of one number are summed in it
         left, right = embedding(rows, learned["rows"].to(dtype)), embedding(keys, learned["columns"].to(dtype))
@@ -172,12 +173,12 @@ class Local(Full):
         self.back, self.ahead = window, 0 if shape.causal else window
         self.width = self.back + 1 + self.ahead
 
-    def column(self, i: int, j: int) -> int:
-        return j - i + self.back
+    def column(self, i: Any, distance: Any) -> Any:
+        return distance + self.back
 
     def bias(self, learned: Learned, rows: Tensor, keys: Tensor) -> Tensor:
         distance = keys[:, None] - rows[:, :, None]
-        w = self.pairs(learned, rows, keys, distance + self.back)
+        w = self.entries(learned, rows, keys, distance)
         return w.masked_fill((distance < -self.back) | (distance > self.ahead), 0.0)
 
     def folded(self, k: Tensor, v: Tensor, bias: Bias, key_mask: Tensor | None, learned: Learned) -> Tensor:
@@ -209,7 +210,7 @@ class Conv(Local):
         return {"w": torch.randn(self.groups, self.width)}
 
     def w(self, learned: Learned, i: int, j: int) -> Tensor | float:
-        return learned["w"][:, self.column(i, j)]
+        return learned["w"][:, self.column(i, j - i)]
 
     def bias(self, learned: Learned, rows: Tensor, keys: Tensor) -> Tensor:
         distance = keys[:1, None] - rows[:1, :, None]  # the same in every square
