@@ -78,6 +78,8 @@ class Traits:
     own_form: str = ""
     """One sentence on where this variant is not the method that its source describes; tables and figures then mark its
     name with a dagger. Empty where it is that method."""
+    cost: str = ""
+    """What it costs with certain options, as ``O(n²·d)``: for ``given`` only; the variant itself has its cost."""
     given: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """What it claims instead with certain options, or where the shape is ``causal``:
     ``(("kernel=relu", {"target": "other"}), ("causal=true,sort=learned", {"own_form": "..."}))``. An option without a
@@ -170,5 +172,6 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "converges_with": (_is_line, "give the name of an option"),
     "knob": (_is_knob, "give Knob('the option'), with step=1 for what counts rounds or blocks, or None"),
     "own_form": _LINE,
+    "cost": _LINE,
     "given": (_are_claims, "give a tuple of pairs: (('kernel=relu', {'target': 'other'}),)"),
 }

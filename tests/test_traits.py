@@ -23,6 +23,7 @@ WRONG: dict[str, list[Any]] = {
     "converges_with": [None, ("features",)],
     "knob": ["features", Knob("two\nlines"), Knob("features", step=0), Knob("features", step=True)],
     "own_form": [None, "two\nlines"],
+    "cost": [None, 2, "two\nlines"],
     "given": [{"kernel=relu": {}}, ("kernel=relu",), (("kernel=relu", "other"),)],
 }
 

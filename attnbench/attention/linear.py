@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -10,7 +11,13 @@ from torch import Tensor
 
 from attnbench.engines.linear import fused
 from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.maps import elu_plus_one
 from attnbench.engines.linear.module import Chunk, FeatureAttention
+from attnbench.engines.masks import emptied, visible_pairs
+from attnbench.engines.precision import accumulator
+from attnbench.engines.recurrent.feature_sums import feature_sums, quotient, with_ones
+from attnbench.engines.recurrent.stretches import by_heads
+from attnbench.engines.rotation import angles, rotate
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -19,6 +26,16 @@ _LEAST = 2.0**-120
 """Least feature of a key. Float32 reaches down to 2^-126, and so small a share is lost in any sum with a usual key."""
 
 _NO_STEP = "form=triton has whole sequences only: a step is a few small products, which form=torch takes"
+
+
+class Turned(NamedTuple):
+    """What decoding keeps with rotary positions."""
+
+    of_values: Tensor
+    """Σ R_j φ(k_j) v_jᵀ, ``(B, H, D, D)``, float32 at least."""
+    of_ones: Tensor
+    """Σ φ(k_j), ``(B, H, D, 1)``."""
+    length: int
 
 
 class EluPlusOne(FeatureMap):
@@ -57,9 +74,12 @@ class EluPlusOne(FeatureMap):
         target="other",
         decode=True,
         permutable=True,
-        given=(("form=triton", {"decode": No(_NO_STEP), "dtypes": ("bfloat16", "float16", "float32")}),),
+        given=(
+            ("form=triton", {"decode": No(_NO_STEP), "dtypes": ("bfloat16", "float16", "float32")}),
+            ("rotary=true", {"rows_sum_to_one": False, "permutable": False}),
+        ),
     ),
-    settings=("chunk=5",),
+    settings=("chunk=5", "rotary=true,chunk=5"),
 )
 class Linear(FeatureAttention):
     """Softmax replaced by φ(q)·φ(k), φ = elu + 1, summed in O(n).
@@ -77,11 +97,16 @@ class Linear(FeatureAttention):
     channels that it weighs gives all of them the same weight. ``form=triton`` does neither: where the features of a
     query, or of all its keys, underflow, below -87, it gives NaN.
 
+    ``rotary=true`` turns φ(q_i) and φ(k_j) by angles that grow with i and j, in the numerator only: equation 19 of
+    Su et al. 2021, arXiv:2104.09864. The numerator then depends on i - j, and the denominator, which must stay
+    positive, does not, so that rows need not sum to 1. A row whose features all underflow gives 0.
+
     Differs from the authors' code: nothing is added to the denominator (they add 1e-6).
 
     Raises:
-        Unsupported: ``form=triton`` without triton or a CUDA device, in float64, in decoding, or for D > 128.
-        UsageError: ``chunk`` with ``form=triton``, which has chunks of its own.
+        Unsupported: ``form=triton`` without triton or a CUDA device, in float64, in decoding, or for D > 128;
+            ``rotary`` with an odd D.
+        UsageError: ``chunk`` or ``rotary`` with ``form=triton``, which has chunks of its own and no positions.
     """
 
     def __init__(
@@ -92,9 +117,16 @@ class Linear(FeatureAttention):
         form: Annotated[
             Literal["torch", "triton"], Field(description="PyTorch's operations, or fused kernels on a CUDA device")
         ] = "torch",
+        rotary: Annotated[
+            bool, Field(description="turn features by their positions, in the numerator only")
+        ] = False,
     ) -> None:
         super().__init__(shape, chunk)
-        self.form = form
+        self.form, self.rotary = form, rotary
+        if rotary and shape.D % 2:
+            raise Unsupported(f"rotary pairs the channels: head_dim {shape.D} must be even")
+        if rotary and form == "triton":
+            raise UsageError("linear: rotary belongs to form=torch; the kernels of form=triton know no positions")
         if form == "triton":
             if chunk is not None:
                 raise UsageError("linear: chunk belongs to form=torch; the kernels of form=triton have their own")
@@ -104,7 +136,23 @@ class Linear(FeatureAttention):
         phi_q, phi_k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in (q, k))
         return phi_q @ phi_k.mT
 
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The weights of all pairs, those of the numerator turned by their distance in complex numbers."""
+        if not self.rotary:
+            return super().dense(q, k, v, key_mask=key_mask)
+        i, j = (torch.arange(x.shape[2], dtype=torch.float64, device=x.device) for x in (q, k))
+        theta = 10000.0 ** (-torch.arange(0, q.shape[3], 2, dtype=torch.float64, device=q.device) / q.shape[3])
+        phi_q, phi_k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()).double() for x in (q, k))
+        a, b = (torch.complex(*phi.chunk(2, -1)) for phi in (phi_q, phi_k))
+        apart = (i[:, None] - j)[..., None] * theta
+        turned = torch.einsum("bhic,bhjc,ijc->bhij", a, b.conj(), torch.polar(torch.ones_like(apart), apart)).real
+        visible = visible_pairs(q, k, self.causal, key_mask)
+        total = ((phi_q @ phi_k.mT) * visible).sum(-1, keepdim=True)
+        return (turned * visible / torch.where(total == 0, 1.0, total) @ v.double()).to(v.dtype)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        if self.rotary:
+            return self._turned(q, k, v, key_mask)
         if self.form == "triton":
             return fused.attend(q, k, v, causal=self.causal, key_mask=key_mask)
         return super().attend(q, k, v, key_mask)
@@ -113,3 +161,41 @@ class Linear(FeatureAttention):
         if self.form == "triton":  # asked for in decoding only
             raise Unsupported(_NO_STEP)
         return EluPlusOne(self.head_dim)
+
+    def _turned(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        out, dtype = q.dtype, accumulator(q.dtype)
+        k, v = emptied(key_mask, k, v)
+        phi_q, phi_k = (elu_plus_one(x.to(dtype)) for x in (q, k))
+        sums = partial(
+            feature_sums, of_queries=_as_it_is, of_keys=_as_it_is, causal=self.causal, chunk=self.chunk or 64
+        )
+        turned = (rotate(phi, *angles(0, phi.shape[2], phi)) for phi in (phi_q, phi_k))
+        values = with_ones(v.to(dtype), key_mask)
+        above = by_heads(sums, *turned, values[..., :-1])
+        below = by_heads(sums, phi_q, phi_k, values[..., -1:])
+        return quotient(torch.cat([above, below], -1)).to(out)
+
+    @torch.no_grad()
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        """The sums over a prompt ``(B, H, n, D)``, n >= 0; :class:`Turned` with rotary positions."""
+        if not self.rotary:
+            return super().begin(q, k, v)
+        phi = elu_plus_one(k.to(accumulator(k.dtype)))
+        turned = rotate(phi, *angles(0, k.shape[2], phi))
+        return Turned(turned.mT @ v.to(phi.dtype), phi.sum(2)[..., None], k.shape[2])
+
+    @torch.no_grad()
+    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
+        """q, k, v ``(B, H, 1, D)``."""
+        if not isinstance(state, Turned):
+            return super().step(state, q, k, v)
+        dtype, turn = state.of_values.dtype, angles(state.length, 1, state.of_values)
+        phi_q, phi_k = (elu_plus_one(x.to(dtype)) for x in (q, k))
+        of_values = state.of_values + rotate(phi_k, *turn).mT * v.to(dtype)
+        of_ones = state.of_ones + phi_k.mT
+        sums = torch.cat([rotate(phi_q, *turn) @ of_values, phi_q @ of_ones], -1)
+        return quotient(sums).to(q.dtype), Turned(of_values, of_ones, state.length + 1)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from math import log2
 from typing import Annotated, NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention
 from attnbench.engines.recurrent.stretches import by_heads
+from attnbench.engines.rotation import angles, rotate
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -105,7 +105,7 @@ class RetNet(nn.Module):
         longest = max(N, k.shape[2])
         if k.shape[2] != N:  # pairs of a missing query or key are zero
             q, k, v = (nn.functional.pad(x, (0, 0, 0, longest - x.shape[2])) for x in (q, k, v))
-        turns = _turns(0, longest, q) if self.rotation else None
+        turns = angles(0, longest, q) if self.rotation else None
         compute = partial(_retain, turns=turns, causal=self.causal, chunk=self.chunk)
         return by_heads(compute, q, k, v, log2_gamma(q).expand(B, H, 1))[:, :, :N]
 
@@ -115,7 +115,7 @@ class RetNet(nn.Module):
         position = torch.arange(n, device=k.device)
         k = k.to(dtype)
         if self.rotation:
-            k = _rotate(k, *_turns(0, n, k))
+            k = rotate(k, *angles(0, n, k))
         fading = log2_gamma(k)[..., None] * (n - 1 - position[:, None]).to(dtype)
         return Retained((k * fading.exp2()).mT @ v.to(dtype), n)
 
@@ -124,33 +124,10 @@ class RetNet(nn.Module):
         dtype = state.state.dtype
         a, b = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype)
         if self.rotation:
-            turns = _turns(state.length, 1, a)
-            a, b = _rotate(a, *turns), _rotate(b, *turns)
+            turns = angles(state.length, 1, a)
+            a, b = rotate(a, *turns), rotate(b, *turns)
         retained = state.state * log2_gamma(a)[..., None].exp2() + b.mT * v.to(dtype)
         return (a @ retained).to(v.dtype), Retained(retained, state.length + 1)
-
-
-def _turns(start: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles at the positions from ``start`` on, ``(count, D/2)``."""
-    D, device = like.shape[3], like.device
-    theta = torch.exp2(torch.arange(0, D, 2, device=device, dtype=torch.float64) * (-log2(10000.0) / D))
-    # exp(i(a + b)θ) as a product of two factors: sines cost more than all the rest.
-    run = min(count, 64)
-    coarse, fine = (
-        torch.polar(torch.ones_like(angle), angle)
-        for angle in (
-            torch.arange(start, start + count, max(run, 1), device=device)[:, None] * theta,
-            torch.arange(run, device=device)[:, None] * theta,
-        )
-    )
-    turns = torch.view_as_real(coarse[:, None] * fine).to(accumulator(like.dtype)).flatten(0, 1)[:count]
-    return turns[..., 0], turns[..., 1]
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    real, imaginary = x.chunk(2, -1)
-    turned = (real * cos).addcmul(imaginary, sin, value=-1), (real * sin).addcmul(imaginary, cos)
-    return torch.cat(turned, -1)
 
 
 def _retain(
@@ -160,7 +137,7 @@ def _retain(
     if turns is None:
         q = q * scale
     else:
-        q, k = _rotate(q, *(turn * scale for turn in turns)), _rotate(k, *turns)
+        q, k = rotate(q, *(turn * scale for turn in turns)), rotate(k, *turns)
     return decayed_attention(q, k, v, log_decay, causal=causal, chunk=chunk)
 
 

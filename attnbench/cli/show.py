@@ -177,8 +177,9 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
         ("source", data["source"]),
         ("formula", data["formula"]),
         ("cost", f"{data['cost']}; claimed: {', '.join(claims) or 'nothing'}"),
-        ("target", target),
     ]
+    facts += [("", f"{_where(where)}: {one['cost']}") for where, one in data["given"].items() if "cost" in one]
+    facts.append(("target", target))
     facts += _instead(data, "target", _TARGETS)
     facts += _instead(data, "exact", _EXACT)
     facts += _own_form(data)

@@ -114,6 +114,7 @@ def _facts(data: dict[str, Any]) -> list[list[str]]:
     return [
         ["Source", source(data["source"])],
         ["Cost", text(f"{data['cost']}; claimed: {', '.join(claimed) or 'nothing'}")],
+        *[["", text(f"{_where(where)}: {one['cost']}")] for where, one in data["given"].items() if "cost" in one],
         ["Family", data["family"]],
         ["Kind", kinds[data["kind"]]],
     ]

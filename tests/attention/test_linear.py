@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attnbench.attention.linear import Linear
 from attnbench.engines import tiling
 from attnbench.engines.linear import all_keys
+from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 from attnbench.variant import build
@@ -212,3 +213,42 @@ def test_a_training_step_of_several_tiles_compiles_without_a_graph_break(name: s
     found, expected = (torch.autograd.grad(run(*inputs).square().sum(), inputs) for run in (compiled, model))
     for grad, plain in zip(found, expected, strict=True):
         assert torch.allclose(grad, plain, atol=1e-5)
+
+
+# Rotary positions
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rotary_positions_turn_the_numerator_by_the_distance_and_leave_the_denominator(causal: bool) -> None:
+    shape = Shape(batch=1, heads=1, seq_len=9, head_dim=2, causal=causal)
+    q, k, v = (torch.randn(1, 1, 9, 2, dtype=torch.float64) for _ in range(3))
+    out = Linear(shape, rotary=True, chunk=4)(q, k, v)
+    phi_q, phi_k = (torch.nn.functional.elu(x[0, 0]) + 1 for x in (q, k))
+    for i in range(9):
+        seen = range(i + 1 if causal else 9)
+        above, below = torch.zeros(2, dtype=torch.float64), 0.0
+        for j in seen:
+                turn = torch.tensor(float(i - j), dtype=torch.float64)  # two channels have one angle: a radian per token
+            cos, sin = turn.cos(), turn.sin()
+            plain, crossed = phi_q[i] @ phi_k[j], phi_q[i, 0] * phi_k[j, 1] - phi_q[i, 1] * phi_k[j, 0]
+            above = above + (plain * cos + crossed * sin) * v[0, 0, j]
+            below = below + float(plain)
+        torch.testing.assert_close(out[0, 0, i], above / below, rtol=1e-10, atol=1e-11)
+
+
+def test_what_rotary_positions_weigh_depends_on_the_distance_alone() -> None:
+    shape = Shape(batch=1, heads=1, seq_len=12, head_dim=6)
+    q, k = (torch.randn(1, 1, 1, 6, dtype=torch.float64).expand(1, 1, 12, 6) for _ in range(2))
+    module = Linear(shape, rotary=True)
+    v = torch.eye(12, dtype=torch.float64)[None, None]
+    weights = module(q, k, v)[0, 0]
+    for apart in range(-11, 12):
+        line = weights.diagonal(apart)
+        torch.testing.assert_close(line, line[:1].expand_as(line))
+
+
+def test_rotary_positions_need_pairs_of_channels_and_no_fused_kernel() -> None:
+    with pytest.raises(Unsupported, match="head_dim 3 must be even"):
+        Linear(Shape(head_dim=3), rotary=True)
+    with pytest.raises(UsageError, match="rotary belongs to form=torch"):
+        Linear(Shape(), rotary=True, form="triton")

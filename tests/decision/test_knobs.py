@@ -27,6 +27,10 @@ NONE = {
     "no option": {"fnet", "xca"},
     "its options have no order by cost, or are those of its parts": {"per-head", "pooling", "sinkhorn", "sparse"},
     "the rank of its gate is no accuracy": {"gla"},
+    "another operator than softmax, with no accuracy to buy": {
+        *("additive", "bilinear", "kernel", "location", "monotonic", "rwwn"),
+        *("conv", "long-conv", "lstm", "gru", "dense"),
+    },
 }
 TURNED = sorted(
     [entry.name for entry in SHIPPED if entry.traits.knob]

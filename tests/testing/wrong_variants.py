@@ -8,18 +8,33 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.additive import Additive
 from attnbench.attention.aft.algorithm import AFT
 from attnbench.attention.bigbird.algorithm import BigBird
+from attnbench.attention.bilinear import Bilinear
+from attnbench.attention.conv import Convolution
+from attnbench.attention.dense import DenseLayer
 from attnbench.attention.efficient import Efficient
 from attnbench.attention.favor_plus_plus import FavorPlusPlus
 from attnbench.attention.gla import GLA, gated_attention
+from attnbench.attention.graph import Graph
+from attnbench.attention.gru import GRU
+from attnbench.attention.kernel import Kernel
 from attnbench.attention.linear import Linear
 from attnbench.attention.local import Local
+from attnbench.attention.location import Location
+from attnbench.attention.long_conv import LongConvolution
+from attnbench.attention.lstm import LSTM
 from attnbench.attention.memory_compressed import MemoryCompressed
+from attnbench.attention.monotonic import Monotonic
+from attnbench.attention.noise import Noise
 from attnbench.attention.nystrom import Nystrom
 from attnbench.attention.performer import Performer
+from attnbench.attention.rwwn import RowWiseWeightNormalisation
+from attnbench.attention.s4d import S4D
 from attnbench.attention.sinkhorn.algorithm import Sinkhorn
 from attnbench.attention.softmax import Softmax
+from attnbench.attention.window_linear import WindowLinear
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Shape
 
@@ -482,6 +497,14 @@ class OneScaleForAllFeatures(FavorPlusPlus):
         return features
 
 
+class TurnedBelow(Linear):
+    """Rotary positions in the denominator as well, which can then be 0 or negative."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        plain = super().forward(q, k, torch.cat([v, torch.ones_like(v[..., :1])], -1), key_mask=key_mask)
+        return plain[..., :-1] / plain[..., -1:]
+
+
 class UnderflowingFeatures(Linear):
     """elu + 1 as it is, which is 0 below -104."""
 
@@ -526,3 +549,164 @@ class MaskedByWeights(Softmax):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         return masked_attention(q, k, v, allowed_keys(q, k, self.causal, key_mask))
+
+
+# Scores and kernels
+
+
+class MultipliedProjections(Additive):
+    """Query and key meet in a product before the tanh, not in a sum."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        x, y = self._of_queries(q), self._of_keys(k)
+        logits = torch.tanh(x[:, :, :, None] * y[:, :, None]) @ self.w[:, None, :, None]
+        allowed = allowed_keys(q, k, self.causal, key_mask)
+        return torch.matmul(logits[..., 0].masked_fill(~allowed, -1e9).softmax(-1), v)
+
+
+class TransposedForm(Bilinear):
+    """kᵀ W q in place of qᵀ W k."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return masked_attention(
+            q @ self.W.mT * q.shape[-1] ** 0.5, k, v, allowed_keys(q, k, self.causal, key_mask)
+        )
+
+
+class LocationByContent(Location):
+    """Compares the location with the key as well, and is content-based again."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        keys = (self.locations[:, : k.shape[2]] + k) * q.shape[-1] ** 0.5
+        return masked_attention(q, keys, v, allowed_keys(q, k, self.causal, key_mask))
+
+
+class CentredInThePadding(Monotonic):
+    """The centre is a share of the padded length."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        centres = q.shape[2] * torch.sigmoid(torch.tanh(q @ self.W) @ self.u[..., None])
+        window = (torch.arange(k.shape[2]) - centres).square() * -self.narrowness
+        allowed = allowed_keys(q, k, self.causal, key_mask)
+        return torch.matmul(window.masked_fill(~allowed, -1e9).softmax(-1), v)
+
+
+class OneMapForBoth(Kernel):
+    """Keys go through the map of the queries."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        self.of_keys = self.of_queries
+        return super().forward(q, k, v, key_mask=key_mask)
+
+
+class ReorderedInName(Kernel):
+    """Says that it sums keys and values first, and forms all pairs."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return self.dense(q, k, v, key_mask=key_mask)
+
+
+class TwoNormalisers(WindowLinear):
+    """The window and the rest are each divided by their own sum, and then averaged."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        allowed = allowed_keys(q, k, self.causal, key_mask)
+        i = torch.arange(q.shape[2])
+        near = (i[:, None] - i).abs() <= self.window
+        window = masked_attention(q, k, v, near & allowed)
+        u_q, u_k = self._projected(q, k)
+        far = (self.map(u_q) @ self.map(u_k).mT) * (~near & allowed)
+        return (window + torch.matmul(far / far.sum(-1, keepdim=True).clamp(min=1e-9), v)) / 2
+
+
+class CountedInBoth(WindowLinear):
+    """Keys in the window are in the sum of the rest as well."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        allowed = allowed_keys(q, k, self.causal, key_mask)
+        i = torch.arange(q.shape[2])
+        near = ((i[:, None] - i).abs() <= self.window) & allowed
+        logits = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~near, -torch.inf)
+        u_q, u_k = self._projected(q, k)
+        weights = (logits - logits.amax(-1, keepdim=True)).exp() + self.map(u_q) @ self.map(u_k).mT * allowed
+        return torch.matmul(weights / weights.sum(-1, keepdim=True), v)
+
+
+class RepeatedEdges(Graph):
+    """A token whose list of neighbours repeats one counts itself twice."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        weights = self.dense(q, k, torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:2], -1, -1), key_mask=key_mask)
+        twice = 1.0 + (self.neighbours < 0).any(1)[: q.shape[2], None] * torch.eye(q.shape[2], dtype=q.dtype)
+        weights = weights * twice
+        return torch.matmul(weights / weights.sum(-1, keepdim=True), v)
+
+
+class HalfOfTheNoise(Noise):
+    """Noise between 0 and 1/2: late keys are never drawn."""
+
+    def _noise(self) -> Tensor:
+        return super()._noise() / 2
+
+
+class NormalisedByColumns(RowWiseWeightNormalisation):
+    """Divides columns by their length, over queries that have not come yet."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).exp() * allowed_keys(q, k, self.causal, key_mask)
+        return torch.matmul(weights / weights.norm(dim=-2, keepdim=True), v)
+
+
+# Not attention
+
+
+class CentredThoughCausal(Convolution):
+    """A causal kernel that is laid around the token."""
+
+    def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
+        half = (self.before + self.after) // 2
+        return self._convolved(nn.functional.pad(x.mT, (half, self.before + self.after - half)), x.dtype)
+
+
+class Circular(LongConvolution):
+    """Transforms no longer than the sequence: what comes round is heard at the start."""
+
+    def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
+        N = x.shape[1]
+        spectrum = torch.fft.rfft(x.mT, N) * torch.fft.rfft(self.later[:, :N], N)
+        return torch.fft.irfft(spectrum, N).mT + self.skip * x
+
+
+class DelayedKernel(S4D):
+    """Powers of the decay that start from one step instead of none."""
+
+    def _kernels(self, length: int) -> list[Tensor]:
+        return [kernel[:, 1:] for kernel in super()._kernels(length + 1)]
+
+
+class ReversedPadding(LSTM):
+    """The second direction starts in the padding."""
+
+    def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(x if key_mask is None else x * key_mask[..., None])
+
+
+class ResetBeforeTheProduct(GRU):
+    """The reset gate multiplies h before the product, as in the paper and not as documented."""
+
+    def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
+        h, rows = torch.zeros_like(x[:, 0]), []
+        for token in x.unbind(1):
+            a, c = nn.functional.linear(token, self.W[0], self.b[0]).chunk(3, -1), self.b_state[0].chunk(3)
+            of_state = nn.functional.linear(h, self.U[0]).chunk(3, -1)
+            r, z = (torch.sigmoid(a[i] + of_state[i] + c[i]) for i in range(2))
+            h = (1 - z) * torch.tanh(a[2] + nn.functional.linear(r * h, self.U[0].chunk(3)[2]) + c[2]) + z * h
+            rows.append(h)
+        return torch.stack(rows, 1)
+
+
+class MixedTokens(DenseLayer):
+    """Takes the mean of all tokens along, and is a mixer after all."""
+
+    def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(x + x.mean(1, keepdim=True), key_mask=key_mask)

@@ -1,0 +1,114 @@
+"""Additive attention: a network with one hidden layer scores each pair of query and key."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.masks import emptied, visible_pairs
+from attnbench.engines.pair_scores import attend_by_score
+from attnbench.engines.precision import accumulator
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+
+@register(
+    "additive",
+    family="kernel",
+    source="Bahdanau et al. 2015, arXiv:1409.0473, section 3.1 and appendix A.1.2",
+    formula="oᵢ = Σ_j softmax_j(w·tanh(W·qᵢ + U·kⱼ + b)) vⱼ",
+    cost="O(n²·d)",
+    time_exponent=2.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        stochastic=True,
+        decode=True,
+        permutable=True,
+        bias=No("its logits come from a network that knows no positions; the paper adds nothing to them"),
+    ),
+    settings=("hidden=3,chunk=5", "chunk=7"),
+)
+class Additive(nn.Module):
+    """A small network scores each pair of query and key.
+
+    Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate": the logit of query i
+    and key j is w·tanh(W q_i + U k_j + b), with a hidden layer of ``hidden`` units A in each head; a softmax over the
+    keys follows. q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. W and U are ``(H, D, A)``, w and b
+    ``(H, A)``. The logits are no products, so that no score of a pair is cheaper than A values of tanh.
+
+    W q + b and U k are computed once for each token. The hidden layers of all pairs, N × M × A numbers, would not fit
+    any memory: they exist for one tile of ``chunk`` queries and keys at a time, in the backward pass as well, which
+    computes them again. Memory is O(n·A). Decoding keeps U k and v of every token.
+
+    W and U are drawn from N(0, 1/D), w from N(0, 1/A), and b is 0 at first.
+
+    Differs from the paper: every head has its own network; b is added; the authors draw W and U near 0 and start from
+    w = 0, which makes all weights equal at first.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        hidden: Annotated[int | None, Field(ge=1, description="hidden units A of each head; none: D")] = None,
+        chunk: Annotated[
+            int | None,
+            Field(ge=1, description="queries and keys of a tile; none: what is fast. Moves time and memory only"),
+        ] = None,
+    ) -> None:
+        super().__init__()
+        H, D, A = shape.H, shape.D, hidden or shape.D
+        self.causal, self.capacity, self.chunk = shape.causal, shape.M, chunk
+        self.W = nn.Parameter(torch.randn(H, D, A) * D**-0.5)
+        self.U = nn.Parameter(torch.randn(H, D, A) * D**-0.5)
+        self.b = nn.Parameter(torch.zeros(H, A))
+        self.w = nn.Parameter(torch.randn(H, A) * A**-0.5)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The hidden layers of all pairs at once, ``(B, H, N, M, A)``."""
+        x, y = (torch.einsum("bhnd,hda->bhna", one, matrix) for one, matrix in ((q, self.W), (k, self.U)))
+        layers = torch.tanh(x[:, :, :, None] + y[:, :, None] + self.b[:, None, None])
+        visible = visible_pairs(q, k, self.causal, key_mask)
+        logits = torch.einsum("bhnma,ha->bhnm", layers, self.w).masked_fill(~visible, float("-inf"))
+        return logits.softmax(-1).masked_fill(~visible, 0.0) @ v
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
+        x, y, width = self._of_queries(q), self._of_keys(k), self.w.shape[1]
+        return attend_by_score(
+            score, x, y, v, (self.w,), causal=self.causal, key_mask=key_mask, width=width, chunk=self.chunk
+        )
+
+    def _of_queries(self, q: Tensor) -> Tensor:
+        """W q + b, float32 at least."""
+        dtype = accumulator(q.dtype)
+        return q.to(dtype) @ self.W.to(dtype) + self.b.to(dtype)[:, None]
+
+    def _of_keys(self, k: Tensor) -> Tensor:
+        """U k, float32 at least."""
+        dtype = accumulator(k.dtype)
+        return k.to(dtype) @ self.U.to(dtype)
+
+    @torch.no_grad()
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
+        """q, k, v ``(B, H, n, D)``, n >= 0. The cache's keys are U k, ``(B, H, n, A)``."""
+        return Cache.of(self._of_keys(k).to(k.dtype), v, self.capacity)
+
+    @torch.no_grad()
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+        """q, k, v ``(B, H, 1, D)``."""
+        state = state.append(self._of_keys(k).to(k.dtype), v)
+        x = self._of_queries(q)
+        logits = torch.tanh(x + state.keys.to(x.dtype)) @ self.w.to(x.dtype)[..., None]
+        return torch.matmul(logits.softmax(2).mT.to(v.dtype), state.values), state
+
+
+def score(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """w·tanh(x_i + y_j) ``(G, n, m)`` of x ``(G, n, A)``, y ``(G, m, A)`` and w ``(G, A)``."""
+    layers = (x[:, :, None] + y[:, None]).tanh_()
+    return (layers.flatten(1, 2) @ w[..., None]).view(layers.shape[:3])

@@ -1,0 +1,88 @@
+"""Bilinear attention: a learned matrix between query and key."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.engines.decoding import kv_cache
+from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.masks import emptied, visible_pairs
+from attnbench.engines.pair_scores import attend_by_score, product
+from attnbench.engines.precision import accumulator
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+
+@register(
+    "bilinear",
+    family="kernel",
+    source="Luong et al. 2015, arXiv:1508.04025, section 3.1, the score called general",
+    formula="oᵢ = Σ_j softmax_j(qᵢᵀ·W·kⱼ) vⱼ",
+    cost="O(n²·d)",
+    time_exponent=2.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        stochastic=True,
+        decode=True,
+        permutable=True,
+        bias=No("the learned matrix is the whole score; the paper adds nothing to its logits"),
+    ),
+    settings=("chunk=5",),
+)
+class Bilinear(nn.Module):
+    """A learned matrix between query and key.
+
+    Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", the score called general:
+    the logit of query i and key j is q_iᵀ W k_j with one D × D matrix W for each head, and a softmax over the keys
+    follows. q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. There is no further scale: with
+    W = I/√D it is softmax attention, and any projections of q and k that a layer has make it one with another W.
+
+    W is drawn from N(0, 1/D²), so that the logits of standard normal q and k have variance 1. Logits exist for one tile
+    at a time, forward and backward; memory is O(n·d).
+
+    Differs from the paper: every head has its own W.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        chunk: Annotated[
+            int | None,
+            Field(ge=1, description="queries and keys of a tile; none: what is fast. Moves time and memory only"),
+        ] = None,
+    ) -> None:
+        super().__init__()
+        self.causal, self.capacity, self.chunk = shape.causal, shape.M, chunk
+        self.W = nn.Parameter(torch.randn(shape.H, shape.D, shape.D) / shape.D)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """All logits at once, ``(B, H, N, M)``."""
+        visible = visible_pairs(q, k, self.causal, key_mask)
+        logits = torch.einsum("bhnd,hde,bhme->bhnm", q, self.W, k).masked_fill(~visible, float("-inf"))
+        return logits.softmax(-1).masked_fill(~visible, 0.0) @ v
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
+        return attend_by_score(product, self._turned(q), k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
+
+    def _turned(self, q: Tensor) -> Tensor:
+        """Wᵀ q, float32 at least."""
+        dtype = accumulator(q.dtype)
+        return q.to(dtype) @ self.W.to(dtype)
+
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
+        return Cache.of(k, v, self.capacity)
+
+    @torch.no_grad()
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+        """q, k, v ``(B, H, 1, D)``."""
+        state = state.append(k, v)
+        undivided = self._turned(q) * q.shape[-1] ** 0.5  # softmax attention divides by it
+        return kv_cache.attend(undivided.to(q.dtype), state.keys, state.values), state

@@ -1,0 +1,98 @@
+"""A depthwise convolution along the tokens: what attention is compared with where only neighbours matter."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, pad
+
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import accumulator
+from attnbench.errors import UsageError
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+
+@register(
+    "conv",
+    kind="mixer",
+    family="mixing",
+    source="Wu et al. 2019, arXiv:1901.10430, section 2",
+    formula="yᵢ = b + Σ_t w_t ⊙ x_(i+t),  |t| <= (width - 1)/2, or -width < t <= 0 if causal",
+    cost="O(n·w·d)",
+    time_exponent=1.0,
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        cross=No("a token is mixed with its own neighbours; there is no second sequence"),
+        bias=No("there are no logits: the weight of a distance is learned as it is"),
+        stochastic=True,
+        rows_sum_to_one=False,
+        decode=True,
+    ),
+    settings=("width=5", "width=3"),
+)
+class Convolution(nn.Module):
+    """A depthwise convolution; no token looks at another's content.
+
+    A reference line that is no attention, the depthwise convolution of Wu et al. 2019, "Pay Less Attention with
+    Lightweight and Dynamic Convolutions", section 2: every channel has ``width`` weights of its own, one for each
+    distance. x is ``(B, N, C)`` and so is the output. The window is centred, or holds the last ``width`` tokens if
+    ``shape.causal``. What lies outside of the sequence or is padding counts as 0. Decoding keeps the last
+    ``width - 1`` tokens.
+
+    Weights and b are drawn from U(-1/√width, 1/√width). There are no projections.
+
+    Differs from the paper: a bias is added; the paper's own proposals share weights between channels, normalise them by
+    a softmax, or make them from the token.
+
+    Raises:
+        UsageError: an even ``width``, unless causal.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        width: Annotated[int, Field(ge=1, description="tokens under the kernel, the token itself included")] = 7,
+    ) -> None:
+        super().__init__()
+        if width % 2 == 0 and not shape.causal:
+            raise UsageError(f"conv: option width={width} must be odd: it is centred on the token")
+        self.before, self.after = (width - 1, 0) if shape.causal else (width // 2, width // 2)
+        self.weight = nn.Parameter(torch.empty(shape.C, width).uniform_(-1, 1) * width**-0.5)
+        self.b = nn.Parameter(torch.empty(shape.C).uniform_(-1, 1) * width**-0.5)
+
+    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """For each channel, the product with the N × N matrix of the weights of distances."""
+        (x,) = emptied(key_mask, x)
+        N = x.shape[1]
+        matrix = x.new_zeros(x.shape[2], N, N)
+        for i in range(N):
+            for j in range(max(0, i - self.before), min(N, i + self.after + 1)):
+                matrix[:, i, j] = self.weight[:, j - i + self.before]
+        return torch.einsum("cij,bjc->bic", matrix, x) + self.b
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (x,) = emptied(key_mask, x)
+        return self._convolved(pad(x.mT, (self.before, self.after)), x.dtype)
+
+    def _convolved(self, channels: Tensor, out: torch.dtype) -> Tensor:
+        """Windows of channels ``(B, C, n)`` that lie inside, as tokens ``(B, n - width + 1, C)``."""
+        dtype = accumulator(out)
+        weight, b = self.weight.to(dtype)[:, None], self.b.to(dtype)
+        return conv1d(channels.to(dtype), weight, b, groups=len(b)).mT.to(out)
+
+    def begin(self, x: Tensor) -> tuple[Tensor]:
+        """x ``(B, n, C)``, n >= 0. The last ``width - 1`` tokens, zeros in front of the first."""
+        short = max(0, self.before - x.shape[1])
+        return (pad(x[:, max(0, x.shape[1] - self.before) :], (0, 0, short, 0)).clone(),)
+
+    def step(self, state: tuple[Tensor], x: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+        """x ``(B, 1, C)``."""
+        window = torch.cat((state[0], x), 1)
+        return self._convolved(window.mT, x.dtype), (window[:, 1:],)

@@ -1,0 +1,204 @@
+"""Attention with any of several kernels in place of exp(q·k/√D), in either order of the products."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.linear.maps import Map, elu_plus_one, second_power, squared_relu, unit_and_one
+from attnbench.engines.masks import added_to_logits, emptied, seeing, visible_pairs
+from attnbench.engines.precision import accumulator, hidden
+from attnbench.engines.recurrent.decayed_sums import Chunk
+from attnbench.engines.recurrent.feature_sums import feature_sums, quotient, with_ones
+from attnbench.engines.recurrent.stretches import by_heads
+from attnbench.errors import Unsupported, UsageError
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+_MAPS: dict[str, Map] = {"elu+1": elu_plus_one, "relu": torch.relu, "relu2": squared_relu}
+"""Maps of each channel by itself, any two of which make a kernel."""
+
+
+@register(
+    "kernel",
+    family="kernel",
+    source="Tsai et al. 2019, arXiv:1908.11775, section 3; Katharopoulos et al. 2020, arXiv:2006.16236, equation 3",
+    formula="oᵢ = Σ_j sim(qᵢ, kⱼ) vⱼ / Σ_j sim(qᵢ, kⱼ);  Φ(Q)·(Φ(K)ᵀV) or (Φ(Q)·Φ(K)ᵀ)·V",
+    cost="O(n·R·d)",
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        decode=True,
+        permutable=True,
+        bias=No("a bias belongs to the logit of a pair; but for exp and gaussian these kernels have no logits"),
+        given=(
+            ("sim=relu", {"rows_sum_to_one": False}),
+            ("sim=relu2", {"rows_sum_to_one": False}),
+            ("key_map", {"rows_sum_to_one": False}),
+            ("sim=exp", {"target": "softmax", "exact": True}),
+            ("order=dense", {"cost": "O(n²·d)"}),
+        ),
+    ),
+    settings=(
+        "chunk=5",
+        "sim=relu2,key_map=elu+1,chunk=5",
+        "sim=poly,chunk=5",
+        "sim=cosine,chunk=5",
+        "sim=relu,order=dense",
+        "sim=poly,degree=4,order=dense",
+        "sim=exp,order=dense",
+        "sim=gaussian,order=dense",
+    ),
+)
+class Kernel(nn.Module):
+    """A kernel chosen by name, its products in either order.
+
+    Attention with sim(q, k) >= 0 in place of exp(q·k/√D), each row divided by its sum: Tsai et al. 2019, "Transformer
+    Dissection", equation 2, and Katharopoulos et al. 2020, "Transformers are RNNs", equation 3. With s = q·k/√D:
+
+    - ``sim=elu+1``, ``relu`` and ``relu2``: φ(q)·φ(k) with φ = elu + 1, max(x, 0) or max(x, 0)², D features each.
+      ``key_map`` gives the keys another of these maps than the queries.
+    - ``sim=poly``: (1 + s)^p with an even ``degree`` p, 2 by default; 1 + D + D² features where it is 2.
+    - ``sim=cosine``: 1 + cos(q, k), D + 1 features.
+    - ``sim=exp``: exp(s), which is softmax attention. ``sim=gaussian``: exp(-‖q - k‖²/2√D), softmax attention whose
+      keys lose weight by exp(-‖k‖²/2√D). Neither has finitely many features.
+
+    ``order=associated`` sums φ(k)vᵀ first, which takes 2nR·D multiplications and O(n) memory for R features;
+    ``order=dense`` forms the matrix of all pairs first, n²(R + D) multiplications and O(n²) memory, and needs no
+    features. It is the same operator in two orders: by multiplications the first is cheaper from n = 2RD/(R + D) on.
+
+    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``; a padded key is left out. A row without any
+    positive weight gives 0. Decoding keeps the sums, or with ``order=dense`` all keys and values.
+
+    Differs from the papers: the Gaussian is of q and k over D^¼, as s is; nothing is added to the denominator.
+
+    Raises:
+        UsageError: ``key_map`` or ``degree`` with a sim that has none.
+        Unsupported: ``order=associated`` for a kernel without finitely many features, or with more than D² of them.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        sim: Annotated[
+            Literal["elu+1", "relu", "relu2", "poly", "cosine", "exp", "gaussian"],
+            Field(description="the kernel sim(q, k)"),
+        ] = "elu+1",
+        order: Annotated[
+            Literal["associated", "dense"], Field(description="which product first: φ(K)ᵀV, or φ(Q)φ(K)ᵀ")
+        ] = "associated",
+        key_map: Annotated[
+            Literal["elu+1", "relu", "relu2"] | None,
+            Field(description="map of the keys, where it is not that of the queries"),
+        ] = None,
+        degree: Annotated[
+            int | None, Field(ge=2, le=8, multiple_of=2, description="power p of sim=poly; none: 2")
+        ] = None,
+        chunk: Chunk = 64,
+    ) -> None:
+        super().__init__()
+        if key_map is not None and sim not in _MAPS:
+            raise UsageError(f"kernel: key_map belongs to sim={', '.join(_MAPS)}, not to sim={sim}")
+        if degree is not None and sim != "poly":
+            raise UsageError(f"kernel: degree belongs to sim=poly, not to sim={sim}")
+        if order == "associated" and (sim in ("exp", "gaussian") or (degree or 2) > 2):
+            what = f"(1 + s)^{degree} has D^{degree}" if sim == "poly" else f"{sim} has infinitely many"
+            raise Unsupported(f"{what} features, too many to be summed first; write order=dense")
+        self.sim, self.order, self.degree = sim, order, degree or 2
+        self.of_queries: Map = {**_MAPS, "poly": second_power, "cosine": unit_and_one}.get(sim, torch.relu)
+        self.of_keys: Map = self.of_queries if key_map is None else _MAPS[key_map]
+        self.query_map, self.key_map = sim, key_map or sim
+        self.causal, self.chunk, self.capacity = shape.causal, chunk, shape.M
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The kernel of all pairs, ``(B, H, N, M)``, divided by its row sums."""
+        s, root = q @ k.mT / q.shape[-1] ** 0.5, q.shape[-1] ** 0.5
+        match self.sim:
+            case "poly":
+                weights = (1 + s) ** self.degree
+            case "cosine":
+                weights = 1 + q @ k.mT / (q.norm(dim=-1, keepdim=True) * k.norm(dim=-1)[:, :, None])
+            case "exp":
+                weights = s.exp()
+            case "gaussian":
+                weights = (-(q[:, :, :, None] - k[:, :, None]).square().sum(-1) / (2 * root)).exp()
+            case _:
+                weights = _by_channel(q, self.query_map) @ _by_channel(k, self.key_map).mT
+        weights = weights * visible_pairs(q, k, self.causal, key_mask)
+        total = weights.sum(-1, keepdim=True)
+        return weights @ v / torch.where(total == 0, 1.0, total)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
+        dtype, out = accumulator(q.dtype), q.dtype
+        q, k, v = (x.to(dtype) for x in (q, k, v))
+        if self.sim in ("exp", "gaussian"):
+            return self._softmax(q, k, v, key_mask).to(out)
+        values = with_ones(v, key_mask)
+        if self.order == "dense":
+            weights = self._weights(q, k)
+            return quotient((weights.tril() if self.causal else weights) @ values).to(out)
+        compute = partial(
+            feature_sums, of_queries=self.of_queries, of_keys=self.of_keys, causal=self.causal, chunk=self.chunk
+        )
+        return quotient(by_heads(compute, q, k, values)).to(out)
+
+    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """The kernel of all pairs, for kernels that are no exponentials."""
+        if self.sim == "poly":
+            power: Tensor = (1 + q @ k.mT * q.shape[-1] ** -0.5) ** self.degree
+            return power
+        return self.of_queries(q) @ self.of_keys(k).mT
+
+    def _logits(self, q: Tensor, k: Tensor) -> Tensor:
+        """The logarithm of the kernel, up to a number for each query."""
+        scale = q.shape[-1] ** -0.5
+        logits = (q * scale) @ k.mT
+        if self.sim == "gaussian":
+            logits = logits - k.square().sum(-1)[:, :, None] * (scale / 2)
+        return logits
+
+    def _softmax(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        logits = self._logits(q, k)
+        if self.causal:
+            logits = logits + torch.full_like(logits[0, 0], hidden(q.dtype)).triu(1)
+        if key_mask is None:
+            return logits.softmax(-1) @ v
+        logits = logits + added_to_logits(key_mask, q.dtype)[:, None, None]
+        return (logits.softmax(-1) @ v).masked_fill(~seeing(key_mask, self.causal), 0)
+
+    @torch.no_grad()
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache | tuple[Tensor]:
+        """q, k, v ``(B, H, n, D)``, n >= 0. The sums are ``(B, H, R, D + 1)``, float32 at least."""
+        if self.order == "dense":
+            return Cache.of(k, v, self.capacity)
+        dtype = accumulator(k.dtype)
+        return (self.of_keys(k.to(dtype)).mT @ with_ones(v.to(dtype)),)
+
+    @torch.no_grad()
+    def step(
+        self, state: Cache | tuple[Tensor], q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Cache | tuple[Tensor]]:
+        """q, k, v ``(B, H, 1, D)``."""
+        out, (q, k, v) = q.dtype, (x.to(accumulator(x.dtype)) for x in (q, k, v))
+        if not isinstance(state, Cache):
+            sums = state[0] + self.of_keys(k).mT @ with_ones(v)
+            return quotient(self.of_queries(q) @ sums).to(out), (sums,)
+        state = state.append(k.to(out), v.to(out))
+        keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)
+        if self.sim in ("exp", "gaussian"):
+            return (self._logits(q, keys).softmax(-1) @ values).to(out), state
+        return quotient(self._weights(q, keys) @ with_ones(values)).to(out), state
+
+
+def _by_channel(x: Tensor, name: str) -> Tensor:
+    """A map of each channel, by its definition."""
+    if name == "elu+1":
+        return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+    return x.clamp(min=0) ** (2 if name == "relu2" else 1)

@@ -1,0 +1,32 @@
+"""A recurrence over the real tokens only, in one direction or in both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def both_ways(run: Callable[[Tensor, int], Tensor], x: Tensor, key_mask: Tensor | None, *, causal: bool) -> Tensor:
+    """``run(x, 0)``, plus ``run(x, 1)`` over the tokens turned round unless causal; padding is cut out.
+
+    Args:
+        run: maps tokens ``(B, N, C)`` to ``(B, N, ·)``, each from itself and those before it.
+        x: ``(B, N, C)``, zeros at padded tokens.
+        key_mask: ``(B, N)`` bool, True where a token is real. What padded tokens get means nothing.
+    """
+    if key_mask is None:
+        return run(x, 0) if causal else run(x, 0) + run(x.flip(1), 1).flip(1)
+    order = (~key_mask).to(torch.uint8).argsort(1, stable=True)  # real tokens first
+    x = _rows(x, order)
+    out = run(x, 0)
+    if not causal:
+        place, length = torch.arange(x.shape[1], device=x.device), key_mask.sum(1, keepdim=True)
+        turned = torch.where(place < length, length - 1 - place, place)
+        out = out + _rows(run(_rows(x, turned), 1), turned)
+    return _rows(out, order.argsort(1))
+
+
+def _rows(x: Tensor, order: Tensor) -> Tensor:
+    return x.gather(1, order[..., None].expand(-1, -1, x.shape[2]))
