@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnbench.engines.linear import expectations
 from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.key_sums import State
 from attnbench.engines.linear.module import Chunk, FeatureAttention
 from attnbench.engines.linear.projections import Norms, Projection, draw_projection
 from attnbench.engines.linear.random_maps import (
@@ -50,6 +51,8 @@ from attnbench.variant import Knob, Traits, register
         "features=16,kernel=relu,chunk=5",
         "features=16,eps=0.05,chunk=5",
         "features=16,kernel=hyperbolic,eps=0.01,chunk=5",
+        "features=16,beta=1.5,projection=iid,chunk=5",
+        "features=16,kernel=trig,beta=0.7,chunk=5",
     ),
 )
 class Performer(FeatureAttention):
@@ -65,6 +68,9 @@ class Performer(FeatureAttention):
     - ``kernel=relu``: max(ω·x, 0) + 0.001, the paper's generalised attention, equation 5. It approximates another
       kernel (for Gaussian ω the arc-cosine kernel of order 1), so its error against softmax is only a distance.
     - ``norms=sqrt-d`` (the paper's SMREG) and ``quantile`` (Su Jianlin) are slightly biased and have lower variance.
+    - ``beta`` is a free scale of the identity behind the features: exp(x·y) is the mean of exp(ω·(βx + y/β)) over
+      exp(β²‖x‖²/2 + ‖y‖²/2β²) for every β > 0, and likewise of cosines. The variance is that of βx and y/β: where
+      queries are smaller than keys, or larger, another β than the paper's 1 lowers it.
     - ``eps`` is the paper's stabiliser. It is added to each exponential after the largest exponent is subtracted: that
       of a query's own features, or that of all visible keys. It pulls every row towards the mean of V, which alone
       lowers the error where the variance is large. 0 leaves the products unbiased. A denominator that underflows, at
@@ -95,12 +101,15 @@ class Performer(FeatureAttention):
         eps: Annotated[
             float, Field(ge=0, description="added to each exponential; pulls the output towards the mean of V")
         ] = 0.0,
+        beta: Annotated[
+            float, Field(gt=0, description="queries times β, keys over β: the same mean, another variance")
+        ] = 1.0,
         chunk: Chunk = None,
     ) -> None:
         super().__init__(shape, chunk)
         if eps and kernel in ("trig", "relu"):
             raise Unsupported(f"eps stabilises exponentials; the {kernel} features have none")
-        self.kernel_name, self.eps = kernel, eps
+        self.kernel_name, self.eps, self.beta = kernel, eps, beta
         self.drawn: tuple[Projection, Norms] = projection, norms
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, *self.drawn))
@@ -143,9 +152,24 @@ class Performer(FeatureAttention):
             case "relu":
                 return ReluFeatures(weight)
 
-    def scaled(self, *inputs: Tensor) -> list[Tensor]:
-        """q and k over D^¼."""
-        return [x * x.shape[-1] ** -0.25 for x in inputs]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        return super().attend(*self._balanced(q, k), v, key_mask)
+
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> State:
+        """q, k, v ``(B, H, n, D)``, n >= 0."""
+        return super().begin(*self._balanced(q, k), v)
+
+    def step(self, state: State, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
+        """q, k, v ``(B, H, 1, D)``."""
+        return super().step(state, *self._balanced(q, k), v)
+
+    def _balanced(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """β q and k/β."""
+        return (q, k) if self.beta == 1.0 else (q * self.beta, k / self.beta)
+
+    def scaled(self, q: Tensor, k: Tensor) -> list[Tensor]:
+        """β q and k/β over D^¼."""
+        return [x * x.shape[-1] ** -0.25 for x in self._balanced(q, k)]
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """φ(q)·φ(k) / R, without eps and without any subtraction from exponents."""

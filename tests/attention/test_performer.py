@@ -587,3 +587,27 @@ def test_a_module_cast_to_half_precision_rounds_its_projection() -> None:
     before = module.projection.clone()
     assert torch.equal(module.half().projection.float(), before.half().float())
     assert not torch.equal(module.projection.float(), before)
+
+
+# A scale for queries and its inverse for keys
+
+
+@pytest.mark.parametrize("kernel", ["positive", "hyperbolic", "trig"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_beta_multiplies_queries_and_divides_keys(kernel: str, causal: bool) -> None:
+    shape = Shape(1, 2, 9, 4, causal=causal)
+    q, k, v = (torch.randn(1, 2, 9, 4, dtype=torch.float64) for _ in range(3))
+    one, other = (build("performer", shape, features=16, kernel=kernel, **more) for more in ({"beta": 1.7}, {}))
+    torch.testing.assert_close(one(q, k, v), other(1.7 * q, k / 1.7, v))
+    torch.testing.assert_close(one.kernel(q, k), other.kernel(1.7 * q, k / 1.7))
+
+
+def test_a_beta_that_makes_queries_and_keys_alike_in_size_has_the_least_variance() -> None:
+    q, k = 0.5 * torch.randn(1, 1, 50, 8, dtype=torch.float64), 2 * torch.randn(1, 1, 50, 8, dtype=torch.float64)
+    variances = {}
+    for beta in (1.0, 2.0, 4.0):
+        module = build("performer", Shape(1, 1, 50, 8), projection="iid", beta=beta)
+        relative = module.kernel_variance(q, k) / module.kernel_mean(q, k).square()
+        variances[beta] = float(relative.median())
+    assert variances[2.0] < variances[1.0]
+    assert variances[2.0] < variances[4.0]

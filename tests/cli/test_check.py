@@ -52,7 +52,7 @@ def plugin(tmp_path: Path) -> Iterator[str]:
 def test_a_variant_that_is_what_it_says_ends_with_0_and_a_line_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--threads", "1", "linear", "--law", "formula", "--law", "causality"]) == 0
     out = capsys.readouterr().out
-    assert "linear, in 2 settings" in out
+    assert "linear, in 4 settings" in out
     assert "linear is what it says it is: 2 laws hold" in out
     assert "BROKEN" not in out
 
