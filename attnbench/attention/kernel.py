@@ -118,7 +118,8 @@ class Kernel(nn.Module):
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The kernel of all pairs, ``(B, H, N, M)``, divided by its row sums."""
-        s, root = q @ k.mT / q.shape[-1] ** 0.5, q.shape[-1] ** 0.5
+        root: float = q.shape[-1] ** 0.5
+        s = q @ k.mT / root
         match self.sim:
             case "poly":
                 weights = (1 + s) ** self.degree
@@ -132,7 +133,7 @@ class Kernel(nn.Module):
                 weights = _by_channel(q, self.query_map) @ _by_channel(k, self.key_map).mT
         weights = weights * visible_pairs(q, k, self.causal, key_mask)
         total = weights.sum(-1, keepdim=True)
-        return weights @ v / torch.where(total == 0, 1.0, total)
+        return weights @ v / total.masked_fill(total == 0, 1.0)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
@@ -159,7 +160,7 @@ class Kernel(nn.Module):
     def _logits(self, q: Tensor, k: Tensor) -> Tensor:
         """The logarithm of the kernel, up to a number for each query."""
         scale = q.shape[-1] ** -0.5
-        logits = (q * scale) @ k.mT
+        logits: Tensor = (q * scale) @ k.mT
         if self.sim == "gaussian":
             logits = logits - k.square().sum(-1)[:, :, None] * (scale / 2)
         return logits

@@ -117,9 +117,7 @@ class Linear(FeatureAttention):
         form: Annotated[
             Literal["torch", "triton"], Field(description="PyTorch's operations, or fused kernels on a CUDA device")
         ] = "torch",
-        rotary: Annotated[
-            bool, Field(description="turn features by their positions, in the numerator only")
-        ] = False,
+        rotary: Annotated[bool, Field(description="turn features by their positions, in the numerator only")] = False,
     ) -> None:
         super().__init__(shape, chunk)
         self.form, self.rotary = form, rotary
@@ -148,7 +146,7 @@ class Linear(FeatureAttention):
         turned = torch.einsum("bhic,bhjc,ijc->bhij", a, b.conj(), torch.polar(torch.ones_like(apart), apart)).real
         visible = visible_pairs(q, k, self.causal, key_mask)
         total = ((phi_q @ phi_k.mT) * visible).sum(-1, keepdim=True)
-        return (turned * visible / torch.where(total == 0, 1.0, total) @ v.double()).to(v.dtype)
+        return (turned * visible / total.masked_fill(total == 0, 1.0) @ v.double()).to(v.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         if self.rotary:

@@ -39,9 +39,7 @@ _ONE_DRAW = "one draw of keys serves all queries, and the first of them would se
         bias=No("the rows that keys are drawn from are those of q and k alone"),
         converges_with="samples",
         knob=Knob("samples"),
-        given=(
-            ("draw=keys", {"causal": No(_ONE_DRAW), "decode": No(_ONE_DRAW), "cost": "O(n·R·d)"}),
-        ),
+        given=(("draw=keys", {"causal": No(_ONE_DRAW), "decode": No(_ONE_DRAW), "cost": "O(n·R·d)"}),),
     ),
     settings=("samples=16", "samples=16,draw=keys"),
 )
@@ -87,7 +85,7 @@ class Noise(nn.Module):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """How often each query drew each key, over R, ``(B, H, N, M)``; or these numbers times exponentials."""
         visible = visible_pairs(q, k, self.causal, key_mask)
-        logits = q.double() @ k.double().mT / q.shape[-1] ** 0.5
+        logits: Tensor = q.double() @ k.double().mT / q.shape[-1] ** 0.5
         if self.rows:
             weights = logits.exp() * visible
             cumulated = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)
@@ -101,7 +99,7 @@ class Noise(nn.Module):
                 counts[b, real[int(u * len(real))]] += 1
         weights = logits.exp() * counts[:, None, None]
         total = weights.sum(-1, keepdim=True)
-        return (weights / torch.where(total == 0, 1.0, total)).to(v.dtype) @ v
+        return (weights / total.masked_fill(total == 0, 1.0)).to(v.dtype) @ v
 
     def _noise(self) -> Tensor:
         """u ``(R,)`` in float64, between 0 and 1."""
@@ -125,7 +123,9 @@ class Noise(nn.Module):
         for start in range(0, N, rows):
             logits = (q[:, :, start : start + rows].double() * D**-0.5) @ keys
             if causal:
-                logits = logits.masked_fill_(torch.ones_like(logits[0, 0], dtype=torch.bool).triu(start + 1), -torch.inf)
+                logits = logits.masked_fill_(
+                    torch.ones_like(logits[0, 0], dtype=torch.bool).triu(start + 1), -torch.inf
+                )
             if key_mask is not None:
                 logits = logits.masked_fill_(~key_mask[:, None, None], -torch.inf)
             cumulated = logits.softmax(-1).nan_to_num(0.0).cumsum(-1)
@@ -146,11 +146,12 @@ class Noise(nn.Module):
             drawn = self._drawn(q, k, None, causal=False)
             return one_hot(drawn, k.shape[2]).to(q.dtype).mean(-2)
         counts = one_hot(self._keys(k, None), k.shape[2]).to(q.dtype).mean(1)[:, None, None]
-        return counts * k.shape[2] * (q @ k.mT * q.shape[-1] ** -0.5).exp()
+        pairs: Tensor = (q @ k.mT * q.shape[-1] ** -0.5).exp()
+        return counts * k.shape[2] * pairs
 
     def kernel_mean(self, q: Tensor, k: Tensor) -> Tensor:
         """The softmax row, or exp(q·k/√D)."""
-        logits = q @ k.mT * q.shape[-1] ** -0.5
+        logits: Tensor = q @ k.mT * q.shape[-1] ** -0.5
         return logits.softmax(-1) if self.rows else logits.exp()
 
     def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor:

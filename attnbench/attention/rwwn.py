@@ -58,9 +58,9 @@ class RowWiseWeightNormalisation(nn.Module):
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The exponentials of all pairs, row by row over their norm."""
-        weights = (q @ k.mT / q.shape[-1] ** 0.5).exp() * visible_pairs(q, k, self.causal, key_mask)
+        weights: Tensor = (q @ k.mT / q.shape[-1] ** 0.5).exp() * visible_pairs(q, k, self.causal, key_mask)
         size = weights.square().sum(-1, keepdim=True).sqrt() if self.by_length else weights.sum(-1, keepdim=True)
-        return weights / torch.where(size == 0, 1.0, size) @ v
+        return weights / size.masked_fill(size == 0, 1.0) @ v
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)

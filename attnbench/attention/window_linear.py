@@ -113,7 +113,7 @@ class WindowLinear(nn.Module):
             far_weights, shift = phi_q @ phi_k.mT, torch.zeros_like(logits[..., :1])
         weights = torch.where(near, (logits - shift).masked_fill(~near, 0.0).exp(), far_weights) * visible
         total = weights.sum(-1, keepdim=True)
-        return weights @ v / torch.where(total == 0, 1.0, total)
+        return weights @ v / total.masked_fill(total == 0, 1.0)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)

@@ -26,4 +26,5 @@ def long_convolution(x: Tensor, later: Tensor, earlier: Tensor | None = None) ->
         # A distance of -t lies at the end of the circle, t from it: its transform is turned round.
         kernel = kernel + torch.fft.rfft(torch.nn.functional.pad(earlier.double(), (1, 0)), size).conj()
     spectrum = torch.fft.rfft(x.mT.double(), size) * kernel
-    return torch.fft.irfft(spectrum, size)[..., :N].mT.to(x.dtype)
+    out: Tensor = torch.fft.irfft(spectrum, size)[..., :N].mT.to(x.dtype)
+    return out

@@ -21,7 +21,7 @@ def make(shape: Shape, hidden: int | None = 5, chunk: int | None = None) -> Addi
     assert isinstance(module, Additive)
     with torch.no_grad():
         module.b.normal_()
-    return module
+    return module.requires_grad_(False)
 
 
 def qkv(shape: Shape) -> list[Tensor]:
@@ -52,7 +52,7 @@ def test_a_weight_is_the_exponential_of_what_the_network_of_its_head_says(shape:
 @both
 @pytest.mark.parametrize("chunk", [1, 7, 23, None])
 def test_tiles_change_neither_output_nor_gradients(shape: Shape, chunk: int | None) -> None:
-    module, inputs = make(shape, chunk=chunk), [x.requires_grad_() for x in qkv(shape)]
+    module, inputs = make(shape, chunk=chunk).requires_grad_(), [x.requires_grad_() for x in qkv(shape)]
     mask = torch.arange(23) % 5 != torch.tensor([[0], [3]])
     out, expected = (f(*inputs, key_mask=mask) for f in (module, module.dense))
     close(out, expected)
@@ -75,7 +75,7 @@ def test_where_queries_say_nothing_all_queries_weigh_alike() -> None:
 
 
 def test_the_logits_are_bounded_by_the_size_of_w_however_large_the_inputs_are() -> None:
-    module, (q, k, v) = make(SHAPE), qkv(SHAPE)
+    module, (q, k, _) = make(SHAPE), qkv(SHAPE)
     most = 2 * module.w.abs().sum(-1).max()
     weights = module(1e6 * q, 1e6 * k, torch.eye(23, dtype=torch.float64)[None, None, :, :].expand(2, 3, -1, -1))
     assert float(weights.amax(-1).div(weights.amin(-1)).max()) <= math.exp(float(most)) * (1 + 1e-9)

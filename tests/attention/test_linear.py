@@ -228,7 +228,7 @@ def test_rotary_positions_turn_the_numerator_by_the_distance_and_leave_the_denom
         seen = range(i + 1 if causal else 9)
         above, below = torch.zeros(2, dtype=torch.float64), 0.0
         for j in seen:
-                turn = torch.tensor(float(i - j), dtype=torch.float64)  # two channels have one angle: a radian per token
+            turn = torch.tensor(float(i - j), dtype=torch.float64)  # two channels: a radian per token
             cos, sin = turn.cos(), turn.sin()
             plain, crossed = phi_q[i] @ phi_k[j], phi_q[i, 0] * phi_k[j, 1] - phi_q[i, 1] * phi_k[j, 0]
             above = above + (plain * cos + crossed * sin) * v[0, 0, j]

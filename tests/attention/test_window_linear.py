@@ -86,7 +86,9 @@ def test_equals_the_matrix_forward_and_backward_for_every_window_and_chunk(
         out, expected = (f(*inputs, key_mask=mask) for f in (module, module.dense))
         close(out, expected)
         grad = torch.randn_like(out)
-        mine, theirs = (torch.autograd.grad(y, wanted, grad, materialize_grads=True, allow_unused=True) for y in (out, expected))
+        mine, theirs = (
+            torch.autograd.grad(y, wanted, grad, materialize_grads=True, allow_unused=True) for y in (out, expected)
+        )
         for one, other in zip(mine, theirs, strict=True):
             close(one, other.nan_to_num())
 

@@ -45,7 +45,9 @@ def test_with_products_as_scores_it_is_softmax_attention_forward_and_backward(
 
 
 @pytest.mark.parametrize("most", [1, 300, 1 << 18])
-def test_weights_of_a_score_get_gradients_from_all_tiles_and_examples(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_a_score_get_gradients_from_all_tiles_and_examples(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(tiling.TUNED, "pair_scores.hidden", tiling.Tuned(most))
     q, k, v = qkv()
     temperature = torch.rand(H, D, dtype=torch.float64, requires_grad=True)

@@ -568,9 +568,7 @@ class TransposedForm(Bilinear):
     """kᵀ W q in place of qᵀ W k."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
-        return masked_attention(
-            q @ self.W.mT * q.shape[-1] ** 0.5, k, v, allowed_keys(q, k, self.causal, key_mask)
-        )
+        return masked_attention(q @ self.W.mT * q.shape[-1] ** 0.5, k, v, allowed_keys(q, k, self.causal, key_mask))
 
 
 class LocationByContent(Location):

@@ -28,9 +28,7 @@ def quotient(sums: Tensor) -> Tensor:
     return sums[..., :-1] / total.masked_fill(total == 0, 1.0)
 
 
-def feature_sums(
-    q: Tensor, k: Tensor, v: Tensor, *, of_queries: Map, of_keys: Map, causal: bool, chunk: int
-) -> Tensor:
+def feature_sums(q: Tensor, k: Tensor, v: Tensor, *, of_queries: Map, of_keys: Map, causal: bool, chunk: int) -> Tensor:
     """Σ_j φ(q_i)·ψ(k_j) v_j over j <= i, or over all j, ``(G, N, E)``: a computation for :func:`by_heads`.
 
     Args:

@@ -18,7 +18,7 @@ def both_ways(run: Callable[[Tensor, int], Tensor], x: Tensor, key_mask: Tensor 
     """
     if key_mask is None:
         return run(x, 0) if causal else run(x, 0) + run(x.flip(1), 1).flip(1)
-    order = (~key_mask).to(torch.uint8).argsort(1, stable=True)  # real tokens first
+    order = (~key_mask).to(torch.uint8).argsort(stable=True, dim=1)  # real tokens first
     x = _rows(x, order)
     out = run(x, 0)
     if not causal:
