@@ -106,13 +106,11 @@ class Work:
             self._next_table[id(kind)] = began + max(2.0, 20 * took)
 
     def _hold_to_limits(self, member: Member, lot: Sequence[Cell]) -> Script:
-        """Where a cell of a lot was faster than the machine, measure the machine once more and correct all its rows."""
+        """Where a cell of a lot was faster than the machine, measure the machine again and correct the lot's rows."""
         rows = member.kind.rows
-        if not rows.beyond_limits(lot)[1]:
+        timed, impossible = rows.beyond_limits(lot)
+        if not impossible:
             return
-        known = rows.records
-        mine = [one for one in self._plan.cells if one.cell_id in known and known[one.cell_id].host == member.host]
-        timed, impossible = rows.beyond_limits(mine)
         request = MeasureLimits(timed, rows_of(rows, timed))
         most = (1 + impossible) * self._plan.options.cell_timeout
         answer = yield Call("limits", {"request": request.to_json()}, most)
