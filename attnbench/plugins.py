@@ -75,6 +75,11 @@ def load_installed() -> None:
             point.load()
 
 
+def module_name(path: Path) -> str:
+    """The name under which :func:`load` imports a file."""
+    return f"attnbench_plugin_{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+
+
 def load(source: str) -> None:
     """Import ``FILE.py`` or a module, so that its ``@register`` lines take effect; a second call does nothing.
 
@@ -91,7 +96,7 @@ def load(source: str) -> None:
         return
     if not path.is_file():
         raise UsageError(f"plug-in {source}: no such file")
-    name = f"attnbench_plugin_{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+    name = module_name(path)
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)

@@ -17,7 +17,7 @@ LAYERS = {
     2: "traits contract variant plugins qkv task cell record files journal verify table lock store runs machine "
     "manifest trained scores engines capabilities",
     3: "attention inputs tasks model",
-    4: "measure suite testing training",
+    4: "measure suite testing training probing",
     5: "plots run",
     6: "decision report",
     7: "cli api notebook",
@@ -29,6 +29,7 @@ HIGHEST = dict.fromkeys(f"{LAYERS[3]} {LAYERS[4]} plots".split(), 2) | {
     "run": 4,
     "testing": 4,
     "training": 4,
+    "probing": 4,
 }
 """The highest layer that a home may import; those not named here may import their own layer as well."""
 

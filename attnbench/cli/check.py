@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,7 +21,8 @@ def check(
     variants: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names, options in the text: local:window=3. 'all': every variant.", autocompletion=completion.variants
+            help="Names, options in the text: local:window=3. 'all': every variant. FILE.py:Class: any module, as it is.",
+            autocompletion=completion.variants,
         ),
     ] = None,
     plugin: Annotated[
@@ -37,10 +38,29 @@ def check(
     timeout: Annotated[float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Seconds for one law.")] = 300.0,
     memory_limit: MemoryLimit = None,
     as_json: AsJson = False,
+    call: Annotated[
+        Literal["tokens", "x"] | None,
+        typer.Option(help="How to call FILE.py:Class: with whole numbers (batch, n), or vectors (batch, n, width)."),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="VARIANT", help="What FILE.py:Class is said to be.", autocompletion=completion.variants
+        ),
+    ] = None,
+    vocab: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="Tokens are below it; default: its smallest embedding.")
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Width of x; default: what its first layer takes.")
+    ] = None,
 ) -> None:
     """Check that variants are what they say they are: their formula, and every law that they claim.
 
-    Exit code 1 where a law does not hold.
+    attnbench check FILE.py:Class --call tokens asks any module what it really does: is there attention in it, does it
+    see the future, does its cost grow with n or n², which parameters have no effect?
+
+    Exit code 1 where a law does not hold, or a module does not do what its name promises.
     """
     from attnbench.machine import available_cores
     from attnbench.plugins import load
@@ -51,6 +71,20 @@ def check(
     from attnbench.variant import VARIANTS
 
     limit = limit_for("cpu", bytes_of(memory_limit))
+    cores = threads or available_cores()
+    modules = [one for one in variants or [] if ".py:" in one]
+    if modules:
+        from attnbench.cli.check_module import check_module, refuse_mixture
+        from attnbench.probing import Wanted
+
+        refuse_mixture(list(variants or []), call)
+        assert call is not None
+        wanted = Wanted(modules[0], call, vocab, width)
+        own = Settings(threads=cores, process="as-shipped", memory_limit=limit, dtypes=(), rates=False)
+        return check_module(wanted, own, label=label, timeout=timeout, as_json=as_json)
+    for option, value in (("--call", call), ("--as", label), ("--vocab", vocab), ("--width", width)):
+        if value is not None:
+            raise UsageError(f"{option} belongs to a module of a file: attnbench check FILE.py:Class {option} {value}")
     known = set(VARIANTS.names())
     for source in plugin or []:
         load(source)
@@ -68,7 +102,7 @@ def check(
         variant_named(name)
     laws = laws_named(law, time=time)
     settings = Settings(
-        threads=threads or available_cores(),
+        threads=cores,
         process="as-shipped",  # the same as in a test that calls check_variant
         memory_limit=limit,
         plugins=tuple(plugin or ()),

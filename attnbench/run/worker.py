@@ -109,6 +109,10 @@ class Served:
             from attnbench.run.laws import HoldToLaw  # the laws take a while to import
 
             return _hold_to_law(HoldToLaw.from_json(data))
+        if do == "probe":
+            from attnbench.run.module import ProbeModule
+
+            return ProbeModule.from_json(data).answer()
         if do == protocol.MeasureLimits.do:
             return self._limits_again(protocol.MeasureLimits.from_json(data))
         raise ValueError(f"no request {do!r}")

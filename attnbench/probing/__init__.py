@@ -1,0 +1,11 @@
+"""Questions to a module that is no registered variant, as it is: what ``attnbench check FILE.py:Class`` asks.
+
+:mod:`~attnbench.probing.subject` makes and calls it, :mod:`~attnbench.probing.questions` measures, and
+:mod:`~attnbench.probing.verdict` says in words what was found.
+"""
+
+from attnbench.probing.questions import Found, probe
+from attnbench.probing.subject import Subject, Wanted
+from attnbench.probing.verdict import Line, contradictions, lines
+
+__all__ = ["Found", "Line", "Subject", "Wanted", "contradictions", "lines", "probe"]

@@ -1,0 +1,254 @@
+"""The module under question: made from a file, called with tokens or vectors, its output found."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.errors import Unsupported, UsageError, did_you_mean, said
+from attnbench.plugins import load, module_name
+from attnbench.spec import POSITIONAL, parse_spec
+
+Call = Literal["tokens", "x"]
+_HOLDERS = ("logits", "last_hidden_state", "hidden_states", "output")
+"""Where models that return an object keep their output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a user asked for."""
+
+    source: str
+    """``FILE.py:Class``, with what its constructor takes as options: ``FILE.py:Class:dim=64,heads=4``."""
+    call: Call
+    """``tokens``: whole numbers ``(B, n)``; ``x``: vectors ``(B, n, C)``."""
+    vocab: int | None = None
+    """Tokens are below it; None: the rows of the smallest embedding."""
+    width: int | None = None
+    """C; None: what the first layer takes."""
+
+    @property
+    def file(self) -> str:
+        return self._parts[0]
+
+    @property
+    def name(self) -> str:
+        """The class, or the function that makes the module."""
+        return parse_spec(self._parts[1]).name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        options = dict(parse_spec(self._parts[1]).options)
+        if POSITIONAL in options:
+            raise UsageError(f"{self.source}: write its options by name, {self.name}:dim=64, say")
+        return options
+
+    @property
+    def _parts(self) -> tuple[str, str]:
+        file, found, rest = self.source.partition(".py:")
+        if not found or not rest:
+            raise UsageError(f"{self.source}: name a class of the file: {self.source.partition(':')[0]}:Model")
+        return f"{file}.py", rest
+
+
+class Subject:
+    """A module in float64, in eval mode, that maps tokens ``(B, n)`` or x ``(B, n, C)`` to ``(B, n, E)``.
+
+    Where it takes float32 only, it stays in float32. An output ``(B, E)`` for the whole sequence counts as one of one
+    token: :attr:`per_token` is then false.
+
+    Raises:
+        UsageError: there is no such file, class or option; an option is missing; or it cannot be called so.
+        Unsupported: its output is nothing that can be looked at token by token.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.module = _made(wanted).eval()
+        self.vocab = wanted.vocab or _vocabulary(self.module)
+        self.width = wanted.width or _width(self.module)
+        if wanted.call == "tokens" and self.vocab is None:
+            raise UsageError(f"{wanted.source}: it has no embedding to read tokens with; use --call x, or give --vocab")
+        if wanted.call == "x" and self.width is None:
+            raise UsageError(f"{wanted.source}: nothing says how wide x is; give --width")
+        self.dtype = torch.float64
+        self.module.to(self.dtype)
+        try:
+            self._first()
+        except RuntimeError as error:
+            if "dtype" not in str(error) and "Float" not in str(error) and "type" not in str(error):
+                raise self._refused(error) from error
+            self.dtype = torch.float32
+            self.module.to(self.dtype)
+            try:
+                self._first()
+            except Exception as again:
+                raise self._refused(again) from again
+        except (UsageError, Unsupported):
+            raise
+        except Exception as error:  # somebody else's code
+            raise self._refused(error) from error
+        self.longest = self._longest()
+
+    def _first(self) -> None:
+        out = self._output(self.module(self.draw(8)), 1, 8)
+        self.per_token = out[1]
+
+    def _refused(self, error: BaseException) -> UsageError:
+        shape = "(1, 8)" if self.wanted.call == "tokens" else f"(1, 8, {self.width})"
+        remedy = "" if self.wanted.call == "tokens" else "; give --width, or --call tokens"
+        return UsageError(f"{self.wanted.source}: called with {self.wanted.call} {shape} it raises {said(error)}{remedy}")
+
+    def _longest(self) -> int:
+        """The longest sequence that it takes, up to 1024: a table of positions may end."""
+        n = 8
+        while n < 1024:
+            try:
+                with torch.no_grad():
+                    self(self.draw(2 * n))
+            except Exception:  # whatever its table says
+                return n
+            n *= 2
+        return n
+
+    def draw(self, n: int, *, batch: int = 1, seed: int = 0) -> Tensor:
+        """Tokens ``(B, n)`` or x ``(B, n, C)`` from N(0, 1)."""
+        generator = torch.Generator().manual_seed(seed)
+        if self.wanted.call == "tokens":
+            return torch.randint(self.vocab or 1, (batch, n), generator=generator)
+        return torch.randn(batch, n, self.width or 1, generator=generator, dtype=torch.float64).to(self.dtype)
+
+    def __call__(self, given: Tensor) -> Tensor:
+        """``(B, n, E)``, or ``(B, 1, E)`` where the output is about the whole sequence."""
+        return self._output(self.module(given), *given.shape[:2])[0]
+
+    def from_vectors(self, given: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The output, and the vectors ``(B, n, C)`` that it was made from, which gradients reach.
+
+        Those are x itself, or what its embeddings make of the tokens.
+        """
+        if self.wanted.call == "x":
+            leaf = given.detach().requires_grad_()
+            return self(leaf), [leaf]
+        with _caught(self.module, given) as leaves:
+            out = self(given)
+        return out, leaves
+
+    def _output(self, out: object, B: int, n: int) -> tuple[Tensor, bool]:
+        tensors = [x for x in _tensors(out) if x.is_floating_point()]
+        for x in tensors:
+            if x.ndim >= 3 and x.shape[:2] == (B, n):
+                return x.flatten(2), True
+        for x in tensors:
+            if x.ndim == 2 and x.shape == (B, n) and n > 1:
+                return x[..., None], True
+        for x in tensors:
+            if x.ndim == 2 and x.shape[0] == B:
+                return x[:, None], False
+        shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no tensor"
+        raise Unsupported(
+            f"{self.wanted.source}: of {B} × {n} {self.wanted.call} it makes {shapes}; expected (batch, tokens, width), "
+            "or (batch, width) for the whole sequence"
+        )
+
+
+def _made(wanted: Wanted) -> nn.Module:
+    file = Path(wanted.file)
+    if not file.is_file():
+        raise UsageError(f"{wanted.file}: no such file")
+    load(wanted.file)
+    inside = vars(sys.modules[module_name(file)])
+    make = inside.get(wanted.name)
+    if not callable(make):
+        classes = [name for name, one in inside.items() if isinstance(one, type) and issubclass(one, nn.Module)]
+        hint = did_you_mean(wanted.name, classes) or (f"; it has {', '.join(classes)}" if classes else "")
+        raise UsageError(f"{wanted.file}: no class {wanted.name!r}{hint}")
+    options = wanted.options
+    _hold_to_signature(wanted, make, options)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        try:
+            module = make(**options)
+        except Exception as error:
+            raise UsageError(f"{wanted.source}: making it raises {said(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{wanted.source}: it makes a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _hold_to_signature(wanted: Wanted, make: Any, options: Mapping[str, Any]) -> None:
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):  # written in C
+        return
+    anything = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    for option in options:
+        if option not in parameters and not anything:
+            raise UsageError(f"{wanted.source}: {wanted.name} takes no {option!r}{did_you_mean(option, parameters)}")
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    missing = [n for n, one in parameters.items() if one.default is one.empty and one.kind in kinds and n not in options]
+    if missing:
+        example = ",".join(f"{name}=64" for name in missing)
+        raise UsageError(f"{wanted.source}: {wanted.name} needs {', '.join(missing)}; write {wanted.source}:{example}")
+
+
+def _tensors(out: object) -> Iterator[Tensor]:
+    """The tensors in an output, the likeliest first."""
+    if isinstance(out, Tensor):
+        yield out
+    elif isinstance(out, Mapping):
+        for value in out.values():
+            yield from _tensors(value)
+    elif isinstance(out, tuple | list):
+        for value in out:
+            yield from _tensors(value)
+    else:
+        for name in _HOLDERS:
+            yield from _tensors(getattr(out, name, ()))
+
+
+def _vocabulary(module: nn.Module) -> int | None:
+    rows = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    return min(rows, default=None)
+
+
+def _width(module: nn.Module) -> int | None:
+    """What the first layer takes that says it."""
+    for part in module.modules():
+        for name in ("in_features", "embed_dim", "input_size", "d_model"):
+            size = getattr(part, name, None)
+            if isinstance(size, int):
+                return size
+        if isinstance(part, nn.LayerNorm):
+            return int(part.normalized_shape[-1])
+    return None
+
+
+@contextmanager
+def _caught(module: nn.Module, tokens: Tensor) -> Iterator[list[Tensor]]:
+    """Inside, what embeddings make of ``tokens`` has no history, is collected, and wants gradients."""
+    leaves: list[Tensor] = []
+
+    def hook(_: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
+        if not given or not isinstance(given[0], Tensor) or given[0].numel() != tokens.numel():
+            return out
+        if not torch.equal(given[0].flatten(), tokens.flatten()):
+            return out  # of positions
+        leaf = out.detach().requires_grad_()
+        leaves.append(leaf)
+        return leaf
+
+    handles = [part.register_forward_hook(hook) for part in module.modules() if isinstance(part, nn.Embedding)]
+    try:
+        yield leaves
+    finally:
+        for handle in handles:
+            handle.remove()

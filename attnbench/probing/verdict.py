@@ -1,0 +1,148 @@
+"""What was found of a module, in words, and what of it its name denies."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from attnbench.probing.questions import Found, Growth
+from attnbench.variant import VARIANTS, Variant
+
+_SHOWN = 4
+"""Most names of idle parameters in a line."""
+
+
+class Line(NamedTuple):
+    """An answer to one question."""
+
+    question: str
+    answer: str
+
+
+def lines(found: Found) -> list[Line]:
+    """The answers in the order in which a reader wants them."""
+    return [
+        Line("attention", _attention(found)),
+        Line("reads", _reads(found)),
+        Line("future", _future(found)),
+        Line("between tokens", _between(found)),
+        Line("products", _growth(found.products, "multiplications", "none that can be counted")),
+        Line("memory", _growth(found.memory, "bytes", "not known")),
+        Line("idle parameters", _idle(found)),
+    ]
+
+
+def _attention(found: Found) -> str:
+    pairs = found.pairs
+    if not found.mixes:
+        return "none: no token reads another"
+    if pairs.fused or pairs.softmax:
+        calls = pairs.fused + pairs.softmax
+        how = "a fused kernel" if pairs.fused else "a softmax"
+        return f"plain softmax attention: {how} weighs all n tokens for each of n, {_times(calls)} a call"
+    if pairs.products:
+        return f"of all n × n pairs, without a softmax over them: {_times(pairs.products)} a call"
+    if found.state is not None:
+        end = ", and weighs the tokens once for the whole sequence" if pairs.pooled else ""
+        return f"none: a recurrence, a window or an average{end}"
+    if pairs.fixed:
+        rows = ", ".join(map(str, pairs.fixed))
+        return f"over a fixed number of keys for each token: {rows}"
+    if pairs.pooled:
+        return "pooling: the tokens are weighed once for the whole sequence"
+    return "no pairs are formed, but more passes between tokens than a small state holds: linear, by FFT or hashed"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _reads(found: Found) -> str:
+    if not found.per_token:
+        unread = [j for j, seen in enumerate(found.reads[0]) if not seen]
+        return f"the output does not depend on token {_several(unread)}" if unread else "the output depends on every token"
+    if not found.mixes:
+        return "each output depends on its own token alone"
+    n = len(found.reads)
+    if all(all(row[: i + 1]) for i, row in enumerate(found.reads)):
+        return "each output depends on every token" if found.sees_future else "each output depends on its token and all before"
+    last = [j for j, seen in enumerate(found.reads[n - 1]) if seen]
+    return f"some: the last of {n} outputs depends on token {_several(last)}"
+
+
+def _several(numbers: list[int]) -> str:
+    if not numbers:
+        return "none"
+    ends = f"{numbers[0]} to {numbers[-1]}"
+    return ends if numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 2 else ", ".join(map(str, numbers))
+
+
+def _future(found: Found) -> str:
+    if not found.per_token:
+        return "does not arise: one output for the whole sequence"
+    if not found.sees_future:
+        return "not seen"
+    i, j = next((i, j) for i, row in enumerate(found.reads) for j, seen in enumerate(row) if seen and j > i)
+    return f"seen: token {j} changes output {i}"
+
+
+def _between(found: Found) -> str:
+    if found.crossing is None:
+        return "not measured"
+    if not found.crossing or not any(rank for _, rank, _ in found.crossing):
+        return "nothing passes from earlier tokens to later ones"
+    told = ", ".join(str(rank) for _, rank, _ in found.crossing)
+    tokens = ", ".join(str(half) for half, _, _ in found.crossing)
+    if found.state is not None:
+        return f"about {found.state} numbers, however many tokens went before ({told} after {tokens})"
+    return f"more numbers, the more tokens went before ({told} after {tokens})"
+
+
+def _growth(growth: Growth | None, what: str, unknown: str) -> str:
+    if growth is None:
+        return unknown
+    if growth.power == 1:
+        return f"grow as n ({growth.values[2]:,} {what} at n = {growth.lengths[2]})"
+    share = f"{growth.square_share:.0%}" if growth.square_share > 0.01 else f"{growth.square_share:.1%}"
+    return f"grow as n² ({share} of {growth.values[2]:,} {what} at n = {growth.lengths[2]})"
+
+
+def _idle(found: Found) -> str:
+    if not found.idle:
+        return f"none of {found.parameters}"
+    names = ", ".join(name for name, _ in found.idle[:_SHOWN])
+    more = f" and {len(found.idle) - _SHOWN} more" if len(found.idle) > _SHOWN else ""
+    numbers = sum(count for _, count in found.idle)
+    return f"{len(found.idle)} of {found.parameters}, {numbers:,} numbers: {names}{more}"
+
+
+def named_after(name: str) -> Variant | None:
+    """The variant whose name is part of a class's name; the longest, where there are several."""
+    plain = name.lower().replace("_", "")
+    names = [one for one in VARIANTS.names() if len(one) > 3 and one.replace("-", "") in plain]
+    return VARIANTS.get(max(names, key=len)) if names else None
+
+
+def contradictions(found: Found, name: str, label: str | None = None) -> list[str]:
+    """What the name of the class, or the variant that it is said to be, promises and the module does not keep.
+
+    Raises:
+        UsageError: ``label`` is no variant.
+    """
+    variant = VARIANTS.get(label) if label else named_after(name)
+    called = f"it is said to be {label}" if label else f"its name says {name}"
+    said = []
+    if variant is not None and found.pairs.formed and (variant.time_exponent or 2) < 2:
+        said.append(f"{called}, whose cost is {variant.cost}: it forms all n × n pairs")
+    promises = variant is not None or "attention" in name.lower() or "transformer" in name.lower()
+    if promises and found.per_token and not found.pairs.formed:
+        if not found.mixes:
+            said.append(f"{called}: no token reads another")
+        elif found.state is not None and not found.pairs.fixed and not _is_recurrent(variant):
+            said.append(f"{called}: what passes between tokens is a recurrence of {found.state} numbers")
+    if promises and not found.per_token and not (found.pairs.formed or found.pairs.pooled or found.pairs.fixed):
+        said.append(f"{called}: it weighs no tokens")
+    return said
+
+
+def _is_recurrent(variant: Variant | None) -> bool:
+    return variant is not None and variant.family in ("recurrence", "kernel", "mixing", "fixed pattern")

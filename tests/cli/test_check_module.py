@@ -1,0 +1,50 @@
+"""``attnbench check FILE.py:Class`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODULES = Path(__file__).parents[1] / "probing" / "modules.py"
+
+
+def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "attnbench", "check", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={"COLUMNS": "80", "PATH": ""})
+
+
+def test_a_module_that_is_not_what_its_name_says_is_exit_code_1() -> None:
+    done = check(f"{MODULES}:LinformerAttention", "--call", "x")
+    assert done.returncode == 1, done.stderr
+    assert "LinformerAttention is not what it says it is: its name says" in " ".join(done.stdout.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_json_holds_every_answer() -> None:
+    done = check(f"{MODULES}:Pooled", "--call", "x", "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["held"]
+    assert data["answers"]["attention"].startswith("pooling")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((f"{MODULES}:Pooled",), "say how to call it: --call tokens"),
+        ((f"{MODULES}:Pooled", "softmax", "--call", "x"), "one FILE.py:Class at a time"),
+        (("softmax", "--call", "x"), "--call belongs to a module of a file"),
+        ((f"{MODULES}:Pooled", "--call", "x", "--as", "perfomer"), "unknown variant 'perfomer'; did you mean"),
+        ((f"{MODULES}:Nothing", "--call", "x"), "no class 'Nothing'"),
+    ],
+)
+@pytest.mark.usefixtures("forks")
+def test_bad_input_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    done = check(*arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,141 @@
+"""Modules whose names promise what they do not do, as articles show them; and some that keep their promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.model import as_layer
+from attnbench.shape import Shape
+
+
+class AttentionLSTM(nn.Module):
+    """An encoder and a decoder "with attention": its weights are a softmax over one number, which is 1."""
+
+    def __init__(self, vocab: int = 30, dim: int = 16) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, dim)
+        self.encoder = nn.LSTM(dim, dim, batch_first=True)
+        self.score = nn.Linear(dim, 1)
+        self.out = nn.Linear(dim, vocab)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states, _ = self.encoder(self.embedding(tokens))
+        weights = self.score(states).softmax(-1)
+        return self.out(weights * states)
+
+
+class LookingBackLSTM(nn.Module):
+    """The same with weights over the tokens."""
+
+    def __init__(self, vocab: int = 30, dim: int = 16) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, dim)
+        self.encoder = nn.LSTM(dim, dim, batch_first=True)
+        self.out = nn.Linear(dim, vocab)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states, _ = self.encoder(self.embedding(tokens))
+        n = tokens.shape[1]
+        hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+        weights = (states @ states.mT).masked_fill(hidden, -torch.inf).softmax(-1)
+        return self.out(weights @ states)
+
+
+class PerformerLM(nn.Module):
+    """A "Performer" that is an ordinary causal Transformer, with a table of 64 positions."""
+
+    def __init__(self, vocab: int = 30, dim: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(vocab, dim), nn.Embedding(64, dim)
+        layer = nn.TransformerEncoderLayer(dim, heads, 2 * dim, batch_first=True)
+        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(dim, vocab)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        n = tokens.shape[1]
+        x = self.embedding(tokens) + self.positions(torch.arange(n))
+        return self.out(self.blocks(x, mask=nn.Transformer.generate_square_subsequent_mask(n).to(x), is_causal=True))
+
+
+class LinformerAttention(nn.Module):
+    """A "Linformer" that has projections E and F, and then calls standard multi-head attention of all keys."""
+
+    def __init__(self, dim: int = 16, heads: int = 2, rank: int = 8, length: int = 512) -> None:
+        super().__init__()
+        self.E, self.F = nn.Linear(length, rank), nn.Linear(length, rank)
+        self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        out: tuple[Tensor, Tensor | None] = self.attention(x, x, x)
+        return out
+
+
+def layer(variant: str, causal: bool = False) -> Callable[[], nn.Module]:
+    """A layer around a variant of the catalogue, of 2 heads of width 8, for 512 tokens at most."""
+    return lambda: as_layer(variant, Shape(1, 2, 512, 8, causal=causal))
+
+
+linear_layer = layer("linear", causal=True)
+gla_layer = layer("gla", causal=True)
+local_layer = layer("local:window=3", causal=True)
+performer_layer = layer("performer:features=16")
+softmax_layer = layer("softmax")
+identity_layer = layer("identity")
+
+
+class Pooled(nn.Module):
+    """One answer for the whole sequence, by one row of weights."""
+
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.score, self.out = nn.Linear(dim, 1), nn.Linear(dim, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        weights = self.score(x)[..., 0].softmax(-1)
+        return {"logits": self.out((weights[..., None] * x).sum(1))}
+
+
+class Dead(nn.Module):
+    """Half of what it has does nothing."""
+
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.used, self.unused, self.cancelled = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.used(x)
+        return y + 0 * self.cancelled
+
+
+class Single(nn.Module):
+    """Makes float32 of whatever it is given."""
+
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x + torch.zeros(x.shape[-1], dtype=torch.float32)).float() @ torch.eye(x.shape[-1])
+        return y
+
+
+class Needs(nn.Module):
+    def __init__(self, dim: int, *, heads: int) -> None:
+        super().__init__()
+
+
+class Scalar(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).sum()
+
+
+def not_a_module() -> int:
+    return 3

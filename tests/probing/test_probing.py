@@ -1,0 +1,161 @@
+"""What ``attnbench check FILE.py:Class`` finds out about modules that nobody registered."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnbench.errors import Unsupported, UsageError
+from attnbench.probing import Found, Subject, Wanted, contradictions, lines, probe
+from attnbench.probing.questions import Growth
+from attnbench.run.module import ProbeModule
+
+MODULES = Path(__file__).with_name("modules.py")
+
+
+@cache
+def found(name: str, call: str = "x", width: int | None = None) -> Found:
+    return probe(Subject(Wanted(f"{MODULES}:{name}", call, width=width)))  # type: ignore[arg-type]  # from the table
+
+
+def answers(one: Found) -> dict[str, str]:
+    return {line.question: line.answer for line in lines(one)}
+
+
+def test_an_lstm_with_attention_that_has_none_is_told() -> None:
+    one = found("AttentionLSTM", "tokens")
+    assert not one.pairs.formed
+    assert one.state is not None
+    assert one.state <= 2 * 16  # the LSTM's own state
+    assert not one.sees_future
+    assert {name for name, _ in one.idle} == {"score.weight", "score.bias"}
+    assert answers(one)["attention"].startswith("none: a recurrence")
+    (said,) = contradictions(one, "AttentionLSTM")
+    assert "a recurrence of" in said
+
+
+def test_an_lstm_that_looks_back_has_attention() -> None:
+    one = found("LookingBackLSTM", "tokens")
+    assert one.pairs.softmax == 1
+    assert one.state is None
+    assert contradictions(one, "LookingBackLSTM") == []
+
+
+def test_a_performer_that_is_a_transformer_is_told() -> None:
+    one = found("PerformerLM", "tokens")
+    assert one.pairs.fused + one.pairs.softmax == 2
+    assert not one.sees_future
+    assert one.products is not None
+    assert one.products.power == 2
+    assert max(one.products.lengths) == 64  # its table of positions ends there
+    (said,) = contradictions(one, "PerformerLM")
+    assert said.startswith("its name says PerformerLM, whose cost is O(n·")
+    assert said.endswith("it forms all n × n pairs")
+
+
+def test_a_linformer_that_calls_multi_head_attention_is_told() -> None:
+    one = found("LinformerAttention")
+    assert one.pairs.softmax + one.pairs.fused == 1
+    assert one.sees_future
+    assert {name for name, _ in one.idle} == {"E.weight", "E.bias", "F.weight", "F.bias"}
+    assert "all n × n pairs" in contradictions(one, "LinformerAttention")[0]
+
+
+@pytest.mark.parametrize("name", ["performer_layer", "linear_layer", "local_layer", "gla_layer"])
+def test_what_keeps_its_promise_is_not_accused(name: str) -> None:
+    one = found(name, width=16)
+    assert not one.pairs.formed
+    assert one.products is not None
+    assert one.products.power == 1
+    assert one.memory is not None
+    assert one.memory.power == 1
+    assert contradictions(one, name) == []
+
+
+def test_softmax_is_softmax() -> None:
+    one = found("softmax_layer", width=16)
+    assert one.pairs.softmax == 1
+    assert one.products is not None
+    assert one.products.power == 2
+    assert contradictions(one, "softmax_layer") == []
+    assert contradictions(one, "softmax_layer", "linear") != []
+
+
+def test_a_layer_that_mixes_nothing_is_told() -> None:
+    one = found("identity_layer", width=16)
+    assert not one.mixes
+    assert answers(one)["attention"] == "none: no token reads another"
+    assert "no token reads another" in contradictions(one, "x", "softmax")[0]
+
+
+def test_a_recurrence_passes_as_many_numbers_as_it_has_state() -> None:
+    one = found("gla_layer", width=16)
+    assert one.crossing is not None
+    assert all(rank <= 2 * 8 * 8 for _, rank, _ in one.crossing)  # two heads of 8 x 8
+    window = found("local_layer", width=16)
+    assert window.state is not None
+    assert window.state <= 3 * 16
+    assert not any(window.reads[-1][:-4])
+
+
+def test_one_answer_for_the_sequence() -> None:
+    one = found("Pooled")
+    assert not one.per_token
+    assert one.pairs.pooled == 1
+    assert answers(one)["attention"].startswith("pooling")
+    assert answers(one)["reads"] == "the output depends on every token"
+
+
+def test_parameters_without_effect_are_named() -> None:
+    assert {name for name, _ in found("Dead").idle} == {"unused.weight", "unused.bias", "cancelled"}
+
+
+def test_what_takes_float32_only_is_looked_at_in_float32() -> None:
+    subject = Subject(Wanted(f"{MODULES}:Single", "x"))
+    assert subject.dtype == torch.float32
+    assert not found("Single").mixes
+
+
+@pytest.mark.parametrize(
+    ("source", "call", "message"),
+    [
+        ("nowhere.py:Model", "x", "nowhere.py: no such file"),
+        (f"{MODULES}:Poold", "x", "no class 'Poold'; did you mean 'Pooled'"),
+        (f"{MODULES}:Needs", "x", "Needs needs dim, heads; write .*:Needs:dim=64,heads=64"),
+        (f"{MODULES}:Pooled:din=4", "x", "takes no 'din'; did you mean 'dim'"),
+        (f"{MODULES}:Pooled:8", "x", "write its options by name"),
+        (f"{MODULES}:Pooled", "tokens", "has no embedding to read tokens with; use --call x"),
+        (f"{MODULES}:PerformerLM", "x", "called with x .* it raises"),
+        (f"{MODULES}:not_a_module", "x", "makes a int, not a torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(source: str, call: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Subject(Wanted(source, call))  # type: ignore[arg-type]  # from the table
+
+
+def test_an_output_that_is_no_sequence_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match=r"expected \(batch, tokens, width\)"):
+        Subject(Wanted(f"{MODULES}:Scalar", "x"))
+
+
+@pytest.mark.parametrize(
+    ("values", "power", "share"), [((10, 20, 40), 1, 0.0), ((1, 4, 16), 2, 1.0), ((7, 9, 13), 1, 0.0), ((3, 10, 36), 2, 8 / 9)]
+)
+def test_a_cost_is_split_into_its_powers(values: tuple[int, int, int], power: int, share: float) -> None:
+    growth = Growth((1, 2, 4), values)
+    assert growth.power == power
+    assert growth.square_share == pytest.approx(share)
+
+
+def test_an_answer_survives_its_way_through_json() -> None:
+    request = ProbeModule(Wanted(f"{MODULES}:Pooled", "x"))
+    again = ProbeModule.from_json(json.loads(json.dumps(request.to_json())))
+    assert again == request
+    assert request.answered(json.loads(json.dumps(again.answer()))) == found("Pooled")
+    with pytest.raises(UsageError, match="no such file"):
+        request.answered(ProbeModule(Wanted("nowhere.py:Model", "x")).answer())
