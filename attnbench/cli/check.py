@@ -21,7 +21,7 @@ def check(
     variants: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names, options in the text: local:window=3. 'all': every variant. FILE.py:Class: any module, as it is.",
+            help="Names, options in the text: local:window=3. 'all': every variant. FILE.py:Class: any module.",
             autocompletion=completion.variants,
         ),
     ] = None,
@@ -135,6 +135,7 @@ def check(
             console.note(f"{name} is not checked: {why}")
     if not all(report.held for report in reports):
         raise typer.Exit(Exit.FAILED)
+    return None
 
 
 def _worst(findings: list[Finding]) -> Finding:

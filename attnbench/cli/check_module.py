@@ -37,8 +37,10 @@ def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeo
     else:
         console.table(["question", "answer"], [list(line) for line in lines(found)], title=wanted.source)
         console.line()
+        if broken:
+            console.line(f"{name} is not what it says it is:")
         for sentence in broken:
-            console.line(f"{name} is not what it says it is: {sentence}")
+            console.line(f"  {sentence}")
         if not broken:
             console.line(f"nothing contradicts the name {label or name}")
     if broken:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,9 @@ HALVES = (4, 8, 16)
 """Tokens before the cut, and as many after it."""
 MOST_DIRECTIONS = 512
 """Directions of the output in which is asked what crosses the cut."""
-PRIMES = (29, 47)
-"""Lengths that are hardly any other size of a model."""
+PRIMES = (23, 29, 47, 61, 127, 251, 509)
+"""Lengths that are hardly any other size of a model; the two longest that it takes are tried, where tiles are small
+beside them."""
 SMALL_SHARE = 1e-3
 """Share of the square part below which a cost counts as linear."""
 
@@ -93,7 +95,9 @@ class Found:
     @property
     def mixes(self) -> bool:
         """Whether any output depends on another token than its own."""
-        return not self.per_token or any(seen for i, row in enumerate(self.reads) for j, seen in enumerate(row) if i != j)
+        return not self.per_token or any(
+            seen for i, row in enumerate(self.reads) for j, seen in enumerate(row) if i != j
+        )
 
     @property
     def state(self) -> int | None:
@@ -178,14 +182,14 @@ def _crossing(subject: Subject) -> Iterator[tuple[int, int, int]]:
         yield half, int((sizes > least).sum()), could
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
     """Notes the shapes of what goes into and out of the operations that tell attention."""
 
     _SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
     _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul")
 
     def __init__(self, n: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.n = n
         self.seen: Counter[str] = Counter()
 
@@ -210,9 +214,7 @@ class _Watch(TorchDispatchMode):
 
 def _pairs(subject: Subject) -> Pairs:
     found = []
-    for n in PRIMES:
-        if n > subject.longest:
-            continue
+    for n in [n for n in PRIMES if n <= subject.longest][-2:]:
         watch = _Watch(n)
         # With gradients: without them torch has fused layers, which show nothing of what they do.
         with torch.enable_grad(), watch:
@@ -228,9 +230,10 @@ def _pairs(subject: Subject) -> Pairs:
 def _costs(subject: Subject) -> tuple[Growth | None, Growth | None]:
     longest = min(512, subject.longest)
     lengths = (longest // 4, longest // 2, longest)
-    with torch.no_grad():
-        calls = [lambda given=subject.draw(n): subject.module(given) for n in lengths]  # type: ignore[misc]
+    calls = [partial(subject.module, subject.draw(n)) for n in lengths]
+    with torch.enable_grad():  # as in _pairs
         flops = [count(call).matmul_flops for call in calls]
+    with torch.no_grad():
         peaks = [peak_tensor_bytes(call) for call in calls]
     few, more, most = flops
     products = Growth(lengths, (few, more, most)) if most else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,38 +74,32 @@ class Subject:
         self.wanted = wanted
         self.module = _made(wanted).eval()
         self.vocab = wanted.vocab or _vocabulary(self.module)
-        self.width = wanted.width or _width(self.module)
+        widths = [wanted.width] if wanted.width else _widths(self.module)
         if wanted.call == "tokens" and self.vocab is None:
             raise UsageError(f"{wanted.source}: it has no embedding to read tokens with; use --call x, or give --vocab")
-        if wanted.call == "x" and self.width is None:
+        if wanted.call == "x" and not widths:
             raise UsageError(f"{wanted.source}: nothing says how wide x is; give --width")
-        self.dtype = torch.float64
-        self.module.to(self.dtype)
-        try:
-            self._first()
-        except RuntimeError as error:
-            if "dtype" not in str(error) and "Float" not in str(error) and "type" not in str(error):
-                raise self._refused(error) from error
-            self.dtype = torch.float32
-            self.module.to(self.dtype)
-            try:
-                self._first()
-            except Exception as again:
-                raise self._refused(again) from again
-        except (UsageError, Unsupported):
-            raise
-        except Exception as error:  # somebody else's code
-            raise self._refused(error) from error
+        self.width, self.dtype = self._first_that_works(widths if wanted.call == "x" else [None])
         self.longest = self._longest()
 
-    def _first(self) -> None:
-        out = self._output(self.module(self.draw(8)), 1, 8)
-        self.per_token = out[1]
-
-    def _refused(self, error: BaseException) -> UsageError:
-        shape = "(1, 8)" if self.wanted.call == "tokens" else f"(1, 8, {self.width})"
-        remedy = "" if self.wanted.call == "tokens" else "; give --width, or --call tokens"
-        return UsageError(f"{self.wanted.source}: called with {self.wanted.call} {shape} it raises {said(error)}{remedy}")
+    def _first_that_works(self, widths: Sequence[int | None]) -> tuple[int | None, torch.dtype]:
+        """A width and a dtype in which it can be called; the output then has that dtype."""
+        refused: Exception = ValueError("nothing to call it with")
+        for self.width in widths:
+            for self.dtype in (torch.float64, torch.float32):
+                self.module.to(self.dtype)
+                try:
+                    out, self.per_token = self._output(self.module(self.draw(8)), 1, 8)
+                except (UsageError, Unsupported):
+                    raise
+                except Exception as error:  # somebody else's code
+                    refused = error if isinstance(refused, ValueError) else refused
+                else:
+                    if out.dtype == self.dtype or self.dtype == torch.float32:
+                        return self.width, self.dtype
+        given = f"x (1, 8, {widths[0]})" if self.wanted.call == "x" else "tokens (1, 8)"
+        remedy = "; give --width, or --call tokens" if self.wanted.call == "x" else ""
+        raise UsageError(f"{self.wanted.source}: called with {given} it raises {said(refused)}{remedy}") from refused
 
     def _longest(self) -> int:
         """The longest sequence that it takes, up to 1024: a table of positions may end."""
@@ -155,8 +149,8 @@ class Subject:
                 return x[:, None], False
         shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no tensor"
         raise Unsupported(
-            f"{self.wanted.source}: of {B} × {n} {self.wanted.call} it makes {shapes}; expected (batch, tokens, width), "
-            "or (batch, width) for the whole sequence"
+            f"{self.wanted.source}: of {B} × {n} {self.wanted.call} it makes {shapes}; "
+            "expected (batch, tokens, width), or (batch, width) for the whole sequence"
         )
 
 
@@ -194,7 +188,9 @@ def _hold_to_signature(wanted: Wanted, make: Any, options: Mapping[str, Any]) ->
         if option not in parameters and not anything:
             raise UsageError(f"{wanted.source}: {wanted.name} takes no {option!r}{did_you_mean(option, parameters)}")
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    missing = [n for n, one in parameters.items() if one.default is one.empty and one.kind in kinds and n not in options]
+    missing = [
+        n for n, one in parameters.items() if one.default is one.empty and one.kind in kinds and n not in options
+    ]
     if missing:
         example = ",".join(f"{name}=64" for name in missing)
         raise UsageError(f"{wanted.source}: {wanted.name} needs {', '.join(missing)}; write {wanted.source}:{example}")
@@ -220,16 +216,14 @@ def _vocabulary(module: nn.Module) -> int | None:
     return min(rows, default=None)
 
 
-def _width(module: nn.Module) -> int | None:
-    """What the first layer takes that says it."""
+def _widths(module: nn.Module) -> list[int]:
+    """What its layers say that they take, those that come first in front."""
+    found = []
     for part in module.modules():
-        for name in ("in_features", "embed_dim", "input_size", "d_model"):
-            size = getattr(part, name, None)
-            if isinstance(size, int):
-                return size
-        if isinstance(part, nn.LayerNorm):
-            return int(part.normalized_shape[-1])
-    return None
+        sizes = [getattr(part, name, None) for name in ("embed_dim", "d_model", "input_size", "in_features")]
+        sizes += [part.normalized_shape[-1]] if isinstance(part, nn.LayerNorm) else []
+        found += [size for size in sizes if isinstance(size, int)]
+    return list(dict.fromkeys(found))
 
 
 @contextmanager

@@ -59,12 +59,18 @@ def _times(count: int) -> str:
 def _reads(found: Found) -> str:
     if not found.per_token:
         unread = [j for j, seen in enumerate(found.reads[0]) if not seen]
-        return f"the output does not depend on token {_several(unread)}" if unread else "the output depends on every token"
+        return (
+            f"the output does not depend on token {_several(unread)}" if unread else "the output depends on every token"
+        )
     if not found.mixes:
         return "each output depends on its own token alone"
     n = len(found.reads)
     if all(all(row[: i + 1]) for i, row in enumerate(found.reads)):
-        return "each output depends on every token" if found.sees_future else "each output depends on its token and all before"
+        return (
+            "each output depends on every token"
+            if found.sees_future
+            else "each output depends on its token and all before"
+        )
     last = [j for j, seen in enumerate(found.reads[n - 1]) if seen]
     return f"some: the last of {n} outputs depends on token {_several(last)}"
 
@@ -73,7 +79,11 @@ def _several(numbers: list[int]) -> str:
     if not numbers:
         return "none"
     ends = f"{numbers[0]} to {numbers[-1]}"
-    return ends if numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 2 else ", ".join(map(str, numbers))
+    return (
+        ends
+        if numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 2
+        else ", ".join(map(str, numbers))
+    )
 
 
 def _future(found: Found) -> str:
@@ -102,7 +112,7 @@ def _growth(growth: Growth | None, what: str, unknown: str) -> str:
         return unknown
     if growth.power == 1:
         return f"grow as n ({growth.values[2]:,} {what} at n = {growth.lengths[2]})"
-    share = f"{growth.square_share:.0%}" if growth.square_share > 0.01 else f"{growth.square_share:.1%}"
+    share = f"{100 * growth.square_share:.{0 if growth.square_share > 0.01 else 1}f} %"
     return f"grow as n² ({share} of {growth.values[2]:,} {what} at n = {growth.lengths[2]})"
 
 
@@ -129,18 +139,19 @@ def contradictions(found: Found, name: str, label: str | None = None) -> list[st
         UsageError: ``label`` is no variant.
     """
     variant = VARIANTS.get(label) if label else named_after(name)
-    called = f"it is said to be {label}" if label else f"its name says {name}"
+    known = label or (variant.name if variant else "attention" if "attention" in name.lower() else "transformer")
+    called = f"it is said to be {known}" if label else f"its name says {known}"
     said = []
     if variant is not None and found.pairs.formed and (variant.time_exponent or 2) < 2:
-        said.append(f"{called}, whose cost is {variant.cost}: it forms all n × n pairs")
+        said.append(f"{called}, which costs {variant.cost}; it forms all n × n pairs")
     promises = variant is not None or "attention" in name.lower() or "transformer" in name.lower()
     if promises and found.per_token and not found.pairs.formed:
         if not found.mixes:
-            said.append(f"{called}: no token reads another")
+            said.append(f"{called}; no token reads another")
         elif found.state is not None and not found.pairs.fixed and not _is_recurrent(variant):
-            said.append(f"{called}: what passes between tokens is a recurrence of {found.state} numbers")
+            said.append(f"{called}; between tokens a recurrence of {found.state} numbers passes")
     if promises and not found.per_token and not (found.pairs.formed or found.pairs.pooled or found.pairs.fixed):
-        said.append(f"{called}: it weighs no tokens")
+        said.append(f"{called}; it weighs no tokens")
     return said
 
 

@@ -53,7 +53,7 @@ def test_a_performer_that_is_a_transformer_is_told() -> None:
     assert one.products.power == 2
     assert max(one.products.lengths) == 64  # its table of positions ends there
     (said,) = contradictions(one, "PerformerLM")
-    assert said.startswith("its name says PerformerLM, whose cost is O(n·")
+    assert said.startswith("its name says performer, which costs O(n·")
     assert said.endswith("it forms all n × n pairs")
 
 
@@ -144,7 +144,8 @@ def test_an_output_that_is_no_sequence_is_unsupported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "power", "share"), [((10, 20, 40), 1, 0.0), ((1, 4, 16), 2, 1.0), ((7, 9, 13), 1, 0.0), ((3, 10, 36), 2, 8 / 9)]
+    ("values", "power", "share"),
+    [((10, 20, 40), 1, 0.0), ((1, 4, 16), 2, 1.0), ((7, 9, 13), 1, 0.0), ((3, 10, 36), 2, 8 / 9)],
 )
 def test_a_cost_is_split_into_its_powers(values: tuple[int, int, int], power: int, share: float) -> None:
     growth = Growth((1, 2, 4), values)
