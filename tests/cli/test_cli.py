@@ -152,7 +152,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_suite_is_run_planned_stored_and_drawn(suite: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "results")
-    options = ["--out", out, "--min-time", "0.001", "--rounds", "1", "--device", "cpu"]
+    options = ["--out", out, "--min-time", "0.001", "--rounds", "1", "--device", "cpu", "--threads", "1"]
     done = attnbench("run", str(suite), *options)
     assert done.returncode == 0, done.stderr
     assert "tiny: 4 cells on cpu" in done.stdout
