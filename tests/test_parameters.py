@@ -12,7 +12,8 @@ EXCEPTIONS = {
     "api.run": "a keyword for each option of the command",
     "api.compare": "a keyword for each option of the command",
     "api.match": "a keyword for each option of the command",
-    "variant.register": "the declaration of a variant, a keyword for each line of it",
+    "attention.performer.Performer.__init__": "the options of a variant, as a user types them",
+    "engines.pair_scores.attend_by_score": "the score's own inputs beside those of any attention",
     "engines.patterns.bands.band": "a band and how it is cut, of which each caller says two or three things",
     "attention.sinkhorn.blocks._weights": "the step that forward and backward share, with the tensors of both",
 }
