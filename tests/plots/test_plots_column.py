@@ -23,7 +23,7 @@ def column(frame: pd.DataFrame, **options: Any) -> dict[str, Figure]:
     return draw(frame, width="column", **options)
 
 
-@pytest.mark.parametrize("run", ["lra-cpu", "lra-h200", "long-cpu"])
+@pytest.mark.parametrize("run", ["lra-cpu", pytest.param("lra-h200", marks=pytest.mark.slow), "long-cpu"])
 def test_every_word_of_the_committed_runs_can_be_read_in_a_column(run: str, faults: Faults) -> None:
     figures = column(read_results(REFERENCE / run), title="A title that is much longer than a column is wide, twice")
     assert figures

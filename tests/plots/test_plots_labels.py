@@ -66,17 +66,20 @@ def panels(figure: Figure) -> list[Axes]:
     return [ax for ax in figure.axes if ax.get_xlabel()]
 
 
-@pytest.mark.parametrize("run", ["lra-cpu", "lra-h200"])
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    ("lra-cpu", {}),
+    ("lra-h200", {"n": 1024}),
+    ("lra-cpu", {"x": "time_median_s"}),
+    ("lra-h200", {"y": "cosine"}),
+    ("lra-cpu", {"inputs": "gaussian:logit_std=2"}),
+    ("lra-h200", {"overlay": "published"}),
+]
+OTHER_RUN = {"lra-cpu": "lra-h200", "lra-h200": "lra-cpu"}
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"n": 1024},
-        {"x": "time_median_s"},
-        {"y": "cosine"},
-        {"inputs": "gaussian:logit_std=2"},
-        {"overlay": "published"},
-    ],
+    ("run", "options"),
+    [*WAYS, *(pytest.param(OTHER_RUN[run], options, marks=pytest.mark.slow) for run, options in WAYS)],
     ids=str,
 )
 def test_in_the_committed_runs_no_name_lies_on_anything(run: str, options: dict[str, Any]) -> None:
@@ -85,8 +88,15 @@ def test_in_the_committed_runs_no_name_lies_on_anything(run: str, options: dict[
         assert collisions(ax) == []
 
 
-@pytest.mark.parametrize("run", ["lra-cpu", "lra-h200"])
-@pytest.mark.parametrize("y", ["rel_error", "cosine"])
+@pytest.mark.parametrize(
+    ("run", "y"),
+    [
+        ("lra-cpu", "rel_error"),
+        ("lra-h200", "cosine"),
+        pytest.param("lra-cpu", "cosine", marks=pytest.mark.slow),
+        pytest.param("lra-h200", "rel_error", marks=pytest.mark.slow),
+    ],
+)
 def test_names_in_a_column_lie_on_nothing(run: str, y: str) -> None:
     with laid_out("column"):
         figure = draw_tradeoff(read_results(REFERENCE / run), y=y)
@@ -125,7 +135,7 @@ def random_rows(run: Any, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
 def test_in_random_tables_no_name_lies_on_anything(run: Any, seed: int) -> None:
     (ax,) = panels(draw_tradeoff(run.table(random_rows(run, seed))))
     assert collisions(ax) == []
