@@ -41,6 +41,8 @@ class Facts:
 
     family: str
     """One of :data:`FAMILIES`."""
+    also: tuple[str, ...] = ()
+    """Further families that it belongs to; figures take their colour from ``family``."""
     source: str
     formula: str
     cost: str
@@ -67,6 +69,9 @@ def broken_fact(name: object, facts: Facts) -> str | None:
     for key, choices in (("family", FAMILIES), ("kind", get_args(Kind))):
         if (value := getattr(facts, key)) not in choices:
             return f"{key} {value!r} is not one of {', '.join(choices)}"
+    also: object = facts.also
+    if not isinstance(also, tuple) or not all(one in FAMILIES for one in also) or facts.family in also:
+        return f"also={also!r}: give a tuple of further families: {', '.join(FAMILIES)}"
     for key in ("source", "formula", "cost"):
         if not isinstance(value := getattr(facts, key), str) or not value.isprintable():
             return f"{key}={value!r}: give one line of text"

@@ -27,6 +27,7 @@ A module may have more methods, which other passes and ``attnbench check`` use i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -51,6 +52,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Variant(Entry, Facts):
     """A registered variant: what ``show`` prints."""
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Its family and those that it belongs to as well."""
+        return (self.family, *self.also)
+
+    @property
+    def year(self) -> int | None:
+        """The first year that its source names; None where it names none."""
+        found = _YEAR.search(self.source)
+        return int(found[0]) if found else None
 
     def claims(self, spec: Spec, *, causal: bool = False) -> Traits:
         """The traits with the options of ``spec``, causal or not; they may differ from those with the defaults.
@@ -83,6 +95,10 @@ class Variant(Entry, Facts):
             if wanted and not trait:
                 return f"{what}: {trait}"
         return None
+
+
+_YEAR = re.compile(r"(?<![\d.:/])(18|19|20)\d\d(?![\d.]\d)(?!\d)")
+"""A year, and not the beginning of a number such as arXiv:2009.14794."""
 
 
 def _holds(condition: str, options: Mapping[str, Scalar]) -> bool:

@@ -23,6 +23,7 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the papers define the c
     "delta",
     kind="mixer",
     family="recurrence",
+    also=("kernel",),
     source="Schlag et al. 2021, arXiv:2102.11174, section 4.2; Yang et al. 2024, arXiv:2406.06484, section 3",
     formula="S_t = (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t,  β = σ(w·x),  ‖k‖ = ‖q‖ = 1",
     cost="O(n·d²)",

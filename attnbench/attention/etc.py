@@ -22,6 +22,7 @@ from attnbench.variant import Knob, No, Traits, register
 @register(
     "etc",
     family="fixed pattern",
+    also=("memory",),
     source="Ainslie et al. 2020, arXiv:2004.08483, section 3",
     formula="softmax_j((q_i·k_j + q_i·a_l(i,j))/√D), long i: |i - j| ≤ r or j global; global i: all j; l = clip(j - i)",
     cost="O(n·(2r + g)·d)",

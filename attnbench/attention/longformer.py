@@ -19,6 +19,7 @@ from attnbench.variant import Knob, No, Traits, register
 @register(
     "longformer",
     family="fixed pattern",
+    also=("memory",),
     source="Beltagy et al. 2020, arXiv:2004.05150, section 3.1",
     formula="softmax over {j : |i - j| ∈ {0, δ, …, w·δ}} ∪ {0 … g - 1}; the g global rows over all j",
     cost="O(n·(w + g)·d)",

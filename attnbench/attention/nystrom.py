@@ -22,6 +22,7 @@ from attnbench.variant import Knob, No, Traits, register
 @register(
     "nystrom",
     family="low rank",
+    also=("memory",),
     source="Xiong et al. 2021, arXiv:2102.03902, algorithm 1, equations 13-17",
     formula="softmax(Q·K̃ᵀ/√D)·softmax(Q̃·K̃ᵀ/√D)⁺·softmax(Q̃·Kᵀ/√D)·V,  Q̃, K̃ means of runs",
     cost="O(n·R·d + R³)",

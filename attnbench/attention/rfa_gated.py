@@ -26,6 +26,7 @@ _BOTH_WAYS = "the gates between two tokens count alike in both directions; the p
     "rfa-gated",
     kind="mixer",
     family="recurrence",
+    also=("kernel",),
     source="Peng et al. 2021, arXiv:2103.02143, section 3.2",
     formula="S_t = g_t S_{t-1} + (1-g_t) φ(k_t)v_tᵀ, z_t likewise,  o_t = φ(q_t)ᵀS_t / φ(q_t)·z_t,  g = σ(wx + b)",
     cost="O(n·R·d)",

@@ -25,6 +25,7 @@ _BITS = 31
 @register(
     "skyformer",
     family="low rank",
+    also=("kernel",),
     source="Chen et al. 2021, arXiv:2111.00035, authors' code, attention_skyformer.py",
     formula="κ(Q, X)·(κ(X, X) + γI)⁻¹·κ(X, K)·V,  κ(a, b) = exp(-‖a - b‖²/(2√D)),  X a sample of Q and K",
     cost="O(n·R·d + R³)",

@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import typer
+
+from attnbench.pictures import PICTURES
 from attnbench.suite.shipped import shipped_suites
 
 _PACKAGE = Path(__file__).parent.parent
@@ -72,6 +75,14 @@ def figures(incomplete: str) -> list[str]:
     files = sorted((_PACKAGE / "plots").glob("*.py"))
     known = (file.stem for file in files if "\ndef applies(" in file.read_text(encoding="utf-8"))
     return [name for name in known if name.startswith(incomplete)]
+
+
+def drawn(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What `plot` can draw without a run, and then variants; the shell completes the names of runs."""
+    given = [str(word) for word in ctx.params.get("results") or ()]
+    if not given:
+        return [name for name in PICTURES if name.startswith(incomplete)]
+    return variants(incomplete) if given[0] in PICTURES else []
 
 
 def _found(pattern: re.Pattern[str], files: str) -> Iterator[str]:

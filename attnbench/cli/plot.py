@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from attnbench.cell import Pass
-from attnbench.cli import completion, console
+from attnbench.cli import completion, console, pictures
 from attnbench.errors import CannotCreate, UsageError
 
 if TYPE_CHECKING:
@@ -22,25 +22,29 @@ def plot(
     results: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="A results folder, one run in it, or a results.csv; several are drawn together. Default: results.",
+            help="A results folder, one run in it, or a results.csv; several are drawn together. Default: results. "
+            f"{pictures.HELP}, followed by variants; a file or folder of that name comes first.",
             show_default=False,
+            autocompletion=completion.drawn,
         ),
     ] = None,
     figure: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FIGURE",
-            help="tradeoff, scores, curves, recall, peers, catalogue, scaling, error, map or speedup; default all that "
-            "apply.",
+            help="tradeoff, scores, curves, recall, peers, catalogue, scaling, error, map, speedup or share; default "
+            "all that apply.",
             autocompletion=completion.figures,
         ),
     ] = None,
     n: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Length; default the longest at which all are ok.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Length; of runs by default the longest at which all are ok."),
     ] = None,
     x: Annotated[
-        Literal["examples_per_s", "tokens_per_s", "time_median_s"], typer.Option(help="Speed axis of tradeoff.")
-    ] = "examples_per_s",
+        Literal["examples_per_s", "tokens_per_s", "time_median_s"] | None,
+        typer.Option(help="Speed axis of tradeoff; default examples_per_s."),
+    ] = None,
     y: Annotated[
         Literal["rel_error", "max_abs_error", "cosine", "score"] | None,
         typer.Option(
@@ -58,11 +62,22 @@ def plot(
     ] = None,
     head_dim: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only rows of this head width.")] = None,
     inputs: Annotated[
-        str | None, typer.Option(metavar="INPUT", help="Which inputs' error to show; default listops.")
+        str | None,
+        typer.Option(metavar="INPUT", help="Which inputs' error to show, or whose weights; default listops."),
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of weights and spectrum: layer of captured inputs, from 0.")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of weights and spectrum: head, from 0.")
+    ] = None,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PLUGIN", help="Of pattern and weights: FILE.py or module with further variants."),
     ] = None,
     overlay: Annotated[
         Literal["published"] | None,
-        typer.Option(help="Add published numbers in panels of their own, to tradeoff and scores."),
+        typer.Option(help="Add published numbers in panels of their own, to tradeoff, scores, scaling and speedup."),
     ] = None,
     title: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Title of the figures, instead of their own.")
@@ -77,10 +92,13 @@ def plot(
     ] = "svg,png",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder for figures; default RUN/plots, of several runs ./plots."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for figures; default RUN/plots, of several runs or a picture ./plots.",
+        ),
     ] = None,
 ) -> None:
-    """Draw the figures of one run or of several: the trade-off figure first, scaling, error.
+    """Draw the figures of one run or of several, or a picture that needs no run.
 
     Speeds are restricted to the rows asked for; the errors beside them are those measured most like them.
     """
@@ -90,6 +108,21 @@ def plot(
             raise UsageError(f"--format {one!r}: choose from {', '.join(FORMATS)}")
     if not formats:
         raise UsageError("--format is empty; choose from svg, png, pdf")
+
+    chosen = {"n": n, "inputs": inputs, "causal": causal, "head_dim": head_dim, "layer": layer, "head": head}
+    if (picture := pictures.asked_for(results)) is not None:
+        of_runs = {"figure": figure, "x": x, "y": y, "sweep": sweep, "level": level, "pass": pass_, "dtype": dtype}
+        looks = {"title": title, "style": style, "width": width, "dpi": dpi}
+        pictures.draw_picture(
+            picture,
+            (results or [])[1:],
+            formats=formats,
+            out=out,
+            plugins=plugin or [],
+            options=chosen | of_runs | {"overlay": overlay} | looks,
+        )
+        return
+    pictures.refuse_for_runs({"layer": layer, "head": head, "plugin": plugin})
 
     from attnbench.measure.time import garbage_collection_off
     from attnbench.plots import draw_all

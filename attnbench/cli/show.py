@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from attnbench.cli import completion, console
 from attnbench.cli.prose import prose
+from attnbench.errors import CannotCreate, UsageError
 from attnbench.traits import ABILITIES, Knob, Traits
 
 if TYPE_CHECKING:
@@ -26,6 +28,10 @@ def show(
         list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with further variants.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also draw which keys each query sees, to this .svg, .png or .pdf."),
+    ] = None,
 ) -> None:
     """Show what a variant is: paper, formula, cost, what it can do, and its options; or an input, or a task."""
     from attnbench.plugins import load
@@ -35,6 +41,8 @@ def show(
 
     for source in plugin or []:
         load(source)
+    if picture is not None:
+        _draw_pattern(name, picture)
     if name in VARIANTS or not (name in INPUTS or name in TASKS):
         data = as_data(VARIANTS.get(name))
     elif name in INPUTS:
@@ -51,6 +59,23 @@ def show(
         if "task" in data:
             console.line()
             _print(data["task"], console.width())
+
+
+def _draw_pattern(name: str, file: Path) -> None:
+    """Draw the pattern of a variant.
+
+    Raises:
+        UsageError: it is no variant, or the file has another ending.
+        CannotCreate: there is no such folder.
+    """
+    from attnbench.pictures import draw
+    from attnbench.plots.style import save
+
+    if file.suffix not in (".svg", ".png", ".pdf"):
+        raise UsageError(f"--picture {file}: the name must end in .svg, .png or .pdf")
+    if not file.parent.is_dir():
+        raise CannotCreate(f"cannot write {file}: there is no folder {file.parent}")
+    save(draw("pattern", [name]).figure, file.with_suffix(""), (file.suffix[1:],))
 
 
 def task_data(entry: TaskEntry) -> dict[str, Any]:
@@ -105,6 +130,8 @@ def as_data(entry: Variant) -> dict[str, Any]:
     return {
         "name": entry.name,
         "family": entry.family,
+        "also": list(entry.also),
+        "year": entry.year,
         "kind": entry.kind,
         "summary": entry.summary,
         "source": entry.source,
@@ -173,7 +200,7 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     target = "softmax: equals softmax attention of the same q, k, v" if data["exact"] else _TARGETS[data["target"]]
     claims = [f"{what} ~ {_power(power)}" for what in _GROWN if (power := data[f"claimed_{what}_exponent"]) is not None]
     facts = [
-        ("family", f"{data['family']} ({data['kind']})"),
+        ("family", f"{', '.join([data['family'], *data['also']])} ({data['kind']})"),
         ("source", data["source"]),
         ("formula", data["formula"]),
         ("cost", f"{data['cost']}; claimed: {', '.join(claims) or 'nothing'}"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -19,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Generator, Tensor
 
 from attnbench.errors import Unsupported, UsageError
-from attnbench.qkv import register_input
+from attnbench.qkv import INPUTS, register_input
 from attnbench.shape import Shape
+from attnbench.spec import Spec
 
 LISTOPS = Path(__file__).parent / "data" / "listops.safetensors"
 """Made by ``python -m attnbench.tasks.capture``; its metadata says how."""
@@ -41,10 +42,14 @@ def listops(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple
     return _draw("listops", LISTOPS, shape, generator, layer)
 
 
-def _look_at(*, path: str = "", layer: int | None = None) -> None:
+def _named(*, path: str = "", layer: int | None = None) -> tuple[str, Path]:
     if not path:
         raise UsageError("file: which one? Write file:path=qkv.safetensors")
-    with _stored(f"file:path={path}", Path(path).expanduser()):
+    return f"file:path={path}", Path(path).expanduser()
+
+
+def _look_at(**options: Any) -> None:
+    with _stored(*_named(**options)):
         pass
 
 
@@ -65,9 +70,32 @@ def file(
         UsageError: there is no such file or layer, or the file is of another kind or layout or holds NaN or infinity.
         Unsupported: the file has too few heads, positions or pairs, or heads of another width.
     """
-    if not path:
-        raise UsageError("file: which one? Write file:path=qkv.safetensors")
-    return _draw(f"file:path={path}", Path(path).expanduser(), shape, generator, layer)
+    return _draw(*_named(path=path), shape, generator, layer)
+
+
+class Extent(NamedTuple):
+    """What a captured input has."""
+
+    layers: int
+    heads: int
+    positions: int
+    width: int
+    """Of a head."""
+
+
+def extent(inputs: Spec) -> Extent | None:
+    """The sizes of a captured input; None of one that is drawn at random.
+
+    Raises:
+        UsageError: an unknown input or option, or the file cannot be read as one of these.
+    """
+    options = INPUTS.get(inputs.name).check(dict(inputs.options))
+    if inputs.name not in ("listops", "file"):
+        return None
+    name, path = ("listops", LISTOPS) if inputs.name == "listops" else _named(**options)
+    with _stored(name, path) as (_, sizes):
+        _, layers, heads, positions, width = sizes["q"]
+    return Extent(layers, heads, positions, width)
 
 
 def _draw(

@@ -7,19 +7,30 @@ from importlib.resources import files
 
 import pandas as pd
 
+from attnbench.errors import UsageError
 from attnbench.plots.bands import arrange, draw_bands
 from attnbench.plots.bubbles import draw_circles, draw_keys, round_sizes
 from attnbench.plots.labels import place_labels
-from attnbench.plots.page import Page, wrap
+from attnbench.plots.page import Page, only_on_a_page, wrap
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE
 from attnbench.plots.ticks import log_axis, padded
 
 GB = 1e9
+WIDE, OWN_ROOM = 13.6, 7.72
+"""Width of a page with published numbers beside a run's, and the room that the run's have, in inches."""
 _SOURCE = (
     "Tay et al. 2020, arXiv:2011.04006, tables 1 and 2. Other hardware, other code, and scores instead of errors: "
     "compare the order of the methods, not the places of the circles."
 )
+
+
+def only_published(figure: str, overlay: str | None) -> None:
+    """Raise UsageError for an overlay that does not exist, or on a page that is too narrow for one."""
+    if overlay not in (None, "published"):
+        raise UsageError(f"overlay must be published, not {overlay!r}")
+    if overlay:
+        only_on_a_page(f"{figure} with --overlay published")
 
 
 def read_published() -> pd.DataFrame:

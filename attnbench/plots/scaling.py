@@ -17,6 +17,8 @@ from attnbench.plots.captions import failures, own_form_note, short_names, where
 from attnbench.plots.keys import on_all, write_entry
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, shorten, stacked, text_width
 from attnbench.plots.palette import palette
+from attnbench.plots.published import OWN_ROOM, WIDE, only_published
+from attnbench.plots.published_lines import draw_lines
 from attnbench.plots.series import LONGEST, Series, names_room, panels_of
 from attnbench.plots.setting import PANELS, restrict, settings, timed, without_room
 from attnbench.plots.style import SMALL_SIZE, in_style
@@ -39,7 +41,9 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 
 @in_style
-def draw_scaling(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+def draw_scaling(
+    frame: pd.DataFrame, *, only: Mapping[str, object] | None = None, overlay: str | None = None
+) -> Figure:
     """Draw two log-log panels with a table of fitted and claimed powers of n, and mark where each variant stopped.
 
     Rows that were measured differently get lines of their own, with their own dashes, or panels if lines are many.
@@ -47,12 +51,14 @@ def draw_scaling(frame: pd.DataFrame, *, only: Mapping[str, object] | None = Non
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         only: column -> value of the rows to draw.
+        overlay: ``published`` adds panels with the Nyströmformer paper's own measurements.
 
     Raises:
-        UsageError: no row has a value.
+        UsageError: no row has a value, or there is no such overlay.
         NothingToDraw: no row has a time or a memory.
         ResultsError: this is not a results table.
     """
+    only_published("scaling", overlay)
     rows = timed(restrict(frame, only or {}))
     prefer = {"level": ("operator", "layer", "model"), "pass": ("forward", "training")}
     every = settings(rows, prefer, also_same=("inputs",))
@@ -73,9 +79,12 @@ def draw_scaling(frame: pd.DataFrame, *, only: Mapping[str, object] | None = Non
         without_room(found),
     ]
     rooms = [3.6 + _table_height(drawn) if narrow() else max(4.2, 0.5 + 0.16 * len(drawn)) for _, drawn in panels]
-    page = new_page(TITLE, where(shown), notes, room=stacked(rooms, [heading for heading, _ in panels]))
-    for part, (_, drawn) in zip(page.parts([heading for heading, _ in panels], rooms), panels, strict=True):
-        _block(part, drawn)
+    headings = [heading for heading, _ in panels]
+    page = new_page(TITLE, where(shown), notes, width=WIDE if overlay else 8.0, room=stacked(rooms, headings))
+    for place, (part, (_, drawn)) in enumerate(zip(page.parts(headings, rooms), panels, strict=True)):
+        _block(replace(part, right=part.left + OWN_ROOM) if overlay else part, drawn)
+        if overlay and place == 0:
+            draw_lines(part, part.left + OWN_ROOM + 0.4)
     return page.figure
 
 

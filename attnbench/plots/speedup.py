@@ -20,6 +20,8 @@ from attnbench.plots.error_lines import differing
 from attnbench.plots.heat import Heat, draw_colour_key, draw_heat
 from attnbench.plots.options import is_number, options_of, varying_numbers, written
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, stacked
+from attnbench.plots.published import OWN_ROOM, WIDE, only_published
+from attnbench.plots.published_ratios import draw_ratios
 from attnbench.plots.setting import PANELS, Setting, restrict, settings, timed, without_room
 from attnbench.plots.style import in_style
 from attnbench.plots.ticks import halves, length, plain
@@ -56,6 +58,7 @@ def draw_speedup(
     variant: str | None = None,
     baseline: str | None = None,
     only: Mapping[str, object] | None = None,
+    overlay: str | None = None,
 ) -> Figure:
     """Draw two annotated heat maps: baseline over variant, in time and peak memory; above 1 the variant wins.
 
@@ -66,12 +69,14 @@ def draw_speedup(
         variant: by default ``linformer``, else the one with most rows.
         baseline: a label; by default ``softmax``, else ``sdpa``.
         only: column -> value of the rows to draw.
+        overlay: ``published`` adds tables with the Linformer paper's own measurements.
 
     Raises:
-        UsageError: a variant, baseline or value has no such rows.
+        UsageError: a variant, baseline or value has no such rows, or there is no such overlay.
         NothingToDraw: no variant has two sizes and lengths, or there is no baseline beside it.
         ResultsError: this is not a results table.
     """
+    only_published("speedup", overlay)
     every = timed(restrict(frame, only or {}))
     known = _tabled(every)
     if variant is not None and variant not in known:
@@ -102,7 +107,7 @@ def draw_speedup(
         *(f"Not measured — {line}" for line in failures(rows)),
         without_room(found),
     ]
-    return _draw(tables, f"{TITLE}: {name} against {baseline}", where(rows), notes, baseline)
+    return _draw(tables, f"{TITLE}: {name} against {baseline}", where(rows), notes, baseline, overlay=bool(overlay))
 
 
 @dataclass(frozen=True)
@@ -138,15 +143,28 @@ def _table(setting: Setting, variant: str, baseline: str) -> _Table | None:
     return _Table(setting.about, mine[[one == kind for one in kinds]], base, size, kind)
 
 
-def _draw(tables: Sequence[_Table], title: str, about: Sequence[str], notes: Sequence[str], baseline: str) -> Figure:
+def _draw(
+    tables: Sequence[_Table],
+    title: str,
+    about: Sequence[str],
+    notes: Sequence[str],
+    baseline: str,
+    *,
+    overlay: bool,
+) -> Figure:
     rooms = [0.95 + 0.2 * table.mine["seq_len"].nunique() for table in tables]
     if narrow():
         rooms = [2 * room for room in rooms]
     key = _KEY + 0.2 * narrow()
-    page = new_page(title, about, notes, room=stacked(rooms, [table.heading for table in tables]) + key)
+    headings = [table.heading for table in tables]
+    if overlay:
+        rooms[0] = max(rooms[0], 3.2)  # the eight lengths of the paper
+    page = new_page(title, about, notes, width=WIDE if overlay else 8.0, room=stacked(rooms, headings) + key)
     inner = replace(page, bottom=page.bottom + key)
-    for part, table in zip(inner.parts([table.heading for table in tables], rooms), tables, strict=True):
-        _panels(part, table, baseline)
+    for place, (part, table) in enumerate(zip(inner.parts(headings, rooms), tables, strict=True)):
+        _panels(replace(part, right=part.left + OWN_ROOM) if overlay else part, table, baseline)
+        if overlay and place == 0:
+            draw_ratios(part, part.left + OWN_ROOM + 0.4, _LIMIT)
     draw_colour_key(
         page, page.bottom + 0.2, _LIMIT, f"{baseline} over the variant", lambda gain: f"{halves(2.0**gain)}×"
     )

@@ -115,7 +115,7 @@ def _facts(data: dict[str, Any]) -> list[list[str]]:
         ["Source", source(data["source"])],
         ["Cost", text(f"{data['cost']}; claimed: {', '.join(claimed) or 'nothing'}")],
         *[["", text(f"{_where(where)}: {one['cost']}")] for where, one in data["given"].items() if "cost" in one],
-        ["Family", data["family"]],
+        ["Family", ", ".join([data["family"], *data["also"]])],
         ["Kind", kinds[data["kind"]]],
     ]
 

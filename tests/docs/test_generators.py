@@ -10,18 +10,16 @@ from types import ModuleType
 import pytest
 
 from attnbench.axes import AXES
-from attnbench.capabilities import Dense
 from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS
 from attnbench.errors import Exit
 from attnbench.qkv import INPUTS
 from attnbench.record import COLUMNS
-from attnbench.shape import Shape
 from attnbench.suite.schema import Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
 from attnbench.task import TASKS
 from attnbench.testing import LAWS
 from attnbench.units import unit_of
-from attnbench.variant import VARIANTS, build
+from attnbench.variant import VARIANTS
 from tests.docs.making import GENERATED, HERE, RUNS
 
 SHIPPED = [entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.")]
@@ -79,30 +77,6 @@ def test_a_variant_has_a_picture_of_its_pattern(name: str) -> None:
     drawn = generator("picture").pictures(entry)
     assert drawn.count("<svg") == 1 + bool(entry.traits.causal)
     assert 'd="M' in drawn
-
-
-@pytest.mark.parametrize(
-    ("setting", "causal", "seen"),
-    [
-        ("local:window=3", False, lambda i, j: abs(i - j) <= 3),
-        ("local:block=4", True, lambda i, j: i // 4 == j // 4 and j <= i),
-    ],
-)
-def test_the_picture_shows_the_pairs_of_the_pattern(setting: str, causal: bool, seen: object) -> None:
-    picture = generator("picture")
-    name, _, options = setting.partition(":")
-    weights = picture._weights(VARIANTS.get(name), options, causal)
-    n = picture.N
-    assert [[bool(weights[i, j] > 0) for j in range(n)] for i in range(n)] == [
-        [seen(i, j) for j in range(n)]  # type: ignore[operator]
-        for i in range(n)
-    ]
-
-
-def test_a_mixer_with_a_formula_is_drawn_from_the_formula() -> None:
-    module = build("gmlp", Shape(heads=1, head_dim=8, seq_len=32))
-    assert isinstance(module, Dense)
-    assert generator("picture")._formula(VARIANTS.get("gmlp"), module, False) == module.dense
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -279,6 +279,7 @@ def test_title_and_resolution_apply_to_every_figure(tmp_path: Path, small: pd.Da
 def test_the_table_of_figures_names_them_in_order_and_cannot_be_changed() -> None:
     assert list(FIGURES) == [
         *("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "map", "speedup"),
+        "share",
     ]
     with pytest.raises(TypeError):
         FIGURES["x"] = None  # type: ignore[index]  # that is the point

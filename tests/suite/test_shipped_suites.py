@@ -30,6 +30,7 @@ SUITES = (
     "scaling",
     "score",
     "score-long",
+    "share",
 )
 WITH_A_PLUGIN = ("peers",)
 ORACLES = {"oracle-lowrank", "oracle-topk"}

@@ -27,6 +27,7 @@ _ONE_LENGTH = "form=flex compiles a kernel for each length, and padding makes on
 @register(
     "bigbird",
     family="fixed pattern",
+    also=("memory",),
     source="Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D",
     formula="softmax over the blocks {I - 1, I, I + 1} ∪ {first, last} ∪ r random ones; first and last rows over all",
     cost="O(n·(5 + r)·B·d)",

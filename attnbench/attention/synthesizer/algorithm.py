@@ -33,6 +33,7 @@ Mixture = Literal["random+dense", "random+dot", "dense+dot", "random+dense+dot"]
     "synthesizer",
     kind="mixer",
     family="synthetic",
+    also=("learned pattern", "low rank"),
     source="Tay et al. 2020, arXiv:2005.00743, section 3",
     formula="softmax(B) V,  B = W₂ ReLU(W₁ x + b₁) + b₂  |  R  |  R₁ R₂ᵀ  |  tile(A)·repeat(B)  |  Σ α B",
     cost="O(n²·d)",

@@ -1,0 +1,102 @@
+"""The matrix that a variant applies to the values, whether or not it ever forms one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.capabilities import Dense
+from attnbench.reference import exact_attention
+from attnbench.shape import Shape
+from attnbench.spec import Spec, parse_spec
+from attnbench.variant import VARIANTS, Variant, build
+
+Formula = Callable[..., Tensor]
+
+_MIXER_DIM = 8
+"""Width of the single head of a mixer whose pattern is drawn."""
+
+
+def small_setting(text: str) -> Spec:
+    """The variant as typed; without options, the first setting of its checks, which shows its pattern on few tokens.
+
+    Raises:
+        UsageError: an unknown variant or option.
+    """
+    spec = parse_spec(text)
+    entry = VARIANTS.get(spec.name)
+    if spec.options:
+        return entry.normalise(spec)
+    return parse_spec(f"{entry.name}:{entry.settings[0] if entry.settings else ''}".rstrip(":"))
+
+
+def formula_of(entry: Variant, module: nn.Module, causal: bool) -> Formula:
+    """What computes the output by the documented formula: ``dense``, softmax attention, or the module itself."""
+    if isinstance(module, Dense):
+        return module.dense
+    if entry.traits.exact:
+        return lambda q, k, v: exact_attention(q, k, v, causal=causal)
+    return module
+
+
+@torch.no_grad()
+def implied(formula: Formula, q: Tensor, k: Tensor) -> Tensor:
+    """The matrix of each head, from values that are the columns of I, as many at a time as a head is wide.
+
+    Args:
+        q: ``(1, H, N, D)``; k: ``(1, H, M, D)``.
+
+    Returns:
+        ``(H, N, M)``; weight (i, j) is what value j contributes to output i.
+    """
+    _, H, M, D = k.shape
+    identity = nn.functional.pad(torch.eye(M, dtype=q.dtype), (0, -M % D))
+    parts = [formula(q, k, columns.expand(1, H, M, D).contiguous()) for columns in identity.split(D, dim=1)]
+    return torch.cat(parts, -1)[0, :, :, :M]
+
+
+def reach(formula: Formula, x: Tensor) -> Tensor:
+    """How much each token of x moves each output of a mixer: the size of a gradient.
+
+    Args:
+        x: ``(1, N, C)``.
+
+    Returns:
+        ``(N, N)``: the norm of the gradient of output i, in a random direction, with respect to token j.
+    """
+    x = x.detach().requires_grad_()
+    out = formula(x)
+    direction = torch.randn(out.shape[-1], generator=torch.Generator().manual_seed(1), dtype=x.dtype)
+    rows = [torch.autograd.grad((out[0, i] * direction).sum(), x, retain_graph=True)[0] for i in range(out.shape[1])]
+    sizes: Tensor = torch.stack(rows)[:, 0].norm(dim=-1)
+    return sizes
+
+
+def random_weights(spec: Spec, n: int, *, causal: bool) -> Tensor:
+    """How much token j moves output i, on random inputs: ``(N, N)``, not negative.
+
+    Of an operator it is the size of the weight in its documented formula, of a mixer :func:`reach`.
+
+    Raises:
+        UsageError: an unknown variant or option.
+        Unsupported: the variant does not allow the shape; the message is the reason.
+    """
+    entry = VARIANTS.get(spec.name)
+    operator = entry.kind == "operator"
+    shape = Shape(batch=1, heads=1, seq_len=n, head_dim=n if operator else _MIXER_DIM, causal=causal)
+    generator = torch.Generator().manual_seed(0)
+    formula = formula_of(entry, build(spec, shape).double(), causal)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if operator:
+            q, k = (torch.randn(1, 1, n, n, generator=generator, dtype=torch.float64) * 0.5 for _ in "qk")
+            return implied(formula, q, k)[0].abs()
+        return reach(formula, torch.randn(1, n, shape.C, generator=generator, dtype=torch.float64))
+
+
+def share_of_largest(weights: Tensor) -> Tensor:
+    """Each weight over the largest of its row; a row of zeros stays."""
+    return weights / weights.amax(1, keepdim=True).clamp(min=1e-300)

@@ -1,0 +1,45 @@
+"""What a picture is: the figure, and the numbers in it."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+from pandas.api.types import is_numeric_dtype
+
+from attnbench.errors import CannotCreate, StoreError
+from attnbench.files import replace_file
+from attnbench.table import no_formula
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with a table of everything that is drawn in it."""
+
+    figure: Figure
+    numbers: pd.DataFrame
+
+
+def write_numbers(picture: Picture, path: Path) -> Path:
+    """Write the numbers as a CSV; none of its texts is a formula to a spreadsheet.
+
+    Raises:
+        CannotCreate: a link is in the place of the file.
+        StoreError: it cannot be written.
+    """
+    if path.is_symlink():
+        raise CannotCreate(f"{path} is a link, and figures are written to no other place; remove it")
+    table = picture.numbers.copy()
+    for name in table.columns:
+        if not is_numeric_dtype(table[name]):
+            table[name] = [no_formula(cell) if isinstance(cell, str) else cell for cell in table[name]]
+    text = io.StringIO()
+    table.to_csv(text, index=False, float_format="%.6g", lineterminator="\n")
+    try:
+        replace_file(path, text.getvalue())
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+    return path
