@@ -28,7 +28,8 @@ def test_every_picture_is_in_the_documentation_with_the_command_that_draws_it() 
     for name in PICTURES:
         assert f"\nattnbench plot {name}\n" in page
         assert f"](pictures/{name}.png)" in page
-    assert {path.name for path in FOLDER.iterdir()} == {f"{name}.{end}" for name in PICTURES for end in ("png", "svg")}
+    drawn = {path.name for path in FOLDER.iterdir() if path.suffix != ".csv"}
+    assert drawn == {f"{name}.{end}" for name in PICTURES for end in ("png", "svg")}
 
 
 @pytest.mark.parametrize("name", [name for name in PICTURES if name not in OF_THE_CATALOGUE])

@@ -23,7 +23,7 @@ def plot(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_what_does_not_apply_is_told_in_one_line_and_no_file_is_written_for_it(tmp_path: Path) -> None:
     done = plot(REFERENCE / "lra-cpu", "--format", "svg", "--out", tmp_path / "out", cwd=tmp_path)
     assert done.returncode == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"tradeoff.svg", "scaling.svg", "error.svg"}
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == {"tradeoff", "scaling", "error", "share"}
     (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "not drawn" in line]
     assert "peers (needs a variant beside a public package)" in line
     assert "map (needs errors at two sizes and two logit_std)" in line
@@ -68,7 +68,7 @@ def test_rows_of_one_dtype_or_sweep_keep_the_errors_that_belong_to_their_speeds(
         REFERENCE / "lra-cpu", "--sweep", "speed", "--no-causal", "--format", "svg", "--out", "out", cwd=tmp_path
     )
     assert done.returncode == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"tradeoff.svg", "scaling.svg"}
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == {"tradeoff", "scaling", "share"}
     assert "inputs listops" in (tmp_path / "out" / "tradeoff.svg").read_text()
 
 

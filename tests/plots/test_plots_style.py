@@ -244,7 +244,7 @@ def test_each_figure_that_does_not_apply_is_told_with_what_it_needs(tmp_path: Pa
     left_out: dict[str, str] = {}
     paths = draw_all(small, tmp_path, ["svg"], on_left_out=left_out.__setitem__)
     assert [path.name for path in paths] == ["tradeoff.svg", "scaling.svg"]
-    assert list(left_out) == ["scores", "curves", "recall", "peers", "catalogue", "error", "map", "speedup"]
+    assert list(left_out) == ["scores", "curves", "recall", "peers", "catalogue", "error", "map", "speedup", "share"]
     assert left_out["catalogue"] == "needs times of 24 variants"
 
 
