@@ -35,7 +35,7 @@ _NAME, _BELOW = 0.34, 0.12
 """Inches for the two lines above a matrix, and below it."""
 _TINY = 6.5
 """Size of the letters of options, in points."""
-_OTHER_WAY = {False: "no form without causality", True: "no causal form"}
+_OTHER_WAY = {False: "only causal", True: "no causal form"}
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _draw_one(at: Page, one: Pattern, forms: Sequence[bool], side: float, wide: 
         left = at.left + place * (side + _BETWEEN)
         share = one.shares.get(causal)
         if share is None:
-            words = _OTHER_WAY[causal].replace(" form", "\nform") if side <= _SMALL else _OTHER_WAY[causal]
+            words = _OTHER_WAY[causal].replace(" ", "\n", 1) if side <= _SMALL else _OTHER_WAY[causal]
             at.write(left + side / 2, bottom + side / 2, words, ha="center", va="center", fontsize=_TINY,
                      color=palette().faint)  # fmt: skip
             continue

@@ -81,7 +81,7 @@ def test_the_sheet_has_every_variant_of_the_catalogue() -> None:
 def test_the_causal_place_of_a_variant_without_a_causal_form_says_so(words: Callable[..., str]) -> None:
     picture = draw("pattern", ["nystrom", "local"])
     assert set(picture.numbers.query("variant.str.startswith('nystrom')")["causal"]) == {False}
-    assert "no causal form" in words(picture.figure)
+    assert "no causal form" in words(picture.figure)  # a line break is a space there
 
 
 @pytest.mark.parametrize("width", ["page", "column"])
