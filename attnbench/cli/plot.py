@@ -68,9 +68,7 @@ def plot(
     layer: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Of weights and spectrum: layer of captured inputs, from 0.")
     ] = None,
-    head: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Of weights and spectrum: head, from 0.")
-    ] = None,
+    head: Annotated[int | None, typer.Option(min=0, metavar="N", help="Of weights and spectrum: head, from 0.")] = None,
     plugin: Annotated[
         list[str] | None,
         typer.Option(metavar="PLUGIN", help="Of pattern and weights: FILE.py or module with further variants."),

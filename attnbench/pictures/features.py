@@ -23,7 +23,7 @@ from attnbench.pictures.picture import Picture
 from attnbench.plots.page import narrow, new_page
 from attnbench.plots.palette import palette
 from attnbench.plots.style import DASHES, MARKERS, SMALL_SIZE, in_style
-from attnbench.plots.ticks import log_axis, padded
+from attnbench.plots.ticks import log_axis, padded, plain
 from attnbench.qkv import INPUTS, draw_qkv
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
@@ -126,18 +126,18 @@ def _draw(errors: Sequence[Errors], trivial: float, about: str) -> Figure:
     ]
     lines = [about, *_said(errors)]
     page = new_page(TITLE, lines, notes, height=1.0, room=5.2 if narrow() else 3.3)
-    values = [value for one in errors for value in one.quartiles]
     for place, (what, ways) in enumerate(_PANELS):
         if narrow():
             tall = (page.top - page.bottom - 1.2) / 2
             bottom = page.bottom + 0.42 + (1 - place) * (tall + 0.6)
             ax = page.axes(page.left + 0.6, bottom, page.right - page.left - 0.7, tall)
         else:
-            wide = (page.right - page.left - 0.66 - 0.5) / 2
+            wide = (page.right - page.left - 0.66 - 0.6) / 2
             tall = page.top - page.bottom - 0.7
-            ax = page.axes(page.left + 0.6 + place * (wide + 0.5), page.bottom + 0.42, wide, tall)
+            ax = page.axes(page.left + 0.6 + place * (wide + 0.6), page.bottom + 0.42, wide, tall)
         log_axis(ax, "x", padded([one.features for one in errors], share=0.04), at=sorted({e.features for e in errors}),
                  most=4 if narrow() else 8)  # fmt: skip
+        values = [value for one in errors if one.way in ways for value in one.quartiles]
         log_axis(ax, "y", padded([*values, trivial], share=0.05, least=4), base=10, most=6)
         ax.set_title(what, loc="left", pad=4)
         ax.grid(axis="both")
@@ -157,11 +157,15 @@ def _said(errors: Sequence[Errors]) -> list[str]:
     for what, (own, other) in _PANELS:
         ratios = [median[other, count] / median[own, count] for count in (counts[0], counts[-1])]
         names = own.split(", ")[what == "features"], other.split(", ")[what == "features"]
-        lines.append(
-            f"{names[1]} over {names[0]}: {ratios[0]:.2g} times the error at {counts[0]} features, {ratios[1]:.2g} at "
-            f"{counts[-1]}"
-        )
+        few, many = map(_two, ratios)
+        said = f"{few} times the error at {counts[0]} features, {many} at {counts[-1]}"
+        lines.append(f"{names[1]} over {names[0]}: {said}")
     return lines
+
+
+def _two(ratio: float) -> str:
+    """Two digits: ``0.91``, ``8300``."""
+    return plain(float(f"{ratio:.2g}"))
 
 
 def _panel(ax: Axes, errors: Sequence[Errors], ways: Sequence[str], trivial: float) -> None:

@@ -84,4 +84,5 @@ def softmax_matrix(head: Head, *, causal: bool) -> Tensor:
     if causal:
         visible = torch.ones(logits.shape, dtype=torch.bool).tril()
         logits = logits.masked_fill(~visible, float("-inf"))
-    return logits.softmax(-1)
+    weights: Tensor = logits.softmax(-1)
+    return weights

@@ -54,7 +54,7 @@ def implied(formula: Formula, q: Tensor, k: Tensor) -> Tensor:
     """
     _, H, M, D = k.shape
     identity = nn.functional.pad(torch.eye(M, dtype=q.dtype), (0, -M % D))
-    parts = [formula(q, k, columns.expand(1, H, M, D).contiguous()) for columns in identity.split(D, dim=1)]
+    parts = [formula(q, k, columns.expand(1, H, M, D).contiguous()) for columns in torch.split(identity, D, dim=1)]
     return torch.cat(parts, -1)[0, :, :, :M]
 
 

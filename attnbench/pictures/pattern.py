@@ -29,7 +29,7 @@ MOST = 512
 _SIDES = ((1, 2.4), (4, 1.44), (12, 0.96))
 """Up to how many variants the side of one matrix has how many inches."""
 _SMALL = 0.64
-_BETWEEN, _GAP = 0.08, 0.24
+_BETWEEN, _GAP = 0.08, 0.2
 """Inches between the two matrices of a variant, and between variants."""
 _NAME, _BELOW = 0.34, 0.12
 """Inches for the two lines above a matrix, and below it."""
@@ -124,8 +124,9 @@ def _draw(drawn: Sequence[Pattern], forms: Sequence[bool], n: int, missing: Sequ
     inside = 3.0 if narrow() else 7.7
     side = next((side for most, side in _SIDES if len(drawn) <= most), _SMALL)
     side = min(side, (inside - _BETWEEN) / len(forms) - 0.02)
-    names = max(text_width(one.name, SMALL_SIZE) for one in drawn)
-    wide = max(len(forms) * (side + _BETWEEN) - _BETWEEN, min(names + 0.05, 1.5))
+    wide = len(forms) * (side + _BETWEEN) - _BETWEEN
+    if len(drawn) <= _SIDES[-1][0] or len(forms) == 1:
+        wide = max(wide, min(max(text_width(one.name, SMALL_SIZE) for one in drawn) + 0.05, 1.36))
     columns = max(1, min(len(drawn), int((inside + _GAP) / (wide + _GAP))))
     rows = -(-len(drawn) // columns)
     tall = _NAME + side + (0.2 if side > _SMALL else _BELOW)

@@ -139,10 +139,14 @@ def _picture(page: Page, place: tuple[float, float, float, float], table: np.nda
 def _rotation(page: Page, place: tuple[float, float, float, float], shift: Shift) -> None:
     ax = page.axes(*place)
     pairs = np.arange(len(shift.angles))
-    ax.plot(pairs, shift.expected, color=palette().ink, lw=0.9)
+    wraps = np.flatnonzero(np.abs(np.diff(shift.expected)) > math.pi) + 1
+    line = np.insert(shift.expected, wraps, np.nan)  # no line from -π to π
+    ax.plot(np.insert(pairs.astype(float), wraps, np.nan), line, color=palette().ink, lw=0.9)
     ax.plot(pairs, shift.angles, "o", color=palette().sequence[0], markersize=3)
     ax.set_ylim(-math.pi * 1.05, math.pi * 1.05)
     ax.set_yticks([-math.pi, -math.pi / 2, 0, math.pi / 2, math.pi], ["-π", "-π/2", "0", "π/2", "π"])
+    ax.set_xlim(-1, len(pairs))
+    ax.set_xticks(linear_ticks(0, len(pairs) - 1, 4))
     ax.set_xlabel("pair of columns")
     ax.set_ylabel(f"rotation by a shift of {shift.by}")
     ax.grid(axis="both")

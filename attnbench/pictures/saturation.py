@@ -152,6 +152,7 @@ def _panel(ax: Axes, found: Sequence[Rows], widths: Sequence[int], what: str) ->
         log_axis(ax, "y", padded([max(float(values.min()), 1e-6 * high), high]), base=10, most=6)
     else:
         ax.set_ylim(-0.02, 1.04)
+        ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
     ax.grid(axis="both")
     for width, colour in zip(widths, palette().sequence, strict=False):
         own = [one for one in found if one.head_dim == width]

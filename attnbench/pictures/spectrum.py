@@ -160,6 +160,7 @@ def _lines(ax: Axes, spectra: Sequence[Spectrum], colours: dict[int | None, str]
     ax.plot([0, n], [0, 1], ls=":", lw=1.2, color=palette().faint)
     ax.set_xlim(0, n)
     ax.set_ylim(0, 1.02)
+    ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
     ax.set_xticks(linear_ticks(0, n, 4 if narrow() else 8))
     ax.grid(axis="both")
     ax.set_xlabel("number of singular values")

@@ -131,7 +131,7 @@ def _draw(entries: Sequence[Variant]) -> Figure:
 
 def _columns(ax: Axes, entries: Sequence[Variant], left: float, right: float) -> None:
     """Write year, cost, causality and decoding."""
-    causal, decodes = right - 0.75, right - 0.2
+    causal, decodes = right - 0.85, right - 0.27
     cost = left + 0.5
     heads = ((left, "year", "left"), (cost, "claimed cost", "left"), (causal, "causal", "center"))
     for x, text, side in (*heads, (decodes, "decodes", "center")):

@@ -154,4 +154,4 @@ def _key(page: Page, n: int, largest: float) -> None:
     if decades > DECADES_BELOW + 0.7:
         marks.append((DECADES_BELOW / decades, "1/n"))
     marks.append((1.0, f"{largest:.2g}"))
-    draw_ramp(page, page.left + 0.1, page.bottom + 0.26, marks)
+    draw_ramp(page, page.left + 0.25, page.bottom + 0.26, marks)

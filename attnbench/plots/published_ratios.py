@@ -14,15 +14,15 @@ from attnbench.plots.style import SMALL_SIZE
 from attnbench.plots.ticks import length, plain
 
 _SOURCE = (
-    "Wang et al. 2020, arXiv:2006.04768, table 3: inference on a V100 of 16 GB, over the standard Transformer. Memory is "
-    "the ratio of the largest batches that fit. Other hardware and other code."
+    "Wang et al. 2020, arXiv:2006.04768, table 3: inference on a V100 of 16 GB, over the standard Transformer. Memory "
+    "is the ratio of the largest batches that fit. Other hardware and other code."
 )
 _HEAD = 0.62
 """Inches above the tables for their title and source."""
 
 
 def read_linformer() -> pd.DataFrame:
-    """Table 3 of Wang et al. 2020, arXiv:2006.04768, as printed: factors saved in time and memory by length and rank."""
+    """Table 3 of Wang et al. 2020, arXiv:2006.04768, as printed: factors saved by length and rank."""
     with (files("attnbench.plots") / "published_linformer.csv").open(encoding="utf-8") as file:
         return pd.read_csv(file)
 

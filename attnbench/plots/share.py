@@ -25,7 +25,7 @@ TITLE = "Attention's part of the time"
 NEEDS = "times of a layer or model at two lengths, beside identity or the operators alone"
 IDENTITY = "identity"
 """The variant that returns the values: everything but attention is left."""
-_NAMES = 2.7
+_NAMES = 2.95
 """Most inches for the names and what is said of each line."""
 
 
@@ -147,9 +147,7 @@ _OF_MODELS = ("layers", "ffn", "positions", "task", "protocol", "steps", "pretra
 """Columns that an operator has no value in."""
 
 
-def _lines(
-    wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *, remain: bool
-) -> list[Share]:
+def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *, remain: bool) -> list[Share]:
     """One line for each label: over the lengths that ``beside(label)``, indexed by length, has as well."""
     found = []
     for label, part in wholes.groupby("label", sort=False):
@@ -207,7 +205,7 @@ def _draw(panels: Sequence[_Panel], names: Mapping[str, str], about: Sequence[st
 def _block(page: Page, panel: _Panel, names: Mapping[str, str], look: Mapping[str, Look]) -> None:
     rows = sorted(panel.shares, key=lambda one: -float(one.part[-1]))
     texts = [f"{names[one.label]}: {_said(one)}" for one in rows]
-    key = min(_NAMES, max(text_width(text, SMALL_SIZE) for text in texts) + 0.5)
+    key = min(_NAMES, max(text_width(text, SMALL_SIZE) for text in texts) + 0.58)
     if narrow():
         chart, under = page.split(0.17 * len(rows) + 0.15)
         right, left, top = chart.right - 0.1, under.left, under.top
@@ -245,4 +243,6 @@ def _chart(ax: Axes, panel: _Panel, look: Mapping[str, Look]) -> None:
     ax.axhline(0.5, color=palette().ink, lw=1.2, ls=":")
     for one in panel.shares:
         ax.plot(one.n, one.part, lw=1.2, markersize=4.2, alpha=0.9, **look[one.label].line)
-        ax.fill_between(one.n, one.low, one.high, color=look[one.label].colour, alpha=0.12, lw=0)
+        ax.fill_between(
+            one.n, one.low, one.high, color=look[one.label].colour, alpha=0.12 if len(panel.shares) < 7 else 0.05, lw=0
+        )

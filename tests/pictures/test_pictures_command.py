@@ -29,7 +29,19 @@ def test_a_picture_is_written_with_the_numbers_that_are_in_it(capsys: pytest.Cap
 
 
 def test_title_style_width_and_folder_are_those_of_all_figures() -> None:
-    words = ["positions", "--title", "Mine", "--style", "dark", "--width", "column", "--out", "there", "--format", "svg"]
+    words = [
+        "positions",
+        "--title",
+        "Mine",
+        "--style",
+        "dark",
+        "--width",
+        "column",
+        "--out",
+        "there",
+        "--format",
+        "svg",
+    ]
     assert main(["plot", *words]) == 0
     svg = Path("there/positions.svg").read_text(encoding="utf-8")
     assert ">Mine<" in svg
@@ -57,9 +69,7 @@ def test_a_folder_with_the_name_of_a_picture_comes_first(capsys: pytest.CaptureF
         (["pattern", "local", "--plugin", "nothere.py"], "nothere.py"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

