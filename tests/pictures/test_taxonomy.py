@@ -14,7 +14,7 @@ from attnbench.variant import FAMILIES, VARIANTS, Variant, register
 
 
 def entry(name: str, family: str, *also: str) -> Variant:
-    return Variant(name, nn.Identity, "", family=family, also=also)
+    return Variant(name, nn.Identity, "", family=family, also=also, source="", formula="", cost="")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def entry(name: str, family: str, *also: str) -> Variant:
     ],
 )
 def test_the_year_is_the_first_that_the_source_names_and_no_part_of_a_number(source: str, year: int | None) -> None:
-    assert Variant("x", nn.Identity, "", source=source).year == year
+    assert Variant("x", nn.Identity, "", family="kernel", source=source, formula="", cost="").year == year
 
 
 def test_every_paper_of_the_catalogue_has_a_year() -> None:
