@@ -7,7 +7,7 @@ from importlib.resources import files
 import numpy as np
 import pandas as pd
 
-from attnbench.plots.heat import draw_heat
+from attnbench.plots.heat import Heat, draw_heat
 from attnbench.plots.page import Page, wrap
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE
@@ -47,7 +47,7 @@ def draw_ratios(page: Page, left: float, limit: float) -> None:
         factors = table.pivot_table(column, "n", "rank").reindex(index=lengths, columns=ranks).to_numpy(dtype=float)
         texts = [["–" if np.isnan(one) else f"{plain(one)}×" for one in row] for row in factors]
         ax = page.axes(left + 0.5 + place * (wide + gap), bottom, wide, tall)
-        draw_heat(ax, (wide, tall), np.log2(factors), texts, *names, limit)
+        draw_heat(ax, (wide, tall), Heat(np.log2(factors), texts, *names), limit)
         ax.set_title(title, loc="left", pad=4)
         ax.set_xlabel("rank k")
         ax.set_ylabel("length n")
