@@ -19,7 +19,7 @@ from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
-_LEVELS = 1 << 22
+_LEVELS = 4**11
 """Different values of the noise: few enough that float32 holds each of them, and none is rounded to 1."""
 
 _ONE_DRAW = "one draw of keys serves all queries, and the first of them would see none"

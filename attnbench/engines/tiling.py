@@ -28,15 +28,15 @@ class Tuned(NamedTuple):
     gpu: int = 1 << 26
     """On a GPU, which wants fewer and larger kernels. Guessed: only numbers for CPUs have been tuned."""
     tuned: str = ""
-    """When."""
+    """When; ``guessed`` where that is still to be done."""
 
 
 TUNED = {
     # user and what it holds: numbers on a CPU, cores that share them, numbers on a GPU, and when it was tuned
     "linear.features": Tuned(1 << 19, 2, 1 << 25, "2026-11-20"),  # recurrent and efficient cut their heads alike
     "recurrent.kept": Tuned(1 << 18, None, 1 << 18, "2026-11-23"),
-    "noise.rows": Tuned(1 << 15, 1, 1 << 24),  # guessed on a CPU too
-    "pair_scores.hidden": Tuned(1 << 18, 1, 1 << 24),  # guessed on a CPU too
+    "noise.rows": Tuned(1 << 15, 1, 1 << 24, "guessed"),
+    "pair_scores.hidden": Tuned(1 << 18, 1, 1 << 24, "guessed"),
     "patterns.scores": Tuned(5 << 16, None, 1 << 24, "2026-11-21"),  # memory-compressed too
     "patterns.full_rows": Tuned(1 << 19, None, 1 << 24, "2026-11-21"),
     "patterns.copied_keys": Tuned(1 << 18, None, 1 << 18, "2026-11-23"),
@@ -45,7 +45,7 @@ TUNED = {
     "aft.blocks": Tuned(1 << 18, None, 1 << 23, "2026-11-20"),
     "chunked.logits": Tuned(1 << 19, 1, 1 << 24, "2026-11-20"),  # on a CPU its options say how many
     "clustered.products": Tuned(1 << 18, 1, 1 << 26, "2026-11-20"),
-    "gathered.listed": Tuned(1 << 18, 1, 1 << 24),  # guessed on a CPU too
+    "gathered.listed": Tuned(1 << 18, 1, 1 << 24, "guessed"),
     "hyperattention.weights": Tuned(1 << 18, 1, 1 << 26, "2026-11-20"),
     "monarch.factors": Tuned(1 << 18, None, 1 << 24, "2026-11-20"),
     "pooling.tokens": Tuned(1 << 18, 1, 1 << 26, "2026-11-20"),

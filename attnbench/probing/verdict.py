@@ -7,6 +7,8 @@ from typing import NamedTuple
 from attnbench.probing.questions import Found, Growth
 from attnbench.variant import VARIANTS, Variant
 
+_COMMON = {"identity", "dense", "noise", "local", "graph", "kernel", "pooling", "location", "lstm", "gru", "conv"}
+"""Names of variants that are parts of other things' names as well."""
 _SHOWN = 4
 """Most names of idle parameters in a line."""
 
@@ -128,7 +130,7 @@ def _idle(found: Found) -> str:
 def named_after(name: str) -> Variant | None:
     """The variant whose name is part of a class's name; the longest, where there are several."""
     plain = name.lower().replace("_", "")
-    names = [one for one in VARIANTS.names() if len(one) > 3 and one.replace("-", "") in plain]
+    names = [one for one in VARIANTS.names() if one not in _COMMON and one.replace("-", "") in plain]
     return VARIANTS.get(max(names, key=len)) if names else None
 
 

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from attnbench.cli.app import main
+from attnbench.pictures import PICTURES
 from tests.docs.making import written_pages
 from tests.forked import forks
 
@@ -33,8 +34,18 @@ SMALLER = {
     "check": ["--law", "causality"],
     "score": ["--steps", "2", "--seeds", "1", "--device", "cpu"],
     "plot": ["--figure", "scaling", "--format", "svg"],
+    **{f"plot {picture}": [] for picture in PICTURES},
 }
 """What a command is given besides its own arguments; the last of two options wins."""
+
+ELSEWHERE_TRIED = {
+    "merge": "it needs shards of a suite; tests/decision/test_merge.py makes and merges them",
+    "ray": "it needs a cluster; tests/run/many makes one",
+    "file": "it stands for a file of the reader's; tests/inputs has some",
+    "tests/probing/modules.py": "its exit code is 1, as tests/cli/test_check_module.py asks",
+    "model.py": "it stands for a file of the reader's; tests/probing has some",
+}
+"""Words of commands that need what is not here -> what tries them."""
 
 STANDS_FOR = {
     "SUITE": "quick",
@@ -49,8 +60,8 @@ STANDS_FOR = {
 }
 """What a reader would put in the place of a word."""
 
-ELSEWHERE = re.compile(r"output 0 sees the tokens|duckdb -c ")
-"""Blocks that other tests try: the faults that tests/testing sees caught, and a query (tests/docs/test_recipes.py)."""
+ELSEWHERE = re.compile(r"output 0 sees the tokens|duckdb -c |export RAY_|100 cells, two rounds")
+"""Blocks that other tests try: the faults that tests/testing sees caught, a query (test_recipes.py), and Ray's."""
 
 
 class Block(NamedTuple):
@@ -144,10 +155,15 @@ def test_commands_run(where: str, command: str, folder: Path) -> None:
         here = ["make", "--dry-run", *words] if program == "make" else ["true"]  # pip would install into this Python
         assert subprocess.run(here, cwd=ROOT, capture_output=True, check=False).returncode == 0
         return
-    if words[0] == "merge":
-        pytest.skip("it needs shards of a suite; tests/decision/test_merge.py makes and merges them")
+    for what, where_tried in ELSEWHERE_TRIED.items():
+        if what in words or any(word.partition(":")[0] == what for word in words):
+            pytest.skip(where_tried)
     if program == "attnbench":
-        words = ["-m", "attnbench", *(STANDS_FOR.get(word, word) for word in words), *SMALLER.get(words[0], [])]
+        kind = words[1] if words[1:] and f"plot {words[1]}" in SMALLER else ""
+        more = SMALLER.get(f"{words[0]} {kind}".strip(), []) if not any(".py:" in word for word in words) else []
+        if "--score" in words:
+            more = ["--n", "64", "--steps", "2", "--seeds", "1", "--min-time", "0.01", "--device", "cpu"]
+        words = ["-m", "attnbench", *(STANDS_FOR.get(word, word) for word in words), *more]
     done = fresh(words, folder)
     assert done.returncode == 0, done.stderr
 

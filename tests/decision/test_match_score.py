@@ -93,7 +93,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Match]:
 
     def ask(trained: Trained, variants: list[str], score: float, **how: Any) -> Match:
         monkeypatch.setattr(matching, "Worker", Idle)
-        monkeypatch.setattr(matching, "compare", lambda *_, **__: None)
+        monkeypatch.setattr(matching.Contest, "answer", lambda *_, **__: None)
         monkeypatch.setattr(VisitCell, "ask", look)
         monkeypatch.setattr(trainings, "execute", trained.execute)
         monkeypatch.setattr(trainings, "go_on", trained.go_on)
