@@ -1,0 +1,45 @@
+"""The pictures in the documentation are those that today's code draws.
+
+``attnbench plot NAME --out docs/pictures`` draws one again; git keeps the SVG and the PNG of each.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from attnbench.pictures import PICTURES, draw
+from attnbench.plots.style import save
+from attnbench.variant import VARIANTS
+
+FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
+OF_THE_CATALOGUE = ("pattern", "taxonomy")
+"""A new variant is in them when somebody draws them again."""
+
+
+def texts(svg: Path) -> list[str]:
+    return re.findall(r"<text [^>]*>([^<]*)<", svg.read_text(encoding="utf-8"))
+
+
+def test_every_picture_is_in_the_documentation_with_the_command_that_draws_it() -> None:
+    page = (FOLDER.parent / "pictures.md").read_text(encoding="utf-8")
+    for name in PICTURES:
+        assert f"\nattnbench plot {name}\n" in page
+        assert f"](pictures/{name}.png)" in page
+    drawn = {path.name for path in FOLDER.iterdir() if path.suffix != ".csv"}
+    assert drawn == {f"{name}.{end}" for name in PICTURES for end in ("png", "svg")}
+
+
+@pytest.mark.parametrize("name", [name for name in PICTURES if name not in OF_THE_CATALOGUE])
+def test_a_committed_picture_says_what_is_drawn_today(name: str, tmp_path: Path) -> None:
+    (today,) = save(draw(name).figure, tmp_path / name, ["svg"])
+    assert texts(FOLDER / f"{name}.svg") == texts(today)
+    assert len(texts(today)) > 10
+
+
+@pytest.mark.parametrize("name", OF_THE_CATALOGUE)
+def test_a_committed_sheet_has_the_variants_of_its_day(name: str) -> None:
+    words = {text.rstrip("†") for text in texts(FOLDER / f"{name}.svg")}
+    assert len(words & set(VARIANTS.names())) > 40
