@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,7 @@ def draw(
             raise UsageError(
                 f"the picture {name} has no option --{option.replace('_', '-')}; it has {known or 'no options'}"
             )
-    with drawn_in(style), laid_out(width):
+    with drawn_in(style), laid_out(width), _one_thread():
         picture: Picture = make(**given, **({"variants": of} if of else {}))
     if title is not None:
         retitle(picture.figure, title)
@@ -96,6 +97,19 @@ def write(
     picture = draw(name, of, **options)
     stem = Path(folder) / name
     return [*save(picture.figure, stem, formats, dpi=dpi), write_numbers(picture, stem.with_suffix(".csv"))]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: matrices are small, and sums then do not depend on the number of cores."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _known() -> str:

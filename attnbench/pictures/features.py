@@ -138,7 +138,7 @@ def _draw(errors: Sequence[Errors], trivial: float, about: str) -> Figure:
         log_axis(ax, "x", padded([one.features for one in errors], share=0.04), at=sorted({e.features for e in errors}),
                  most=4 if narrow() else 8)  # fmt: skip
         values = [value for one in errors if one.way in ways for value in one.quartiles]
-        log_axis(ax, "y", padded([*values, trivial], share=0.05, least=4), base=10, most=6)
+        log_axis(ax, "y", padded([*values, trivial], share=0.05, least=4), base=10, text=_two_digits, most=6)
         ax.set_title(what, loc="left", pad=4)
         ax.grid(axis="both")
         if place == 0 or narrow():
@@ -166,6 +166,11 @@ def _said(errors: Sequence[Errors]) -> list[str]:
 def _two(ratio: float) -> str:
     """Two digits: ``0.91``, ``8300``."""
     return plain(float(f"{ratio:.2g}"))
+
+
+def _two_digits(value: float) -> str:
+    """``1.5e-5``: neighbouring ticks differ."""
+    return f"{value:.2g}".replace("e-0", "e-")
 
 
 def _panel(ax: Axes, errors: Sequence[Errors], ways: Sequence[str], trivial: float) -> None:

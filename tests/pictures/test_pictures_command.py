@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from attnbench.cli.app import main
-from attnbench.pictures import PICTURES, draw
+from attnbench.pictures import PICTURES, draw, positions
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +102,16 @@ def test_every_picture_has_numbers_behind_it_and_a_sentence_on_what_it_shows(nam
     picture = draw(name, **({"n": 16} if name not in ("taxonomy",) else {}))
     assert len(picture.numbers) > 0
     assert len(PICTURES[name]) > 20
+
+
+def test_a_picture_is_computed_by_one_thread_and_leaves_the_others_to_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    sinusoids = positions.sinusoids
+    monkeypatch.setattr(positions, "sinusoids", lambda *at: seen.append(torch.get_num_threads()) or sinusoids(*at))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        draw("positions", n=8)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(threads)
