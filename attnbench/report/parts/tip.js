@@ -16,6 +16,10 @@ function showTip(element, title, lines) {
   tip.hidden = false;
   described = element;
   element.setAttribute("aria-describedby", "tip");
+  placeTip(element);
+}
+
+function placeTip(element) {
   const at = element.getBoundingClientRect();
   const box = tip.getBoundingClientRect();
   const room = document.documentElement;
@@ -42,7 +46,9 @@ function tells(element, say) {
 }
 
 document.addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
-document.addEventListener("scroll", hideTip, { capture: true, passive: true });
+// The focus itself scrolls its element into view: what has the focus keeps the box beside it.
+const scrolled = () => (described && described === document.activeElement ? placeTip(described) : hideTip());
+document.addEventListener("scroll", scrolled, { capture: true, passive: true });
 
 function aboutRow(row) {
   const lines = [["n", String(row.n)]];
