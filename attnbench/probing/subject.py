@@ -80,7 +80,20 @@ class Subject:
         if wanted.call == "x" and not widths:
             raise UsageError(f"{wanted.source}: nothing says how wide x is; give --width")
         self.width, self.dtype = self._first_that_works(widths if wanted.call == "x" else [None])
+        self._hold_examples_apart()
         self.longest = self._longest()
+
+    @torch.no_grad()
+    def _hold_examples_apart(self) -> None:
+        """Raise UsageError where one example changes another: the second axis may be its batch, as in nn.LSTM."""
+        before, other = self.draw(8, batch=2), self.draw(8, batch=2, seed=1)
+        after = torch.stack((other[0], before[1]))
+        try:
+            moved = (self(after)[1] - self(before)[1]).abs().max()
+        except Exception:  # somebody else's code, which may take one example alone
+            return
+        if moved > 1e-5:
+            raise UsageError(f"{self.wanted.source}: one example changes another; if it takes (n, batch), wrap it")
 
     def _first_that_works(self, widths: Sequence[int | None]) -> tuple[int | None, torch.dtype]:
         """A width and a dtype in which it can be called; the output then has that dtype."""

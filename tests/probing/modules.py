@@ -139,3 +139,15 @@ class Scalar(nn.Module):
 
 def not_a_module() -> int:
     return 3
+
+
+class SequenceFirst(nn.Module):
+    """Takes (n, batch, width), as torch's recurrent layers do unless told otherwise."""
+
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.lstm(x)[0]
+        return y

@@ -130,6 +130,7 @@ def test_what_takes_float32_only_is_looked_at_in_float32() -> None:
         (f"{MODULES}:Pooled:8", "x", "write its options by name"),
         (f"{MODULES}:Pooled", "tokens", "has no embedding to read tokens with; use --call x"),
         (f"{MODULES}:PerformerLM", "x", "called with x .* it raises"),
+        (f"{MODULES}:SequenceFirst", "x", "one example changes another; if it takes"),
         (f"{MODULES}:not_a_module", "x", "makes a int, not a torch.nn.Module"),
     ],
 )
