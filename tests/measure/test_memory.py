@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import gc
+import inspect
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ import torch
 
 from attnbench.measure import memory
 from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes, state_bytes
-from attnbench.run import process
 
 
 @pytest.mark.parametrize("size", [1, 1000, 16 * 2**20 + 3])
@@ -45,38 +43,45 @@ def test_the_profiler_writes_nothing_and_what_the_call_writes_stays() -> None:
     assert (done.stdout, done.stderr) == ("1000\n1000\n", "mine")
 
 
-@pytest.fixture
-def _allocator_as_shipped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Also where an earlier test has told the allocator of this process to keep memory."""
-    monkeypatch.setattr(process, "keep_freed_memory", lambda: True)  # and it stays as shipped
-    with process.freed_memory_returned(True):
-        yield
+def in_a_new_process(code: str) -> list[int]:
+    """The numbers that lines of Python print where no other test has left anything on the heap."""
+    head = "import gc, torch\nfrom attnbench.measure.memory import peak_resident_bytes\n"
+    command = [sys.executable, "-c", head + inspect.cleandoc(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return [int(number) for number in done.stdout.split()]
 
 
-@pytest.mark.usefixtures("_allocator_as_shipped")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize("mib", [64, 128, 256])
-def test_resident_memory_of_a_large_tensor_is_right_within_one_per_cent(mib: int) -> None:
-    size = mib * 2**20
-    call = lambda: torch.zeros(size, dtype=torch.uint8)  # noqa: E731  # a call, as measured elsewhere
-    call()
-    assert peak_resident_bytes(call) == pytest.approx(size, rel=0.01)
+def test_resident_memory_of_a_large_tensor_is_right_within_one_per_cent() -> None:
+    sizes = [mib * 2**20 for mib in (64, 128, 256)]
+    found = in_a_new_process(
+        f"""
+        for size in {sizes}:
+            call = lambda: torch.zeros(size, dtype=torch.uint8)
+            call()
+            print(peak_resident_bytes(call))
+        """
+    )
+    assert found == pytest.approx(sizes, rel=0.01)
 
 
-@pytest.mark.usefixtures("_allocator_as_shipped")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_garbage_that_is_found_during_a_call_does_not_hide_what_the_call_takes() -> None:
     size = 64 * 2**20
+    found = in_a_new_process(
+        f"""
+        def call():
+            gc.collect()
+            return torch.zeros({size}, dtype=torch.uint8)
 
-    def call() -> torch.Tensor:
-        gc.collect()
-        return torch.zeros(size, dtype=torch.uint8)
-
-    call()
-    garbage: list[object] = [torch.zeros(2 * size, dtype=torch.uint8)]
-    garbage.append(garbage)
-    del garbage
-    assert peak_resident_bytes(call) == pytest.approx(size, rel=0.01)
+        call()
+        garbage = [torch.zeros({2 * size}, dtype=torch.uint8)]
+        garbage.append(garbage)
+        del garbage
+        print(peak_resident_bytes(call))
+        """
+    )
+    assert found == pytest.approx([size], rel=0.01)
 
 
 def test_the_rise_of_resident_memory_is_from_what_is_there_to_the_highest_since(
