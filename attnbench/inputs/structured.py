@@ -1,14 +1,14 @@
 """Synthetic q and k with one known structure each, on which one family of variants should do well and others not.
 
-All but ``low-rank`` and ``peaked`` mix a shared part with independent noise, both of variance 1: q = √logit_std ·
+All but ``low-rank``, ``peaked`` and ``sink`` mix a shared part with independent noise, both of variance 1: q = √logit_std ·
 (√structure · shared + √(1-structure) · noise), and k likewise. In ``peaked`` the key itself is the shared part. In all
-but ``low-rank``, a pair that shares its part has the mean logit structure · logit_std · √D; any other pair has mean 0
+but ``low-rank`` and ``sink``, a pair that shares its part has the mean logit structure · logit_std · √D; any other pair has mean 0
 and standard deviation ``logit_std``. v ~ N(0, 1).
 """
 
 from __future__ import annotations
 
-from math import sqrt
+from math import log, sqrt
 from typing import Annotated
 
 import torch
@@ -71,6 +71,48 @@ def clustered(
 
     q = _mix(members(shape.H, shape.N), noise_q, structure, logit_std)
     k = _mix(members(shape.K, shape.M), noise_k, structure, logit_std)
+    return q, k, v
+
+
+@register_input("sink")
+def sink(
+    shape: Shape,
+    generator: Generator,
+    *,
+    sinks: Annotated[int, Field(ge=1, description="first keys that all queries attend to")] = 4,
+    share: Annotated[float, Field(gt=0, lt=1, description="part of the weight of a query of all keys on them")] = 0.5,
+    logit_std: Annotated[
+        float, Field(gt=0, le=4, description="standard deviation of the logits q·k/√D of the other keys")
+    ] = 1.0,
+    value_std: Annotated[float, Field(ge=0, le=100, description="standard deviation of the values there")] = 0.1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first keys draw much weight from every query and have small values, as in trained language models.
+
+    It favours methods that keep the first tokens. After Xiao et al. 2023, arXiv:2309.17453, section 3.1. Each head of
+    keys has a direction. The sinks lie on it, all other keys are orthogonal to it, and every query has the same part
+    along it: each query has the same logit log(share / (1 - share) · (M - sinks) / sinks) + logit_std² / 2 at every
+    sink. The other logits are Gaussian, so that a query of all M keys gives the sinks the weight ``share``, up to the
+    spread of their sum. One that sees fewer keys, as in causal attention, gives them more.
+
+    Raises:
+        Unsupported: there is no key beside the sinks, or D is 1.
+    """
+    if shape.M <= sinks:
+        raise Unsupported(f"sink: {sinks} sinks leave no other key among {shape.M}; lower sinks")
+    if shape.D < 2:
+        raise Unsupported("sink: head_dim 1 has no direction beside that of the sinks")
+    q, k, v = _noise(shape, generator)
+    along = torch.randn(shape.B, shape.K, 1, shape.D, generator=generator)
+    along = along / along.norm(dim=-1, keepdim=True)
+    logit = log(share / (1 - share) * (shape.M - sinks) / sinks) + logit_std**2 / 2
+    planted = sqrt(abs(logit) * sqrt(shape.D))
+    # One dimension of the noise is gone.
+    size = sqrt(logit_std * sqrt(shape.D / (shape.D - 1)))
+    of_queries = of_query_heads(along, shape.H)
+    q = (q - (q * of_queries).sum(-1, keepdim=True) * of_queries) * size + of_queries * planted
+    k = (k - (k * along).sum(-1, keepdim=True) * along) * size
+    k[:, :, :sinks] = along * (planted if logit > 0 else -planted)
+    v[:, :, :sinks] *= value_std
     return q, k, v
 
 

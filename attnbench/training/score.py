@@ -201,10 +201,12 @@ def _state_bytes(cell: Cell, size: ModelSize) -> int | None:
     variant, shape = VARIANTS.get(cell.variant.name), cell.shape
     length = shape.N + shape.added_tokens
     causal = replace(shape, batch=1, seq_len=length, kv_len=None, causal=True, added_tokens=0, query_stride=1)
-    if variant.kind == "mixer" or variant.unsupported_reason(causal, decode=True):
+    if variant.unsupported_reason(causal, decode=True):
         return None
     module = build(cell.variant, causal, seed=cell.seed)
     sizes = ((shape.H, shape.D), (shape.K, shape.D), (shape.K, shape.E))
     prompt = [torch.zeros(1, heads, length, width) for heads, width in sizes]
+    if variant.kind == "mixer":
+        prompt = [torch.zeros(1, length, shape.C)]
     with torch.inference_mode():
         return size.layers * state_bytes(cast(Decoding, module).begin(*prompt))

@@ -56,6 +56,40 @@ def test_one_cluster_makes_all_pairs_match() -> None:
     assert logits_of("clustered:clusters=1").mean().item() == pytest.approx(0.9 * 8, rel=0.2)
 
 
+@pytest.mark.parametrize(("sinks", "share"), [(1, 0.5), (4, 0.5), (4, 0.9), (16, 0.02)])
+def test_sinks_take_the_share_of_the_weight_that_is_asked_for(sinks: int, share: float) -> None:
+    even = logits_of(f"sink:sinks={sinks},share={share},logit_std=0.001").softmax(-1)
+    torch.testing.assert_close(even[..., :sinks].sum(-1), torch.full((2, 4, 200), share), atol=1e-3, rtol=0)
+    spread = logits_of(f"sink:sinks={sinks},share={share}", Shape(1, 4, 4000, 64)).softmax(-1)
+    assert spread[..., :sinks].sum(-1).mean().item() == pytest.approx(share, rel=0.03)
+
+
+def test_a_sink_has_one_logit_for_all_queries_and_the_others_are_gaussian() -> None:
+    logits = logits_of("sink:sinks=3,share=0.6,logit_std=1.5")
+    assert logits[..., :3].std().item() < 1e-4
+    assert logits[..., 3:].std().item() == pytest.approx(1.5, rel=0.03)
+    assert logits[..., 3:].mean().item() == pytest.approx(0, abs=0.05)
+
+
+def test_sinks_have_small_values_and_heads_that_share_keys_share_them() -> None:
+    shape = Shape(2, 4, 200, 64, kv_heads=2, causal=True)
+    q, k, v = draw_qkv(parse_spec("sink:sinks=5,value_std=0.2"), shape, seed=0)
+    assert v[:, :, :5].std().item() == pytest.approx(0.2, rel=0.1)
+    assert v[:, :, 5:].std().item() == pytest.approx(1, rel=0.05)
+    logits = q @ k.repeat_interleave(2, 1).mT / 8
+    assert logits[..., :5].std().item() < 1e-4
+    assert (
+        logits.masked_fill(~torch.ones(200, 200).tril().bool(), -torch.inf).softmax(-1)[..., :5].sum(-1) > 0.35
+    ).all()
+
+
+def test_sinks_need_other_keys_and_a_second_dimension() -> None:
+    with pytest.raises(Unsupported, match="200 sinks leave no other key among 200"):
+        logits_of("sink:sinks=200")
+    with pytest.raises(Unsupported, match="head_dim 1"):
+        logits_of("sink", Shape(1, 1, 9, 1))
+
+
 @pytest.mark.parametrize("rank", [1, 8, 64])
 def test_low_rank_has_the_rank_and_the_spread_asked_for(rank: int) -> None:
     logits = logits_of(f"low-rank:rank={rank},logit_std=1.5", Shape(4, 16, 100, 64))

@@ -37,6 +37,11 @@ def test_a_score_says_what_it_is_worth() -> None:
     assert found.warnings == []
 
 
+@pytest.mark.parametrize(("variant", "numbers"), [("gla", 8 * 8), ("ssd:state=5", 5 * 8), ("delta", 8 * 8)])
+def test_the_state_of_a_recurrent_layer_is_measured_too(variant: str, numbers: int) -> None:
+    assert score(cell(variant, steps=1)).columns["state_bytes"] == 2 * 2 * numbers * 4  # layers, heads, ·, bytes
+
+
 @pytest.mark.usefixtures("_first")
 def test_no_mixing_learns_nothing_of_other_tokens() -> None:
     columns = score(cell("identity", n=12, steps=150, rate=1e-2)).columns
