@@ -1,9 +1,9 @@
 """Synthetic q and k with one known structure each, on which one family of variants should do well and others not.
 
-All but ``low-rank``, ``peaked`` and ``sink`` mix a shared part with independent noise, both of variance 1: q = √logit_std ·
-(√structure · shared + √(1-structure) · noise), and k likewise. In ``peaked`` the key itself is the shared part. In all
-but ``low-rank`` and ``sink``, a pair that shares its part has the mean logit structure · logit_std · √D; any other pair has mean 0
-and standard deviation ``logit_std``. v ~ N(0, 1).
+All but ``low-rank``, ``peaked`` and ``sink`` mix a shared part with independent noise, both of variance 1:
+q = √logit_std · (√structure · shared + √(1-structure) · noise), and k likewise. In ``peaked`` the key itself is the
+shared part. In all but ``low-rank`` and ``sink``, a pair that shares its part has the mean logit
+structure · logit_std · √D; any other pair has mean 0 and standard deviation ``logit_std``. v ~ N(0, 1).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def sink(
     Raises:
         Unsupported: there is no key beside the sinks, or D is 1.
     """
-    if shape.M <= sinks:
+    if sinks >= shape.M:
         raise Unsupported(f"sink: {sinks} sinks leave no other key among {shape.M}; lower sinks")
     if shape.D < 2:
         raise Unsupported("sink: head_dim 1 has no direction beside that of the sinks")
