@@ -38,6 +38,7 @@ from attnbench.attention.kv_budget import Tova as Tova
 from attnbench.attention.kv_budget import Knorm as Knorm
 from attnbench.attention.kv_budget import KeyDiff as KeyDiff
 from attnbench.attention.moba import MoBA as MoBA
+from attnbench.attention.msa import MSA as MSA
 from attnbench.attention.xattention import XAttention as XAttention
 from attnbench.attention.flexprefill import FlexPrefill as FlexPrefill
 from attnbench.attention.minference import MInference as MInference
@@ -78,7 +79,8 @@ from attnbench.attention.rfa_gated import GatedRandomFeatureAttention as GatedRa
 from attnbench.attention.s4d import S4D as S4D
 from attnbench.attention.lstm import LSTM as LSTM
 from attnbench.attention.gru import GRU as GRU
-from attnbench.attention.hca import HCA as HCA
+from attnbench.attention.compressed import CSA as CSA
+from attnbench.attention.compressed import HCA as HCA
 from attnbench.attention.memory_compressed import MemoryCompressed as MemoryCompressed
 from attnbench.attention.perceiver import Perceiver as Perceiver
 from attnbench.attention.synthesizer import Synthesizer as Synthesizer

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear
-from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.gathered.chosen import answer_from_chosen, attend_to_chosen, best
+from attnbench.engines.gathered.index import Index, lesson, probabilities, taught
 from attnbench.engines.masks import emptied, visible_pairs
-from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, row_blocks, tiles
+from attnbench.engines.precision import accumulator
+from attnbench.engines.tiling import budget, tiles
 from attnbench.reference import masked_attention, of_query_heads
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
-
-_LESSON_ROWS = 64
-"""Queries at least whose indexer is taught at a time: the gradients of all index keys are added up anew for each."""
-
-
-class Index(NamedTuple):
-    """What keys are ranked by: key j has Σ_i w_ti·relu(a_ti·b_j) for query t."""
-
-    a: Tensor
-    """``(B, N, I, d)``."""
-    b: Tensor
-    """``(B, M, d)``, one head."""
-    w: Tensor | None
-    """``(B, N, I)``; None: 1."""
-
-    def scores(self, examples: slice, rows: slice, last: int) -> Tensor:
-        """Those of some queries and the keys before ``last``, ``(n, rows, last)``."""
-        a, b = self.a[examples, rows], self.b[examples, :last]
-        products = torch.unflatten(torch.matmul(a.flatten(1, 2), b.mT).relu_(), 1, a.shape[1:3])
-        if self.w is None:
-            return products.sum(2)
-        return torch.matmul(self.w[examples, rows][:, :, None], products)[:, :, 0]
 
 
 class Random(nn.Module):
@@ -94,19 +72,6 @@ class Learned(nn.Module):
 def _side_by_side(x: Tensor) -> Tensor:
     """All heads of a token ``(B, n, H · D)``, in the dtype of sums."""
     return x.transpose(1, 2).flatten(2).to(accumulator(x.dtype))
-
-
-class _Taught(torch.autograd.Function):
-    """A tensor as it is, in whose backward pass a loss gets the gradient 1, whatever that of the tensor is."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
-        ctx.dtype = loss.dtype
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return grad, torch.ones((), dtype=ctx.dtype, device=grad.device)
 
 
 class Kept(NamedTuple):
@@ -232,8 +197,7 @@ class IndexedAttention(nn.Module):
         each_row = -(weights * guess).sum(-1)
         real = torch.ones_like(each_row) if key_mask is None else key_mask.to(each_row.dtype)
         loss = (each_row * real).sum() / real.sum()
-        taught: Tensor = _Taught.apply(out, loss)  # type: ignore[no-untyped-call]  # untyped in torch
-        return taught
+        return taught(out, loss)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         q, k, v = emptied(key_mask, q, k, v)
@@ -241,8 +205,8 @@ class IndexedAttention(nn.Module):
         out = attend_to_chosen(q, k, v, chosen[:, None])
         if not isinstance(self.index, Learned) or not torch.is_grad_enabled():
             return out
-        taught: Tensor = _Taught.apply(out, self._lesson(q, k, chosen, key_mask))  # type: ignore[no-untyped-call]
-        return taught
+        index: Index = self.index(q.detach(), k.detach())
+        return taught(out, lesson(index, chosen, q, k, key_mask))
 
     @torch.no_grad()
     def _choose(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
@@ -259,31 +223,12 @@ class IndexedAttention(nn.Module):
             if key_mask is not None:
                 unseen = unseen | ~key_mask[examples, None, :last]
             if index is None:
-                scores = _probabilities(q[examples, :, a:b], k[examples, :, :last], unseen)
+                scores = probabilities(q[examples, :, a:b], k[examples, :, :last], unseen)[:, 0]
             else:
                 scores = index.scores(examples, slice(a, b), last)
             found = best(scores.masked_fill(unseen, -torch.inf), self.top_k)
             chosen[examples, a:b, : found.shape[2]] = found
         return chosen
-
-    def _lesson(self, q: Tensor, k: Tensor, chosen: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The loss that teaches the index: its cross entropy with the mean weights, over the keys kept."""
-        assert self.index is not None
-        q, k = q.detach(), k.detach()
-        index: Index = self.index(q, k)
-        assert index.w is not None
-        (B, K, _, D), T = k.shape, chosen.shape[2]
-        most = max(_LESSON_ROWS, budget("gathered.listed", q.device) // (B * K * T * D))
-        total = index.b.new_zeros(())
-        sizes = [block.stop - block.start for block in row_blocks(q.shape[2], most)]
-        cut = [torch.split(x, sizes, 1) for x in (q.transpose(1, 2), index.a, index.w, chosen)]
-        masks = [None] * len(sizes) if key_mask is None else torch.split(key_mask, sizes, 1)
-        for *rows, real in zip(*cut, masks, strict=True):
-            total = total + checkpoint(
-                _surprise, k, index.b, *rows, real, use_reentrant=False, preserve_rng_state=False
-            )
-        count = B * q.shape[2] if key_mask is None else key_mask.sum()
-        return total / count
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Kept:
         """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
@@ -297,7 +242,7 @@ class IndexedAttention(nn.Module):
         keys, n = state.cache.keys, state.cache.length
         with torch.no_grad():
             if self.index is None:
-                scores = _probabilities(q, keys, torch.zeros(1, 1, n, dtype=torch.bool, device=q.device))
+                scores = probabilities(q, keys, torch.zeros(1, 1, n, dtype=torch.bool, device=q.device))[:, 0]
             else:
                 own: Index = self.index(q, k)
                 index = own._replace(b=state.ranking.keys[:, 0])
@@ -317,34 +262,3 @@ class IndexedAttention(nn.Module):
     def cached_bytes(shape: Shape, width: int, *, indexer: str, index_dim: int, **_: object) -> int:
         """A token's key and value in each head of keys, and its key in the index, which has float32 at least."""
         return shape.K * (shape.D + shape.E) * width + (0 if indexer == "exact" else index_dim * max(width, 4))
-
-
-def _probabilities(q: Tensor, k: Tensor, unseen: Tensor) -> Tensor:
-    """The softmax of each row, summed over the heads: ``(B, n, m)`` of q ``(B, H, n, D)`` and k ``(B, K, m, D)``."""
-    dtype, K = accumulator(q.dtype), k.shape[1]
-    rows = torch.unflatten(q.to(dtype) * q.shape[-1] ** -0.5, 1, (K, -1))
-    logits = torch.matmul(rows.flatten(2, 3), k.to(dtype).mT)
-    logits = torch.unflatten(logits, 2, rows.shape[2:4]).masked_fill(unseen[:, None, None], hidden(dtype))
-    return logits.softmax(-1).sum((1, 2))
-
-
-def _surprise(k: Tensor, b: Tensor, q: Tensor, a: Tensor, w: Tensor, chosen: Tensor, real: Tensor | None) -> Tensor:
-    """-Σ p log softmax(index) over the keys that some queries keep, p the mean of the heads' weights.
-
-    Args:
-        k: ``(B, K, M, D)``; b: ``(B, M, d)``.
-        q: ``(B, n, H, D)``; a: ``(B, n, I, d)``; w: ``(B, n, I)``; chosen: ``(B, n, T)``, below 0 for none.
-        real: ``(B, n)``, the queries that count.
-    """
-    K, dtype, seen = k.shape[1], b.dtype, chosen >= 0
-    at = chosen.long().clamp(min=0).flatten(1)
-    with torch.no_grad():
-        keys = k.gather(2, at[:, None, :, None].expand(-1, K, -1, k.shape[3])).to(dtype)
-        keys = torch.unflatten(keys, 2, chosen.shape[1:])
-        rows = torch.unflatten(q.to(dtype) * q.shape[-1] ** -0.5, 2, (K, -1))
-        logits = torch.einsum("bnkgd,bkntd->bkgnt", rows, keys).masked_fill(~seen[:, None, None], -torch.inf)
-        p = logits.softmax(-1).nan_to_num(0.0).mean((1, 2))
-    own = torch.unflatten(b.gather(1, at[..., None].expand(-1, -1, b.shape[2])), 1, chosen.shape[1:])
-    scores = torch.matmul(w[:, :, None], torch.matmul(a, own.mT).relu())[:, :, 0]
-    each = -(p * scores.masked_fill(~seen, hidden(dtype)).log_softmax(-1)).sum(-1)
-    return each.sum() if real is None else (each * real).sum()

@@ -26,8 +26,8 @@ Room             What is in it                                         Who uses 
 ``fused``        PyTorch's kernels where their call has no form        sdpa, mla
 ``linear``       φ(q)·φ(k): feature maps, sums of keys                 linear, performer, rfa, hedgehog, taylor
 ``patterns``     softmax over blocks and bands of keys                 local, sparse, longformer, etc, bigbird
-``gathered``     rows found by sorting, hashing, or in a list          topk, indexed, nsa, reformer, routing, graph
-``blocks``       softmax over blocks of keys chosen by content         moba, xattention, minference, oracle-blocks
+``gathered``     rows found by sorting, hashing, or in a list          topk, indexed, nsa, csa, reformer, graph
+``blocks``       softmax over blocks of keys chosen by content         moba, msa, xattention, minference, sta
 ``low_rank``     few queries or few keys, and runs of tokens           linformer, nystrom, skyformer, perceiver
 ``recurrent``    states that fade, and sums of plain features          retnet, gla, ssd, delta, rwkv7, kernel
 ``fourier``      kernels as long as the sequence                       long-conv, s4d

@@ -24,6 +24,8 @@ F64 = torch.float64
 CHOOSING = [
     "moba:block=5,blocks=2",
     "oracle-blocks:block=5,blocks=2",
+    "msa:block=5,blocks=2,index_dim=3",
+    "msa:block=5,blocks=2,indexer=exact",
     "xattention:block=6,stride=3,threshold=0.5",
     "flexprefill:block=4,mass=0.5,least=0,distance=0",
     "flexprefill:block=4,mass=0.5,least=0,distance=1",
@@ -33,7 +35,7 @@ CHOOSING = [
 ]
 BY_BLOCK = {"xattention:block=6,stride=3,threshold=0.5": 6, "sparge:queries=4,keys=2,similarity=0.3,threshold=0.5": 4}
 """Those whose choice is one for a block of queries, and the queries of a block."""
-BY_QUERY = ["moba:block=5,blocks=2", "oracle-blocks:block=5,blocks=2", CHOOSING[6]]
+BY_QUERY = ["moba:block=5,blocks=2", "oracle-blocks:block=5,blocks=2", CHOOSING[8], *CHOOSING[2:4]]
 
 each = pytest.mark.parametrize("text", CHOOSING)
 both = pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
@@ -103,6 +105,7 @@ def test_what_says_that_it_reads_ahead_does(text: str) -> None:
     [
         ("moba:block=5", "blocks", [1, 2, 4, 9]),
         ("oracle-blocks:block=5", "blocks", [1, 2, 4, 9]),
+        ("msa:block=5,index_dim=3", "blocks", [1, 2, 4, 9]),
         ("xattention:block=6,stride=3", "threshold", [0.1, 0.4, 0.7, 1.0]),
         ("flexprefill:block=4,least=0,distance=0", "mass", [0.1, 0.4, 0.7, 1.0]),
         ("flexprefill:block=4,least=0,distance=1", "mass", [0.1, 0.4, 0.7, 1.0]),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.hca import HCA
+from attnbench.attention.compressed.hca import HCA
 from attnbench.cell import Cell
 from attnbench.engines import tiling
 from attnbench.errors import Unsupported, UsageError
@@ -109,7 +109,7 @@ def test_an_entry_with_a_padded_token_is_seen_by_nobody(causal: bool, run: int, 
 def test_tiles_change_nothing_forward_or_backward(
     causal: bool, run: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnbench.attention.hca._ROWS", 3)
+    monkeypatch.setattr("attnbench.attention.compressed.hca.ROWS", 3)
     module, x, direction = make(causal, run, window), tokens().requires_grad_(), tokens()
     wanted = [x, *module.parameters()]
     for mask in (None, HOLES):
@@ -149,7 +149,7 @@ def test_runs_of_one_token_are_attention_to_one_shared_key_that_is_its_value() -
         module.sink.fill_(-torch.inf)
         module.kv_norm.weight.zero_()
     # Own tokens are zeros, whose logit of 0 still takes weight; entries are the tokens themselves, normed.
-    q, keys = module._queries(x, 0), module._entries(module.entry(x), 0)
+    q, keys = module._queries(module._latent(x), 0), module._entries(module.entry(x), 0)
     logits = (q @ keys[:, None].mT / 6**0.5).masked_fill(~torch.ones(23, 23).bool().tril(), -torch.inf)
     weights = torch.cat([logits, torch.zeros(2, 3, 23, 1, dtype=F64)], -1).softmax(-1)[..., :-1]
     close(module(x), module._joined(weights @ keys[:, None], 0))

@@ -122,7 +122,7 @@ def test_tiles_change_nothing_forward_or_backward(
         for most in (numbers, 1 << 18):
             for work in ("topk.logits", "gathered.listed"):
                 monkeypatch.setitem(tiling.TUNED, work, tiling.Tuned(most, 1))
-            monkeypatch.setattr("attnbench.attention.indexed._LESSON_ROWS", 4 if most == numbers else 64)
+            monkeypatch.setattr("attnbench.engines.gathered.index._LESSON_ROWS", 4 if most == numbers else 64)
             out = module(*inputs, key_mask=mask)
             found.append((out, *torch.autograd.grad(out, wanted, direction)))
         for one, other in zip(*found, strict=True):

@@ -12,6 +12,8 @@ from attnbench.attention.additive import Additive
 from attnbench.attention.aft.algorithm import AFT
 from attnbench.attention.bigbird.algorithm import BigBird
 from attnbench.attention.bilinear import Bilinear
+from attnbench.attention.compressed.csa import CSA, Overlapping
+from attnbench.attention.compressed.hca import HCA
 from attnbench.attention.conv import Convolution
 from attnbench.attention.delta import Delta
 from attnbench.attention.dense import DenseLayer
@@ -25,7 +27,6 @@ from attnbench.attention.gated_softmax import GatedSoftmax
 from attnbench.attention.gla import GLA, gated_attention
 from attnbench.attention.graph import Graph
 from attnbench.attention.gru import GRU
-from attnbench.attention.hca import HCA
 from attnbench.attention.indexed import IndexedAttention
 from attnbench.attention.kda import KimiDeltaAttention
 from attnbench.attention.kernel import Kernel
@@ -42,6 +43,7 @@ from attnbench.attention.minference import MInference
 from attnbench.attention.mla import MLA
 from attnbench.attention.moba import MoBA
 from attnbench.attention.monotonic import Monotonic
+from attnbench.attention.msa import MSA
 from attnbench.attention.noise import Noise
 from attnbench.attention.nsa import NSA
 from attnbench.attention.nystrom import Nystrom
@@ -62,6 +64,7 @@ from attnbench.attention.xattention import XAttention
 from attnbench.engines.blocks.last_queries import LastQueries, of_last_queries
 from attnbench.engines.blocks.selection import BlockSelection, Pairs
 from attnbench.engines.gathered.chosen import attend_to_chosen, best
+from attnbench.engines.gathered.index import Index
 from attnbench.engines.masks import emptied
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer
@@ -974,6 +977,54 @@ class OneGateForAllChannels(HCA):
         return super()._entries(torch.cat([content, gate.mean(-1, keepdim=True).expand_as(content)], -1), first)
 
 
+class ChosenWhileOpen(CSA):
+    """An entry can be chosen from the first token of its run on."""
+
+    def _choose(self, index: Index, key_mask: Mask) -> Tensor:
+        causal, self.causal = self.causal, False
+        chosen = super()._choose(index, key_mask)
+        self.causal = causal
+        later = chosen * self.run > torch.arange(chosen.shape[1])[:, None]
+        return chosen.masked_fill(later, -1) if causal else chosen
+
+
+class ZerosBeforeTheFirst(Overlapping):
+    """The run before the first counts, as zeros."""
+
+    def forward(self, parts: Tensor, real: Mask = None) -> Tensor:
+        more = nn.functional.pad(parts, (0, 0, self.run, 0))
+        there = None if real is None else nn.functional.pad(real, (self.run, 0), value=True)
+        return super().forward(more, there)[:, 1:]
+
+
+class FirstRunOfZeros(CSA):
+    """Averages the first run with zeros in the place of a run before it."""
+
+    entries_of = ZerosBeforeTheFirst
+
+
+class HalvesSwapped(Overlapping):
+    """What is meant for the next entry goes into the own one."""
+
+    def forward(self, parts: Tensor, real: Mask = None) -> Tensor:
+        a, b, c, d = parts.chunk(4, -1)
+        return super().forward(torch.cat([b, a, d, c], -1), real)
+
+
+class OtherHalves(CSA):
+    """Reads the two halves of contents and gates in the other order."""
+
+    entries_of = HalvesSwapped
+
+
+class TaughtByItsLesson(CSA):
+    """The loss of the index reaches what the index is made of."""
+
+    def _index(self, x: Tensor, latent: Tensor, key_mask: Mask) -> Index:
+        a, w = self._asks(x, latent)
+        return Index(a, self.index_entry(self.index_entry.parts(x), key_mask), w)
+
+
 # Softmax with a twist
 
 
@@ -1301,6 +1352,35 @@ class InterleavedKeys(MoBA):
 
     def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
         return super().choose(q, k.repeat(1, q.shape[1] // k.shape[1], 1, 1), real)
+
+
+class MeanOfTheIndex(MSA):
+    """A block has the mean of its keys' numbers, not the largest."""
+
+    def _best(self, scores: Tensor, own: Tensor) -> Tensor:
+        of_blocks = [x.clamp(min=-1e9).mean(-1) for x in scores.split(self.block, -1)]
+        means = torch.stack([x.masked_fill(x <= -1e9, -torch.inf) for x in of_blocks], -1)
+        forced = torch.arange(means.shape[3]) == own[:, None]
+        return best(means.masked_fill(forced, torch.inf), self.blocks)
+
+
+class OneChoiceForAllGroups(MSA):
+    """The first head of keys chooses for all of them."""
+
+    def _chosen(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
+        chosen = super()._chosen(q, k, real)
+        return chosen[:, :1].expand_as(chosen)
+
+
+class RankedWithTheFuture(MSA):
+    """All blocks compete, and the later ones of those chosen are hidden."""
+
+    def _chosen(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
+        causal, self.causal = self.causal, False
+        chosen = super()._chosen(q, k, real)
+        self.causal = causal
+        later = chosen * self.block > torch.arange(q.shape[2])[:, None]
+        return chosen.masked_fill(later, -1) if causal else chosen
 
 
 class HeldChoiceThatLeaks(XAttention):

@@ -10,19 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from torch.utils.checkpoint import checkpoint
 
+from attnbench.attention.compressed.layer import EPS, ROWS, CompressedLayer
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.rotation import angles, rotate
 from attnbench.engines.tiling import budget, row_blocks
-from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
-
-_ROWS = 64
-"""Queries of a tile at least."""
-_EPS = 1e-6
 
 
 class Kept(NamedTuple):
@@ -60,7 +55,7 @@ class Kept(NamedTuple):
     ),
     settings=("run=4,window=5,q_rank=3", "run=3,window=2,rope_dim=2"),
 )
-class HCA(nn.Module):
+class HCA(CompressedLayer):
     """Heavily compressed attention (HCA) of DeepSeek-V4.
 
     DeepSeek-AI 2026, "DeepSeek-V4". x ``(B, N, C)`` -> ``(B, N, C)``. All heads of queries share one head of width D,
@@ -100,25 +95,11 @@ class HCA(nn.Module):
         ] = None,
         rope_dim: Annotated[int | None, Field(ge=2, description="channels that are turned, even; none: D/8")] = None,
     ) -> None:
-        super().__init__()
-        C, D = shape.C, shape.D
-        if D < 2:
-            raise Unsupported("rotary positions turn pairs of channels, and head_dim is 1")
-        self.H, self.D, self.P = shape.H, D, rope_dim or max(2, D // 16 * 2)
-        if self.P % 2 or self.P > D:
-            raise UsageError(f"hca: option rope_dim={self.P} must be even and at most head_dim, {D}")
-        self.causal, self.room, self.run, self.window = shape.causal, shape.N, run, window
-        rank = q_rank or min(2 * D, C)
-        self.q_down = nn.Linear(C, rank, bias=False)
-        self.q_norm = nn.RMSNorm(rank, eps=_EPS)
-        self.q_up = nn.Linear(rank, C, bias=False)
-        self.kv = nn.Linear(C, D, bias=False)
-        self.kv_norm = nn.RMSNorm(D, eps=_EPS)
+        super().__init__(shape, "hca", window, q_rank, rope_dim)
+        C, D, self.run = shape.C, shape.D, run
         self.entry = nn.Linear(C, 2 * D, bias=False)
         self.places = nn.Parameter(torch.zeros(run, D))
-        self.entry_norm = nn.RMSNorm(D, eps=_EPS)
-        self.sink = nn.Parameter(torch.zeros(shape.H))
-        self.out = nn.Linear(C, C, bias=False)
+        self.entry_norm = nn.RMSNorm(D, eps=EPS)
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Head by head with the matrix of all tokens and entries."""
@@ -128,7 +109,7 @@ class HCA(nn.Module):
         i = torch.arange(N, device=x.device)
 
         def normed(y: Tensor) -> Tensor:
-            return y / (y.square().mean(-1, keepdim=True) + _EPS).sqrt()
+            return y / (y.square().mean(-1, keepdim=True) + EPS).sqrt()
 
         def turned(y: Tensor, places: Tensor) -> Tensor:
             angle = places[:, None] * theta
@@ -161,17 +142,14 @@ class HCA(nn.Module):
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
-        q, tokens, entries = self._queries(x, 0), self._tokens(x, 0), self._entries(self.entry(x), 0)
+        q, tokens, entries = self._queries(self._latent(x), 0), self._tokens(x, 0), self._entries(self.entry(x), 0)
         whole = None
         if key_mask is not None:
             whole = torch.unflatten(key_mask[:, : N // self.run * self.run], 1, (N // self.run, self.run)).all(2)
-        most = max(_ROWS, budget("gathered.listed", x.device) // (B * self.H * (self.window + entries.shape[1])))
+        most = max(ROWS, budget("gathered.listed", x.device) // (B * self.H * (self.window + entries.shape[1])))
         rows, outputs = row_blocks(N, most), []
         for block, part in zip(rows, torch.split(q, most, 2), strict=True):
-            near = slice(max(0, block.start - self.window + 1), block.stop)
-            count = block.stop // self.run
-            if not self.causal:
-                near, count = slice(near.start, min(N, block.stop + self.window - 1)), entries.shape[1]
+            near, count = self._near(block, N), block.stop // self.run if self.causal else entries.shape[1]
             seen = self._seen(block, near, count, x.device)
             if key_mask is not None and whole is not None:
                 seen = seen & torch.cat([key_mask[:, near], whole[:, :count]], 1)[:, None]
@@ -184,29 +162,11 @@ class HCA(nn.Module):
 
     def _seen(self, rows: slice, near: slice, count: int, device: torch.device) -> Tensor:
         """Whether some queries see tokens and the first entries, ``(1, rows, tokens + count)``."""
-        i, j = (torch.arange(part.start, part.stop, device=device) for part in (rows, near))
-        distance = i[:, None] - j
-        of_tokens = distance.abs() < self.window
-        last = torch.arange(1, count + 1, device=device) * self.run - 1
-        of_entries = torch.ones(len(i), count, dtype=torch.bool, device=device)
+        of_entries = torch.ones(rows.stop - rows.start, count, dtype=torch.bool, device=device)
         if self.causal:
-            of_tokens, of_entries = of_tokens & (distance >= 0), last <= i[:, None]
-        return torch.cat([of_tokens, of_entries], 1)[None]
-
-    def _turned(self, x: Tensor, first: int, step: int = 1) -> Tensor:
-        """x ``(B, H, n, D)``, the last channels turned by the places ``first``, ``first`` + ``step``, and so on."""
-        kept, moved = torch.split(x, [self.D - self.P, self.P], -1)
-        cos, sin = (part[::step] for part in angles(first, step * x.shape[2], moved))
-        return torch.cat([kept, rotate(moved, cos, sin).to(x.dtype)], -1)
-
-    def _queries(self, x: Tensor, first: int) -> Tensor:
-        """``(B, H, n, D)`` of tokens, the first of them at place ``first``."""
-        q = torch.unflatten(self.q_up(self.q_norm(self.q_down(x))), 2, (self.H, self.D)).transpose(1, 2)
-        return self._turned(rms_norm(q, (self.D,), eps=_EPS), first)
-
-    def _tokens(self, x: Tensor, first: int) -> Tensor:
-        """Keys that are values too, ``(B, n, D)``."""
-        return self._turned(self.kv_norm(self.kv(x))[:, None], first)[:, 0]
+            last = torch.arange(1, count + 1, device=device) * self.run - 1
+            of_entries = last <= torch.arange(rows.start, rows.stop, device=device)[:, None]
+        return torch.cat([self._seen_near(rows, near, device), of_entries], 1)[None]
 
     def _entries(self, parts: Tensor, first: int) -> Tensor:
         """One entry for every whole run of parts ``(B, n, 2·D)``, the first of which stands at ``first``.
@@ -220,16 +180,8 @@ class HCA(nn.Module):
         cut = torch.unflatten(parts[:, : runs * self.run].to(dtype), 1, (runs, self.run))
         content, gate = torch.split(cut, self.D, -1)
         made = (content * (gate + self.places.to(dtype)).softmax(2)).sum(2)
-        made = rms_norm(made, (self.D,), self.entry_norm.weight.to(dtype), _EPS)
+        made = rms_norm(made, (self.D,), self.entry_norm.weight.to(dtype), EPS)
         return self._turned(made[:, None], first, self.run)[:, 0]
-
-    def _joined(self, y: Tensor, first: int) -> Tensor:
-        """The output of all heads ``(B, H, n, D)``, turned back by the places of the queries."""
-        kept, moved = torch.split(y, [self.D - self.P, self.P], -1)
-        cos, sin = angles(first, y.shape[2], moved)
-        back = torch.cat([kept, rotate(moved, cos, -sin).to(y.dtype)], -1)
-        out: Tensor = self.out(back.transpose(1, 2).flatten(2).to(self.out.weight.dtype))
-        return out
 
     def begin(self, x: Tensor) -> Kept:
         """x ``(B, n, C)``, n >= 0."""
@@ -255,7 +207,7 @@ class HCA(nn.Module):
             entries = entries.append(made, made[..., :0])
         keys = torch.cat([window.keys, entries.keys], 2)[:, 0]
         seen = torch.ones(1, 1, keys.shape[1], dtype=torch.bool, device=x.device)
-        y = _attended(self._queries(x, t), keys, self.sink, seen)
+        y = _attended(self._queries(self._latent(x), t), keys, self.sink, seen)
         return self._joined(y, t), Kept(window, state.pending, entries)
 
     @staticmethod

@@ -1,0 +1,90 @@
+"""What layers share whose heads read one head of keys that are values too: queries, tokens, and the way back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from attnbench.engines.rotation import angles, rotate
+from attnbench.errors import Unsupported, UsageError
+from attnbench.shape import Shape
+
+ROWS = 64
+"""Queries of a tile at least."""
+EPS = 1e-6
+
+
+class CompressedLayer(nn.Module):
+    """Maps of x ``(B, N, C)`` to queries and tokens, and of what the heads read to the output.
+
+    Args:
+        shape: H heads of queries, which read one head of width D.
+        name: of the variant, for errors.
+        window: nearest tokens that are seen one by one.
+        q_rank: width of the queries' latent; None: 2·D, at most C.
+        rope_dim: channels that are turned; None: D/8.
+
+    Raises:
+        UsageError: ``rope_dim`` is odd, or more than D.
+        Unsupported: D is 1, and rotary positions turn pairs.
+    """
+
+    def __init__(self, shape: Shape, name: str, window: int, q_rank: int | None, rope_dim: int | None) -> None:
+        super().__init__()
+        C, D = shape.C, shape.D
+        if D < 2:
+            raise Unsupported("rotary positions turn pairs of channels, and head_dim is 1")
+        self.H, self.D, self.P = shape.H, D, rope_dim or max(2, D // 16 * 2)
+        if self.P % 2 or self.P > D:
+            raise UsageError(f"{name}: option rope_dim={self.P} must be even and at most head_dim, {D}")
+        self.causal, self.room, self.window = shape.causal, shape.N, window
+        rank = q_rank or min(2 * D, C)
+        self.q_down = nn.Linear(C, rank, bias=False)
+        self.q_norm = nn.RMSNorm(rank, eps=EPS)
+        self.q_up = nn.Linear(rank, C, bias=False)
+        self.kv = nn.Linear(C, D, bias=False)
+        self.kv_norm = nn.RMSNorm(D, eps=EPS)
+        self.sink = nn.Parameter(torch.zeros(shape.H))
+        self.out = nn.Linear(C, C, bias=False)
+
+    def _latent(self, x: Tensor) -> Tensor:
+        """What the queries of all heads are made of, ``(B, n, q_rank)``."""
+        latent: Tensor = self.q_norm(self.q_down(x))
+        return latent
+
+    def _queries(self, latent: Tensor, first: int) -> Tensor:
+        """``(B, H, n, D)`` of tokens, the first of them at place ``first``."""
+        q = torch.unflatten(self.q_up(latent), 2, (self.H, self.D)).transpose(1, 2)
+        return self._turned(rms_norm(q, (self.D,), eps=EPS), first)
+
+    def _tokens(self, x: Tensor, first: int) -> Tensor:
+        """Keys that are values too, ``(B, n, D)``."""
+        return self._turned(self.kv_norm(self.kv(x))[:, None], first)[:, 0]
+
+    def _turned(self, x: Tensor, first: int, step: int = 1) -> Tensor:
+        """x ``(B, H, n, D)``, the last channels turned by the places ``first``, ``first`` + ``step``, and so on."""
+        kept, moved = torch.split(x, [self.D - self.P, self.P], -1)
+        cos, sin = (part[::step] for part in angles(first, step * x.shape[2], moved))
+        return torch.cat([kept, rotate(moved, cos, sin).to(x.dtype)], -1)
+
+    def _seen_near(self, rows: slice, near: slice, device: torch.device) -> Tensor:
+        """Whether some queries see these tokens one by one, ``(rows, tokens)``."""
+        i, j = (torch.arange(part.start, part.stop, device=device) for part in (rows, near))
+        distance = i[:, None] - j
+        seen = distance.abs() < self.window
+        return seen & (distance >= 0) if self.causal else seen
+
+    def _near(self, rows: slice, N: int) -> slice:
+        """The tokens that some of these queries see one by one."""
+        return slice(
+            max(0, rows.start - self.window + 1), rows.stop if self.causal else min(N, rows.stop + self.window - 1)
+        )
+
+    def _joined(self, y: Tensor, first: int) -> Tensor:
+        """The output of all heads ``(B, H, n, D)``, turned back by the places of the queries."""
+        kept, moved = torch.split(y, [self.D - self.P, self.P], -1)
+        cos, sin = angles(first, y.shape[2], moved)
+        back = torch.cat([kept, rotate(moved, cos, -sin).to(y.dtype)], -1)
+        out: Tensor = self.out(back.transpose(1, 2).flatten(2).to(self.out.weight.dtype))
+        return out
