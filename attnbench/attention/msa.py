@@ -194,7 +194,7 @@ class MSA(BlockSelecting):
             scores = (each if w is None else each * w[..., None]).sum(3)
         i = torch.arange(N, device=q.device)
         places, own = torch.arange(-(-N // self.block), device=q.device), i[:, None] // self.block
-        parts = scores.masked_fill(~seen, -torch.inf).split(self.block, -1)
+        parts = torch.split(scores.masked_fill(~seen, -torch.inf), self.block, -1)
         largest = torch.stack([part.amax(-1) for part in parts], -1).masked_fill(places == own, torch.inf)
         # A stable order from the last block back: of equal numbers that of the later block comes first.
         order = largest.float().flip(-1).argsort(dim=-1, descending=True, stable=True).argsort(-1).flip(-1)

@@ -165,7 +165,7 @@ def test_decoding_gives_what_the_whole_sequence_gives(run: int, window: int, top
 def test_an_entry_is_seen_once_its_run_is_closed_and_reads_the_run_before_it() -> None:
     module, x = make(True, run=4, window=1, top_k=1), tokens().requires_grad_()
     with torch.no_grad():
-        chosen = module._choose(module._index(x, module._latent(x), None), None)[..., 0]
+        chosen = module._choose(module._index(x, None), None)[..., 0]
         out = module(x)
     for t in range(23):
         assert bool((chosen[:, t] < (t + 1) // 4).all())
@@ -175,7 +175,7 @@ def test_an_entry_is_seen_once_its_run_is_closed_and_reads_the_run_before_it() -
             for j in set(range(23)) - read:
                 other = x.detach().clone()
                 other[b, j] *= 2  # nothing of the choice is kept, so that what is chosen may change
-                again = module._choose(module._index(other, module._latent(other), None), None)[b, t, 0]
+                again = module._choose(module._index(other, None), None)[b, t, 0]
                 if again == r and j != t:
                     close(module(other).detach()[b, t], out[b, t])
 
@@ -183,7 +183,7 @@ def test_an_entry_is_seen_once_its_run_is_closed_and_reads_the_run_before_it() -
 @both
 def test_as_many_entries_as_there_are_leave_out_none(causal: bool) -> None:
     module, x = make(causal, run=4, window=3, top_k=5), tokens()
-    chosen = module._choose(module._index(x, module._latent(x), None), None)
+    chosen = module._choose(module._index(x, None), None)
     closed = (torch.arange(1, 24) // 4).expand(2, -1) if causal else torch.full((2, 23), 5)
     assert torch.equal((chosen >= 0).sum(-1), closed)
     more = make(causal, run=4, window=3, top_k=50)
@@ -197,7 +197,7 @@ def test_the_index_learns_what_the_heads_read_and_nothing_else_learns_from_it() 
 
     def surprise() -> Tensor:
         latent = module._latent(x)
-        entries, index = module._entries(module.entry.parts(x), 0), module._index(x, latent, None)
+        entries, index = module._entries(module.entry.parts(x), 0), module._index(x, None)
         return lesson(index, module._choose(index, None), module._queries(latent, 0), entries[:, None], None)
 
     assert all(g is None for g in torch.autograd.grad(surprise(), others, allow_unused=True))

@@ -28,7 +28,7 @@ class Kept(NamedTuple):
     window: Ring
     """The last tokens, as keys that are values too; what the ring calls values has no width."""
     pending: Tensor
-    """``(B, 2·run, ·)``, what the last closed run and the open one give to entries."""
+    """``(B, 2·run, ·)``, what the last closed run and the open one give to entries; token j is in slot j mod 2·run."""
     entries: Cache
     """One for every closed run; what the cache calls values are the index's keys."""
 
@@ -213,7 +213,7 @@ class CSA(CompressedLayer):
             self._tokens(x, 0),
             self._entries(self.entry.parts(x), 0, key_mask),
         )
-        index = self._index(x, latent, key_mask)
+        index = self._index(x, key_mask)
         chosen = self._choose(index, key_mask)
         width = self.H * (self.window + chosen.shape[2]) + chosen.shape[2] * self.D
         most = max(ROWS, budget("gathered.listed", x.device) // (B * width))
@@ -237,17 +237,29 @@ class CSA(CompressedLayer):
         """One entry for every whole run of parts ``(B, n, 4·D)``, the first of which stands at ``first``."""
         return self._turned(self.entry(parts, real)[:, None], first, self.run)[:, 0]
 
-    def _index(self, x: Tensor, latent: Tensor, key_mask: Tensor | None) -> Index:
+    def _index(self, x: Tensor, key_mask: Tensor | None) -> Index:
         """What entries are ranked by, which learns from nothing but its lesson."""
-        x, latent = x.detach(), latent.detach()
-        a, w = self._asks(x, latent)
-        return Index(a, self.index_entry(self.index_entry.parts(x), key_mask), w)
+        x = x.detach()
+        a, w = self._asks(x)
+        return Index(a, self.index_entry(self._index_parts(x), key_mask), w)
 
-    def _asks(self, x: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries of the index ``(B, n, I, d)`` and their weights ``(B, n, I)``, in the dtype of sums."""
+    def _asks(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries of the index ``(B, n, I, d)`` and their weights ``(B, n, I)``.
+
+        In the dtype of sums from the input on, with what they are compared with: rounding must not choose.
+        """
         dtype = accumulator(x.dtype)
-        a, w = (linear(y.to(dtype), one.weight.to(dtype)) for y, one in ((latent, self.index_q), (x, self.index_w)))
+        x = x.to(dtype)
+        with torch.no_grad():
+            latent = linear(x, self.q_down.weight.to(dtype))
+            latent = rms_norm(latent, latent.shape[2:], self.q_norm.weight.to(dtype), EPS)
+        a, w = (linear(y, one.weight.to(dtype)) for y, one in ((latent, self.index_q), (x, self.index_w)))
         return torch.unflatten(a, 2, (self.index_heads, -1)), w * a.shape[2] ** -0.5
+
+    def _index_parts(self, x: Tensor) -> Tensor:
+        """What tokens give to the keys of the index, ``(B, n, 4·index_dim)``."""
+        dtype = accumulator(x.dtype)
+        return linear(x.to(dtype), self.index_entry.parts.weight.to(dtype))
 
     @torch.no_grad()
     def _choose(self, index: Index, key_mask: Tensor | None) -> Tensor:
@@ -281,11 +293,9 @@ class CSA(CompressedLayer):
         """x ``(B, n, C)``, n >= 0."""
         tokens, m = self._tokens(x, 0)[:, None], self.run
         parts = self._parts(x)
-        closed = x.shape[1] // m * m
         pending = parts.new_zeros(x.shape[0], 2 * m, parts.shape[2])
-        pending[:, m : m + x.shape[1] - closed] = parts[:, closed:]
-        if closed:
-            pending[:, :m] = parts[:, closed - m : closed]
+        last = torch.arange(max(0, x.shape[1] // m * m - m), x.shape[1], device=x.device)
+        pending[:, last % (2 * m)] = parts[:, last]
         of_entries, of_index = self._split(parts)
         entries, keys = self._entries(of_entries, 0)[:, None].to(x.dtype), self.index_entry(of_index)[:, None]
         window = Ring.of(tokens, tokens[..., :0], self.window, self.room)
@@ -296,15 +306,14 @@ class CSA(CompressedLayer):
         t, m, pending, entries = state.window.length, self.run, state.pending, state.entries
         token, latent = self._tokens(x, t)[:, None], self._latent(x)
         window = state.window.append(token, token[..., :0])
-        pending[:, m + t % m] = self._parts(x)[:, 0]
+        pending[:, t % (2 * m)] = self._parts(x)[:, 0]
         if (t + 1) % m == 0:
             there = torch.arange(2 * m, device=x.device)[None] >= (m if t < m else 0)
-            of_entries, of_index = self._split(pending)
+            of_entries, of_index = self._split(pending if (t + 1) % (2 * m) == 0 else pending.roll(m, 1))
             made = self.entry(of_entries, there)[:, None, 1:], self.index_entry(of_index, there)[:, None, 1:]
             entries = entries.append(self._turned(made[0], t + 1 - m), made[1])
-            pending[:, :m] = pending[:, m:].clone()
         with torch.no_grad():
-            a, w = self._asks(x, latent)
+            a, w = self._asks(x)
             keys = entries.values[:, 0]
             scores = Index(a, keys, w).scores(slice(None), slice(None), entries.length)
             chosen = best(scores, self.top_k) if entries.length else scores.to(torch.int32)
@@ -314,7 +323,7 @@ class CSA(CompressedLayer):
 
     def _parts(self, x: Tensor) -> Tensor:
         """What tokens give to entries and to the index's keys, side by side."""
-        return torch.cat([self.entry.parts(x), self.index_entry.parts(x)], -1)
+        return torch.cat([self.entry.parts(x), self._index_parts(x)], -1)
 
     def _split(self, parts: Tensor) -> tuple[Tensor, Tensor]:
         of_entries, of_index = torch.split(parts, [4 * self.D, 4 * self.index_entry.width], -1)
