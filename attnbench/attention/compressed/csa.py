@@ -216,7 +216,8 @@ class CSA(CompressedLayer):
         index = self._index(x, key_mask)
         chosen = self._choose(index, key_mask)
         width = self.H * (self.window + chosen.shape[2]) + chosen.shape[2] * self.D
-        most = max(ROWS, budget("gathered.listed", x.device) // (B * width))
+        # No more than the window is long: a tile has the logits of all near tokens that one of its queries sees.
+        most = max(ROWS, min(self.window, budget("gathered.listed", x.device) // (B * width)))
         rows, outputs = row_blocks(N, most), []
         for block, part, picks in zip(rows, torch.split(q, most, 2), torch.split(chosen, most, 1), strict=True):
             near = self._near(block, N)
