@@ -13,6 +13,7 @@ EXCEPTIONS = {
     "api.compare": "a keyword for each option of the command",
     "api.match": "a keyword for each option of the command",
     "api.swap": "a keyword for each option of the command",
+    "attention.compressed.csa.CSA.__init__": "the options of a variant, as a user types them",
     "attention.minference.MInference.__init__": "the options of a variant, as a user types them",
     "attention.performer.Performer.__init__": "the options of a variant, as a user types them",
     "engines.pair_scores.attend_by_score": "the score's own inputs beside those of any attention",

@@ -93,7 +93,7 @@ class Kept(NamedTuple):
 @register(
     "msa",
     family="learned pattern",
-    source="MiniMax 2026, arXiv:2606.13392",
+    source="MiniMax 2026, arXiv:2606.13392; index of DeepSeek-AI 2025, arXiv:2512.02556, section 2.1",
     formula="softmax over the blocks Tᵢ: the own one and the t - 1 others of largest max_{j∈J} Σ_h wᵢ_h·relu(aᵢ_h·bⱼ)",
     cost="O(n²·d)",
     time_exponent=2.0,
