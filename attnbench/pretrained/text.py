@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from attnbench.errors import UsageError
 from attnbench.pretrained.windows import Windows
 from attnbench.task import NO_LABEL, stream_seed
+from attnbench.tasks.next_byte import help_of_python
 
 Aim = Literal["next", "masked", "none"]
 _HELD_OUT = 10
@@ -112,8 +112,7 @@ def words_of(file: Path | None) -> tuple[str, str]:
         UsageError: the file cannot be read as text.
     """
     if file is None:
-        topics: dict[str, str] = import_module("pydoc_data.topics").topics
-        return "pydoc_data.topics", "\n\n".join(topics[name] for name in sorted(topics))
+        return "pydoc_data.topics", help_of_python()
     try:
         return str(file), file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

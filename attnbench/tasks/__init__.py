@@ -11,3 +11,6 @@ from attnbench.tasks import image as image
 from attnbench.tasks import retrieval as retrieval
 from attnbench.tasks import pathfinder as pathfinder
 from attnbench.tasks import contours as contours
+from attnbench.tasks import next_byte as next_byte
+from attnbench.tasks import detection as detection
+from attnbench.tasks import contacts as contacts

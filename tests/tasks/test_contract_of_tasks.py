@@ -35,6 +35,9 @@ SETTINGS = {
     "retrieval": [(50, False, "retrieval:folder=tsv_data")],
     "pathfinder": [(1024, False, "pathfinder:folder=pathfinder32")],
     "contours": [(576, False, "contours:test=20,distractors=1")],
+    "next-byte": [(128, True, "next-byte")],
+    "detection": [(144, False, "detection:test=20")],
+    "contacts": [(24, False, "contacts:test=20")],
 }
 """Length, causal and options of each shipped task."""
 
