@@ -36,7 +36,7 @@ _AT_ONCE = 256
 
 @register_task("detection", source="own; boxes are asked for as in detection of objects, whose images are photographs")
 class Detection(Stream):
-    """Where is the closed frame among other shapes? Its four sides are asked.
+    """Where is the closed frame among other shapes? Its box is asked for.
 
     Black and white images of 2·side pixels a row and 2·(side - 1) rows, where n = side². Each has one closed frame and
     some distractors: filled boxes, crosses, and with ``open_frames`` also frames open on one side, which look like it
