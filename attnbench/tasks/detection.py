@@ -117,7 +117,8 @@ def painted(box: Tensor, side: int) -> Tensor:
     across = torch.arange(_PATCH * side) - x
     down = torch.arange(_PATCH * (side - 1))[:, None] - y
     inside = (across >= 0) & (across < width) & (down >= 0) & (down < height)
-    ends = torch.stack(torch.broadcast_tensors(across == 0, down == 0, across == width - 1, down == height - 1))
+    sides = across == 0, down == 0, across == width - 1, down == height - 1
+    ends = torch.stack([one.expand_as(inside) for one in sides])
     frame = inside & ends.any(0)
     corner = frame & (ends.sum(0) > 1)
     gap = ends.gather(0, opened.expand_as(frame)[None])[0] & ~corner
