@@ -26,7 +26,7 @@ MASK = LETTERS
 
 @register_task("contacts", source="own; after masked residues of proteins, Choromanski et al. 2021, arXiv:2009.14794")
 class Contacts(Stream):
-    """Which letter is masked? A partner far away tells; drawn here, no proteins.
+    """Which letter is masked? A partner far away tells; no real proteins.
 
     The first token names the family. Each family has pairs of places, n/4 or more apart, that never change: its
     contacts. Letters are drawn alike from 20, but with the probability ``coupling`` the second letter of a contact is
