@@ -382,6 +382,16 @@ FOLLOWING: Mapping[str, str] = {axis.name: axis.same_as for axis in _TABLE if ax
 """Axis -> the axis whose value it has unless it says otherwise: as many keys as queries."""
 
 
+_LEVELS = {"operator": ("operator",), "layer": ("layer", "model"), "model": ("model",), "task": ("model",)}
+"""Where an axis means something -> the levels at which that is."""
+
+
+def exists(name: str, level: str) -> bool:
+    """Whether a level has what an axis or a column speaks of: an operator has no architecture."""
+    only = AXES[name].only if name in AXES else ""
+    return only not in _LEVELS or level in _LEVELS[only]
+
+
 def names_of(owner: Literal["cell", "shape", "training"]) -> tuple[str, ...]:
     """The axes that are fields of a cell, of its shape or of its training."""
     return tuple(axis.name for axis in _TABLE if axis.of == owner)

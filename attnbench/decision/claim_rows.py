@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.axes import FOLLOWING
+from attnbench.axes import FOLLOWING, exists
 from attnbench.plots.setting import RUN, SAME
 from attnbench.spec import Scalar, Spec, parse_spec
 
@@ -93,11 +93,25 @@ def names_of(rows: Sequence[Row], ignore: Sequence[str] = ()) -> list[str]:
     """What tells each row from the others: the columns and options in which they differ."""
     flat = [{**one.place, **one.place["options"]} for one in rows]
     known = [name for name in dict.fromkeys(name for one in flat for name in one) if name != "options"]
-    differ = [name for name in known if name not in ignore and len({str(one.get(name)) for one in flat}) > 1]
+    levels = [str(one.get("level", "model")) for one in flat]
+    differ = [
+        name
+        for name in known
+        if name not in ignore
+        and len({str(one.get(name)) for one, level in zip(flat, levels, strict=True) if exists(name, level)}) > 1
+    ]
     for axis, other in FOLLOWING.items():
         if other in differ and axis in differ and all(one[other] == one[axis] for one in flat):
             differ.remove(axis)
-    return [", ".join(f"{_NAMES.get(name, name)}={_text(one[name])}" for name in differ if name in one) for one in flat]
+    return [
+        ", ".join(_said(name, one[name]) for name in differ if name in one and exists(name, level))
+        for one, level in zip(flat, levels, strict=True)
+    ]
+
+
+def _said(name: str, value: object) -> str:
+    """``n=512``; a level needs no more than its value."""
+    return str(value) if name == "level" else f"{_NAMES.get(name, name)}={_text(value)}"
 
 
 def _text(value: object) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from attnbench.axes import ALIKE, AXES, FOLLOWING
+from attnbench.axes import ALIKE, AXES, FOLLOWING, exists
 from attnbench.status import Status
 
 LEVELS = {"operator": "attention operator", "layer": "attention layer", "model": "whole model"}
@@ -71,9 +71,18 @@ def difference(table: pd.DataFrame) -> list[tuple[str, str]]:
         if len(table.drop_duplicates([*needed, column])) > (len(table.drop_duplicates(needed)) if needed else 1):
             needed.append(column)
     return [
-        (", ".join(in_words(c, row[c]) for c in needed), " · ".join(in_words(c, row[c]) for c in varying))
+        (
+            ", ".join(in_words(c, row[c]) for c in needed if _exists(c, row)),
+            " · ".join(in_words(c, row[c]) for c in varying if _exists(c, row)),
+        )
         for row in table.to_dict("records")
     ]
+
+
+def _exists(column: str, row: Mapping[Hashable, Any]) -> bool:
+    """Whether the row's level has such a thing: an operator has no architecture, and a layer no number of layers."""
+    level = row.get("level", "model")
+    return exists(column, level) and (column not in ("layers", "ffn") or level == "model")
 
 
 def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
