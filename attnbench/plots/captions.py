@@ -82,7 +82,9 @@ def difference(table: pd.DataFrame) -> list[tuple[str, str]]:
 def _exists(column: str, row: Mapping[Hashable, Any]) -> bool:
     """Whether the row's level has such a thing: an operator has no architecture, and a layer no number of layers."""
     level = row.get("level", "model")
-    return exists(column, level) and (column not in ("layers", "ffn") or level == "model")
+    if column in ("layers", "ffn"):
+        return bool(level == "model")
+    return column == "inputs" or exists(column, level)  # a model has its task there
 
 
 def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
