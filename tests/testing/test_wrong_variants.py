@@ -197,10 +197,16 @@ def test_the_fault_is_found_and_named(
     assert any(words in finding.fault for finding in report.faults), [f.fault for f in report.faults]
 
 
-@pytest.mark.parametrize("label", sorted({f[1] for f in FAULTS}))
+def unseen(label: str) -> list[str]:
+    """The laws of the faults that a label is given, but for those that tests/test_contract.py holds it to as it is."""
+    name, _, setting = label.partition(":")
+    known = setting in ("", VARIANTS.get(name).settings[0])
+    return [law for _, other, law, _ in FAULTS if other == label and not (known and not LAWS[law].needs_time)]
+
+
+@pytest.mark.parametrize("label", sorted({f[1] for f in FAULTS if unseen(f[1])}))
 def test_the_same_laws_hold_for_the_true_variant(label: str) -> None:
-    laws = [law for _, other, law, _ in FAULTS if other == label]
-    report = check_variant(label, laws=laws)
+    report = check_variant(label, laws=unseen(label))
     assert report.held, [f"{f.law}: {f.fault}" for f in report.faults]
 
 
