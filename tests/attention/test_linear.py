@@ -205,7 +205,7 @@ def test_a_tile_is_as_long_as_fits_and_few_heads_make_it_longer() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's compiler itself
-@pytest.mark.parametrize("name", ["linear", "performer"])
+@pytest.mark.parametrize("name", ["linear", pytest.param("performer", marks=pytest.mark.slow)])
 def test_a_training_step_of_several_tiles_compiles_without_a_graph_break(name: str) -> None:
     model = build(f"{name}:chunk=16", SHAPE)
     inputs = [x.requires_grad_() for x in qkv(SHAPE, torch.float32)]

@@ -23,8 +23,20 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("page", "module", "call", "fault"),
     [
         ("check-linformer", "LinformerAttention", "x", "its name says linformer, which costs O(n·R·d)"),
-        ("check-lstm", "AttentionLSTM", "tokens", "its name says attention; between tokens a recurrence of 32 numbers"),
-        ("check-performer", "PerformerLM", "tokens", "its name says performer, which costs O(n·R·d)"),
+        pytest.param(
+            "check-lstm",
+            "AttentionLSTM",
+            "tokens",
+            "its name says attention; between tokens a recurrence of 32 numbers",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "check-performer",
+            "PerformerLM",
+            "tokens",
+            "its name says performer, which costs O(n·R·d)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_module_that_is_not_what_its_name_says_is_exit_code_1_and_the_page_shows_why(
