@@ -26,6 +26,9 @@ PACKAGE = [entry for entry in VARIANTS if entry.make.__module__.startswith("attn
 ALL = [entry for entry in PACKAGE if not entry.traits.compiled]
 """Without what takes seconds for each shape."""
 
+RECURRENT = ("gated-delta", "gated-delta-2", "comba", "kda", "rwkv7", "mamba2")
+"""Layers that read both ways by a form of their own."""
+
 LAWFUL = [
     *ALL,
     *(pytest.param(entry, marks=[pytest.mark.slow, needs_compiler]) for entry in PACKAGE if entry not in ALL),
@@ -155,7 +158,7 @@ def test_where_it_is_a_form_of_its_own_it_says_what_the_source_has(entry: Varian
         ("sinkhorn:sort=learned", True, False),
         *((name, False, False) for name in ("retnet", "gla", "ssd", "delta", "rfa-gated", "sparse")),
         *((name, True, True) for name in ("retnet", "gla", "ssd", "delta", "rfa-gated", "sparse")),
-        *((name, causal, causal) for name in ("gated-delta", "kda", "rwkv7", "mamba2") for causal in (False, True)),
+        *((name, causal, causal) for name in RECURRENT for causal in (False, True)),
         *((name, causal, False) for name in ("perceiver", "memory-compressed", "taylor") for causal in (False, True)),
         ("per-head:parts=local+taylor", False, False),
         ("per-head:parts=local+retnet", False, False),

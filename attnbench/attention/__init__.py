@@ -73,6 +73,8 @@ from attnbench.attention.ssd import SSD as SSD
 from attnbench.attention.mamba2 import Mamba2 as Mamba2
 from attnbench.attention.delta import Delta as Delta
 from attnbench.attention.gated_delta import GatedDelta as GatedDelta
+from attnbench.attention.gated_delta_2 import GatedDelta2 as GatedDelta2
+from attnbench.attention.comba import Comba as Comba
 from attnbench.attention.kda import KimiDeltaAttention as KimiDeltaAttention
 from attnbench.attention.rwkv7 import RWKV7 as RWKV7
 from attnbench.attention.rfa_gated import GatedRandomFeatureAttention as GatedRandomFeatureAttention

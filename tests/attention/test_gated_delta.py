@@ -1,4 +1,4 @@
-"""Gated DeltaNet and Kimi delta attention, token by token and head by head."""
+"""Gated DeltaNet, Gated DeltaNet-2, Comba and Kimi delta attention, token by token and head by head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnbench.attention.comba import Comba
 from attnbench.attention.gated_delta import GatedDelta
+from attnbench.attention.gated_delta_2 import GatedDelta2
 from attnbench.attention.kda import KimiDeltaAttention
 from attnbench.engines import tiling
 from attnbench.engines.recurrent import stretches
@@ -26,6 +28,10 @@ layers = pytest.mark.parametrize(
     [
         "gated-delta:chunk=5",
         "gated-delta:chunk=64,expand=1,width=1",
+        "gated-delta-2:chunk=4",
+        "gated-delta-2:chunk=16,negative=true,width=2",
+        "comba:chunk=5",
+        "comba:chunk=64,expand=1,width=1,correction=0.3",
         "kda:chunk=4",
         "kda:chunk=16,decay=bounded,width=2",
     ],
@@ -55,10 +61,10 @@ def log_alpha(module: ErasingLayer, gates: Tensor, h: int) -> Tensor:
     """One number for each example, or D, of the columns for the gates of one token."""
     p, H, D = dict(module.named_parameters()), module.heads, module.sizes[0]
     A = p["log_A"][h].exp()
-    if isinstance(module, GatedDelta):
+    if isinstance(module, GatedDelta | Comba):
         return -A * torch.log1p(torch.exp(gates[:, H + h, None] + p["step_bias"][h]))
     own = slice(h * D, h * D + D)
-    steps = gates[:, H:] @ p["decay.weight"][own].T + p["step_bias"][own]
+    steps = gates[:, -D:] @ p["decay.weight"][own].T + p["step_bias"][own]
     if isinstance(module, KimiDeltaAttention) and module.bounded:
         return -5 / (1 + torch.exp(-A * steps))
     return -A * torch.log1p(torch.exp(steps))
@@ -82,11 +88,30 @@ def one_way(module: ErasingLayer, x: Tensor, *, backwards: bool) -> Tensor:
             q, k = (now[:, i * H * D + h * D : i * H * D + (h + 1) * D] for i in range(2))
             v = now[:, 2 * H * D + h * E : 2 * H * D + (h + 1) * E]
             q, k = (z / z.square().sum(-1, keepdim=True).sqrt() for z in (q, k))
-            beta = 1 / (1 + torch.exp(-gates[:, h, None, None]))
             left = state[h] * log_alpha(module, gates, h).exp()[:, None]
-            state[h] = left + beta * (v - (left @ k[..., None])[..., 0])[..., None] * k[:, None]
+            erased, written, q = changed(module, gates, h, (left, state[h]), (q, k, v))
+            state[h] = left + (written - erased)[..., None] * k[:, None]
             y[:, t, h] = ((left if backwards else state[h]) @ q[..., None])[..., 0] / D**0.5
     return y
+
+
+def changed(
+    module: ErasingLayer, gates: Tensor, h: int, states: tuple[Tensor, Tensor], token: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What stands in the state in place of k and goes, what comes, ``(B, E)``, and the query ``(B, D)``.
+
+    Args:
+        states: after the decay, and before.
+    """
+    p, D, (left, before), (q, k, v) = dict(module.named_parameters()), module.sizes[0], states, token
+    if isinstance(module, GatedDelta2):
+        b, w = (1 / (1 + torch.exp(-z[:, h * D : h * D + D])) for z in (gates, gates[:, module.heads * D :]))
+        return (left @ (module.strongest * b * k)[..., None])[..., 0], w * v, q
+    beta = 1 / (1 + torch.exp(-gates[:, h, None]))
+    if isinstance(module, Comba):
+        b = 1 / (1 + torch.exp(-p["feedback"][h]))
+        return b * beta * (before @ k[..., None])[..., 0], beta * v, q - p["correction"][h] * k
+    return beta * (left @ k[..., None])[..., 0], beta * v, q
 
 
 def by_hand(module: ErasingLayer, x: Tensor) -> Tensor:
@@ -98,6 +123,8 @@ def by_hand(module: ErasingLayer, x: Tensor) -> Tensor:
     if isinstance(module, GatedDelta):
         gate = x @ p["gate.weight"].T
         gate = gate / (1 + torch.exp(-gate))
+    elif isinstance(module, Comba):
+        gate = 1 / (1 + torch.exp(-(x @ p["gate.weight"].T)))
     else:
         gate = 1 / (1 + torch.exp(-(x @ p["gate.0.weight"].T @ p["gate.1.weight"].T + p["gate.1.bias"])))
     return (y * gate) @ p["out.weight"].T
@@ -192,9 +219,33 @@ def test_with_one_rate_for_all_channels_both_are_the_same_operator() -> None:
     close(kda._run(projected, 0), gdn._run(projected, 0))
 
 
+def test_gates_of_one_number_leave_kimi_delta_attention() -> None:
+    kda, both_gates = make("kda:chunk=4", CAUSAL), make("gated-delta-2:chunk=4", CAUSAL)
+    beta, log_decay = kda.rates(torch.randn(2, 23, 7, dtype=torch.float64))
+    with torch.no_grad():
+        both_gates.short.weight.copy_(kda.short.weight)
+    wide = beta[..., None].expand(-1, -1, -1, 4)
+    kda.rates = lambda _: (beta, log_decay)  # type: ignore[method-assign]
+    both_gates.rates = lambda _: (wide, wide, log_decay)  # type: ignore[method-assign]
+    tokens_and_gates = [torch.randn(2, 23, 36 + wide, dtype=torch.float64) for wide in (7, 28)]
+    tokens_and_gates[1][..., :36] = tokens_and_gates[0][..., :36]
+    close(both_gates._run(tokens_and_gates[1], 0), kda._run(tokens_and_gates[0], 0))
+
+
+def test_without_decay_feedback_and_correction_comba_is_the_delta_rule_of_gated_deltanet() -> None:
+    gdn, comba = make("gated-delta:chunk=5", CAUSAL), make("comba:chunk=5,correction=0", CAUSAL)
+    with torch.no_grad():
+        comba.feedback.fill_(1e4)  # type: ignore[operator]  # b = 1
+        for module in (gdn, comba):
+            module.log_A.fill_(-1e4)  # type: ignore[operator]  # α = 1
+        comba.short.weight.copy_(gdn.short.weight)
+    projected = torch.randn(2, 23, 3 * (4 + 4 + 8) + 6, dtype=torch.float64)
+    close(comba._run(projected, 0), gdn._run(projected, 0))
+
+
 def test_rates_start_in_the_ranges_of_the_authors() -> None:
     wide = Shape(heads=256, head_dim=2, seq_len=4)
-    for label, lowest in (("gated-delta", 0.0), ("kda", 1.0)):
+    for label, lowest in (("gated-delta", 0.0), ("comba", 0.0), ("gated-delta-2", 1.0), ("kda", 1.0)):
         module = build(label, wide)
         A, size = module.log_A.exp(), torch.nn.functional.softplus(module.step_bias)  # type: ignore[operator,arg-type]
         assert lowest < A.min() < lowest + 1
@@ -210,7 +261,7 @@ def test_the_bounded_decay_stays_above_its_bound() -> None:
     assert log_decay.max() <= 0
 
 
-@pytest.mark.parametrize("label", ["kda:decay=softplus", "kda:decay=bounded", "gated-delta"])
+@pytest.mark.parametrize("label", ["kda:decay=softplus", "kda:decay=bounded", "gated-delta", "gated-delta-2", "comba"])
 def test_the_strongest_decay_forgets_in_float32_without_losing_the_rest(label: str) -> None:
     module = build(label, Shape(1, 2, 256, 8, causal=True))
     with torch.no_grad():
@@ -223,7 +274,7 @@ def test_the_strongest_decay_forgets_in_float32_without_losing_the_rest(label: s
     assert bool(grad.isfinite().all())
 
 
-@pytest.mark.parametrize("label", ["gated-delta", "kda"])
+@pytest.mark.parametrize("label", ["gated-delta", "gated-delta-2", "comba", "kda"])
 def test_training_takes_memory_in_proportion_to_the_length(label: str) -> None:
     peaks = []
     for n in (1024, 4096):
@@ -235,6 +286,7 @@ def test_training_takes_memory_in_proportion_to_the_length(label: str) -> None:
     assert many < 4.3 * few
 
 
-def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
-    with pytest.raises(UsageError, match="power of two"):
-        build("kda:chunk=12", CAUSAL)
+@pytest.mark.parametrize("name", ["gated-delta-2", "kda"])
+def test_a_chunk_that_cannot_be_halved_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{name}: option chunk=12 must be a power of two"):
+        build(f"{name}:chunk=12", CAUSAL)

@@ -31,7 +31,7 @@ NONE = {
     "its options have no order by cost, or are those of its parts": {"per-head", "pooling", "sinkhorn", "sparse"},
     "blocks that share a scale cost the same, however many": {"quantised"},
     "softmax attention until something follows a prompt": {"h2o", "keydiff", "knorm", "quest", "snapkv", "tova"},
-    "the rank of its gate is no accuracy": {"gla", "kda", "rwkv7"},
+    "the rank of its gate is no accuracy": {"gla", "kda", "rwkv7", "gated-delta-2"},
     "another operator than softmax, with no accuracy to buy": {
         *("hca", "mla"),
         *("additive", "bilinear", "kernel", "location", "monotonic", "rwwn"),

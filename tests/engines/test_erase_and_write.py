@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import normalize
 from attnbench.attention.gla import gated_attention
 from attnbench.engines.recurrent import stretches
 from attnbench.engines.recurrent.decayed_sums import decayed_attention
-from attnbench.engines.recurrent.erase_and_write import erase_and_write
+from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
 from attnbench.measure.memory import peak_tensor_bytes
 
 N, D, E = 23, 4, 5
@@ -42,14 +43,16 @@ def by_token(
     log_decay: Tensor | None = None,
     along: Tensor | None = None,
     strict: bool = False,
+    early: bool = False,
 ) -> tuple[Tensor, Tensor]:
     along = k if along is None else along
     state, rows = q.new_zeros(q.shape[0], q.shape[2], v.shape[2]), []
     for t in range(q.shape[1]):
+        before = state
         if log_decay is not None:
             state = log_decay[:, t, :, None].exp2() * state
         left = state
-        read = torch.einsum("gd,gde->ge", erase[:, t], left)
+        read = torch.einsum("gd,gde->ge", erase[:, t], before if early else left)
         state = left - along[:, t, :, None] * read[:, None] + k[:, t, :, None] * v[:, t, None]
         rows.append(torch.einsum("gd,gde->ge", q[:, t], left if strict else state))
     return torch.stack(rows, 1), state
@@ -74,6 +77,24 @@ def test_equals_the_recurrence_for_every_chunk(decay: str, chunk: int, own: bool
 def test_without_rates_for_channels_a_chunk_may_have_any_length(decay: str, chunk: int) -> None:
     drawn = draw(decay)
     close(erase_and_write(**drawn, chunk=chunk)[0], by_token(**drawn)[0])
+
+
+@decays
+@pytest.mark.parametrize("chunk", [1, 2, 8, 64])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_is_erased_may_be_read_before_the_decay(
+    decay: str, chunk: int, own: bool, strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretches, "STRETCH", 16)
+    drawn = draw(decay)
+    if own:
+        drawn.pop("along")
+    early: dict[str, Any] = drawn | {"erase": BeforeDecay(drawn["erase"])}
+    out, last = erase_and_write(**early, chunk=chunk, strict=strict)
+    expected, state = by_token(**drawn, strict=strict, early=True)
+    close(out, expected)
+    close(last, state)
 
 
 @decays

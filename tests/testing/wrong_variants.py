@@ -12,6 +12,7 @@ from attnbench.attention.additive import Additive
 from attnbench.attention.aft.algorithm import AFT
 from attnbench.attention.bigbird.algorithm import BigBird
 from attnbench.attention.bilinear import Bilinear
+from attnbench.attention.comba import Comba
 from attnbench.attention.compressed.csa import CSA, Overlapping
 from attnbench.attention.compressed.hca import HCA
 from attnbench.attention.conv import Convolution
@@ -23,6 +24,7 @@ from attnbench.attention.favor_plus_plus import FavorPlusPlus
 from attnbench.attention.flexprefill import FlexPrefill
 from attnbench.attention.fox import ForgettingAttention
 from attnbench.attention.gated_delta import GatedDelta
+from attnbench.attention.gated_delta_2 import GatedDelta2
 from attnbench.attention.gated_softmax import GatedSoftmax
 from attnbench.attention.gla import GLA, gated_attention
 from attnbench.attention.graph import Graph
@@ -66,8 +68,8 @@ from attnbench.engines.blocks.selection import BlockSelection, Pairs
 from attnbench.engines.gathered.chosen import attend_to_chosen, best
 from attnbench.engines.gathered.index import Index
 from attnbench.engines.masks import emptied
-from attnbench.engines.recurrent.erase_and_write import erase_and_write
-from attnbench.engines.recurrent.erasing_layer import ErasingLayer
+from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
+from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule
 from attnbench.engines.rotation import angles, rotate
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Shape
@@ -1173,6 +1175,56 @@ class ConvolvedOverPadding(GatedDelta):
         if not self.causal:
             y = y + self._run(torch.cat([columns, gates], -1).flip(1), 1).flip(1)
         return self._finish(x, y)
+
+
+class OneGateForBoth(GatedDelta2):
+    """Each head erases and writes by one number, the mean of what the channels of b say."""
+
+    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        b, w, log_decay = super().rates(gates)
+        beta = b.mean(-1, keepdim=True)
+        return beta.expand_as(b), beta.expand_as(w), log_decay
+
+
+class GatesSwapped(GatedDelta2):
+    """b gates the values, and w what is erased."""
+
+    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        b, w, log_decay = super().rates(gates)
+        return w, b, log_decay
+
+
+class ErasedBeforeDecay(GatedDelta2):
+    """What is erased is read before the decay."""
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        rule = super().rule(q, k, v, *rates)
+        assert isinstance(rule.erase, Tensor)
+        return rule._replace(erase=BeforeDecay(rule.erase))
+
+
+class ReadOfTheFaded(Comba):
+    """What is erased is read after the decay, as in gated DeltaNet."""
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        rule = super().rule(q, k, v, *rates)
+        return rule._replace(erase=rule.erase[0])
+
+
+class UnitLengthAfterwards(Comba):
+    """What is erased along gets length 1 after it was multiplied by b, which then has no effect."""
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        rule = super().rule(q, k, v, *rates)
+        return rule._replace(erase=BeforeDecay(rule.k * rates[0][..., None]))
+
+
+class UncorrectedQueries(Comba):
+    """Queries without their correction."""
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        rule = super().rule(q, k, v, *rates)
+        return rule._replace(q=nn.functional.normalize(nn.functional.silu(q), dim=-1) * q.shape[-1] ** -0.5)
 
 
 class ReadAfterDecay(RWKV7):

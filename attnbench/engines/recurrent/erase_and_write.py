@@ -1,13 +1,15 @@
 """The delta rule with decay: a state that fades, from which a token erases something before it writes.
 
 S_t = (I - b_t e_tᵀ) Diag(2^g_t) S_{t-1} + k_t v_tᵀ and o_t = S_tᵀ q_t. The state fades first: what e_t reads, and b_t
-takes out, is what the decay has left. Work and memory grow as n, forwards and backwards.
+takes out, is what the decay has left; or, :class:`BeforeDecay`, what stood there before. Work and memory grow as n,
+forwards and backwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +18,18 @@ from attnbench.engines.recurrent.fading import faded
 from attnbench.engines.recurrent.stretches import rows_in_turn, stretches
 
 
+class BeforeDecay(NamedTuple):
+    """What e_t reads is read before the state fades: S_t = (Diag(2^g_t) - b_t e_tᵀ) S_{t-1} + k_t v_tᵀ."""
+
+    erase: Tensor
+    """e ``(G, N, D)``."""
+
+
 def erase_and_write(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    erase: Tensor,
+    erase: Tensor | BeforeDecay,
     log_decay: Tensor | None = None,
     *,
     along: Tensor | None = None,
@@ -37,7 +46,8 @@ def erase_and_write(
 
     Args:
         q, k: ``(G, N, D)``; v: ``(G, N, E)``.
-        erase: e ``(G, N, D)``; or rates β ``(G, N)``, for e = β k and β v in place of v.
+        erase: e ``(G, N, D)``, which may be read :class:`BeforeDecay`; or rates β ``(G, N)``, for e = β k and β v in
+            place of v.
         log_decay: g in log2, at most 0: ``(G, N, 1)``, or ``(G, N, D)`` for a rate for each channel; None for no decay.
         along: b ``(G, N, D)``; None for k.
         chunk: tokens whose pairs are formed; a power of two where each channel has a rate.
@@ -52,12 +62,23 @@ def erase_and_write(
     if state is None:
         state = k.new_zeros(k.shape[0], k.shape[2], E)
     others = [x for x in (log_decay, along) if x is not None]
-    work = partial(_stretch, fading=log_decay is not None, strict=strict)
+    early = isinstance(erase, BeforeDecay)
+    if isinstance(erase, BeforeDecay):
+        erase = erase.erase
+    work = partial(_stretch, fading=log_decay is not None, early=early, strict=strict)
     return rows_in_turn(work, stretches(chunk, q, k, v, erase, *others), N, state)
 
 
 def _stretch(
-    state: Tensor, q: Tensor, k: Tensor, v: Tensor, erase: Tensor, *others: Tensor, fading: bool, strict: bool
+    state: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    erase: Tensor,
+    *others: Tensor,
+    fading: bool,
+    early: bool,
+    strict: bool,
 ) -> tuple[Tensor, Tensor]:
     """Chunks ``(G, chunks, c, ·)`` in a row."""
     log_decay = others[0] if fading else None
@@ -70,8 +91,13 @@ def _stretch(
     if log_decay is None:
         read, erased = ([x @ y.mT for y in writers] for x in (q, erase))
     else:
-        (read, erased), begun, until = faded([q, erase], writers, log_decay)
-        q, erase = q * begun, erase * begun
+        # Before its own decay a token reads what is left for the token in front of it.
+        (read, erased), begun, until = faded([q, erase.roll(-1, 2) if early else erase], writers, log_decay)
+        for_erasing = begun
+        if early:
+            erased = [x.roll(1, 2) for x in erased]
+            for_erasing = torch.cat([torch.ones_like(begun[:, :, :1]), begun[:, :, :-1]], 2)
+        q, erase = q * begun, erase * for_erasing
         writers = [x * until for x in writers]
         left = begun[:, :, -1:].mT.unbind(1)
     right = v if along is None else -(erased[1].tril(-1) @ v)

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize, silu
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
-from attnbench.engines.recurrent.erase_and_write import erase_and_write
+from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
 from attnbench.engines.recurrent.real_tokens import both_ways
 from attnbench.engines.recurrent.short_convolution import ShortConvolution
 from attnbench.engines.recurrent.stretches import by_heads
@@ -27,12 +27,23 @@ class Erased(NamedTuple):
     """What the convolution reads of the last tokens, ``(B, width - 1, H·(2D + E))``."""
 
 
+class Rule(NamedTuple):
+    """What :func:`erase_and_write` takes of the tokens."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    erase: Tensor | BeforeDecay
+    log_decay: Tensor
+
+
 class ErasingLayer(nn.Module):
-    """x ``(B, N, C)`` through S_t = (I - β k kᵀ) Diag(α) S_{t-1} + β k vᵀ, o_t = S_tᵀ q_t / √D, to ``(B, N, C)``.
+    """x ``(B, N, C)`` through a state that :meth:`rule` describes, and o_t = S_tᵀ q_t, to ``(B, N, C)``.
 
     One product gives q, k and v and ``gates`` more columns. The former go through a convolution over ``width`` tokens
-    and silu; q and k then have length 1 in each head. A subclass makes β and α of the latter, and the output's gate of
-    x. Every head's output goes through a root-mean-square norm over its E = ``expand``·D channels before the gate. A
+    and silu; q and k then have length 1 in each head. A subclass makes the rates of the latter, and the output's gate
+    of x. By default the rates are β and log2(α), and S_t = (I - β k kᵀ) Diag(α) S_{t-1} + β k vᵀ; q is divided by √D.
+    Every head's output goes through a root-mean-square norm over its E = ``expand``·D channels before the gate. A
     padded token is passed over. Not causal: a token also reads what the tokens after it leave, by a recurrence that
     runs from the end.
     """
@@ -47,9 +58,17 @@ class ErasingLayer(nn.Module):
         self.norm = nn.RMSNorm(E, eps=1e-5)
         self.out = nn.Linear(H * E, C, bias=False)
 
-    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
-        """β ``(B, H, N)`` and log2(α) <= 0, ``(B, H, N, 1)`` or ``(B, H, N, D)``, of columns ``(B, N, gates)``."""
+    def rates(self, gates: Tensor) -> tuple[Tensor, ...]:
+        """What :meth:`rule` takes beside q, k and v, each ``(B, H, ...)``, of columns ``(B, N, gates)``.
+
+        By default β ``(B, H, N)`` and log2(α) <= 0, ``(B, H, N, 1)`` or ``(B, H, N, D)``.
+        """
         raise NotImplementedError
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        """The recurrence of tokens ``(..., N, ·)`` as the convolution leaves them, and of their rates."""
+        beta, log_decay = rates
+        return Rule(*activated(q, k, v), beta, log_decay)
 
     def opened(self, x: Tensor) -> Tensor:
         """The output's gate, ``(B, N, H·E)``."""
@@ -63,8 +82,11 @@ class ErasingLayer(nn.Module):
     def _run(self, projected: Tensor, direction: int) -> Tensor:
         """What tokens read of those before them, and of themselves if ``direction`` is 0, ``(B, N, H·E)``."""
         tokens, gates = self._split(projected)
-        compute = partial(_read, chunk=self.chunk, strict=direction == 1)
+        compute = partial(self._read, strict=direction == 1)
         return by_heads(compute, *self._heads(self.short(tokens)), *self.rates(gates)).transpose(1, 2).flatten(2)
+
+    def _read(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor, strict: bool) -> Tensor:
+        return erase_and_write(*self.rule(q, k, v, *rates), chunk=self.chunk, strict=strict)[0]
 
     def _split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """What the convolution reads, and the columns for the gates."""
@@ -89,7 +111,8 @@ class ErasingLayer(nn.Module):
         state = x.new_zeros(x.shape[0], self.heads, *self.sizes[1:], dtype=dtype)
         if x.shape[1]:
             parts = [*self._heads(self.short(tokens)), *self.rates(gates)]
-            _, last = _erase(*(part.flatten(0, 1).to(dtype) for part in parts), chunk=self.chunk)
+            rule = self.rule(*(part.flatten(0, 1).to(dtype) for part in parts))
+            _, last = erase_and_write(*rule, chunk=self.chunk)
             state = last.view_as(state)
         return Erased(state, self.short.begin(tokens))
 
@@ -97,23 +120,19 @@ class ErasingLayer(nn.Module):
         """x ``(B, 1, C)``."""
         tokens, gates = self._split(self.project(x))
         tokens, last = self.short.step(state.last, tokens)
-        q, k, v = _activated(*(part.to(state.state.dtype) for part in self._heads(tokens)))
-        beta, log_decay = self.rates(gates)
+        parts = [part.to(state.state.dtype) for part in self._heads(tokens)]
+        q, k, v, erase, log_decay = self.rule(*parts, *self.rates(gates))
         left = state.state * log_decay.mT.exp2()
-        left = left + k.mT * (beta[..., None] * (v - k @ left))
+        if isinstance(erase, BeforeDecay):
+            change = v - erase.erase @ state.state
+        elif erase.ndim == v.ndim:
+            change = v - erase @ left
+        else:
+            change = erase[..., None] * (v - k @ left)
+        left = left + k.mT * change
         return self._finish(x, (q @ left).transpose(1, 2).flatten(2).to(x.dtype)), Erased(left, last)
 
 
-def _activated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def activated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q of length 1/√D, k of length 1, and v."""
     return normalize(silu(q), dim=-1) * q.shape[-1] ** -0.5, normalize(silu(k), dim=-1), silu(v)
-
-
-def _read(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *, chunk: int, strict: bool) -> Tensor:
-    return _erase(q, k, v, beta, log_decay, chunk=chunk, strict=strict)[0]
-
-
-def _erase(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, *, chunk: int, strict: bool = False
-) -> tuple[Tensor, Tensor]:
-    return erase_and_write(*_activated(q, k, v), beta, log_decay, chunk=chunk, strict=strict)

@@ -32,13 +32,22 @@ def erased_and_written(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_alpha:
         log_alpha: ``(H, n, 1)`` or ``(H, n, D)``.
         strict: without the diagonal of X(q, k).
     """
-    n, D = q.shape[1:]
-    later = torch.ones(n, n, dtype=torch.bool, device=q.device).tril()[..., None]
     total = log_alpha.cumsum(1)
-    # Zeros before the exponentials too: nothing overflows above the diagonal.
-    between = (total[:, :, None] - total[:, None]).masked_fill(~later, 0.0).exp() * later
-    read, erased = (torch.einsum("hic,hjc,hijc->hij", a, k, between.expand(-1, -1, -1, D)) for a in (q, k))
-    system = torch.eye(n, dtype=q.dtype, device=q.device) + beta[..., None] * erased.tril(-1)
+    system = torch.eye(q.shape[1], dtype=q.dtype, device=q.device) + left_to_read(beta[..., None] * k, k, total, total)
     updates = torch.linalg.solve(system, beta[..., None] * v)
-    out: Tensor = read.tril(-1 if strict else 0) @ updates * D**-0.5
+    out: Tensor = left_to_read(q, k, total, total, own=not strict) @ updates * q.shape[2] ** -0.5
     return out
+
+
+def left_to_read(q: Tensor, k: Tensor, until: Tensor, since: Tensor, *, own: bool = False) -> Tensor:
+    """Σ_c q_ic k_jc exp(until_ic - since_jc) for j < i, and for j = i if ``own``, else 0: ``(H, n, n)``.
+
+    Args:
+        q, k: ``(H, n, D)``.
+        until, since: sums of the decays' logarithms, ``(H, n, 1)`` or ``(H, n, D)``.
+    """
+    n, D = q.shape[1:]
+    seen = torch.ones(n, n, dtype=torch.bool, device=q.device).tril(0 if own else -1)[..., None]
+    # Zeros before the exponentials too: nothing overflows above the diagonal.
+    between = (until[:, :, None] - since[:, None]).masked_fill(~seen, 0.0).exp() * seen
+    return torch.einsum("hic,hjc,hijc->hij", q, k, between.expand(-1, -1, -1, D))

@@ -1,0 +1,134 @@
+"""Gated DeltaNet-2: what a token erases and what it writes are chosen apart, channel by channel."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule, activated
+from attnbench.engines.recurrent.real_tokens import alone
+from attnbench.engines.recurrent.short_convolution import Width
+from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
+from attnbench.engines.recurrent.written_out import left_to_read, projected
+from attnbench.errors import UsageError
+from attnbench.shape import Shape
+from attnbench.variant import No, Traits, register
+
+_BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the causal form only"
+
+
+@register(
+    "gated-delta-2",
+    kind="mixer",
+    family="recurrence",
+    also=("kernel",),
+    source="Hatamizadeh et al. 2026, arXiv:2605.22791",
+    formula="S_t = (I - k_t (b_t ⊙ k_t)ᵀ) Diag(α_t) S_{t-1} + k_t (w_t ⊙ v_t)ᵀ,  o_t = S_tᵀ q_t / √D,  b, w = σ(·)",
+    cost="O(n·d²)",
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
+        bias=No("there are no logits: the decay is what depends on the distance"),
+        decode=True,
+        stochastic=True,
+        rows_sum_to_one=False,
+        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+    ),
+    settings=("chunk=4", "chunk=16,negative=true"),
+)
+class GatedDelta2(ErasingLayer):
+    """Gated DeltaNet-2: Kimi delta attention that erases and writes by gates of their own.
+
+    Hatamizadeh et al. 2026, "Gated DeltaNet-2: Decoupling Erase and Write in Linear Attention". The state fades channel
+    by channel as in ``kda``, S' = Diag(α_t) S_{t-1}. Then what b_t ⊙ k_t reads of it is taken out along k_t, and
+    w_t ⊙ v_t takes its place: S_t = S' + k_t (w_t ⊙ v_t - S'ᵀ(b_t ⊙ k_t))ᵀ. b = σ(x W) has a number for each channel of
+    the keys, w = σ(x W') one for each channel of the values. Where all of them are one number β this is ``kda``.
+
+    x ``(B, N, C)`` gives q, k and v, D wide in each head, without biases. Each channel of them goes through a causal
+    convolution over ``width`` tokens and silu; then q and k get length 1, and q is divided by √D. The decay is
+    α = exp(-A·softplus(x W₁W₂ + c)), where W₁ has D columns and A is the head's. Every head's output goes through a
+    root-mean-square norm and is multiplied by the sigmoid of a gate made of x through D columns; the output projection
+    follows. With ``negative`` b goes up to 2. As in the authors' code A is drawn from U[1, 16] and c such that its
+    softplus is log-uniform in [0.001, 0.1]. A padded token is passed over as if it were absent.
+
+    Chunks are halved as in ``gla``: all exponents are sums of logarithms of one sign, and nothing overflows.
+
+    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds what the
+    tokens after it left there; the paper defines the causal form.
+
+    Differs from the authors' code: there are as many heads of values as of keys; linear layers start as PyTorch's.
+
+    Raises:
+        UsageError: ``chunk`` is not a power of two.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        negative: Annotated[bool, Field(description="b = 2σ(·): what is erased may change its sign")] = False,
+        width: Width = 4,
+        chunk: Annotated[
+            int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
+        ] = 64,
+    ) -> None:
+        if chunk & (chunk - 1):
+            raise UsageError(f"gated-delta-2: option chunk={chunk} must be a power of two")
+        H, D = shape.H, shape.D
+        super().__init__(shape, expand=1, width=width, chunk=chunk, gates=2 * H * D + D)
+        self.strongest = 2.0 if negative else 1.0
+        self.decay = nn.Linear(D, H * D, bias=False)
+        self.gate = nn.Sequential(nn.Linear(shape.C, D, bias=False), nn.Linear(D, H * D))
+        self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
+        self.step_bias = nn.Parameter(drawn_step_sizes(H * D))
+
+    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """O = tril(X(Q, K)) U / √D with (I + tril(X(b ⊙ K, K), -1)) U = w ⊙ V.
+
+        X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
+        """
+        (x,) = emptied(key_mask, x)
+        return alone(self._written_out, x, key_mask)
+
+    def _written_out(self, x: Tensor) -> Tensor:
+        """The formula for one sequence ``(n, C)``."""
+        H, read = self.heads, []
+        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
+        for side in (x,) if self.causal else (x, x.flip(0)):
+            q, k, v, rest = projected(self, side)
+            HD = H * q.shape[2]
+            b, w, steps = rest[:, :HD], rest[:, HD : 2 * HD], rest[:, 2 * HD :] @ self.decay.weight.T + self.step_bias
+            b, w, steps = (torch.unflatten(part, 1, (H, -1)).transpose(0, 1) for part in (b, w, steps))
+            total = (-self.log_A.exp()[:, None, None] * softplus(steps)).cumsum(1)
+            system = eye + left_to_read(self.strongest * torch.sigmoid(b) * k, k, total, total)
+            updates = torch.linalg.solve(system, torch.sigmoid(w) * v)
+            y = left_to_read(q, k, total, total, own=side is x) @ updates * q.shape[2] ** -0.5
+            read.append(y if side is x else y.flip(1))
+        y = torch.stack(read).sum(0)
+        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
+        out: Tensor = self.out(y.transpose(0, 1).flatten(1) * torch.sigmoid(self.gate(x)))
+        return out
+
+    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """b, w and log2(α), each ``(B, H, N, D)``."""
+        dtype, HD = accumulator(gates.dtype), self.decay.out_features
+        b, w = (torch.sigmoid(part.to(dtype)) for part in (gates[..., :HD], gates[..., HD : 2 * HD]))
+        steps = self.decay(gates[..., 2 * HD :]).to(dtype) + self.step_bias.to(dtype)
+        b, w, steps = (torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in (b, w, steps))
+        rate = self.log_A.to(dtype).exp()[:, None, None] * -LOG2E
+        return self.strongest * b, w, rate * softplus(steps)
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        b, w, log_decay = rates
+        q, k, v = activated(q, k, v)
+        return Rule(q, k, w * v, b * k, log_decay)
+
+    def opened(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate(x))
