@@ -29,7 +29,7 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the c
     kind="mixer",
     family="recurrence",
     also=("kernel",),
-    source="Hu et al. 2025, arXiv:2506.02475",
+    source="Hu et al. 2025, arXiv:2506.02475; flash-linear-attention, comba.py",
     formula="S_t = (α_t - b β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ (q_t - p k_t) / √D,  b = σ(·)",
     cost="O(n·d²)",
     memory_exponent=1.0,
@@ -67,8 +67,8 @@ class Comba(ErasingLayer):
     Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds what the
     tokens after it left there; the paper defines the causal form.
 
-    Differs from the code in flash-linear-attention: there q - p b k and b k get length 1 afterwards, so that b has no
-    part in what is erased.
+    Differs from the authors' code: in flash-linear-attention q - p b k and b k get length 1 afterwards, so that b has
+    no part in what is erased; linear layers start as PyTorch's.
     """
 
     def __init__(

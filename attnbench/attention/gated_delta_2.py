@@ -28,7 +28,7 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the c
     kind="mixer",
     family="recurrence",
     also=("kernel",),
-    source="Hatamizadeh et al. 2026, arXiv:2605.22791",
+    source="Hatamizadeh et al. 2026, arXiv:2605.22791; flash-linear-attention, gdn2.py",
     formula="S_t = (I - k_t (b_t ⊙ k_t)ᵀ) Diag(α_t) S_{t-1} + k_t (w_t ⊙ v_t)ᵀ,  o_t = S_tᵀ q_t / √D,  b, w = σ(·)",
     cost="O(n·d²)",
     memory_exponent=1.0,

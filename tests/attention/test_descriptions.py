@@ -13,7 +13,7 @@ from attnbench.variant import VARIANTS, Variant
 PACKAGE = [entry for entry in VARIANTS if entry.make.__module__.startswith("attnbench.attention.")]
 
 PLACE = re.compile(r"\b(section|equation|algorithm|theorem|lemma|definition)s? \d|\bappendix [A-Z]\b")
-CODE = re.compile(r"\bauthors' code, \w+\.py\b")
+CODE = re.compile(r"\b(authors' code|flash-linear-attention), \w+\.py\b")
 """Where the number in the paper is not known for certain."""
 
 
