@@ -70,6 +70,7 @@ from attnbench.attention.window_linear import WindowLinear as WindowLinear
 from attnbench.attention.retnet import RetNet as RetNet
 from attnbench.attention.gla import GLA as GLA
 from attnbench.attention.ssd import SSD as SSD
+from attnbench.attention.log_linear import LogLinear as LogLinear
 from attnbench.attention.mamba2 import Mamba2 as Mamba2
 from attnbench.attention.delta import Delta as Delta
 from attnbench.attention.gated_delta import GatedDelta as GatedDelta

@@ -177,6 +177,9 @@ FAULTS = [
     ("StepsAtOnce", "delta:steps=2,chunk=5", "formula", "differs from the formula"),
     ("KeysOfTheRawGate", "gla:rank=3,chunk=8,temperature=2.0,tied_keys=true", "formula", "differs from the formula"),
     ("SlopesFromOne", "retnet:chunk=5,rotation=false,decay=lightning", "formula", "differs from the formula"),
+    ("LevelOfTheDistance", "log-linear:state=3,chunk=4", "formula", "differs from the formula"),
+    ("WeightsOfTheKey", "log-linear:state=3,chunk=4", "formula", "differs from the formula"),
+    ("NothingCarried", "log-linear:state=3,chunk=4", "decoding", "differs"),
     ("NormBeforeGate", "mamba2:state=3,chunk=5", "formula", "differs from the formula"),
     ("SkipOfTheStep", "mamba2:state=3,chunk=5", "formula", "differs from the formula"),
 ]

@@ -37,6 +37,7 @@ from attnbench.attention.kv_budget.received import received
 from attnbench.attention.linear import Linear
 from attnbench.attention.local import Local
 from attnbench.attention.location import Location
+from attnbench.attention.log_linear import LogLinear
 from attnbench.attention.long_conv import LongConvolution
 from attnbench.attention.lstm import LSTM
 from attnbench.attention.mamba2 import Mamba2
@@ -1279,6 +1280,40 @@ class SlopesFromOne(RetNet):
         slopes = 2.0 ** (-8 * torch.arange(H, dtype=q.dtype) / H)
         weights = q @ k.mT * torch.exp(-slopes[:, None, None] * (place[:, None] - place).abs()) * q.shape[-1] ** -0.5
         return (weights.tril() if self.causal else weights) @ v
+
+
+class LevelOfTheDistance(LogLinear):
+    """The level of a pair is that of its distance, and not of the bits in which the places differ."""
+
+    def _run(self, u: Tensor, _: int) -> Tensor:
+        place = torch.arange(u.shape[1])
+        _, level = torch.frexp((place[:, None] - place).abs().double())
+        return self._weighed(u, level)
+
+    def _weighed(self, u: Tensor, level: Tensor, *, of_keys: bool = False) -> Tensor:
+        query, key, values, log_decay, weights = self._parts(u)
+        level = level.long().clamp(max=self.levels - 1).expand(*log_decay.shape, -1)
+        chosen = weights.gather(3, level.mT).mT if of_keys else weights.gather(3, level)
+        total = log_decay.cumsum(2)
+        between = (total[..., :, None] - total[..., None, :]).tril().exp2().tril()
+        return (query @ key.mT * between * chosen @ values).transpose(1, 2).flatten(2)
+
+
+class WeightsOfTheKey(LevelOfTheDistance):
+    """The token that is read chooses the weight, and not the one that reads."""
+
+    def _run(self, u: Tensor, _: int) -> Tensor:
+        place = torch.arange(u.shape[1])
+        _, level = torch.frexp((place[:, None] ^ place).double())
+        return self._weighed(u, level, of_keys=True)
+
+
+class NothingCarried(LogLinear):
+    """A step adds its token to the smallest state, and never joins two into a larger one."""
+
+    def step(self, state: Any, u: Tensor) -> tuple[Tensor, Any]:
+        out, after = super().step(state, u)
+        return out, after._replace(seen=0)
 
 
 class NormBeforeGate(Mamba2):

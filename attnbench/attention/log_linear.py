@@ -1,0 +1,182 @@
+"""Log-linear attention: as many states as a place has bits, each read with a weight of its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import pad, softplus
+
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.recurrent.levels import carried, levelled_attention
+from attnbench.engines.recurrent.real_tokens import alone, both_ways
+from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
+from attnbench.engines.recurrent.stretches import by_heads
+from attnbench.errors import UsageError
+from attnbench.shape import Shape
+from attnbench.variant import Knob, No, Traits, register
+
+_BOTH_WAYS = "two recurrences, one from either end, added; the paper defines the causal form only"
+
+
+class Subtrees(NamedTuple):
+    """What is kept of the tokens so far."""
+
+    states: Tensor
+    """``(B, H, levels - 1, state, D)``, one at least; float32 at least."""
+    seen: int
+    """How many there were."""
+
+
+@register(
+    "log-linear",
+    kind="mixer",
+    family="recurrence",
+    source="Guo et al. 2025, arXiv:2506.04761; flash-linear-attention, log_linear_mamba2.py",
+    formula="y_i = Σ_{j<=i} λ_i(ℓ(i, j)) (C_i·B_j) a_{j+1}···a_i Δ_j x_j,  ℓ(i, i) = 0,  "
+    "ℓ(i, j) = 1 + highest bit of i xor j",
+    cost="O(n·d²·log n)",
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
+        bias=No("there are no logits: decay and level are what depends on the distance"),
+        decode=True,
+        stochastic=True,
+        rows_sum_to_one=False,
+        knob=Knob("state"),
+        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+    ),
+    settings=("state=3,chunk=4", "state=3,chunk=8,levels=3", "chunk=64"),
+)
+class LogLinear(nn.Module):
+    """Log-linear attention: a state for each power of two of the past.
+
+    Guo et al. 2025, "Log-Linear Attention", with the decays of Mamba-2. Token i sees the tokens before it in pieces,
+    one for each bit that is 1 in its place i: a piece of level ℓ has 2^(ℓ-1) tokens, and the larger it is, the longer
+    ago it was. Level 0 is the token itself. What it reads of each piece is multiplied by a weight λ that it chooses for
+    the level; with all weights 1 this is ``ssd``.
+
+    u ``(B, N, C)`` gives x (by C × C), a step size Δ = softplus(·) for each head, B and C, of width ``state``, which
+    all heads share, and λ = softplus(r ⊙ (u W)) for each head and level, where r is a parameter. a_t = exp(-Δ_t A). The
+    output projection is C × C. A, r and the bias of Δ start as in the authors' code and in ``ssd``: r is 1, A is drawn
+    from U[1, 16].
+
+    ``levels`` counts the weights of a head, by default as many as shape.N tokens need. Levels above the last share its
+    weight, so that longer sequences can be read; with ``levels=1`` all do. Chunks form their pairs as in ``ssd``; above
+    them there is one state for each bit of a chunk's place, O(n log n) in all. A decoding step keeps ``levels`` - 1
+    states. A padded token is passed over as if it were absent.
+
+    Not causal: a second recurrence runs over the turned sequence, and what both give is added; the paper defines the
+    causal form.
+
+    Differs from the authors' code: the block around the state is left out, as in ``ssd``: convolution, gate, norm and
+    skip connection. Their number of levels is fixed at 15, and sequences end at 16,384 tokens.
+
+    Raises:
+        UsageError: ``chunk`` is not a power of two.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        state: Annotated[int, Field(ge=1, description="width of B and C, rows of a state")] = 64,
+        levels: Annotated[
+            int | None, Field(ge=1, description="weights of a head; none: as many as the length needs")
+        ] = None,
+        chunk: Annotated[
+            int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
+        ] = 64,
+    ) -> None:
+        super().__init__()
+        if chunk & (chunk - 1):
+            raise UsageError(f"log-linear: option chunk={chunk} must be a power of two")
+        H, C = shape.H, shape.C
+        self.heads, self.causal, self.chunk = H, shape.causal, chunk
+        self.levels = levels or 1 + (shape.N - 1).bit_length()
+        self.value = nn.Linear(C, C, bias=False)
+        self.key_query = nn.Linear(C, 2 * state, bias=False)
+        self.step_size = nn.Linear(C, H)
+        self.weight = nn.Linear(C, H * self.levels, bias=False)
+        self.slope = nn.Parameter(torch.ones(H, self.levels))
+        self.out = nn.Linear(C, C, bias=False)
+        self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
+        with torch.no_grad():
+            self.step_size.bias.copy_(drawn_step_sizes(H))
+
+    def dense(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The matrix of each head, written out, with the level of each pair from the bits of both places."""
+        (u,) = emptied(key_mask, u)
+        return alone(self._written_out, u, key_mask)
+
+    def _written_out(self, u: Tensor) -> Tensor:
+        """The formula for one sequence ``(n, C)``."""
+        n, H, read = len(u), self.heads, []
+        place = torch.arange(n, device=u.device)
+        _, level = torch.frexp((place[:, None] ^ place).double())  # bits of the number, and 0 for 0
+        level = level.long().clamp(max=self.levels - 1)
+        for side in (u,) if self.causal else (u, u.flip(0)):
+            key, query = self.key_query(side).chunk(2, 1)
+            size = softplus(self.step_size(side)).T
+            total = (-size * self.log_A.exp()[:, None]).cumsum(1)
+            between = (total[:, :, None] - total[:, None]).tril().exp().tril()
+            weights = softplus(torch.unflatten(self.weight(side), 1, (H, -1)) * self.slope)
+            weights = torch.stack([weights[i, :, level[i]] for i in range(n)], 1)
+            x = torch.unflatten(self.value(side), 1, (H, -1)).transpose(0, 1)
+            y = (query @ key.T * between * weights) @ (size[..., None] * x)
+            read.append(y if side is u else y.flip(1))
+        out: Tensor = self.out(torch.stack(read).sum(0).transpose(0, 1).flatten(1))
+        return out
+
+    def _parts(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """C and B ``(B, H, N, state)``, Δx ``(B, H, N, D)``, log2(a) ``(B, H, N)``, and λ ``(B, H, N, levels)``."""
+        query, key = (x[:, None].expand(-1, self.heads, -1, -1) for x in self.key_query(u).chunk(2, -1)[::-1])
+        dtype = accumulator(u.dtype)
+        size = softplus(self.step_size(u).to(dtype))
+        values = torch.unflatten(self.value(u), -1, (self.heads, -1)) * size[..., None]
+        weights = softplus(torch.unflatten(self.weight(u).to(dtype), -1, (self.heads, -1)) * self.slope.to(dtype))
+        log_decay = size * (self.log_A.to(dtype).exp() * -LOG2E)
+        return query, key, values.transpose(1, 2), log_decay.mT, weights.transpose(1, 2)
+
+    def forward(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """u ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (u,) = emptied(key_mask, u)
+        out: Tensor = self.out(both_ways(self._run, u, key_mask, causal=self.causal))
+        return out
+
+    def _run(self, u: Tensor, _: int) -> Tensor:
+        """y ``(B, N, C)``."""
+        y = by_heads(partial(levelled_attention, chunk=self.chunk), *self._parts(u))
+        return y.transpose(1, 2).flatten(2)
+
+    def begin(self, u: Tensor) -> Subtrees:
+        """u ``(B, n, C)``, n >= 0."""
+        _, key, values, log_decay, _ = self._parts(u)
+        # Summed over the tokens after each: nothing is subtracted, and what follows a strong decay keeps its digits.
+        until = pad(log_decay[:, :, 1:], (0, 1)).flip(2).cumsum(2).flip(2)[..., None].exp2()
+        kept, n, last = key * until, u.shape[1], max(1, self.levels - 1) - 1
+        states = [kept[:, :, :0].mT @ values[:, :, :0] for _ in range(last + 1)]
+        end = n
+        for s in range(n.bit_length()):
+            if n >> s & 1:
+                piece = slice(end - 2**s, end)
+                states[min(s, last)] = states[min(s, last)] + kept[:, :, piece].mT @ values[:, :, piece]
+                end -= 2**s
+        return Subtrees(torch.stack(states, 2), n)
+
+    def step(self, state: Subtrees, u: Tensor) -> tuple[Tensor, Subtrees]:
+        """u ``(B, 1, C)``."""
+        query, key, values, log_decay, weights = self._parts(u)
+        states = state.states * log_decay[..., None, None].exp2()
+        query = query.to(states.dtype)
+        added = key.mT.to(states.dtype) * values
+        earlier = weights[:, :, 0, 1:] if self.levels > 1 else weights[:, :, 0]
+        read = (earlier[..., None, None] * states).sum(2) + weights[..., :1] * added
+        y = (query @ read).transpose(1, 2).flatten(2).to(u.dtype)
+        out: Tensor = self.out(y)
+        return out, Subtrees(carried(states, added, state.seen), state.seen + 1)

@@ -1,0 +1,206 @@
+"""Log-linear attention, token by token, with the pieces of the past as sets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.attention.log_linear import LogLinear
+from attnbench.attention.ssd import SSD
+from attnbench.engines import tiling
+from attnbench.engines.recurrent import stretches
+from attnbench.engines.recurrent.levels import levelled_attention, tree
+from attnbench.errors import UsageError
+from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.shape import Shape
+
+SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
+CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+counts = pytest.mark.parametrize("levels", [None, 1, 2, 4, 9])
+HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+def make(shape: Shape, *, levels: int | None = None, chunk: int = 4) -> LogLinear:
+    """With decays that matter over some tokens."""
+    module = LogLinear(shape, state=5, levels=levels, chunk=chunk).double()
+    with torch.no_grad():
+        module.log_A.uniform_(-2, 1)
+        module.slope.uniform_(0.5, 2)
+    return module
+
+
+def tokens(shape: Shape, n: int = 23) -> Tensor:
+    return torch.randn(shape.B, n, shape.C, dtype=torch.float64)
+
+
+def pieces(t: int) -> list[tuple[int, range]]:
+    """Level and tokens of what token t reads, itself first."""
+    found, end = [(0, range(t, t + 1))], t
+    for bit in range(t.bit_length()):
+        if t >> bit & 1:
+            found.append((bit + 1, range(end - 2**bit, end)))
+            end -= 2**bit
+    return found
+
+
+def one_way(module: LogLinear, x: Tensor) -> Tensor:
+    p = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    y, D = torch.zeros_like(x), x.shape[2] // module.heads
+    value, (B, C) = x @ p["value.weight"].T, (x @ p["key_query.weight"].T).chunk(2, -1)
+    size = torch.log1p(torch.exp(x @ p["step_size.weight"].T + p["step_size.bias"]))
+    for h in range(module.heads):
+        columns, own = (slice(h * width, h * width + width) for width in (module.levels, D))
+        weights = torch.log1p(torch.exp((x @ p["weight.weight"][columns].T) * p["slope"][h]))
+        for t in range(x.shape[1]):
+            for level, piece in pieces(t):
+                for s in piece:
+                    kept = torch.exp(-p["log_A"][h].exp() * size[:, s + 1 : t + 1, h].sum(1))
+                    score = (C[:, t] * B[:, s]).sum(-1) * kept * size[:, s, h]
+                    y[:, t, own] += (weights[:, t, min(level, module.levels - 1)] * score)[:, None] * value[:, s, own]
+    return y
+
+
+def by_hand(module: LogLinear, x: Tensor) -> Tensor:
+    y = one_way(module, x)
+    if not module.causal:
+        y = y + one_way(module, x.flip(1)).flip(1)
+    return y @ module.out.weight.detach().T
+
+
+def test_the_seventh_token_reads_pieces_of_four_and_two() -> None:
+    assert [level for level, piece in sorted(pieces(6), key=lambda one: one[1][0]) for _ in piece] == [
+        3,
+        3,
+        3,
+        3,
+        2,
+        2,
+        0,
+    ]
+    assert tree(8, torch.device("cpu"))[6, :7].tolist() == [3, 3, 3, 3, 2, 2, 0]
+
+
+@both
+@counts
+@torch.no_grad()
+def test_equals_the_sum_over_pieces(shape: Shape, levels: int | None) -> None:
+    module, x = make(shape, levels=levels), tokens(shape)
+    close(module(x), by_hand(module, x))
+
+
+@both
+@counts
+@pytest.mark.parametrize("chunk", [1, 8, 64])
+@pytest.mark.parametrize("n", [1, 2, 3, 16, 23, 70])
+@torch.no_grad()
+def test_equals_the_formula_for_every_chunk_and_length(shape: Shape, levels: int | None, chunk: int, n: int) -> None:
+    module, x = make(shape, levels=levels, chunk=chunk), tokens(shape, n)
+    close(module(x), module.dense(x))
+
+
+@counts
+@pytest.mark.parametrize("stretch", [1, 8, 16])
+@torch.no_grad()
+def test_the_states_go_on_from_stretch_to_stretch(
+    levels: int | None, stretch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretches, "STRETCH", stretch)
+    module, x = make(CAUSAL, levels=levels), tokens(CAUSAL, 41)
+    close(module(x), module.dense(x))
+
+
+def drawn(n: int = 23) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, k, v = (torch.randn(2, n, 4, dtype=torch.float64) for _ in range(3))
+    return q, k, v, -torch.rand(2, n, dtype=torch.float64)
+
+
+def test_weights_of_one_leave_the_sum_without_levels() -> None:
+    q, k, v, log_decay = drawn()
+    ones = torch.ones(2, 23, 6, dtype=torch.float64)
+    total = log_decay.cumsum(1)
+    kept = (total[:, :, None] - total[:, None]).tril().exp2().tril()
+    close(levelled_attention(q, k, v, log_decay, ones, chunk=4), (q @ k.mT * kept) @ v)
+
+
+@torch.no_grad()
+def test_one_level_is_the_state_space_times_a_weight_for_each_token() -> None:
+    module, x = make(CAUSAL, levels=1), tokens(CAUSAL)
+    base = SSD(CAUSAL, state=5).double()
+    base.load_state_dict({name: value for name, value in module.state_dict().items() if name in base.state_dict()})
+    for layer in (module, base):
+        layer.out.weight.copy_(torch.eye(12))
+    weights = module._parts(x)[4].transpose(1, 2).expand(-1, -1, -1, 4).flatten(2)
+    close(module(x), base(x) * weights)
+
+
+@both
+@counts
+def test_a_padded_token_is_as_if_absent(shape: Shape, levels: int | None) -> None:
+    module, x = make(shape, levels=levels), tokens(shape)
+    out = module(x, key_mask=HOLES)
+    for b in range(2):
+        close(out[b, HOLES[b]], module.dense(x[b : b + 1, HOLES[b]])[0])
+
+
+@both
+@pytest.mark.parametrize("limit", [1, 2**19])
+def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
+    # Computed again, or kept.
+    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
+    module, x = make(shape), tokens(shape).requires_grad_()
+    wanted, direction = [x, *module.parameters()], tokens(shape) * HOLES[..., None]
+    mine = torch.autograd.grad(module(x, key_mask=HOLES), wanted, direction)
+    theirs = torch.autograd.grad(module.dense(x, key_mask=HOLES), wanted, direction)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@counts
+@torch.no_grad()
+def test_steps_carry_the_states_as_one_counts(levels: int | None) -> None:
+    module, x = make(CAUSAL, levels=levels), tokens(CAUSAL, 40)
+    whole, state = module(x), module.begin(x[:, :0])
+    for t in range(40):
+        out, state = module.step(state, x[:, t : t + 1])
+        close(out, whole[:, t : t + 1])
+        close(state.states, module.begin(x[:, : t + 1]).states)
+        assert state.seen == t + 1
+        assert state.states.shape[2] == max(1, module.levels - 1)
+
+
+def test_there_are_as_many_levels_as_the_length_needs() -> None:
+    for n, levels in ((1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (23, 6), (16384, 15)):
+        assert LogLinear(Shape(heads=1, head_dim=2, seq_len=n)).levels == levels
+
+
+@pytest.mark.parametrize("strength", [20.0, 1e4])
+def test_the_strongest_decays_neither_overflow_nor_lose_digits(strength: float) -> None:
+    q, k, v, log_decay = drawn(70)
+    log_decay = torch.where(torch.rand_like(log_decay) < 0.3, strength * log_decay, 0.0)
+    weights = torch.rand(2, 70, 8, dtype=torch.float64)
+    inputs = [x.float() for x in (q, k, v, log_decay, weights)]
+    exact = levelled_attention(*(x.double() for x in inputs), chunk=1)
+    torch.testing.assert_close(levelled_attention(*inputs, chunk=32).double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_training_takes_memory_in_proportion_to_the_length() -> None:
+    peaks = []
+    for n in (1024, 4096):
+        module, x = LogLinear(Shape(1, 1, n, 16, causal=True), state=16), torch.randn(1, n, 16, requires_grad=True)
+        peaks.append(peak_tensor_bytes(lambda m=module, x=x: m(x).sum().backward()))
+    few, many = peaks
+    assert few is not None
+    assert many is not None
+    assert many < 5 * few  # n log n
+
+
+def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
+    with pytest.raises(UsageError, match="power of two"):
+        LogLinear(SHAPE, chunk=12)
