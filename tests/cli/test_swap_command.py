@@ -93,6 +93,26 @@ def test_the_code_is_1_where_no_variant_could_be_put_in(capsys: pytest.CaptureFi
     assert "no variant could be put in; reasons: results" in capsys.readouterr().err
 
 
+def test_a_suite_measures_errors_on_what_was_captured() -> None:
+    few = [*QUICK[:4], "--layers", "all", "--device", "cpu", "--out", "x.safetensors"]
+    assert main(["capture", "listops", *few]) == Exit.OK
+    written = Path("x.safetensors").read_bytes()
+    Path("s.yaml").write_text(
+        "name: s\nsweeps:\n  - name: e\n    measure: error\n    matrix: {variant: [softmax, mean-value], "
+        "inputs: 'file:path=x.safetensors', seq_len: 24, heads: 2, head_dim: 8, causal: [false, true]}\n"
+    )
+    assert main(["run", "s.yaml", "--device", "cpu", "--threads", "1"]) == Exit.OK
+    (table,) = Path("results/s").glob("*/results.csv")
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = {(row["variant"], row["causal"]): row for row in csv.DictReader(file)}
+    assert float(rows["softmax", "false"]["rel_error"]) < 1e-5
+    assert float(rows["mean-value", "false"]["rel_error"]) > 0.05
+    assert "captured from attention that is not causal" in rows["softmax", "true"]["warnings"]
+    assert "captured from" not in rows["softmax", "false"]["warnings"]
+    assert main(["capture", "listops", *few]) == Exit.OK
+    assert Path("x.safetensors").read_bytes() == written, "the digest stays"
+
+
 def test_capture_writes_a_file_and_says_how_a_suite_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["capture", "listops", *QUICK[:4], "--layers", "all", "--device", "cpu", "--out", "x.safetensors"]) == 0
     out = capsys.readouterr().out

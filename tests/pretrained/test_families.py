@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 pytest.importorskip("transformers", reason="the extra models is not installed")
@@ -22,7 +23,7 @@ from attnbench.pretrained.swap import Place, swap
 from attnbench.pretrained.text import Around, TokenText
 from attnbench.pretrained.tune import Pupil, Rules, tuned
 from attnbench.qkv import draw_qkv
-from attnbench.reference import of_query_heads
+from attnbench.reference import of_query_heads, relative_error
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
 from tests.pretrained import families
@@ -67,9 +68,9 @@ def test_softmax_through_the_bridge_is_the_untouched_model(name: str, made: dict
     kept = {place for place, layer in enumerate(one.layers) if layer.kept}
     assert kept == WINDOWED.get(name, set())
     with torch.no_grad():
-        torch.testing.assert_close(one.read(tokens()).hidden, expected, rtol=1e-4, atol=1e-4)
+        assert relative_error(one.read(tokens()).hidden, expected) <= 1e-5
     if len(kept) < 3:
-        torch.testing.assert_close(swapped(one, "softmax"), expected, rtol=1e-4, atol=1e-4)
+        assert relative_error(swapped(one, "softmax"), expected) <= 1e-5
         assert not torch.allclose(swapped(one, "mean-value"), expected, rtol=1e-2, atol=1e-2)
 
 
@@ -83,8 +84,23 @@ def test_what_cannot_be_swapped_is_refused_with_the_cause(name: str) -> None:
 def test_a_family_with_one_module_for_all_layers_has_layers_all_the_same(made: dict[str, LanguageModel]) -> None:
     one = subject("ALBERT", made)
     assert len({call.module for call in one.calls}) == 1
+    with torch.no_grad():
+        plain = one.read(tokens()).hidden
     first, second = swapped(one, "mean-value", 0), swapped(one, "mean-value", 1)
-    assert not torch.allclose(first, second, atol=1e-3)
+    for other in (first, plain):
+        assert not torch.allclose(second, other, atol=1e-3)
+
+
+def test_a_model_that_only_seems_to_take_another_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = families.make(families.FAMILIES["Llama"])
+    with monkeypatch.context() as patched:
+        patched.setattr(type(model), "set_attn_implementation", lambda self, name: None)
+        with pytest.raises(Unsupported, match="no attention was reached through the library's interface"):
+            LanguageModel("m", model, N)
+    one = LanguageModel("m", model, N)
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(Unsupported, match="0 of its 3 attention layers were reached"):
+        swapped(one, "mean-value")
 
 
 @pytest.mark.parametrize("name", ["OPT", "ESM", "Granite", "Gemma 3", "Llama"])
@@ -109,6 +125,26 @@ def test_softmax_of_what_is_captured_is_what_the_layer_answers(
     text = TokenText("t", list(range(4, 61)) * 40, N, Around("none"))
     found = capture(one, text, Wish((), 1, None, "float32"), tmp_path / "q.safetensors", "cpu")
     assert found.about["causal"] is (name in CAUSAL)
+    theirs = answered_by_the_untouched(name, text.held_out(1).tokens)
+    stored = load_file(tmp_path / "q.safetensors")
+    for at, place in enumerate(found.about["layers"]):
+        q, k, v = stored["q"][:, at], *(of_query_heads(stored[part][:, at], found.shape[2]) for part in "kv")
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        if found.about["causal"]:
+            logits = logits.masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf)
+        assert relative_error((logits.softmax(-1) @ v).transpose(1, 2).flatten(2), theirs[place]) <= 1e-5
+
+
+def answered_by_the_untouched(name: str, read: Tensor) -> list[Tensor]:
+    """What each layer of a model that no bridge has touched hands to its last projection, ``(B, N, H·D)``."""
+    model, seen = families.make(families.FAMILIES[name]), list[Tensor]()
+    last = ("o_proj", "out_proj", "attention.output.dense")
+    for module in (module for of, module in model.named_modules() if of.endswith(last)):
+        module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad():
+        model(input_ids=read)
+    assert len(seen) == 3
+    return seen
 
 
 def test_keys_that_heads_share_are_written_once_and_drawn_for_each_of_them(
