@@ -37,6 +37,9 @@ def pages() -> Iterator[tuple[str, str]]:
 
 def write(docs: Path) -> None:
     """Write all pages, and remove those of an earlier time that are not made any more."""
+    import torch
+
+    torch.set_num_threads(1)  # small tensors: a second thread waits more than it works
     made = {docs / path: text for path, text in pages()}
     for folder in FOLDERS:
         for old in (docs / folder).rglob("*") if (docs / folder).exists() else ():
