@@ -72,30 +72,36 @@ def _mentions(claim: Claim, text: str) -> bool:
 
 
 def _rows(results: list[Path] | None) -> pd.DataFrame | None:
-    from attnbench.plots.load import read_results
+    from attnbench.decision.claim_runs import read_rows
 
     if results is None and not Path("results").is_dir():
         return None
-    return read_results(results or [Path("results")], warn=console.warning)
+    return read_rows(results or [Path("results")], warn=console.warning)
 
 
 def _measure(wanted: list[Claim], results: list[Path] | None) -> None:
-    """Run the suites of claims that have no rows yet; a suite that was measured is not run again.
+    """Make the runs of claims that have no rows yet; what was measured is not measured again.
 
-    Claims about several numbers of threads need a run for each, which is for the user to start.
+    Claims about several numbers of threads have a run for each, one after the other.
     """
     from attnbench.cli.screen import measured
     from attnbench.decision.judging import judge
+    from attnbench.machine import available_cores
     from attnbench.run.plan import Options, make_plan
 
     if results and len(results) > 1:
         raise UsageError("--run measures into one results folder; give one")
     folder = results[0] if results else Path("results")
     table = _rows(results) if folder.is_dir() and any(folder.iterdir()) else None
-    lacking = [one for one in wanted if one.suite and "--threads" not in one.command and not judge(one, table).points]
-    for suite in dict.fromkeys(one.suite for one in lacking):
-        plan = make_plan(str(suite), Options(out=folder))
-        console.note(f"measuring {suite}")
+    lacking = [one for one in wanted if one.runs and not judge(one, table).points]
+    most = available_cores()
+    for run in dict.fromkeys(run for one in lacking for run in one.runs):
+        if run.threads is not None and run.threads > most:
+            # More threads than cores would say of the claim what is true of the machine.
+            console.warning(f"this process may use {most} of the cores, too few for: {run.command}")
+            continue
+        plan = make_plan(run.suite, Options(out=folder, select=run.select, threads=run.threads))
+        console.note(f"measuring: {run.command}")
         measured(plan)
 
 

@@ -163,11 +163,11 @@ def _crossovers(test: Crossover, rows: pd.DataFrame) -> Iterator[Point]:
 
 
 def _scores(test: Score, rows: pd.DataFrame, below: pd.DataFrame) -> Iterator[Point]:
-    top, bottom, wanted = parse_spec(test.top), parse_spec(test.bottom), parse_spec(test.task)
+    top, bottom, wanted = parse_spec(test.top), parse_spec(test.bottom), [parse_spec(task) for task in test.tasks]
     others = [one for one in _summaries(below) if _is(parse_spec(one.label), bottom)]
     for one in _summaries(rows):
         task = parse_spec(one.task)
-        if not _is(parse_spec(one.label), top) or not _is(task, wanted):
+        if not _is(parse_spec(one.label), top) or not any(_is(task, one) for one in wanted):
             continue
         for other in others:
             if other.task == one.task and _alike(one.setting, other.setting, test.bottom_where):

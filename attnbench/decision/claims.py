@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -43,8 +43,9 @@ class Ratio(_Rows):
             raise ValueError("a ratio has one limit: above or below")
         if self.bottom is None and self.bottom_where:
             raise ValueError("bottom_where belongs to a ratio with a bottom")
-        if "threads" in self.bottom_where and not {"threads", "sweep"} <= self.where.keys():
-            raise ValueError("rows of two numbers of threads are two runs of a sweep: where names both")
+        named = self.where.keys() | self.bottom_where.keys()
+        if "threads" in named and not {"threads", "sweep"} <= self.where.keys():
+            raise ValueError("rows of a number of threads are a run of a sweep: where names both")
         return self
 
 
@@ -85,10 +86,15 @@ class Score(_Rows):
     bottom: str
     bottom_where: Mapping[str, Value] = Field(default_factory=dict)
     """Column -> the value that the bottom has there instead of that of ``where``: another number of heads, say."""
-    task: str
-    """The task's name, with as many options as matter."""
+    task: str | list[str]
+    """The task's name, with as many options as matter; or several tasks, each a point."""
     above: float
     """The least difference that the claim allows: 0 for "better", -0.02 for "as good"."""
+
+    @property
+    def tasks(self) -> list[str]:
+        """All of them."""
+        return [self.task] if isinstance(self.task, str) else self.task
 
 
 class Ability(_Strict):
@@ -100,6 +106,22 @@ class Ability(_Strict):
 
 
 Test = Annotated[Ratio | Growth | Crossover | Score | Ability, Field(discriminator="kind")]
+
+
+class Run(NamedTuple):
+    """One run that measures rows of claims."""
+
+    suite: str
+    select: str | None = None
+    """As after ``-k``; None for all cells."""
+    threads: int | None = None
+    """None for as many as a run has of itself."""
+
+    @property
+    def command(self) -> str:
+        """As it is typed."""
+        select = f" -k {self.select}" if self.select else ""
+        return f"attnbench run {self.suite}{select}" + (f" --threads {self.threads}" if self.threads else "")
 
 
 class Claim(_Strict):
@@ -130,10 +152,18 @@ class Claim(_Strict):
         test = self.test
         if isinstance(test, Ability):
             return f"attnbench check {test.top}"
-        if isinstance(test, Ratio) and "threads" in test.bottom_where:
-            run = f"attnbench run {self.suite} -k {test.where['sweep']} --threads"
-            return f"{run} {test.where['threads']}; {run} {test.bottom_where['threads']}"
-        return f"attnbench run {self.suite}" if self.suite else ""
+        return "; ".join(run.command for run in self.runs)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs that measure the rows; none where the claim needs no rows."""
+        if self.suite is None:
+            return ()
+        if not isinstance(self.test, Ratio) or "threads" not in self.test.where:
+            return (Run(self.suite),)
+        where = self.test.where
+        counts = dict.fromkeys([where["threads"], {**where, **self.test.bottom_where}["threads"]])
+        return tuple(Run(self.suite, str(where["sweep"]), int(count)) for count in counts)
 
 
 @cache

@@ -21,6 +21,8 @@ FROM = (
     "claims-24-cpu",
     "claims-1-thread-cpu",
     "share-cpu",
+    "founding-cpu",
+    "positions-cpu",
 )
 """The runs that the claims' suites made, those of them that are committed."""
 

@@ -23,6 +23,8 @@ class Row(NamedTuple):
     """Shows the thing, or a part of it; empty where nothing does."""
     missing: str = ""
     """What lacks, or why it cannot be measured; empty where the status is full."""
+    note: str = ""
+    """What a reader must know of what is shown."""
 
 
 def documents() -> dict[str, list[Row]]:
@@ -44,10 +46,13 @@ def pages() -> Iterator[tuple[str, str]]:
     ]
     for title, rows in found.items():
         lines = [
-            [str(number), text(row.asks), row.status, code(row.command), text(row.missing)]
+            [str(number), text(row.asks), row.status, code(row.command), text(row.missing or row.note)]
             for number, row in enumerate(rows, start=1)
         ]
-        parts += [f"## {title}", table(["", "what it asks for", "status", "command", "what is missing"], lines)]
+        parts += [
+            f"## {title}",
+            table(["", "what it asks for", "status", "command", "what is missing, or to be known"], lines),
+        ]
     yield "reference/founding.md", page(*parts)
 
 

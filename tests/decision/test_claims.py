@@ -20,6 +20,7 @@ from attnbench.decision.claims import Claim, claims
 from attnbench.decision.judging import Judgement, judge
 from attnbench.plots.load import read_results
 from attnbench.record import Record
+from attnbench.run.plan import Plan
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.status import Status
@@ -200,6 +201,19 @@ def test_scores_of_two_numbers_of_heads_are_compared_seed_by_seed(
     assert verdict(rows, tmp_path, **test, where={"heads": 8}, bottom_where={"heads": 1}).points == ()
 
 
+def test_a_score_may_be_about_several_tasks_each_a_point(tmp_path: Path) -> None:
+    rows = [
+        row
+        for task, of_linear in (("recall", 0.95), ("copy", 0.5), ("digits", 0.1))
+        for label, mean in (("softmax", 0.8), ("linear", of_linear))
+        for row in scored(label, [mean, mean + 0.01, mean - 0.01], task)
+    ]
+    test = {"kind": "score", "top": "linear", "bottom": "softmax", "above": 0.0}
+    found = verdict(rows, tmp_path, **test, task=["recall", "copy"])
+    assert found.verdict == "depends on"
+    assert {point.at: point.holds for point in found.points} == {"recall, n=64": True, "copy, n=64": False}
+
+
 def test_one_seed_decides_nothing(tmp_path: Path) -> None:
     rows = [*scored("softmax", [0.9]), *scored("linear", [0.1])]
     found = verdict(rows, tmp_path, kind="score", top="linear", bottom="softmax", task="recall", above=-0.02)
@@ -298,6 +312,9 @@ def test_every_shipped_claim_asks_for_rows_that_its_suite_has() -> None:
             columns = {name: value for name, value in values.items() if name != "threads"}  # of a run, not of a cell
             there = [cell for cell in cells if _fits(cell, spec.name, dict(spec.options), columns)]
             assert there, f"{one.id}: no cell of {label} in {one.suite}"
+            if one.test.kind == "score":
+                trained = {cell.task.name for cell in there if cell.task}
+                assert {parse_spec(task).name for task in one.test.tasks} <= trained, one.id
             if one.test.kind == "growth":
                 steps = {cell.shape.H if one.test.over == "heads" else cell.shape.N for cell in there}
                 assert max(steps) >= 4 * min(steps), one.id
@@ -311,7 +328,7 @@ def test_the_sweep_over_heads_keeps_one_width() -> None:
 def _fits(cell: Cell, name: str, options: Mapping[str, object], where: Mapping[str, object]) -> bool:
     complete = dict(VARIANTS.get(cell.variant.name).complete(cell.variant).options)
     columns = {"sweep": cell.sweep, "level": cell.level, "pass": cell.pass_, "seq_len": cell.shape.N}
-    columns |= {"heads": cell.shape.H, "head_dim": cell.shape.D}
+    columns |= {"heads": cell.shape.H, "head_dim": cell.shape.D, "positions": cell.model and cell.model.positions}
     return (
         cell.variant.name == name
         and all(complete.get(key) == value for key, value in options.items())
@@ -333,6 +350,7 @@ def test_every_claim_has_a_name_of_its_own() -> None:
         {"suite": "claims", "test": {**FASTER, "colour": "red"}},
         {"suite": "claims", "test": {**FASTER, "bottom_where": {"threads": 1}}},
         {"suite": "claims", "test": {**PARALLEL, "where": {"threads": 2}}},
+        {"suite": "claims", "test": {**FASTER, "where": {"threads": 2}}},
         {"suite": "claims", "test": {"kind": "ability", "top": "linear", "trait": "causal"}},
         {"test": {"kind": "ability", "top": "linear", "trait": "courage"}},
         {"test": FASTER},
@@ -369,3 +387,34 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["claims", str(tmp_path / "nowhere")]) == 2
     assert main(["claims", "a", "b", "--run"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 3
+
+
+def two_thread_claims() -> Iterable[str]:
+    return (one.id for one in claims() if any(run.threads for run in one.runs))
+
+
+@pytest.mark.parametrize(("cores", "counts"), [(2, [2, 1]), (8, [2, 1]), (1, [1])])
+def test_run_measures_both_numbers_of_threads(
+    cores: int, counts: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans: list[Plan] = []
+    monkeypatch.setattr("attnbench.cli.screen.measured", plans.append)
+    monkeypatch.setattr("attnbench.machine.available_cores", lambda: cores)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "rows.csv").write_text(csv_text([timed("softmax", 512, 1.0)]), encoding="utf-8")
+    main(["claims", "results/rows.csv", "--run", "-k", "parallel-linformer"])
+    assert [plan.settings.threads for plan in plans] == counts
+    assert {(cell.suite, cell.sweep) for plan in plans for cell in plan.cells} == {("claims", "parallel")}
+    told = capsys.readouterr().err
+    assert ("too few for: attnbench run claims -k parallel --threads 2" in told) == (cores < 2)
+
+
+def test_each_claim_about_threads_names_the_runs_that_it_needs() -> None:
+    known = {one.id: [run.threads for run in one.runs] for one in claims()}
+    assert {name: known[name] for name in two_thread_claims()} == {
+        "parallel-linformer": [2, 1],
+        "parallel-linformer-faster": [2],
+        "parallel-softmax": [2, 1],
+        "parallel-recurrent": [2, 1],
+    }

@@ -21,6 +21,7 @@ SUITES = (
     "catalogue",
     "claims",
     "decoding",
+    "founding",
     "generate",
     "headline",
     "headline-long",
