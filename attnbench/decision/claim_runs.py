@@ -65,7 +65,7 @@ def _frames(files: Sequence[Path], names: dict[Path, str], warn: Callable[[str],
 
 
 def _fullest(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Of each sweep and number of threads the rows of the run with most that are ok; the newest run comes first."""
+    """For each sweep and number of threads, the rows of the run with most that are ok; the newest run comes first."""
     best: dict[str, tuple[int, pd.DataFrame]] = {}
     for frame in frames:
         for names, rows in frame.groupby(_APART, sort=False, dropna=False):
