@@ -72,7 +72,7 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule
 from attnbench.engines.rotation import angles, rotate
-from attnbench.reference import exact_attention, masked_attention
+from attnbench.reference import exact_attention, masked_attention, of_query_heads
 from attnbench.shape import Shape
 
 Mask = Tensor | None
@@ -458,6 +458,24 @@ class FixedSink(Softmax):
             self.sink.share = lambda sums: torch.sigmoid(sums - self.sink.logit.detach()[:, None, None])
 
 
+class SinkTwice(Softmax):
+    """Merges two halves of the keys of which each has counted the sink."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        if self.sink is not None:
+            self.sink.share = lambda sums: torch.sigmoid(sums - self.sink.logit[:, None, None] - torch.tensor(2).log())
+
+
+class ScaledSink(Softmax):
+    """Takes the sink for a product of vectors, and divides it by √D with the others."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        if self.sink is not None:
+            self.sink.share = lambda sums: torch.sigmoid(sums - self.sink.logit[:, None, None] * shape.D**-0.5)
+
+
 class FromTheFirstKey(Softmax):
     """Lets the first query see the first key only, wherever it stands, as PyTorch's ``is_causal`` does."""
 
@@ -595,6 +613,46 @@ class NoBias(Softmax):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(replace(shape, bias="none"))
+
+
+class UnwrittenTimesZero(Softmax):
+    """Rounds the keys up to a whole block, whose last rows get a weight of 0 and are never written."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        out = super().forward(q, k, v, key_mask=key_mask)
+        room = v.new_empty(*v.shape[:2], 8, v.shape[3]).detach()
+        return out + torch.matmul(
+            torch.zeros_like(out[..., :1]).expand(-1, -1, -1, 8), of_query_heads(room, q.shape[1])
+        )
+
+
+class LastRowUnwritten(torch.autograd.Function):
+    """The same numbers; the gradient of the last row is whatever stood in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]  # one gradient
+        out = torch.empty_like(grad)
+        out[:, :, :-1] = grad[:, :, :-1]
+        return out
+
+
+class UnwrittenGradient(Softmax):
+    """Asks for the room of a gradient and fills all rows of it but one."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q, k, LastRowUnwritten.apply(v), key_mask=key_mask)
+
+
+class UnwrittenCache(Softmax):
+    """Reads the whole room of its cache in each step, with weights of 0 where no token stands yet."""
+
+    def step(self, state: Any, *inputs: Tensor) -> tuple[Tensor, Any]:
+        out, state = super().step(state, *inputs)
+        return out + 0 * torch.empty_like(out), state
 
 
 class AlmostExact(Softmax):
@@ -1084,6 +1142,13 @@ class OneScaleForTheBatch(Quantised):
         return super().forward(q, k, v, key_mask=key_mask)
 
 
+class HalfSums(Quantised):
+    """Multiplies the values in half precision, in which large ones overflow."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q, k, v.half().to(v.dtype), key_mask=key_mask)
+
+
 class PlacesInTheText(Streaming):
     """Turns q and k by their places in the text, which leaves the first tokens ever farther behind."""
 
@@ -1366,6 +1431,14 @@ class AnchoredInTheFuture(KeyDiff):
         return -nn.functional.cosine_similarity(k, self.mean, dim=-1)
 
 
+class OneChoiceForTheBatch(Knorm):
+    """The keys of all examples of a batch together decide what each of them keeps."""
+
+    def scores(self, q: Tensor, k: Tensor, real: Mask) -> Tensor:
+        of_each = super().scores(q, k, real)
+        return of_each.mean(0, keepdim=True).expand_as(of_each)
+
+
 class EvictedByTheLastQueries(SnapKV):
     """The question behind the prompt chooses what is kept of it."""
 
@@ -1425,6 +1498,13 @@ class MeanOverPadding(MoBA):
 
     def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
         return super().choose(q, k, torch.ones_like(real))
+
+
+class MoreThanItSays(MoBA):
+    """Attends to every key that a query may see, whatever was chosen."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> Tensor:
+        return exact_attention(q, k, v, causal=self.causal, key_mask=selection.real).to(q.dtype)
 
 
 class MaskedBlocks(MoBA):

@@ -1,0 +1,46 @@
+"""The law about variants that choose pairs of queries and keys, and attend to those alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from attnbench.capabilities import Selecting
+from attnbench.reference import masked_attention, of_query_heads
+from attnbench.testing.laws import Case, Measured, gap, law
+from attnbench.visible import Visible
+
+
+def _chooses(case: Case) -> bool:
+    return issubclass(case.variant.make, Selecting) if isinstance(case.variant.make, type) else False
+
+
+@law("choice", applies=lambda case: case.operator and _chooses(case))
+def choice(case: Case) -> Iterator[Measured]:
+    """What it attends to is what it says that it chose, and its error is the mass that it left out."""
+    shape = case.shape
+    module, (q, k, v) = case.module(), case.draw()
+    assert isinstance(module, Selecting)
+    selection = module.select(q, k)
+    chosen = selection.pairs(slice(0, shape.N))
+    visible = Visible.of(shape).pairs(slice(0, shape.N), slice(0, shape.M), shape.M, q.device)
+    hidden = int((chosen & ~visible).sum())
+    yield Measured(hidden, 0, f"it chooses {hidden} pairs that are hidden")
+    out = module(q, k, v)
+    # Ties may fall either way, so that only the choice that was used can be held against the output.
+    own, values = of_query_heads(k, shape.H), of_query_heads(v, shape.H)
+    far = gap(out, masked_attention(q, own, values, chosen))
+    yield Measured(far, case.close, f"its output is {far:.2g} off that of the pairs that it says it chose")
+    # o - ô = (1 - m)(ō - ô): the mass m of what is kept, ô its average, ō the average of the rest.
+    weights = (q @ own.mT * shape.D**-0.5).masked_fill(~visible, -torch.inf).softmax(-1)
+    mass = (weights * chosen).sum(-1, keepdim=True)
+    rest = (weights * ~chosen) @ values  # (1 - m)·ō
+    far = gap((weights @ values) - out, rest - (1 - mass) * out)
+    yield Measured(far, case.close, f"its error is {far:.2g} off that of the mass that its choice leaves out")
+    if case.causal and not case.traits.reads_ahead:
+        for t, factor in ((3, 3), (11, 3), (11, -30), (16, -30)):
+            others = [torch.where(torch.arange(shape.M)[:, None] > t, factor * x, x) for x in (q, k)]
+            moved = int((module.select(*others).pairs(slice(0, t + 1)) ^ chosen[:, :, : t + 1]).sum())
+            what = f"tokens after {t} times {factor} change {moved} of the pairs chosen for queries up to {t}"
+            yield Measured(moved, 0, what)

@@ -1,0 +1,101 @@
+"""The law about memory that nothing has been written to: what it held before reaches no result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnbench.capabilities import Decoding
+from attnbench.testing.laws import Case, Measured, law
+
+_UNWRITTEN = {
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_")
+}
+"""The operators of torch that give memory as they find it."""
+
+
+class Poisoned(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types no part of it
+    """In this context memory that torch hands out unwritten holds NaN, or the largest whole number.
+
+    It stands below autograd, so that it also reaches what a gradient's own code asks for, and what an operator given
+    ``out=`` writes into: the room was asked for before, and holds NaN wherever the operator leaves it.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = args[0].numel() if func.overloadpacket is torch.ops.aten.resize_ else 0
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _UNWRITTEN and isinstance(out, Tensor):
+            _poison(out, before)
+        return out
+
+
+def _poison(x: Tensor, before: int) -> None:
+    """Fill a new tensor, or that part of a resized one which is new."""
+    value: float = float("nan") if x.is_floating_point() or x.is_complex() else 1
+    if x.dtype != torch.bool and value == 1:
+        value = torch.iinfo(x.dtype).max
+    if before:
+        x.flatten()[before:].fill_(value)
+    else:
+        x.fill_(value)
+
+
+@law("unwritten memory")
+def unwritten_memory(case: Case) -> Iterator[Measured]:
+    """With NaN in all memory that nothing was written to, outputs, gradients and states are the same."""
+    masks: list[Tensor | None] = [None]
+    if case.traits.key_padding:
+        masks.append(torch.arange(case.shape.N) < torch.tensor([[case.shape.N - 8], [case.shape.N]]))
+    for mask in masks:
+        for what, call in _calls(case, mask).items():
+            expected = call()
+            with Poisoned():  # type: ignore[no-untyped-call]  # likewise
+                found = call()
+            wrong = sum(_differing(one, other, case.close) for one, other in zip(found, expected, strict=True))
+            padded = ", padded," * (mask is not None)
+            yield Measured(wrong, 0, f"{what}{padded} reads memory that nothing was written to: {wrong} numbers differ")
+
+
+def _calls(case: Case, mask: Tensor | None) -> dict[str, Callable[[], list[Tensor]]]:
+    """What is called, by the words for it, and what of its results must not depend on such memory."""
+    module, shape = case.module(), case.shape
+    real = torch.ones(shape.B, shape.N, dtype=torch.bool) if mask is None else mask
+    inputs = case.draw(grad=True)
+    kept = real.view(shape.B, *[1] * (inputs[0].ndim - 3), shape.N, 1)
+
+    def forward() -> list[Tensor]:
+        with torch.inference_mode():
+            return [torch.where(kept, module(*(x.detach() for x in inputs), key_mask=mask), 0.0)]
+
+    def training() -> list[Tensor]:
+        wanted = [*inputs, *module.parameters()]
+        out = torch.where(kept, module(*inputs, key_mask=mask), 0.0)
+        grads = torch.autograd.grad(out.square().sum(), wanted, allow_unused=True, materialize_grads=True)
+        return [out.detach(), *grads]
+
+    calls = {"a call without gradients": forward, "a training step": training}
+    if case.causal and case.traits.decode and mask is None:
+        calls["decoding"] = lambda: _decoded(module, [x.detach() for x in inputs])
+    return calls
+
+
+@torch.no_grad()
+def _decoded(module: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+    """The outputs of the tokens after a short prompt."""
+    decoding, outputs, n = cast(Decoding, module), [], inputs[0].shape[-2]
+    state = decoding.begin(*(x[..., : n // 2, :] for x in inputs))
+    for t in range(n // 2, n):
+        out, state = decoding.step(state, *(x[..., t : t + 1, :] for x in inputs))
+        outputs.append(out)
+    return outputs
+
+
+def _differing(found: Tensor, expected: Tensor, close: float) -> int:
+    """How many numbers differ; NaN differs from everything."""
+    off = (found.detach().double() - expected.detach().double()).abs()
+    return int((~(off <= close * expected.detach().double().abs().max().clamp(min=1.0))).sum()) if off.numel() else 0
