@@ -136,11 +136,21 @@ class Delta(nn.Module):
             _, state = delta_rule(_unit(k), _unit(k), v, beta, chunk=self.chunk)
         return torch.unflatten(state, 0, (x.shape[0], self.heads))
 
+    def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x ``(B, n, C)``, n >= 1, in one pass over the chunks."""
+        q, k, v, beta = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
+        q = _unit(q).repeat_interleave(self.steps, 1) if self.steps > 1 else _unit(q)
+        y, state = delta_rule(q, _unit(k), v, beta, chunk=self.chunk)
+        y, state = (
+            torch.unflatten(z, 0, (x.shape[0], self.heads)) for z in (y[:, self.steps - 1 :: self.steps], state)
+        )
+        return self._finish(y.to(x.dtype)), state
+
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """x ``(B, 1, C)``."""
         q, k, v, beta = (part.to(state.dtype) for part in self._parts(x))
         for key, value, rate in zip(*(torch.split(y, 1, 2) for y in (_unit(k), v, beta[..., None])), strict=True):
-            state = state + key.mT * (rate * (value - key @ state))
+            state = torch.addcmul(state, key.mT, rate * (value - key @ state))
         return self._finish((_unit(q) @ state).to(x.dtype)), state
 
 

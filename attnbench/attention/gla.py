@@ -132,8 +132,16 @@ class GLA(nn.Module):
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
-        compute = partial(gated_attention, causal=self.causal, chunk=self.chunk)
-        return self._finish(x, by_heads(compute, *self._parts(x, key_mask)))
+        return self._finish(x, self._mix(*self._parts(x, key_mask)))
+
+    def _mix(self, *parts: Tensor) -> Tensor:
+        return by_heads(partial(gated_attention, causal=self.causal, chunk=self.chunk), *parts)
+
+    def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x ``(B, n, C)``, projected once for the outputs and the state."""
+        q, k, v, log_decay = self._parts(x)
+        state = last_state(k.to(log_decay.dtype), v.to(log_decay.dtype), log_decay)
+        return self._finish(x, self._mix(q, k, v, log_decay)), state
 
     def begin(self, x: Tensor) -> Tensor:
         """The state ``(B, H, D, D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""
@@ -143,7 +151,7 @@ class GLA(nn.Module):
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """x ``(B, 1, C)``."""
         q, k, v, log_decay = self._parts(x)
-        state = state * log_decay.mT.exp2() + k.mT.to(state.dtype) * v
+        state = torch.addcmul(state * log_decay.mT.exp2_(), k.mT.to(state.dtype), v.to(state.dtype))
         y = q.to(state.dtype) * q.shape[-1] ** -0.5 @ state
         return self._finish(x, y.to(x.dtype)), state
 

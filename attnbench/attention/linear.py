@@ -12,7 +12,7 @@ from torch import Tensor
 from attnbench.engines.linear import fused
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.linear.maps import elu_plus_one
-from attnbench.engines.linear.module import Chunk, FeatureAttention
+from attnbench.engines.linear.module import Chunk, FeatureAttention, stepped
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.precision import accumulator
 from attnbench.engines.recurrent.feature_sums import feature_sums, quotient, with_ones
@@ -192,15 +192,24 @@ class Linear(FeatureAttention):
     @torch.no_grad()
     def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
         """q, k, v ``(B, H, 1, D)``."""
-        if not isinstance(state, Turned):
-            return super().step(state, q, k, v)
         dtype = state.of_values.dtype
+        if not isinstance(state, Turned):
+            out = q.dtype
+            if out != dtype:
+                q, k, v = (x.to(dtype) for x in (q, k, v))
+            of_query = _positive(q - q.amax(-1, keepdim=True).clamp_(max=0.0))
+            return stepped(state, of_query, _positive(k).clamp_(min=_LEAST), None, v, out)
         phi_q, phi_k = (elu_plus_one(x.to(dtype)) for x in (q, k))
         turn = angles(state.length, 1, phi_k)
         of_values = state.of_values + rotate(phi_k, *turn).mT * v.to(dtype)
         of_ones = state.of_ones + phi_k.mT
         sums = torch.cat([rotate(phi_q, *turn) @ of_values, phi_q @ of_ones], -1)
         return quotient(sums).to(q.dtype), Turned(of_values, of_ones, state.length + 1)
+
+
+def _positive(x: Tensor) -> Tensor:
+    """elu(x) + 1, as :class:`EluPlusOne` computes it."""
+    return torch.ops.aten.elu_backward(x.clamp(min=0.0).add_(1.0), 1.0, 1.0, 1.0, False, x)  # type: ignore[no-any-return]
 
 
 def _as_it_is(x: Tensor) -> Tensor:

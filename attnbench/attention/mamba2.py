@@ -134,8 +134,19 @@ class Mamba2(nn.Module):
         """y ``(B, N, expand·C)``."""
         tokens, steps = self._tokens(driving)
         x, query, key, values, log_decay = self._parts(self.short(tokens), steps)
-        y = by_heads(partial(decayed_attention, causal=True, chunk=self.chunk), query, key, values, log_decay)
-        return self._skipped(y, x)
+        return self._skipped(self._mix(query, key, values, log_decay), x)
+
+    def _mix(self, *parts: Tensor) -> Tensor:
+        return by_heads(partial(decayed_attention, causal=True, chunk=self.chunk), *parts)
+
+    def prompted(self, u: Tensor) -> tuple[Tensor, Spaces]:
+        """u ``(B, n, C)``, n >= 1, projected and convolved once for the outputs and the state."""
+        z, driving = self._split(u)
+        tokens, steps = self._tokens(driving)
+        x, query, key, values, log_decay = self._parts(self.short(tokens), steps)
+        state = last_state(key.to(values.dtype), values, log_decay[..., None])
+        y = self._skipped(self._mix(query, key, values, log_decay), x)
+        return self._finish(y, z), Spaces(state, self.short.begin(tokens))
 
     def _tokens(self, driving: Tensor) -> tuple[Tensor, Tensor]:
         """What the convolution reads, and the step sizes' columns."""
@@ -173,6 +184,6 @@ class Mamba2(nn.Module):
         tokens, steps = self._tokens(driving)
         tokens, last = self.short.step(state.last, tokens)
         x, query, key, values, log_decay = self._parts(tokens, steps)
-        h = state.state * log_decay[..., None].exp2() + key.to(values.dtype).mT * values
+        h = torch.addcmul(state.state * log_decay[..., None].exp2_(), key.to(values.dtype).mT, values)
         y = (query.to(h.dtype) @ h).to(u.dtype)
         return self._finish(self._skipped(y, x), z), Spaces(h, last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -11,9 +11,19 @@ from torch import Tensor
 from attnbench.engines.blocks.choose import in_blocks, largest, means, own_blocks, products
 from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import Pairs, listed
+from attnbench.engines.decoding.kv_cache import Cache, attend
+from attnbench.engines.precision import accumulator
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
+
+
+class Blocks(NamedTuple):
+    """What is kept of the keys so far."""
+
+    cache: Cache
+    means: Tensor
+    """Mean keys of the complete blocks, ``(B, K, blocks, D)``, float32 at least."""
 
 
 @register(
@@ -26,7 +36,7 @@ from attnbench.variant import Knob, No, Traits, register
     traits=Traits(
         cross=No("a query always attends to the keys of its own block"),
         bias=No("blocks are chosen by the mean of their keys, which knows nothing of a bias"),
-        decode=No("it chooses while a prompt is read; its authors decode with all keys"),
+        decode=True,
         shares="by itself",
         exact_with=("blocks={n},block=2",),
         knob=Knob("blocks", step=1),
@@ -50,7 +60,8 @@ class MoBA(BlockSelecting):
 
     Differs from the authors' code: that runs a library's kernel for the own block and another time for the chosen ones,
     and joins both by their log-sums; here all tiles are of one kind. It answers a single query, in decoding, with all
-    keys.
+    keys; here a step chooses as the paper's formula does, among the means of the blocks that are complete, which the
+    state keeps beside keys and values.
     """
 
     def __init__(
@@ -61,7 +72,7 @@ class MoBA(BlockSelecting):
         blocks: Annotated[int, Field(ge=1, description="blocks that a query attends to, its own included")] = 4,
     ) -> None:
         super().__init__()
-        self.causal, self.block, self.blocks = shape.causal, block, blocks
+        self.causal, self.block, self.blocks, self.capacity = shape.causal, block, blocks, shape.M
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Query by query: the blocks of the largest products with mean keys, in an N × N mask."""
@@ -98,3 +109,42 @@ class MoBA(BlockSelecting):
     def keep(self, gates: Tensor, allowed: Tensor, own: Tensor) -> Tensor:
         """Which blocks each query keeps ``(B, H, n, blocks)``, from its products with their mean keys."""
         return largest(gates, self.blocks, allowed=allowed, forced=own)
+
+    @torch.no_grad()
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Blocks:
+        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
+        return Blocks(Cache.of(k, v, self.capacity), self._complete(k))
+
+    def _complete(self, k: Tensor) -> Tensor:
+        """Means of the blocks of k ``(B, K, n, D)`` that are complete, ``(B, K, n // block, D)``, float32 at least."""
+        whole = k[:, :, : k.shape[2] // self.block * self.block].to(accumulator(k.dtype))
+        return torch.unflatten(whole, 2, (-1, self.block)).mean(3)
+
+    @torch.no_grad()
+    def step(self, state: Blocks, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Blocks]:
+        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
+        cache, mean = state.cache.append(k, v), state.means
+        before, chosen = mean.shape[2], min(self.blocks - 1, mean.shape[2])
+        if cache.length % self.block == 0:
+            mean = torch.cat((mean, self._complete(cache.keys[:, :, -self.block :])), 2)
+        after = Blocks(cache, mean)
+        if chosen == before:  # all of them
+            return attend(q, cache.keys, cache.values), after
+        gates = products(q.to(mean.dtype), mean[:, :, :before])[:, :, 0]
+        which = gates.sort(dim=-1, descending=True, stable=True).indices[..., :chosen]
+        keys, values = (self._of_heads(x, before, which) for x in (cache.keys, cache.values))
+        return attend(q, keys, values), after
+
+    def _of_heads(self, x: Tensor, before: int, which: Tensor) -> Tensor:
+        """The chosen blocks of each head of queries, and then its own block, ``(B, H, ·, D)``.
+
+        Args:
+            x: ``(B, K, n, D)``; before: blocks in front of the own one.
+            which: ``(B, H, chosen)``.
+        """
+        B, H, _ = which.shape
+        start, shared = before * self.block, H // x.shape[1]
+        blocks = torch.unflatten(x[:, :, :start], 2, (before, self.block))
+        batch, head = (torch.arange(size, device=x.device) for size in (B, H))
+        far = blocks[batch[:, None, None], head[:, None] // shared, which].flatten(2, 3)
+        return torch.cat((far, of_query_heads(x[:, :, start:], H)), 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -13,11 +14,21 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention
 from attnbench.engines.recurrent.stretches import by_heads
-from attnbench.engines.rotation import angles, rotate
+from attnbench.engines.rotation import angles, frequencies, rotate
 from attnbench.errors import Unsupported
 from attnbench.position_bias import Alibi
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What no token changes: no part of the state, but made with it, so that a step need not make it again."""
+
+    gamma: Tensor
+    """``(H, 1, 1)``."""
+    theta: Tensor
+    """Angles from one position to the next, ``(1, D/2)``, float64."""
 
 
 class Retained(NamedTuple):
@@ -26,6 +37,7 @@ class Retained(NamedTuple):
     state: Tensor
     """Σ γ^(t-j) (R_j k_j) v_jᵀ, ``(B, H, D, D)``, float32 at least."""
     length: int
+    fixed: Fixed
 
 
 _BOTH_WAYS = "weights fade with the distance in both directions; the paper defines the causal form only"
@@ -136,16 +148,19 @@ class RetNet(nn.Module):
         if self.rotation:
             k = rotate(k, *angles(0, n, k))
         fading = log2_gamma(k, self.decay)[..., None] * (n - 1 - position[:, None]).to(dtype)
-        return Retained((k * fading.exp2()).mT @ v.to(dtype), n)
+        fixed = Fixed(log2_gamma(k, self.decay)[..., None].exp2(), frequencies(k)[None])
+        return Retained((k * fading.exp2()).mT @ v.to(dtype), n, fixed)
 
     def step(self, state: Retained, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Retained]:
         """q, k, v ``(B, H, 1, D)``."""
         dtype = state.state.dtype
-        a, b = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype)
+        a, b, values = (x.to(dtype) for x in (q, k, v))
         if self.rotation:
-            a, b = rotate(torch.stack((a, b)), *angles(state.length, 1, a)).unbind()
-        retained = state.state * log2_gamma(a, self.decay)[..., None].exp2() + b.mT * v.to(dtype)
-        return (a @ retained).to(v.dtype), Retained(retained, state.length + 1)
+            turn = state.fixed.theta * state.length
+            a, b = rotate(torch.stack((a, b)), turn.cos().to(dtype), turn.sin().to(dtype)).unbind()
+        retained = torch.addcmul(state.state * state.fixed.gamma, b.mT, values)
+        out = torch.matmul(a, retained).mul_(q.shape[-1] ** -0.5)
+        return out.to(v.dtype), Retained(retained, state.length + 1, state.fixed)
 
 
 def _retain(

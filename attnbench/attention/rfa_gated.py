@@ -131,12 +131,19 @@ class GatedRandomFeatureAttention(nn.Module):
         keys, values, log_decay = self._written(k, v, gate, self.sigma / self.temperature)
         return last_state(keys, values, log_decay)
 
+    def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x ``(B, n, C)``, projected once for the outputs and the state."""
+        q, k, v, gate = self._parts(x)
+        return self._finish(self.mix(q, k, v, gate)), last_state(
+            *self._written(k, v, gate, self.sigma / self.temperature)
+        )
+
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """x ``(B, 1, C)``."""
         q, k, v, gate = self._parts(x)
         scale = self.sigma / self.temperature
         keys, values, log_decay = self._written(k, v, gate, scale)
-        state = state * log_decay.exp2() + keys.mT * values
+        state = torch.addcmul(state * log_decay.exp2_(), keys.mT, values)
         return self._finish(quotient(self._features(q, scale) @ state).to(x.dtype)), state
 
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -206,12 +206,20 @@ class RWKV7(nn.Module):
             state = last.view_as(state)
         return Remembered(state, pad(x, (0, 0, 1, 0))[:, -1:].clone())
 
+    def prompted(self, x: Tensor) -> tuple[Tensor, Remembered]:
+        """x ``(B, n, C)``, n >= 1, in one pass over the chunks."""
+        parts, gate = self._parts(x, pad(x[:, :-1], (0, 0, 1, 0)))
+        y, state = _evolve(*(part.flatten(0, 1).to(accumulator(x.dtype)) for part in parts), chunk=self.chunk)
+        y, state = (torch.unflatten(z, 0, (x.shape[0], self.heads)) for z in (y, state))
+        return self.out(self._finish(y.to(x.dtype), parts, gate)), Remembered(state, x[:, -1:].clone())
+
     def step(self, state: Remembered, x: Tensor) -> tuple[Tensor, Remembered]:
         """x ``(B, 1, C)``."""
         parts, gate = self._parts(x, state.last)
         r, k, v, kappa, a, log_decay = (part.to(state.state.dtype) for part in parts)
         kappa = normalize(kappa, dim=-1)
-        kept = state.state * log_decay.mT.exp2() - (a * kappa).mT * (kappa @ state.state) + k.mT * v
+        kept = state.state * log_decay.mT.exp2()
+        kept.addcmul_((a * kappa).mT, kappa @ state.state, value=-1).addcmul_(k.mT, v)
         out: Tensor = self.out(self._finish((r @ kept).to(x.dtype), parts, gate))
         return out, Remembered(kept, x)
 

@@ -109,8 +109,16 @@ class SSD(nn.Module):
     def forward(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """u ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (u,) = emptied(key_mask, u)
-        compute = partial(decayed_attention, causal=self.causal, chunk=self.chunk)
-        return self._join(by_heads(compute, *self._parts(u, key_mask)))
+        return self._join(self._mix(*self._parts(u, key_mask)))
+
+    def _mix(self, *parts: Tensor) -> Tensor:
+        return by_heads(partial(decayed_attention, causal=self.causal, chunk=self.chunk), *parts)
+
+    def prompted(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """u ``(B, n, C)``, projected once for the outputs and the state."""
+        query, key, values, log_decay = self._parts(u)
+        state = last_state(key.to(values.dtype), values, log_decay[..., None])
+        return self._join(self._mix(query, key, values, log_decay)), state
 
     def begin(self, u: Tensor) -> Tensor:
         """The state ``(B, H, state, D)`` after u ``(B, n, C)``, n >= 0, float32 at least."""
@@ -120,7 +128,7 @@ class SSD(nn.Module):
     def step(self, state: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """u ``(B, 1, C)``."""
         query, key, values, log_decay = self._parts(u)
-        state = state * log_decay[..., None].exp2() + key.mT * values
+        state = torch.addcmul(state * log_decay[..., None].exp2_(), key.mT.to(state.dtype), values)
         return self._join((query.to(state.dtype) @ state).to(u.dtype)), state
 
     def _join(self, y: Tensor) -> Tensor:

@@ -11,10 +11,15 @@ from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported
 
 
+def frequencies(like: Tensor) -> Tensor:
+    """10000^(-2c/D), the angles from one position to the next, ``(D/2,)``, float64."""
+    D = like.shape[3]
+    return torch.exp2(torch.arange(0, D, 2, device=like.device, dtype=torch.float64) * (-log2(10000.0) / D))
+
+
 def angles(start: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of i·10000^(-2c/D) at the positions i from ``start`` on, ``(count, D/2)``."""
-    D, device = like.shape[3], like.device
-    theta = torch.exp2(torch.arange(0, D, 2, device=device, dtype=torch.float64) * (-log2(10000.0) / D))
+    theta, device = frequencies(like), like.device
     if count == 1:  # a step of decoding, where calls cost more than sines
         turn, dtype = (theta * start)[None], accumulator(like.dtype)
         return turn.cos().to(dtype), turn.sin().to(dtype)

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from attnbench.capabilities import Decoding
+from attnbench.capabilities import Decoding, Prompted
 from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
@@ -298,6 +298,8 @@ def decoding(case: Case) -> Iterator[Measured]:
         yield _decoded(case, case.draw(), prompt, case.close)
     if not case.traits.compiled:  # for each length
         yield _handed_over(case)
+    if isinstance(case.module(), Prompted):
+        yield _answered(case)
     if "float32" in case.traits.dtypes:
         # Logits of a standard deviation of 64; decays that leave nothing, also of some tokens that are louder still.
         louder = torch.where(torch.arange(case.shape.N) % 5 == 0, 1000.0, 1.0)[:, None]
@@ -306,6 +308,22 @@ def decoding(case: Case) -> Iterator[Measured]:
             # Logits made of x alone grow with its square, and float32 holds no more than seven digits of them.
             bound = LOUD if case.operator else max(LOUD, 4 * _rounding(case, inputs))
             yield _decoded(case, inputs, 0, bound)
+
+
+def _answered(case: Case) -> Measured:
+    """How far a prompt that is answered and kept in one go, and the token after it, are from the whole sequence."""
+    module, inputs, worst = case.module(), case.draw(), (-1.0, 0)
+    expected = module(*inputs)
+    for prompt in (1, 9, case.shape.N - 1):
+        out, state = cast(Prompted, module).prompted(*(x[..., :prompt, :] for x in inputs))
+        after, _ = cast(Decoding, module).step(state, *(x[..., prompt : prompt + 1, :] for x in inputs))
+        found = torch.cat((out[..., -1:, :], after), -2)
+        here = gap(found, expected[..., prompt - 1 : prompt + 1, :])
+        if not here <= worst[0]:
+            worst = here, prompt
+    return Measured(
+        worst[0], case.close, f"a prompt of {worst[1]} in one go, or what follows it, differs by {worst[0]:.2g}"
+    )
 
 
 def _handed_over(case: Case) -> Measured:

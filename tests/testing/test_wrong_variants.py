@@ -171,6 +171,7 @@ FAULTS = [
     ("PlacesInTheText", "streaming:window=4,sinks=3,rotary=true", "formula", "differs from the formula"),
     ("DecayAfterUpdate", "gated-delta:chunk=5", "formula", "differs from the formula"),
     ("ShortPromptForgotten", "gated-delta:chunk=5", "decoding", "right after a prompt of"),
+    ("AnsweredAndForgotten", "gated-delta:chunk=5", "decoding", "in one go, or what follows it, differs"),
     ("ConvolvedOverPadding", "gated-delta:chunk=5", "hidden keys", "not the formula with a mask"),
     ("OneGateForBoth", "gated-delta-2:chunk=4", "formula", "differs from the formula"),
     ("GatesSwapped", "gated-delta-2:chunk=4", "formula", "differs from the formula"),

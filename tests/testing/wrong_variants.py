@@ -1228,6 +1228,14 @@ class ShortPromptForgotten(GatedDelta):
         return state if x.shape[1] >= self.short.before else state._replace(last=torch.zeros_like(state.last))
 
 
+class AnsweredAndForgotten(GatedDelta):
+    """Answers a prompt in one go, and hands on a convolution that has seen none of it."""
+
+    def prompted(self, x: Tensor) -> Any:
+        out, state = super().prompted(x)
+        return out, state._replace(last=torch.zeros_like(state.last))
+
+
 class ConvolvedOverPadding(GatedDelta):
     """A padded token is a zero under the convolution, and not absent."""
 

@@ -103,32 +103,43 @@ class FeatureAttention(nn.Module):
         phi_k, phi = (x.new_empty(*x.shape[:2], features.width) for x in (x_k, x_q))
         log_weight = features.keys(x_k, phi_k)
         features.queries(x_q, phi)
-        if log_weight is None and not isinstance(state, Counted):
-            phi, phi_k, values = (x.view(*v.shape[:2], *x.shape[1:]) for x in (phi, phi_k, values))
-            return _unweighed(before, phi, phi_k, values, q.dtype)
+        if not isinstance(state, Counted):
+            shape = v.shape[:2]
+            phi, phi_k, values = (x.view(*shape, *x.shape[1:]) for x in (phi, phi_k, values))
+            if features.by_feature:
+                log_weight = phi_k
+            elif log_weight is not None:
+                log_weight = log_weight.view(*shape, 1, 1)
+            return stepped(before, phi, phi_k, log_weight, values, q.dtype)
         after = before.clone()
         sums = after.of((slice(None), slice(None)))
         sums.add_(values, phi_k, log_weight)
         of_query = phi.sum(-1, keepdim=True)
         numerator, denominator = sums.read(phi)
         parts = numerator / denominator, denominator, of_query, sums.top
-        out, *_ = found = Parts(*(x.view(*q.shape[:2], *x.shape[1:]) for x in parts))
-        if not isinstance(state, Counted):
-            return out.to(q.dtype), after
+        found = Parts(*(x.view(*q.shape[:2], *x.shape[1:]) for x in parts))
         length = state.length + 1
-        mean = torch.lerp(state.mean, v.to(out.dtype), 1 / length)
+        mean = torch.lerp(state.mean, v.to(found.out.dtype), 1 / length)
         return features.blended(found, mean, length).to(q.dtype), Counted(after, mean, length)
 
 
-def _unweighed(
-    state: KeySums, of_query: Tensor, of_key: Tensor, values: Tensor, out: torch.dtype
-) -> tuple[Tensor, State]:
-    """A step where every key weighs 1, so that nothing is scaled: what it takes on paper, in as few calls as it takes.
+def stepped(
+    state: KeySums, of_query: Tensor, of_key: Tensor, log_weight: Tensor | None, values: Tensor, out: torch.dtype
+) -> tuple[Tensor, KeySums]:
+    """A step, in few calls: at the size of one token each of them costs more than what it computes.
 
     Args:
         of_query: ``(B, H, n, F)``; of_key: ``(B, H, 1, F)``; values: ``(B, H, 1, E)``.
+        log_weight: that of the key, ``(B, H, 1, 1)``; ``of_key`` itself if its features are their own log
+            weights; None where every key weighs 1.
         out: the dtype of the output.
     """
-    of_values, of_ones = torch.addcmul(state.of_values.mT, of_key.mT, values), state.of_ones + of_key
+    of_values, of_ones, top = state.of_values.mT, state.of_ones, state.top
+    if log_weight is not None:
+        top = torch.maximum(top, log_weight)
+        decay, weight = (state.top - top).exp2_(), (log_weight - top).exp2_()
+        of_values, of_ones = of_values * decay.mT, of_ones * decay
+        of_key = weight if log_weight is of_key else of_key * weight
+    of_values, of_ones = torch.addcmul(of_values, of_key.mT, values), of_ones + of_key
     found = torch.matmul(of_query, of_values).div_(torch.matmul(of_query, of_ones.mT))
-    return found.to(out), KeySums(of_values.mT, of_ones, state.top)
+    return found if found.dtype == out else found.to(out), KeySums(of_values.mT, of_ones, top)

@@ -116,6 +116,15 @@ class ErasingLayer(nn.Module):
             state = last.view_as(state)
         return Erased(state, self.short.begin(tokens))
 
+    def prompted(self, x: Tensor) -> tuple[Tensor, Erased]:
+        """x ``(B, n, C)``, n >= 1, in one pass over the chunks."""
+        tokens, gates = self._split(self.project(x))
+        parts = [*self._heads(self.short(tokens)), *self.rates(gates)]
+        rule = self.rule(*(part.flatten(0, 1).to(accumulator(x.dtype)) for part in parts))
+        y, state = erase_and_write(*rule, chunk=self.chunk)
+        y, state = (torch.unflatten(z, 0, (x.shape[0], self.heads)) for z in (y, state))
+        return self._finish(x, y.transpose(1, 2).flatten(2).to(x.dtype)), Erased(state, self.short.begin(tokens))
+
     def step(self, state: Erased, x: Tensor) -> tuple[Tensor, Erased]:
         """x ``(B, 1, C)``."""
         tokens, gates = self._split(self.project(x))
@@ -129,7 +138,7 @@ class ErasingLayer(nn.Module):
             change = v - erase @ left
         else:
             change = erase[..., None] * (v - k @ left)
-        left = left + k.mT * change
+        left.addcmul_(k.mT, change)
         return self._finish(x, (q @ left).transpose(1, 2).flatten(2).to(x.dtype)), Erased(left, last)
 
 
