@@ -170,7 +170,7 @@ def test_a_loss_that_is_not_finite_is_a_row_with_the_step(tmp_path: Path) -> Non
     assert (row["status"], row["reason"]) == ("nonfinite", "the loss is nan at step 4 of 6")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_finished_trainings_outlive_the_end_of_the_run_and_the_same_command_resumes_it(
     number: int, tmp_path: Path
 ) -> None:
