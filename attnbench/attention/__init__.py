@@ -8,6 +8,7 @@ from attnbench.attention.sdpa import Sdpa as Sdpa
 from attnbench.attention.flex import Flex as Flex
 from attnbench.attention.mla import MLA as MLA
 from attnbench.attention.quantised import Quantised as Quantised
+from attnbench.attention.quantised_cache import QuantisedCache as QuantisedCache
 from attnbench.attention.identity import Identity as Identity
 from attnbench.attention.mean_value import MeanValue as MeanValue
 from attnbench.attention.dense import DenseLayer as DenseLayer
@@ -22,6 +23,7 @@ from attnbench.attention.sparse import Sparse as Sparse
 from attnbench.attention.longformer import Longformer as Longformer
 from attnbench.attention.etc import Etc as Etc
 from attnbench.attention.bigbird import BigBird as BigBird
+from attnbench.attention.sta import SlidingTile as SlidingTile
 from attnbench.attention.graph import Graph as Graph
 from attnbench.attention.per_head import PerHead as PerHead
 from attnbench.attention.reformer import Reformer as Reformer

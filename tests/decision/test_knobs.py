@@ -28,8 +28,11 @@ NONE = {
     "it has shares, which are no whole numbers, or counts of two kinds": {
         *("xattention", "flexprefill", "minference", "sparge"),
     },
+    "a window of a video has three sides": {"sta"},
     "its options have no order by cost, or are those of its parts": {"per-head", "pooling", "sinkhorn", "sparse"},
-    "blocks that share a scale cost the same, however many": {"quantised"},
+    "blocks that share a scale cost the same, however many, and so do bits that are emulated": {
+        *("quantised", "quantised-cache"),
+    },
     "softmax attention until something follows a prompt": {"h2o", "keydiff", "knorm", "quest", "snapkv", "tova"},
     "the rank of its gate is no accuracy": {"gla", "kda", "rwkv7", "gated-delta-2"},
     "another operator than softmax, with no accuracy to buy": {

@@ -54,6 +54,7 @@ from attnbench.attention.oracle_blocks import OracleBlocks
 from attnbench.attention.path import PaTH
 from attnbench.attention.performer import Performer
 from attnbench.attention.quantised import Quantised
+from attnbench.attention.quantised_cache import QuantisedCache
 from attnbench.attention.retnet import RetNet
 from attnbench.attention.rwkv7 import RWKV7
 from attnbench.attention.rwwn import RowWiseWeightNormalisation
@@ -61,6 +62,7 @@ from attnbench.attention.s4d import S4D
 from attnbench.attention.sinkhorn.algorithm import Sinkhorn
 from attnbench.attention.softmax import Softmax
 from attnbench.attention.sparge import Sparge
+from attnbench.attention.sta import SlidingTile
 from attnbench.attention.streaming import Streaming
 from attnbench.attention.window_linear import WindowLinear
 from attnbench.attention.xattention import XAttention
@@ -1147,6 +1149,49 @@ class HalfSums(Quantised):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         return super().forward(q, k, v.half().to(v.dtype), key_mask=key_mask)
+
+
+class KeysByToken(QuantisedCache):
+    """Rounds keys as it rounds values, one token after the other."""
+
+    def _rounded_keys(self, k: Tensor) -> Tensor:
+        return self._rounded_values(k)
+
+
+class RoundedBeforeItIsFull(QuantisedCache):
+    """Rounds a group with its later tokens, before these have come."""
+
+    def _rounded(self, real: Tensor, seen: Tensor) -> Tensor:
+        return super()._rounded(real, torch.ones_like(seen))
+
+
+class SymmetricSteps(QuantisedCache):
+    """Steps from 0 on, as for numbers of both signs alike, where a group has a least number."""
+
+    def _coarse(self, x: Tensor, dim: int) -> Tensor:
+        step = x.abs().amax(dim, keepdim=True) / self.most
+        return (x / step).round().detach() * step
+
+
+class WindowsCutOff(SlidingTile):
+    """A window at a side of the video is cut off there, and has fewer tiles."""
+
+    def _window(self, tiles: int, window: int, device: torch.device) -> Tensor:
+        # Each tile of a window that would lie outside is the nearest one inside, which then counts once.
+        first = torch.arange(tiles)[:, None] - window // 2
+        return (first + torch.arange(window)).clamp(0, tiles - 1)
+
+    def _plan(self, N: int, device: torch.device) -> Any:
+        layout, kept = super()._plan(N, device)
+        return layout, kept.unique(dim=0)
+
+
+class RowByRow(SlidingTile):
+    """Takes tokens in the order in which they come for the tiles' order."""
+
+    def _plan(self, N: int, device: torch.device) -> Any:
+        layout, kept = super()._plan(N, device)
+        return layout._replace(places=layout.places.sort().values), kept
 
 
 class PlacesInTheText(Streaming):

@@ -1,0 +1,98 @@
+"""A sequence that is a video: frames of rows and columns, and tokens put side by side that are near each other."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attnbench.engines.blocks.attend import attend
+from attnbench.engines.blocks.selection import BlockSelection, Pairs
+from attnbench.errors import UsageError
+
+_SIDES = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*")
+
+
+def sides(text: str, count: int, option: str) -> tuple[int, ...]:
+    """The whole numbers of ``4x8x8``.
+
+    Args:
+        option: the option whose value it is, for errors.
+
+    Raises:
+        UsageError: it is not so many whole numbers of at least 1.
+    """
+    found = tuple(map(int, text.split("x"))) if _SIDES.fullmatch(text) else ()
+    if len(found) != count:
+        example = "x".join("488"[:count])
+        raise UsageError(f"{option}={text!r} must be {count} whole numbers of at least 1 with an x between: {example}")
+    return found
+
+
+class Layout(NamedTuple):
+    """Tokens in another order, with gaps, so that a block of consecutive places holds tokens that belong together."""
+
+    places: Tensor
+    """``(n,)``, the place of each token."""
+    block: int
+    """Places of a block."""
+    blocks: int
+
+    def spread(self, x: Tensor) -> Tensor:
+        """``(B, H, blocks · block, d)`` from x ``(B, H, n, d)``; 0 where there is no token."""
+        return x.new_zeros(*x.shape[:2], self.blocks * self.block, x.shape[3]).index_copy(2, self.places, x)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+        """Softmax attention of each block of queries to the keys of its blocks, ``(B, H, n, E)``.
+
+        Args:
+            q: ``(B, H, n, D)``; k, v: ``(B, K, n, ·)``.
+            kept: ``(P, 2)``, pairs of a block of queries and a block of keys.
+        """
+        B, H = q.shape[:2]
+        room = self.blocks * self.block
+        real = torch.zeros(B, room, dtype=torch.bool, device=q.device)
+        real[:, self.places] = True
+        heads = torch.arange(B * H, device=q.device)[:, None] * self.blocks
+        queries, keys = (heads + kept[:, 0]).flatten(), kept[:, 1].repeat(B * H)
+        pairs = Pairs(self.block, self.block, queries, keys)
+        full = len(self.places) == room
+        selection = BlockSelection((B, H, room), False, (pairs,), None if full else real)
+        return attend(self.spread(q), self.spread(k), self.spread(v), selection).index_select(2, self.places)
+
+
+def in_tiles(n: int, canvas: tuple[int, ...], tile: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each token of frames, rows and columns, in this order: its tile ``(n, 3)``, and its place in it ``(n,)``.
+
+    Args:
+        n: how many tokens there are; the last frame may be incomplete.
+        canvas: frames, rows and columns. Tiles at the far sides may reach beyond it.
+        tile: frames, rows and columns of a tile.
+    """
+    i = torch.arange(n, device=device)
+    _, rows, columns = canvas
+    at = torch.stack([i // (rows * columns), i // columns % rows, i % columns], 1)
+    size = torch.tensor(tile, device=device)
+    inside = at % size
+    return at // size, (inside[:, 0] * tile[1] + inside[:, 1]) * tile[2] + inside[:, 2]
+
+
+def with_text(layout: Layout, kept: Tensor, text: int) -> tuple[Layout, Tensor]:
+    """The layout with ``text`` further tokens behind all others, which attend to all, and to which all attend."""
+    if not text:
+        return layout, kept
+    first, block = layout.blocks, layout.block
+    more = -(-text // block)
+    device = kept.device
+    places = torch.cat([layout.places, first * block + torch.arange(text, device=device)])
+    every, own = torch.arange(first + more, device=device), torch.arange(first, first + more, device=device)
+    to_text = torch.cartesian_prod(every[:first], own)
+    return Layout(places, block, first + more), torch.cat([kept, to_text, torch.cartesian_prod(own, every)])
+
+
+def tokens_seen(x: Tensor, text: int) -> Tensor:
+    """``(n, n)`` bool from that of the tokens of a video ``(n - text, n - text)``: text sees all, and all see it."""
+    return pad(x, (0, text, 0, text), value=True)

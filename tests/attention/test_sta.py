@@ -1,0 +1,152 @@
+"""A pattern on a video: windows of tiles."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.attention.sta import SlidingTile
+from attnbench.engines import tiling
+from attnbench.engines.patterns.canvas import sides
+from attnbench.errors import Unsupported, UsageError
+from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.reference import exact_attention
+from attnbench.shape import Shape
+from attnbench.variant import build
+
+F64 = torch.float64
+STA = [
+    ((2, 3), (1, 2, 2), (2, 1, 1), 0),
+    ((3, 2), (2, 2, 1), (1, 2, 1), 4),
+    ((2, 2), (2, 2, 2), (3, 3, 3), 0),
+    ((3, 3), (2, 2, 2), (3, 1, 1), 2),
+    ((1, 1), (2, 1, 1), (3, 1, 1), 0),
+]
+each_length = pytest.mark.parametrize("n", [1, 7, 23, 60])
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+
+
+def draw(n: int, K: int = 2) -> list[Tensor]:
+    sizes = ((2, 4), (K, 4), (K, 3))
+    return [torch.randn(2, heads, n, width, dtype=F64) for heads, width in sizes]
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, seen: list[list[int]]) -> Tensor:
+    """One softmax of each query over a list of keys."""
+    out, G = torch.zeros(*q.shape[:3], v.shape[3], dtype=F64), q.shape[1] // k.shape[1]
+    for b, h, i in itertools.product(*map(range, q.shape[:3])):
+        keys = seen[i]
+        out[b, h, i] = (k[b, h // G, keys] @ q[b, h, i] / q.shape[3] ** 0.5).softmax(0) @ v[b, h // G, keys]
+    return out
+
+
+def with_text(n: int, text: int, video: list[list[int]]) -> list[list[int]]:
+    of_text = list(range(n - text, n))
+    return [one + of_text for one in video] + [list(range(n))] * text
+
+
+def window(n: int, frame: tuple[int, int], tile: tuple[int, ...], size: tuple[int, ...]) -> list[list[int]]:
+    """Tiles by the index of their first tokens: on each axis the window is shifted until it is inside."""
+    rows, columns = frame
+    places = [(f, r, c) for f, r, c in itertools.product(range(n), range(rows), range(columns))][:n]
+    lengths = (places[-1][0] + 1 if places else 0, rows, columns)
+    seen = []
+    for place in places:
+        allowed = []
+        for x, length, side, count in zip(place, lengths, tile, size, strict=True):
+            tiles = list(range((length + side - 1) // side))
+            first = x // side - count // 2
+            while first + count > len(tiles):
+                first -= 1
+            while first < 0:
+                first += 1
+            allowed.append(set(tiles[first : first + count]))
+        seen.append(
+            [
+                j
+                for j, other in enumerate(places)
+                if all(y // side in one for y, side, one in zip(other, tile, allowed, strict=True))
+            ]
+        )
+    return seen
+
+
+@each_length
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize(("frame", "tile", "size", "text"), STA)
+def test_a_query_sees_a_whole_window_of_tiles(
+    frame: tuple[int, int], tile: tuple[int, ...], size: tuple[int, ...], text: int, n: int, kv_heads: int
+) -> None:
+    options = {name: "x".join(map(str, x)) for name, x in (("frame", frame), ("tile", tile), ("window", size))}
+    module = build("sta", Shape(2, 2, n, 4, kv_heads=kv_heads, v_dim=3), text=text, **options).double()
+    assert isinstance(module, SlidingTile)
+    inputs, words = draw(n, kv_heads), min(text, n)
+    expected = by_hand(*inputs, with_text(n, words, window(n - words, frame, tile, size)))
+    close(module(*inputs), expected)
+    close(module.dense(*inputs), expected)
+
+
+def test_every_query_of_a_tile_has_the_same_keys_and_all_have_as_many() -> None:
+    """A video of 6 × 4 × 4 in tiles of 2 × 2 × 2 and windows of 2 × 1 × 2 tiles: 32 keys each."""
+    module = build("sta:frame=4x4,tile=2x2x2,window=2x1x2", Shape(1, 1, 96, 4)).double()
+    q, k, _ = (torch.zeros(1, 1, 96, 4, dtype=F64) for _ in "qkv")
+    weights = module(q, k, torch.eye(96, dtype=F64)[None, None])[0, 0]
+    assert bool((weights.gt(0).sum(1) == 32).all())
+    tiles: dict[tuple[int, int, int], set[tuple[bool, ...]]] = {}
+    for i in range(96):
+        tiles.setdefault((i // 32, i // 8 % 2, i // 2 % 2), set()).add(tuple(weights[i].gt(0).tolist()))
+    assert [len(patterns) for patterns in tiles.values()] == [1] * 12
+
+
+@pytest.mark.parametrize("text", ["sta:frame=3x2,tile=2x2x1,window=1x2x1,text=4"])
+def test_tiles_change_nothing_forward_or_backward(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = [x.requires_grad_() for x in draw(60)]
+    module, direction, found = build(text, Shape(2, 2, 60, 4, v_dim=3)), torch.randn(2, 2, 60, 3, dtype=F64), []
+    for most in (1, 1 << 18):
+        monkeypatch.setitem(tiling.TUNED, "blocks.scores", tiling.Tuned(most, 1))
+        out = module(*inputs)
+        found.append((out, *torch.autograd.grad(out, inputs, direction)))
+    dense = module.dense(*inputs)  # type: ignore[operator]
+    found.append((dense, *torch.autograd.grad(dense, inputs, direction)))
+    for one, other, formula in zip(*found, strict=True):
+        close(one, other)
+        close(one, formula)
+
+
+@pytest.mark.parametrize("text", ["sta:frame=4x4,tile=2x4x4,window=3x1x1"])
+def test_memory_grows_with_the_length_and_not_with_its_square(text: str) -> None:
+    def peak(n: int) -> int:
+        module = build(text, Shape(1, 2, n, 8))
+        inputs = [torch.randn(1, 2, n, 8, requires_grad=True) for _ in "qkv"]
+        found = peak_tensor_bytes(lambda: module(*inputs).sum().backward())
+        assert found is not None
+        return found
+
+    assert peak(4096) <= 5 * peak(1024)
+
+
+@pytest.mark.parametrize("text", ["sta:frame=2x2,tile=1x1x1,window=60x2x2"])
+def test_what_leaves_nothing_out_is_softmax_attention(text: str) -> None:
+    inputs = draw(60)
+    close(build(text, Shape(2, 2, 60, 4, v_dim=3))(*inputs), exact_attention(*inputs))
+
+
+def test_sides_are_whole_numbers_with_an_x_between() -> None:
+    assert sides("6x8x10", 3, "x") == (6, 8, 10)
+    for text in ("8", "8x8x8x8", "8x0x8", "8x8x", "axb", "8 x 8 x 8", ""):
+        with pytest.raises(UsageError, match=r"sta: option tile=.* must be 3 whole numbers of at least 1 with an x"):
+            build("sta", Shape(1, 1, 8, 4), tile=text)
+
+
+@pytest.mark.parametrize("name", ["sta"])
+def test_a_video_is_not_read_from_left_to_right_and_not_padded(name: str) -> None:
+    with pytest.raises(Unsupported, match="frames of a video are made together"):
+        build(name, Shape(1, 1, 8, 4, causal=True))
+    with pytest.raises(Unsupported, match="the same video"):
+        build(name, Shape(1, 1, 8, 4, kv_len=9))
