@@ -55,6 +55,7 @@ ADDED: dict[str, Any] = {
     "learning_rate": None,
     "protocol": None,
     "pretrain_steps": None,
+    "guide": None,
     "trainable_params": None,
     "params_ratio": None,
     "train_s": None,
@@ -284,6 +285,8 @@ class Record:
     """``fixed``, or ``sweep``: one of several rates."""
     pretrain_steps: int | None = None
     """Steps of training on masked tokens before the training on labels."""
+    guide: float | None = None
+    """Weight of the loss that keeps attention near the diagonal; None where nothing guides it."""
     trainable_params: int | None = None
     """Number of trained parameters."""
     params_ratio: float | None = None
@@ -415,7 +418,8 @@ def _of_model(cell: Cell) -> dict[str, Any]:
 
 def _of_training(cell: Cell) -> dict[str, Any]:
     names = ("steps", "protocol", "pretrain_steps")
-    return {name: getattr(cell.training, name) for name in names} if cell.training else {}
+    rules = cell.training
+    return {**{name: getattr(rules, name) for name in names}, "guide": rules.guide or None} if rules else {}
 
 
 def inferred(cell: Cell, n: int, status: Status, *, quick: bool = False) -> Record:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from attnbench.cell import Cell, ModelSize, Training
+from attnbench.decision.key import key_of
 from attnbench.record import Record
 from attnbench.scores import Summary, difference, floor_of, interval, learnt, over_tasks, summary
 from attnbench.shape import Shape
@@ -31,6 +32,7 @@ def row(
     protocol: Any = "sweep",
     task: str = "recall",
     layers: int = 2,
+    guide: float = 0.0,
     status: Status = Status.OK,
     reason: str = "",
     **columns: Any,
@@ -38,7 +40,7 @@ def row(
     cell = Cell(
         "score", "train", parse_spec(label), Shape(seq_len=64, heads=2, head_dim=32, batch=32),
         level="model", pass_="training", measure=("score",), model=ModelSize(layers, 128), task=parse_spec(task),
-        training=Training(steps=400, learning_rate=rate, protocol=protocol), seed=seed,
+        training=Training(steps=400, learning_rate=rate, protocol=protocol, guide=guide), seed=seed,
     )  # fmt: skip
     if score is not None:
         columns = {"val_score": score, "score_low": score - 0.02, "score_high": score + 0.02, **columns}
@@ -121,6 +123,14 @@ def test_a_variant_without_any_score_has_no_summary_and_keeps_its_reason() -> No
 def test_models_and_tasks_are_never_put_together() -> None:
     rows = [row("linear", 0.5), row("linear", 0.6, layers=4), row("linear", 0.7, task="copy")]
     assert len(choose(trained(rows))) == 3
+
+
+def test_a_training_that_was_guided_is_apart_from_one_that_was_not() -> None:
+    plain = row("linear", 0.5)
+    guided = row("linear", 0.6, guide=1.0)
+    assert plain.guide is None
+    assert {choice.rows[0].score for choice in choose(trained([plain, guided]))} == {0.5, 0.6}
+    assert key_of(plain) != key_of(guided)
 
 
 def test_of_a_training_that_was_repeated_the_newest_that_is_ok_counts() -> None:

@@ -27,8 +27,12 @@ def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None)
 
     of_rows = [record for record in records if record.steps is not None]
     choices = choose(trained(of_rows))
-    for problem in dict.fromkeys(choice.problem for choice in choices):
-        _print_problem([choice for choice in choices if choice.problem == problem], of_rows, shown or {})
+    problems = dict.fromkeys(choice.problem for choice in choices)
+    several = {dict(setting).get("positions") for _, setting in problems}
+    for problem in problems:
+        positions = dict(problem[1]).get("positions") if len(several) > 1 else None
+        of_problem = [choice for choice in choices if choice.problem == problem]
+        _print_problem(of_problem, of_rows, shown or {}, f", {positions or 'unknown'} positions" * (len(several) > 1))
     if of_rows:
         console.note(
             "intervals: 95 % over seeds, each for itself; with one seed over test examples\n"
@@ -45,7 +49,8 @@ def short_task(label: str) -> str:
     return TASKS.get(spec.name).normalise(spec).label if spec.name in TASKS else label
 
 
-def _print_problem(choices: Sequence[Choice], records: Sequence[Record], shown: dict[str, str]) -> None:
+def _print_problem(choices: Sequence[Choice], records: Sequence[Record], shown: dict[str, str], apart: str) -> None:
+    """Print one table; ``apart`` ends its title with what tells its models from those of the others."""
     from attnbench.scores import REFERENCE, difference, floor_of, learnt, summary
 
     task, setting = choices[0].problem
@@ -72,6 +77,7 @@ def _print_problem(choices: Sequence[Choice], records: Sequence[Record], shown: 
     title = f"{short_task(task)}, n = {facts['seq_len']}, {facts['steps']} steps, {seeds} seed{'s' * (seeds != 1)}"
     if len(rates) == 1:
         title += f", learning rate {next(iter(rates)):g}"
+    title += apart + (f", guided by {facts['guide']:g}" if facts.get("guide") else "")
     columns = ["variant", "score", "95 %", "minus softmax", "it is", "rate", "training"]
     wanted = {"rate": len(rates) > 1, "minus softmax": reference is not None, "it is": reference is not None}
     used = [wanted.get(column, True) for column in columns]

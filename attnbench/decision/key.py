@@ -50,10 +50,11 @@ class Key:
     ffn: int | None
     positions: str
     protocol: str | None
-    """protocol to pretrain_steps describe a training; all are None for everything else."""
+    """protocol to guide describe a training; all are None for everything else."""
     steps: int | None
     learning_rate: float | None
     pretrain_steps: int | None
+    guide: float | None
 
     def to_json(self) -> dict[str, Any]:
         """Column -> value, in the names of ``results.csv``, without those that do not apply."""

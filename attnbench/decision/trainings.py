@@ -25,7 +25,7 @@ from attnbench.store import RunFolder
 from attnbench.trained import Choice, choose, trained
 from attnbench.variant import VARIANTS
 
-_ALIKE = ("task", "layers", "ffn", "positions", "steps", "protocol", "pretrain_steps")
+_ALIKE = ("task", "layers", "ffn", "positions", "steps", "protocol", "pretrain_steps", "guide")
 """Columns that tell how all of them are trained."""
 
 

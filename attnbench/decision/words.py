@@ -25,7 +25,7 @@ _NAMING = sorted(
     key=lambda axis: (not isinstance(axis.values, Specs), axis.asked),
 )
 """Axes that a name may tell beside variant and length, in the order in which they are asked."""
-_NUMBERS = ("layers", "ffn", "steps", "pretrain_steps", "threads")
+_NUMBERS = ("layers", "ffn", "steps", "pretrain_steps", "guide", "threads")
 """Columns that are no axes, and say nothing without their name."""
 
 

@@ -37,6 +37,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "positions": lambda value: f"{value or 'unknown'} positions",
     "steps": lambda value: _several(value, "step") if pd.notna(value) else "steps not known",
     "pretrain_steps": lambda value: f"pretrained {value:.0f} steps" if value else "not pretrained",
+    "guide": lambda value: f"guided by {value:g}" if pd.notna(value) else "not guided",
     "protocol": lambda value: {"sweep": "rate by validation", "fixed": "fixed rate"}.get(value, "rate not known"),
     "process": lambda value: f"process {value}",
     "threads": lambda value: _several(value, "thread") if pd.notna(value) else "threads not known",

@@ -128,7 +128,7 @@ def means(found: Sequence[Problem]) -> list[Problem]:
     models: dict[tuple[object, ...], list[Problem]] = {}
     for one in found:
         if one.parts:
-            same = (*SAME_MODEL, "pretrain_steps", RUN)
+            same = (*SAME_MODEL, "pretrain_steps", "guide", RUN)
             models.setdefault(tuple(one.setting.get(name) for name in same), []).append(one)
     made = []
     for of_model in models.values():
@@ -184,6 +184,8 @@ def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
     second = [*said("steps"), how * bool(rates), f"protocol {' and '.join(sorted(protocols))}", seeds]
     if same.get("pretrain_steps"):
         second.append(in_words("pretrain_steps", same["pretrain_steps"]))
+    if same.get("guide"):
+        second.append(in_words("guide", same["guide"]))
     where_ = where(rows, None)
     return [" · ".join(part for part in line if part) for line in (first, second)] + where_[1:]
 

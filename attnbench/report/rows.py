@@ -25,7 +25,13 @@ COLUMNS = (
 """What a row holds, in order: ``speed`` in examples per second, ``ratio`` and ``memory`` beside softmax, ``change``
 as its time over that of an older run."""
 
-_RULES = (*(name for name, axis in AXES.items() if axis.only == "score"), "steps", "pretrain_steps", "protocol")
+_RULES = (
+    *(name for name, axis in AXES.items() if axis.only == "score"),
+    "steps",
+    "pretrain_steps",
+    "guide",
+    "protocol",
+)
 """Columns that only trainings have."""
 _OF_TRAINING = (*_RULES, "seed", "process", "threads")
 """Columns that are said of trainings only, unless other rows differ in them too."""

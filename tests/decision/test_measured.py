@@ -24,7 +24,7 @@ def test_every_column_that_says_what_was_measured_is_in_the_key_or_named_here_as
     about_the_run = {"suite", "sweep", "cell_id", "device"}
     of_models_and_trainings = {"task", "layers", "ffn", "positions", "protocol", "steps", "learning_rate"}
     expected = (identity - about_the_variant - about_the_run) | of_models_and_trainings
-    expected |= {"process", "threads", "pretrain_steps"}
+    expected |= {"process", "threads", "pretrain_steps", "guide"}
     assert {field.name for field in fields(Key)} == expected
 
 
@@ -132,7 +132,7 @@ def test_the_committed_runs_of_two_boots_are_one_machine_by_class_and_two_by_id(
     assert differing_facts(old, new) == ["method_version: 4 and 5"]
 
 
-@pytest.mark.parametrize("run", sorted(path.parent.name for path in REFERENCE.glob("*/environment.json")))
+@pytest.mark.parametrize("run", sorted(path.parent.name for path in REFERENCE.glob("*/suite.yaml")))
 def test_every_committed_run_can_be_read(run: str) -> None:
     read = load(REFERENCE / run)
     assert read.rows
