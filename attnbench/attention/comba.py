@@ -46,7 +46,7 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the c
     settings=("chunk=5", "expand=1,width=1,chunk=64,correction=0.02"),
 )
 class Comba(ErasingLayer):
-    """Comba: Gated DeltaNet with feedback from the state and from the output.
+    """Gated DeltaNet with feedback from its state and from its output.
 
     Hu et al. 2025, "Comba: Improving Bilinear RNNs with Closed-loop Control". The state fades by α_t. Of what stood for
     k_t before, the share b β_t is taken out, and β_t v_t written: S_t = α_t S_{t-1} + β_t k_t (v_t - b S_{t-1}ᵀ k_t)ᵀ.

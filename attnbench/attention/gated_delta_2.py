@@ -44,7 +44,7 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the c
     settings=("chunk=4", "chunk=16,negative=true"),
 )
 class GatedDelta2(ErasingLayer):
-    """Gated DeltaNet-2: Kimi delta attention, erasing and writing apart.
+    """Kimi delta attention that erases and writes apart.
 
     Hatamizadeh et al. 2026, "Gated DeltaNet-2: Decoupling Erase and Write in Linear Attention". The state fades channel
     by channel as in ``kda``, S' = Diag(α_t) S_{t-1}. Then what b_t ⊙ k_t reads of it is taken out along k_t, and

@@ -38,7 +38,7 @@ from attnbench.variant import No, Traits, register
     settings=("bits=2,group=5,recent=0", "bits=3,group=3,recent=4", "bits=4,group=2,recent=7"),
 )
 class QuantisedCache(nn.Module):
-    """Keys and values as a cache of 2 to 8 bits returns them: its error.
+    """The error of keys and values that a cache keeps in 2 to 8 bits.
 
     Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache". q ``(B, H, N, D)``, k
     ``(B, K, M, D)`` and v ``(B, K, M, E)`` -> ``(B, H, N, E)``. Tokens come in groups of ``group``. In a group that is

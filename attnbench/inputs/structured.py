@@ -86,13 +86,14 @@ def sink(
     ] = 1.0,
     value_std: Annotated[float, Field(ge=0, le=100, description="standard deviation of the values there")] = 0.1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The first keys draw much weight from every query and have small values, as in trained language models.
+    """The first keys draw much weight from every query, and their values are small.
 
-    It favours methods that keep the first tokens. After Xiao et al. 2023, arXiv:2309.17453, section 3.1. Each head of
-    keys has a direction. The sinks lie on it, all other keys are orthogonal to it, and every query has the same part
-    along it: each query has the same logit log(share / (1 - share) · (M - sinks) / sinks) + logit_std² / 2 at every
-    sink. The other logits are Gaussian, so that a query of all M keys gives the sinks the weight ``share``, up to the
-    spread of their sum. One that sees fewer keys, as in causal attention, gives them more.
+    So it is in trained language models; it favours methods that keep the first tokens. After Xiao et al. 2023,
+    arXiv:2309.17453, section 3.1. Each head of keys has a direction. The sinks lie on it, all other keys are orthogonal
+    to it, and every query has the same part along it: each query has the same logit
+    log(share / (1 - share) · (M - sinks) / sinks) + logit_std² / 2 at every sink. The other logits are Gaussian, so
+    that a query of all M keys gives the sinks the weight ``share``, up to the spread of their sum. One that sees fewer
+    keys, as in causal attention, gives them more.
 
     Raises:
         Unsupported: there is no key beside the sinks, or D is 1.

@@ -18,7 +18,7 @@ def _chooses(case: Case) -> bool:
 
 @law("choice", applies=lambda case: case.operator and _chooses(case))
 def choice(case: Case) -> Iterator[Measured]:
-    """What it attends to is what it says that it chose, and its error is the mass that it left out."""
+    """It attends to what it says that it chose, and its error is the mass that it left out."""
     shape = case.shape
     module, (q, k, v) = case.module(), case.draw()
     assert isinstance(module, Selecting)

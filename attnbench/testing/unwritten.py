@@ -47,7 +47,7 @@ def _poison(x: Tensor, before: int) -> None:
 
 @law("unwritten memory")
 def unwritten_memory(case: Case) -> Iterator[Measured]:
-    """With NaN in all memory that nothing was written to, outputs, gradients and states are the same."""
+    """NaN in memory that nothing was written to changes no output, gradient or state."""
     masks: list[Tensor | None] = [None]
     if case.traits.key_padding:
         masks.append(torch.arange(case.shape.N) < torch.tensor([[case.shape.N - 8], [case.shape.N]]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +18,9 @@ from attnbench.measure.energy import Meter, energy_counters
 from attnbench.measure.error import measure_error
 from attnbench.measure.memory import state_bytes
 from attnbench.model import Encoder
+from attnbench.shape import Shape
 from attnbench.spec import Spec
-from attnbench.stack import refusal
+from attnbench.stack import refusal, turns
 from attnbench.task import Examples, Task, make_task
 from attnbench.training.accuracy import answer, chance
 from attnbench.training.checkpoint import Checkpoint
@@ -198,15 +200,21 @@ def _state_bytes(cell: Cell, size: ModelSize) -> int | None:
 
     Those of the variant's causal form, even if the model itself is not causal.
     """
-    variant, shape = VARIANTS.get(cell.variant.name), cell.shape
+    shape = cell.shape
     length = shape.N + shape.added_tokens
     causal = replace(shape, batch=1, seq_len=length, kv_len=None, causal=True, added_tokens=0, query_stride=1)
-    if variant.unsupported_reason(causal, decode=True):
+    if refusal(cell.variant, causal, decode=True):
         return None
-    module = build(cell.variant, causal, seed=cell.seed)
+    in_turn = turns(cell.variant)
+    bytes_of = {spec: _layer_state_bytes(spec, causal, cell.seed) for spec in dict.fromkeys(in_turn)}
+    return sum(bytes_of[spec] for spec in islice(cycle(in_turn), size.layers))
+
+
+def _layer_state_bytes(spec: Spec, shape: Shape, seed: int) -> int:
+    module = build(spec, shape, seed=seed)
     sizes = ((shape.H, shape.D), (shape.K, shape.D), (shape.K, shape.E))
-    prompt = [torch.zeros(1, heads, length, width) for heads, width in sizes]
-    if variant.kind == "mixer":
-        prompt = [torch.zeros(1, length, shape.C)]
+    prompt = [torch.zeros(1, heads, shape.N, width) for heads, width in sizes]
+    if VARIANTS.get(spec.name).kind == "mixer":
+        prompt = [torch.zeros(1, shape.N, shape.C)]
     with torch.inference_mode():
-        return size.layers * state_bytes(cast(Decoding, module).begin(*prompt))
+        return state_bytes(cast(Decoding, module).begin(*prompt))

@@ -15,7 +15,7 @@ SYNTHETIC = ("gaussian", "peaked", "clustered", "low-rank", "banded")
 
 
 def test_inputs_are_listed_in_the_order_shown_to_users() -> None:
-    assert INPUTS.names() == [*SYNTHETIC, "listops", "smollm2", "minilm", "file"]
+    assert INPUTS.names() == [*SYNTHETIC[:3], "sink", *SYNTHETIC[3:], "listops", "smollm2", "minilm", "file"]
 
 
 @pytest.mark.parametrize("name", INPUTS.names())
