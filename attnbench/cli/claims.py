@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +48,7 @@ def claims(
     if not wanted:
         raise UsageError(f"no claim mentions {select!r}; attnbench claims lists all of them")
     if run:
-        _measure(wanted, results)
+        _measure(wanted, results, narrow=select is not None)
     table = _rows(results)
     judged = [judge(one, table) for one in wanted]
     if as_json:
@@ -79,10 +80,13 @@ def _rows(results: list[Path] | None) -> pd.DataFrame | None:
     return read_rows(results or [Path("results")], warn=console.warning)
 
 
-def _measure(wanted: list[Claim], results: list[Path] | None) -> None:
+def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -> None:
     """Make the runs of claims that have no rows yet; what was measured is not measured again.
 
     Claims about several numbers of threads have a run for each, one after the other.
+
+    Args:
+        narrow: measure only the sweeps that these claims read, not their whole suites.
     """
     from attnbench.cli.screen import measured
     from attnbench.decision.judging import judge
@@ -101,8 +105,16 @@ def _measure(wanted: list[Claim], results: list[Path] | None) -> None:
             console.warning(f"this process may use {most} of the cores, too few for: {run.command}")
             continue
         plan = make_plan(run.suite, Options(out=folder, select=run.select, threads=run.threads))
-        console.note(f"measuring: {run.command}")
+        sweeps = _sweeps([one for one in lacking if run in one.runs]) if narrow else set[str]()
+        if sweeps:
+            plan = replace(plan, only=frozenset(cell.cell_id for cell in plan.cells if cell.sweep in sweeps))
+        console.note(f"measuring: {run.command}" + (f", only {', '.join(sorted(sweeps))}" if sweeps else ""))
         measured(plan)
+
+
+def _sweeps(wanted: list[Claim]) -> set[str]:
+    """The sweeps that these claims read; empty where one of them does not say."""
+    return {name for one in wanted for name in one.sweeps} if all(one.sweeps for one in wanted) else set()
 
 
 _MARGIN = " " * 12

@@ -74,7 +74,7 @@ def points_of(claim: Claim, frame: pd.DataFrame | None) -> Iterator[Point]:
 
 def _having(rows: pd.DataFrame, values: Mapping[str, Value]) -> pd.DataFrame:
     for column, value in values.items():
-        rows = rows[rows[column] == value]
+        rows = rows[rows[column].isna() if value is None else rows[column] == value]
     return rows
 
 

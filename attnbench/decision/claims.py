@@ -10,7 +10,8 @@ from typing import Annotated, Literal, NamedTuple
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Value = str | int | float | bool
+Value = str | int | float | bool | None
+"""Of a column; None where it is empty."""
 
 
 class _Strict(BaseModel):
@@ -162,8 +163,17 @@ class Claim(_Strict):
         if not isinstance(self.test, Ratio) or "threads" not in self.test.where:
             return (Run(self.suite),)
         where = self.test.where
-        counts = dict.fromkeys([where["threads"], {**where, **self.test.bottom_where}["threads"]])
-        return tuple(Run(self.suite, str(where["sweep"]), int(count)) for count in counts)
+        counts = dict.fromkeys(int(at["threads"] or 0) for at in (where, {**where, **self.test.bottom_where}))
+        return tuple(Run(self.suite, str(where["sweep"]), count) for count in counts)
+
+    @property
+    def sweeps(self) -> tuple[str, ...]:
+        """The sweeps of the suite whose rows it reads; empty where any may have them."""
+        if self.test is None or isinstance(self.test, Ability):
+            return ()
+        top = self.test.where.get("sweep")
+        bottom = getattr(self.test, "bottom_where", {}).get("sweep", top)
+        return tuple(dict.fromkeys((str(top), str(bottom)))) if top and bottom else ()
 
 
 @cache

@@ -201,6 +201,14 @@ def test_scores_of_two_numbers_of_heads_are_compared_seed_by_seed(
     assert verdict(rows, tmp_path, **test, where={"heads": 8}, bottom_where={"heads": 1}).points == ()
 
 
+def test_trainings_that_were_guided_are_compared_with_others_where_the_claim_asks_for_it(tmp_path: Path) -> None:
+    guided = [replace(row, guide=1.0) for row in scored("softmax", [0.97, 0.98, 0.99])]
+    rows = [*scored("softmax", [0.90, 0.91, 0.92]), *guided]
+    test = {"kind": "score", "top": "softmax", "bottom": "softmax", "task": "recall", "above": 0.0}
+    found = verdict(rows, tmp_path, **test, where={"guide": 1}, bottom_where={"guide": None})
+    assert (found.verdict, [round(point.value, 9) for point in found.points]) == ("holds", [0.07])
+
+
 def test_a_score_may_be_about_several_tasks_each_a_point(tmp_path: Path) -> None:
     rows = [
         row
@@ -329,6 +337,7 @@ def _fits(cell: Cell, name: str, options: Mapping[str, object], where: Mapping[s
     complete = dict(VARIANTS.get(cell.variant.name).complete(cell.variant).options)
     columns = {"sweep": cell.sweep, "level": cell.level, "pass": cell.pass_, "seq_len": cell.shape.N}
     columns |= {"heads": cell.shape.H, "head_dim": cell.shape.D, "positions": cell.model and cell.model.positions}
+    columns |= {"guide": (cell.training and cell.training.guide) or None}
     return (
         cell.variant.name == name
         and all(complete.get(key) == value for key, value in options.items())
@@ -418,3 +427,21 @@ def test_each_claim_about_threads_names_the_runs_that_it_needs() -> None:
         "parallel-softmax": [2, 1],
         "parallel-recurrent": [2, 1],
     }
+
+
+@pytest.mark.parametrize(
+    ("select", "sweeps"),
+    [
+        ("fewer-parameters-performer", {"layers"}),
+        ("positions-guided-far", {"sinusoid", "guided"}),
+        ("positions-", {"near", "near-guided"}),
+    ],
+)
+def test_run_measures_the_sweeps_that_the_chosen_claims_read(
+    select: str, sweeps: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Plan] = []
+    monkeypatch.setattr("attnbench.cli.screen.measured", plans.append)
+    monkeypatch.chdir(tmp_path)
+    main(["claims", "--run", "-k", select])
+    assert sweeps in [{cell.sweep for cell in plan.cells if plan.visits(cell)} for plan in plans]
