@@ -1,8 +1,8 @@
 """Runs every command of the page of the founding documents to its end: ``python -m tests.docs.founding_run``.
 
 Takes an hour or two. The record stands in docs/data/founding-run.json. What is there already is not run again, so the
-same command resumes. Name parts of commands to run those alone, and anew. A command that made a committed run counts
-as run.
+same command resumes. Name parts of commands to run those alone, and anew. A command whose rows
+are those of a committed run counts as run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from attnbench.cli.claims import _mentions
 from tests.docs import making
 from tests.docs.making import HERE
 
@@ -45,12 +46,19 @@ def record() -> dict[str, dict[str, Any]]:
 
 
 def committed() -> dict[str, dict[str, Any]]:
-    """What committed runs say of the commands that made them."""
+    """Commands whose rows are those of a committed run, by that run: ``run SUITE``, and claims about such a suite."""
     sys.path.insert(0, str(HERE / "docs"))
     origin = importlib.import_module("generators.runs").ORIGIN
+    judged = importlib.import_module("generators.claims").judged()
+    known = {command: name for name, command in origin.items()}
+    for command in commands():
+        chosen = command.removeprefix("attnbench claims --run -k ")
+        about = [one for one in judged if _mentions(one.claim, chosen)] if chosen != command else []
+        if about and all(one.points and f"attnbench run {one.claim.suite}" in known for one in about):
+            known[command] = known[f"attnbench run {about[0].claim.suite}"]
     return {
         command: {"date": making.made(name).partition(",")[0], "run": name, "exit": 0}
-        for name, command in origin.items()
+        for command, name in known.items()
         if command in commands()
     }
 
