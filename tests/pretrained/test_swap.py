@@ -184,7 +184,7 @@ def test_a_changed_row_is_told(tmp_path: Path) -> None:
 
 def shipped(out: Path, *steps: int) -> Swapped:
     rules = Rules(steps, 1e-3, 8, "all", 0)
-    variants = (parse_spec("local:window=8"), parse_spec("performer:features=64"))[: 1 if max(steps) else 2]
+    variants = (parse_spec("local:window=8"), parse_spec("performer:features=64"))
     return swap(Question(variants, Wanted(whole=True), 16, rules), OwnEncoder(64), Trees(64), Place(out), Seen())
 
 
@@ -202,4 +202,6 @@ def test_a_little_training_repairs_the_window_and_not_the_lack_of_attention(tmp_
     after = {line.label: line for line in lines(found.rows) if line.steps == 50}
     assert abs(after["none"].loss - by_key(found.rows)["exact", "all", 0].loss) < 0.15, "the control hardly moves"
     assert after["local:window=8"].repaired > 0.5
-    assert after["mean-value"].repaired < 0.4
+    nothing = after["mean-value"].repaired
+    assert nothing < 0.25
+    assert after["performer:features=64"].repaired > nothing + 0.1, "but less than half, in so few steps"
