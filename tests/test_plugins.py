@@ -188,6 +188,17 @@ def test_the_adapters_of_other_packages_keep_the_contract_and_the_bare_call_is_e
     assert "peer.sdpa is what it says it is: 2 laws hold" in done.stdout
 
 
+@pytest.mark.skipif(not PEERS.is_dir(), reason="the adapters are not beside these tests")
+def test_the_adapters_of_kernels_hand_over_what_the_kernels_take() -> None:
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_kernels.py"]
+    environment = {**os.environ, "PYTHONPATH": str(PEERS), "ATTNBENCH_PLUGINS": ""}
+    done = subprocess.run(
+        tests, capture_output=True, encoding="utf-8", check=False, cwd=PEERS, env=environment, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
 def test_a_cost_with_a_square_is_held_to_it_and_the_author_is_told(tmp_path: Path) -> None:
     facts = "cost='O(n²·d)', traits=Traits(target='other', permutable=True)"
     code = PLUGIN.replace("FACTS", facts).replace("OPTIONS", "").replace("return v", "return (q @ k.mT).relu() @ v")

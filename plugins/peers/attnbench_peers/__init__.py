@@ -8,9 +8,11 @@ from importlib import import_module
 for _name in (
     "layouts",
     "torch_sdpa",
+    "exact_kernels",
     "performer",
     "linear_attention_transformer",
     "flash_linear_attention",
+    "fla_layers",
     "fast_transformers",
     "linformer",
     "nystrom",

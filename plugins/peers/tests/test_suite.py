@@ -34,8 +34,9 @@ def test_each_cell_can_be_built_but_for_what_needs_a_gpu(cells: list[Cell]) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # performer-pytorch compares versions with distutils
         for cell in cells:
-            if cell.variant.name == "peer.linear.fla":
+            form = dict(cell.variant.options).get("form")
+            if form != "naive" and not VARIANTS.get(cell.variant.name).traits.dtypes:
                 with pytest.raises(Unsupported):
                     build(cell.variant, cell.shape)
-            elif cell.shape.N == 1024:
+            elif cell.shape.N == 1024 and form is None:  # the naive forms need triton, which make peers leaves out
                 build(cell.variant, cell.shape)
