@@ -18,7 +18,7 @@ def _chooses(case: Case) -> bool:
 
 @law("choice", applies=lambda case: case.operator and _chooses(case))
 def choice(case: Case) -> Iterator[Measured]:
-    """It attends to what it says that it chose, and its error is the mass that it left out."""
+    """It attends to what it says that it chose, its error is the mass left out, and of equal keys it takes no more."""
     shape = case.shape
     module, (q, k, v) = case.module(), case.draw()
     assert isinstance(module, Selecting)
@@ -38,6 +38,12 @@ def choice(case: Case) -> Iterator[Measured]:
     rest = (weights * ~chosen) @ values  # (1 - m)·ō
     far = gap((weights @ values) - out, rest - (1 - mass) * out)
     yield Measured(far, case.close, f"its error is {far:.2g} off that of the mass that its choice leaves out")
+    oracle = case.oracle(module)
+    if oracle is not None and case.traits.shares == "by itself":
+        equal, every = k[:, :, :1].expand_as(k), torch.eye(shape.M, dtype=v.dtype).expand(*v.shape[:2], -1, -1)
+        taken = int(module.select(q, equal).pairs(slice(0, shape.N)).sum(-1).max())
+        most = int((oracle(q, equal, every) > 0).sum(-1).max())
+        yield Measured(max(0, taken - most), 0, f"of keys that are all equal it takes {taken}; its formula {most}")
     if case.causal and not case.traits.reads_ahead:
         for t, factor in ((3, 3), (11, 3), (11, -30), (16, -30)):
             others = [torch.where(torch.arange(shape.M)[:, None] > t, factor * x, x) for x in (q, k)]

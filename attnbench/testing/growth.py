@@ -29,7 +29,7 @@ def _with_defaults(case: Case) -> Case:
 
 @law("memory", few_shapes=True, applies=lambda case: case.first)
 def memory(case: Case) -> Iterator[Measured]:
-    """Memory grows with the power of n that is claimed."""
+    """Memory grows with the power of n that is claimed, and heads that share keys do not copy them."""
     case, power = _with_defaults(case), case.variant.memory_exponent
     if power is None:
         raise NothingClaimed("nothing is claimed about memory: see memory_exponent of @register.")
@@ -37,13 +37,20 @@ def memory(case: Case) -> Iterator[Measured]:
     short = 256 if claimed > 1.5 else 1024
     for training in (False, True):
         with _one_thread():  # each thread has tiles of its own
-            few, many = (_peak(case, n, training) for n in (short, 4 * short))
+            few, many = (_peak(case, Shape(1, 1, n, 8, causal=case.causal), training) for n in (short, 4 * short))
         power = math.log(max(1, many) / max(1, few), 4)  # an alias takes no memory
         what = "training" if training else "a forward pass"
         yield Measured(
             power,
             claimed + SPARE,
             f"the memory of {what} grows as n^{power:.2f} from {short} on; n^{claimed:g} is claimed",
+        )
+    if case.operator and case.traits.shares == "by itself":
+        own, shared = (Shape(1, 4, short, 32, causal=case.causal, kv_heads=K) for K in (4, 1))
+        with _one_thread():
+            times = max(1, _peak(case, shared, False)) / max(1, _peak(case, own, False))
+        yield Measured(
+            times, 1 + SPARE, f"a forward pass takes {times:.2f} times the memory where 4 heads share one of keys"
         )
 
 
@@ -57,8 +64,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _peak(case: Case, n: int, training: bool) -> int:
-    shape = Shape(1, 1, n, 8, causal=case.causal)
+def _peak(case: Case, shape: Shape, training: bool) -> int:
     module, inputs = (
         case.module(shape, dtype=case.common_dtype),
         case.draw(shape, dtype=case.common_dtype, grad=training),

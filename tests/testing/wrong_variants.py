@@ -32,7 +32,7 @@ from attnbench.attention.gru import GRU
 from attnbench.attention.indexed import IndexedAttention
 from attnbench.attention.kda import KimiDeltaAttention
 from attnbench.attention.kernel import Kernel
-from attnbench.attention.kv_budget import KeyDiff, Knorm, Quest, SnapKV, Tova
+from attnbench.attention.kv_budget import H2O, KeyDiff, Knorm, Quest, SnapKV, Tova
 from attnbench.attention.kv_budget.received import received
 from attnbench.attention.linear import Linear
 from attnbench.attention.local import Local
@@ -59,6 +59,7 @@ from attnbench.attention.retnet import RetNet
 from attnbench.attention.rwkv7 import RWKV7
 from attnbench.attention.rwwn import RowWiseWeightNormalisation
 from attnbench.attention.s4d import S4D
+from attnbench.attention.sdpa import Sdpa
 from attnbench.attention.sinkhorn.algorithm import Sinkhorn
 from attnbench.attention.softmax import Softmax
 from attnbench.attention.sparge import Sparge
@@ -384,6 +385,14 @@ class InterleavedHeads(Softmax):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         k, v = (x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v))
+        return super().forward(q, k, v, key_mask=key_mask)
+
+
+class CopiedHeads(Sdpa):
+    """Copies shared keys and values for each head of queries that reads them: right, and as dear as without sharing."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        k, v = (of_query_heads(x, q.shape[1]).contiguous() for x in (k, v))
         return super().forward(q, k, v, key_mask=key_mask)
 
 
@@ -1007,6 +1016,22 @@ class BlocksOfTheWholePast(NSA):
         return attend_to_chosen(q, k, v, chosen, size=self.block, key_mask=key_mask)
 
 
+class BlocksPerHead(NSA):
+    """Each head of queries selects blocks of its own, where the heads of a group share keys."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        k, v = (of_query_heads(x, q.shape[1]).contiguous() for x in (k, v))
+        return super().forward(q, k, v, key_mask=key_mask)
+
+
+class BlocksOfTheFirstHead(NSA):
+    """The first head of keys selects the blocks of all groups."""
+
+    def _pooled(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Mask) -> tuple[Tensor, Tensor]:
+        out, chosen = super()._pooled(q, k, v, key_mask)
+        return out, chosen[:, :1].expand_as(chosen).contiguous()
+
+
 class GatesThatSumToOne(NSA):
     """A softmax over the three gates."""
 
@@ -1459,6 +1484,13 @@ class BoundWithoutTheMaximum(Quest):
         return torch.matmul(torch.unflatten(q, 1, (low.shape[1], -1)).mean(2), high.mT)
 
 
+class SumsThatFavourTheFirst(H2O):
+    """Divides by the length of the prompt for every key, so that early keys, which more queries see, are favoured."""
+
+    def scores(self, q: Tensor, k: Tensor, real: Mask) -> Tensor:
+        return received(q, k, real).mean(2) / k.shape[2]
+
+
 class LongestKeys(Knorm):
     """Keeps the keys of the largest norm."""
 
@@ -1544,6 +1576,15 @@ class OwnBlockBesides(MoBA):
 
     def keep(self, gates: Tensor, allowed: Tensor, own: Tensor) -> Tensor:
         return super().keep(gates, allowed & ~own, torch.zeros_like(own)) | own
+
+
+class AllThatTie(MoBA):
+    """Keeps every block whose gate is as large as the last one that has a place, of equal ones all."""
+
+    def keep(self, gates: Tensor, allowed: Tensor, own: Tensor) -> Tensor:
+        ranked = gates.masked_fill(own, torch.inf).masked_fill(~allowed, -torch.inf)
+        last = ranked.topk(min(self.blocks, ranked.shape[-1]), -1).values[..., -1:]
+        return (ranked >= last) & allowed
 
 
 class MeanOverPadding(MoBA):
