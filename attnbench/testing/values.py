@@ -192,11 +192,21 @@ def sink(case: Case) -> Iterator[Measured]:
 
 @law(
     "shared heads",
-    applies=lambda case: case.operator and bool(case.traits.shares) and case.traits.heads_apart,
+    applies=lambda case: (
+        case.operator and (case.traits.shares == "by itself" or (bool(case.traits.shares) and case.traits.heads_apart))
+    ),
 )
 def shared_heads(case: Case) -> Iterator[Measured]:
-    """Heads of queries that share keys and values get what each would get alone."""
+    """Heads of queries that share keys and values get what each would get alone, or choose together as the formula."""
     shape = replace(case.shape, heads=2 * case.shape.H, kv_heads=case.shape.H)
+    if not case.traits.heads_apart:
+        module, inputs = case.module(shape), case.draw(shape)
+        oracle = case.oracle(module)
+        if oracle is not None:
+            far = gap(module(*inputs), oracle(*inputs))
+            what = f"with {shape.K} heads of keys for {shape.H} of queries it differs by {far:.2g} from its formula"
+            yield Measured(far, case.close, what)
+        return
     together, alone = case.module(shape), case.module()
     inputs = case.draw(shape, grad=True)
     q, k, v = inputs
