@@ -24,6 +24,7 @@ from attnbench.attention.longformer import Longformer as Longformer
 from attnbench.attention.etc import Etc as Etc
 from attnbench.attention.bigbird import BigBird as BigBird
 from attnbench.attention.sta import SlidingTile as SlidingTile
+from attnbench.attention.radial import Radial as Radial
 from attnbench.attention.graph import Graph as Graph
 from attnbench.attention.per_head import PerHead as PerHead
 from attnbench.attention.reformer import Reformer as Reformer

@@ -29,6 +29,7 @@ NONE = {
         *("xattention", "flexprefill", "minference", "sparge"),
     },
     "a window of a video has three sides": {"sta"},
+    "a band in a video is as wide as the frames of that video": {"radial"},
     "its options have no order by cost, or are those of its parts": {"per-head", "pooling", "sinkhorn", "sparse"},
     "blocks that share a scale cost the same, however many, and so do bits that are emulated": {
         *("quantised", "quantised-cache"),

@@ -55,6 +55,7 @@ from attnbench.attention.path import PaTH
 from attnbench.attention.performer import Performer
 from attnbench.attention.quantised import Quantised
 from attnbench.attention.quantised_cache import QuantisedCache
+from attnbench.attention.radial import Radial
 from attnbench.attention.retnet import RetNet
 from attnbench.attention.rwkv7 import RWKV7
 from attnbench.attention.rwwn import RowWiseWeightNormalisation
@@ -1217,6 +1218,34 @@ class RowByRow(SlidingTile):
     def _plan(self, N: int, device: torch.device) -> Any:
         layout, kept = super()._plan(N, device)
         return layout._replace(places=layout.places.sort().values), kept
+
+
+class FirstFrameLikeOthers(Radial):
+    """The first frame is seen by the frames near it alone."""
+
+    def _to_first(self, pairs: Tensor) -> Tensor:
+        return pairs[pairs[:, 0] <= pairs[:, 1].max()]
+
+
+class BandsOfOneWidth(Radial):
+    """Bands narrow once, and no further with the distance."""
+
+    def _meet(self, apart: int) -> bool:
+        return True
+
+    def _band(self, apart: int, each: int, device: torch.device) -> Tensor:
+        return super()._band(min(apart, 2), each, device)
+
+
+class EveryFrameMeets(Radial):
+    """Where a band would be narrower than a block, all frames keep a block, and not one in several."""
+
+    def _meet(self, apart: int) -> bool:
+        return True
+
+    def _band(self, apart: int, each: int, device: torch.device) -> Tensor:
+        found = super()._band(apart, each, device)
+        return found if len(found) else torch.arange(each, device=device)[:, None].expand(-1, 2)
 
 
 class PlacesInTheText(Streaming):

@@ -1,4 +1,4 @@
-"""A pattern on a video: windows of tiles."""
+"""Patterns on a video: windows of tiles, and bands that narrow with the distance of frames."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnbench.attention.radial import Radial
 from attnbench.attention.sta import SlidingTile
 from attnbench.engines import tiling
 from attnbench.engines.patterns.canvas import sides
@@ -25,6 +26,7 @@ STA = [
     ((3, 3), (2, 2, 2), (3, 1, 1), 2),
     ((1, 1), (2, 1, 1), (3, 1, 1), 0),
 ]
+RADIAL = [(4, 2, 0), (5, 2, 3), (2, 2, 0), (9, 4, 0), (2, 5, 0), (1, 1, 2), (8, 1, 0)]
 each_length = pytest.mark.parametrize("n", [1, 7, 23, 60])
 
 
@@ -77,6 +79,28 @@ def window(n: int, frame: tuple[int, int], tile: tuple[int, ...], size: tuple[in
     return seen
 
 
+def bands(n: int, s: int, block: int) -> list[list[int]]:
+    """Blocks of two frames with any two places less than s/r apart; where that is less than a block, the same ones."""
+    seen = []
+    for i in range(n):
+        keys = []
+        for j in range(n):
+            apart = abs(i // s - j // s)
+            r = max([p for p in (1, 2, 4, 8, 16, 32, 64) if p <= apart], default=1)
+            ours, theirs = (range(x % s // block * block, x % s // block * block + block) for x in (i, j))
+            if s / r >= block:
+                near = any(abs(x - y) < s / r for x, y in itertools.product(ours, theirs))
+            else:
+                every = 1
+                while every * s < r * block:
+                    every += 1
+                near = ours == theirs and apart % every == 0
+            if near or apart <= 1 or j < s:
+                keys.append(j)
+        seen.append(keys)
+    return seen
+
+
 @each_length
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize(("frame", "tile", "size", "text"), STA)
@@ -88,6 +112,19 @@ def test_a_query_sees_a_whole_window_of_tiles(
     assert isinstance(module, SlidingTile)
     inputs, words = draw(n, kv_heads), min(text, n)
     expected = by_hand(*inputs, with_text(n, words, window(n - words, frame, tile, size)))
+    close(module(*inputs), expected)
+    close(module.dense(*inputs), expected)
+
+
+@each_length
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize(("frame", "block", "text"), RADIAL)
+def test_bands_narrow_as_frames_move_apart(frame: int, block: int, text: int, n: int, kv_heads: int) -> None:
+    shape = Shape(2, 2, n, 4, kv_heads=kv_heads, v_dim=3)
+    module = build("radial", shape, frame=frame, block=block, text=text).double()
+    assert isinstance(module, Radial)
+    inputs, words = draw(n, kv_heads), min(text, n)
+    expected = by_hand(*inputs, with_text(n, words, bands(n - words, frame, block)))
     close(module(*inputs), expected)
     close(module.dense(*inputs), expected)
 
@@ -104,7 +141,19 @@ def test_every_query_of_a_tile_has_the_same_keys_and_all_have_as_many() -> None:
     assert [len(patterns) for patterns in tiles.values()] == [1] * 12
 
 
-@pytest.mark.parametrize("text", ["sta:frame=3x2,tile=2x2x1,window=1x2x1,text=4"])
+def test_each_doubling_of_the_distance_adds_as_many_pairs() -> None:
+    """s = 16: a band of 16/r places for r, 2·r frames of it on both sides, and below one place one frame of many."""
+    module = build("radial:frame=16,block=1", Shape(1, 1, 16 * 129, 1)).double()
+    assert isinstance(module, Radial)
+    _, kept = module._plan(16 * 129, torch.device("cpu"))
+    at = 64 * 16 + 8
+    of_one = kept[kept[:, 0] == at, 1]
+    apart = (of_one // 16 - 64).abs()
+    counts = [int(((apart >= r) & (apart < 2 * r) & (of_one >= 16)).sum()) for r in (2, 4, 8, 16, 32)]
+    assert counts == [60, 56, 48, 32, 32]
+
+
+@pytest.mark.parametrize("text", ["sta:frame=3x2,tile=2x2x1,window=1x2x1,text=4", "radial:frame=5,block=2,text=3"])
 def test_tiles_change_nothing_forward_or_backward(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = [x.requires_grad_() for x in draw(60)]
     module, direction, found = build(text, Shape(2, 2, 60, 4, v_dim=3)), torch.randn(2, 2, 60, 3, dtype=F64), []
@@ -119,7 +168,7 @@ def test_tiles_change_nothing_forward_or_backward(text: str, monkeypatch: pytest
         close(one, formula)
 
 
-@pytest.mark.parametrize("text", ["sta:frame=4x4,tile=2x4x4,window=3x1x1"])
+@pytest.mark.parametrize("text", ["sta:frame=4x4,tile=2x4x4,window=3x1x1", "radial:frame=16,block=16"])
 def test_memory_grows_with_the_length_and_not_with_its_square(text: str) -> None:
     def peak(n: int) -> int:
         module = build(text, Shape(1, 2, n, 8))
@@ -131,7 +180,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(text: str) -> None
     assert peak(4096) <= 5 * peak(1024)
 
 
-@pytest.mark.parametrize("text", ["sta:frame=2x2,tile=1x1x1,window=60x2x2"])
+@pytest.mark.parametrize("text", ["sta:frame=2x2,tile=1x1x1,window=60x2x2", "radial:frame=30", "radial:frame=60"])
 def test_what_leaves_nothing_out_is_softmax_attention(text: str) -> None:
     inputs = draw(60)
     close(build(text, Shape(2, 2, 60, 4, v_dim=3))(*inputs), exact_attention(*inputs))
@@ -144,9 +193,9 @@ def test_sides_are_whole_numbers_with_an_x_between() -> None:
             build("sta", Shape(1, 1, 8, 4), tile=text)
 
 
-@pytest.mark.parametrize("name", ["sta"])
+@pytest.mark.parametrize("name", ["sta", "radial"])
 def test_a_video_is_not_read_from_left_to_right_and_not_padded(name: str) -> None:
     with pytest.raises(Unsupported, match="frames of a video are made together"):
         build(name, Shape(1, 1, 8, 4, causal=True))
-    with pytest.raises(Unsupported, match="the same video"):
+    with pytest.raises(Unsupported, match=r"one video|the same video"):
         build(name, Shape(1, 1, 8, 4, kv_len=9))
