@@ -20,7 +20,7 @@ from attnbench.variant import No, Traits, register
     source="Li et al. 2025, arXiv:2506.19852; authors' code, attn_mask.py",
     formula="softmax over the first frame and the blocks with |x - y| < s/r, r = 2^⌊log₂ max(Δ, 1)⌋ for frames Δ apart",
     cost="O(n·s·d·log(n))",
-    # The logarithm is one of few frames: pairs grow as n^1.45 from 8 frames to 32, as n^1.15 from 128 to 512.
+    # The logarithm is that of few frames: pairs grow as n^1.29 from 16 frames to 64, as n^1.13 from 512 to 1024.
     time_exponent=1.2,
     memory_exponent=1.0,
     traits=Traits(
@@ -48,22 +48,22 @@ class Radial(nn.Module):
     The last ``text`` tokens are no part of the video: they attend to all tokens, and all attend to them.
 
     Each doubling of the distance adds about as many pairs as the one before: a token sees O(s·log n) others. With the
-    defaults, 2048 tokens are 8 frames and form 87 % of all pairs, 8192 tokens 41 % and 131,072 tokens 4 %. Two frames
+    defaults, 2048 tokens are 16 frames and form 64 % of all pairs, 8192 tokens 24 % and 131,072 tokens 2 %. Two frames
     give exact attention. Scores exist for some blocks at a time, forward and backward: memory is O(n·d), and a few
     numbers for each pair of blocks.
 
     Differs from the authors' code: a frame begins with a block, and is filled up with gaps where blocks do not divide
     it (there blocks run on over the borders of frames); what is kept of a block, is kept whole; nothing is trained
     along with it (there models learn the pattern for longer videos by low-rank updates), and no steps or layers of a
-    model are left dense; blocks are 64 long, there 128.
+    model are left dense; blocks are 32 long, there 128.
     """
 
     def __init__(
         self,
         shape: Shape,
         *,
-        frame: Annotated[int, Field(ge=1, description="tokens of a frame, s")] = 256,
-        block: Annotated[int, Field(ge=1, description="tokens per block")] = 64,
+        frame: Annotated[int, Field(ge=1, description="tokens of a frame, s")] = 128,
+        block: Annotated[int, Field(ge=1, description="tokens per block")] = 32,
         text: Annotated[int, Field(ge=0, description="last tokens, which attend to all and all attend to")] = 0,
     ) -> None:
         super().__init__()
