@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Value = str | int | float | bool | None
-"""Of a column; None where it is empty."""
+"""A value of a column; None where it is empty."""
 
 
 class _Strict(BaseModel):

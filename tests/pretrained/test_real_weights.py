@@ -70,7 +70,7 @@ def test_the_causal_model_predicts_english_through_the_bridge() -> None:
     ("name", "run", "module"), [(SMOLLM2, "swap-smollm2", "gguf"), (MINILM, "swap-minilm", "transformers")]
 )
 def test_the_committed_rows_of_untrained_swaps_come_again(name: str, run: str, module: str) -> None:
-    """Of softmax attention, of random features and of a window in all layers; the Performer forgets English."""
+    """Softmax attention, random features and a window in all layers; the Performer forgets English."""
     pytest.importorskip(module, reason="the extra models is not installed")
     committed = pd.read_csv(RUNS / run / "swap.csv")
     rows = committed[committed["layers"] == "all"].set_index("label")
