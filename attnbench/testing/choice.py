@@ -18,7 +18,7 @@ def _chooses(case: Case) -> bool:
 
 @law("choice", applies=lambda case: case.operator and _chooses(case))
 def choice(case: Case) -> Iterator[Measured]:
-    """It attends to what it says that it chose, its error is the mass left out, and of equal keys it takes no more."""
+    """It attends to what it chose, its error is the mass left out, and ties take no more keys."""
     shape = case.shape
     module, (q, k, v) = case.module(), case.draw()
     assert isinstance(module, Selecting)

@@ -29,7 +29,7 @@ def _with_defaults(case: Case) -> Case:
 
 @law("memory", few_shapes=True, applies=lambda case: case.first)
 def memory(case: Case) -> Iterator[Measured]:
-    """Memory grows with the power of n that is claimed, and heads that share keys do not copy them."""
+    """Memory grows with the claimed power of n; heads that share keys do not copy them."""
     case, power = _with_defaults(case), case.variant.memory_exponent
     if power is None:
         raise NothingClaimed("nothing is claimed about memory: see memory_exponent of @register.")

@@ -197,7 +197,7 @@ def sink(case: Case) -> Iterator[Measured]:
     ),
 )
 def shared_heads(case: Case) -> Iterator[Measured]:
-    """Heads of queries that share keys and values get what each would get alone, or choose together as the formula."""
+    """Heads that share keys and values get what each gets alone, or choose as the formula does."""
     shape = replace(case.shape, heads=2 * case.shape.H, kv_heads=case.shape.H)
     if not case.traits.heads_apart:
         module, inputs = case.module(shape), case.draw(shape)
