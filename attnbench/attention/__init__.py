@@ -72,6 +72,7 @@ from attnbench.attention.path import PaTH as PaTH
 from attnbench.attention.window_linear import WindowLinear as WindowLinear
 from attnbench.attention.retnet import RetNet as RetNet
 from attnbench.attention.gla import GLA as GLA
+from attnbench.attention.gsa import GSA as GSA
 from attnbench.attention.ssd import SSD as SSD
 from attnbench.attention.log_linear import LogLinear as LogLinear
 from attnbench.attention.mamba2 import Mamba2 as Mamba2

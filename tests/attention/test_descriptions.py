@@ -27,6 +27,7 @@ PUBLISHED = {
     "performer": {"features": 256, "projection": "orthogonal"},
     "nsa": {"block": 64, "length": 32, "stride": 16, "top_n": 16, "window": 512},
     "gla": {"rank": 16, "temperature": 16.0},
+    "gsa": {"temperature": 8.0},
     "gated-delta": {"expand": 2, "width": 4},
     "comba": {"expand": 2, "correction": 1.0, "width": 4},
     "mamba2": {"state": 128, "expand": 2, "width": 4},

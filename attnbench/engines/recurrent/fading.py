@@ -86,6 +86,38 @@ def faded_by_channel(readers: Sequence[Tensor], writers: Sequence[Tensor], log_d
     return Faded([[one[:, :, 0] for one in row] for row in products], since[:, :, 0].exp2(), until[:, :, 0].exp2())
 
 
+def faded_values(weights: Tensor, values: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_{j<=i} w_ij 2^(g_{j+1,e} + ... + g_ie) v_je: the channels of what is read fade, not those of the products.
+
+    Halved as in :func:`faded_by_channel`.
+
+    Args:
+        weights: ``(G, chunks, c, c)``; above the diagonal may stand anything finite.
+        values, log_decay: ``(G, chunks, c, E)``, c a power of two.
+
+    Returns:
+        ``(G, chunks, c, E)``, and ``begun`` and ``until`` as in :class:`Faded`.
+    """
+    own, since = values.unsqueeze(3), log_decay.unsqueeze(3)
+    until = torch.zeros_like(since)
+    out = weights.diagonal(dim1=-2, dim2=-1)[..., None, None] * own
+    while since.shape[2] > 1:
+        halves, size = since.shape[2], since.shape[3]
+        (early_since, late_since), (early_until, late_until) = (_halves(each) for each in (since, until))
+        # Block rows of the later halves, block columns of the earlier ones, and of these each pair's own.
+        blocks = torch.unflatten(torch.unflatten(weights, 3, (halves, size)), 2, (halves, size))
+        across = blocks[:, :, 1::2, :, ::2].diagonal(dim1=2, dim2=4).movedim(-1, 2)
+        read = across @ (_halves(own)[0] * early_until.exp2()) * late_since.exp2()
+        early, late = _halves(out)
+        out, since, until = (
+            torch.cat([early, late + read], 3),
+            torch.cat([early_since, late_since + early_since[:, :, :, -1:]], 3),
+            torch.cat([early_until + late_since[:, :, :, -1:], late_until], 3),
+        )
+        own = torch.unflatten(own, 2, (-1, 2)).flatten(3, 4)
+    return out[:, :, 0], since[:, :, 0].exp2(), until[:, :, 0].exp2()
+
+
 def _halves(x: Tensor) -> tuple[Tensor, ...]:
     """The even and the odd blocks of ``(G, chunks, blocks, ...)``."""
     return torch.unflatten(x, 2, (-1, 2)).unbind(3)

@@ -1,0 +1,184 @@
+"""Gated slot attention: softmax over a fixed number of slots, whose keys and values fade as the token chooses."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, silu
+
+from attnbench.engines.masks import emptied
+from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.recurrent.decayed_sums import last_state, states_before
+from attnbench.engines.recurrent.fading import faded_by_channel, faded_values
+from attnbench.engines.recurrent.real_tokens import alone, both_ways
+from attnbench.engines.recurrent.stretches import by_heads, rows_in_turn, stretches
+from attnbench.errors import UsageError
+from attnbench.shape import Shape
+from attnbench.variant import Knob, No, Traits, register
+
+_BOTH_WAYS = "two recurrences, one from either end, added; the paper defines the causal form only"
+
+
+@register(
+    "gsa",
+    kind="mixer",
+    family="recurrence",
+    source="Zhang et al. 2024, arXiv:2409.07146; flash-linear-attention, gsa.py",
+    formula="K_t = diag(α_t) K_{t-1} + (1 - α_t) k_tᵀ,  V_t likewise with v_t,  o_t = V_tᵀ softmax(K_t q_t),  "
+    "α = σ(x W)^(1/τ)",
+    cost="O(n·m·d)",
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
+        bias=No("a logit belongs to a query and a slot, and not to a pair of tokens"),
+        decode=True,
+        stochastic=True,
+        rows_sum_to_one=False,
+        knob=Knob("slots"),
+        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+    ),
+    settings=("slots=3,chunk=4", "slots=5,chunk=16,temperature=1.0", "chunk=64"),
+)
+class GSA(nn.Module):
+    """Gated slot attention: softmax over slots that fade.
+
+    Zhang et al. 2024, "Gated Slot Attention for Efficient Linear-Time Sequence Modeling". A head has ``slots`` slots,
+    each with a key and a value. Token t keeps the share α of each slot, a number in (0, 1) for every slot, and fills
+    the rest with its own key and value: K_t = diag(α_t) K_{t-1} + (1 - α_t) k_tᵀ, and V_t likewise. The output is
+    softmax attention to the slots, o_t = V_tᵀ softmax(K_t q_t). α = σ(x W)^(1/``temperature``). Slots start empty: the
+    weights of a token's softmax sum to one, but an empty slot's value is 0.
+
+    x ``(B, N, C)`` gives q, k and v, each by a C × C projection and silu. A root-mean-square norm over all channels of
+    silu(o), and the output projection, follow. As in the authors' code no projection has a bias, ``temperature`` is 8,
+    and logits are not divided by √D.
+
+    Two scans with a softmax between. In the first the decay belongs to the columns of the state, in the second to its
+    rows; a chunk is halved again and again in both, as in ``gla``, so that nothing overflows, however small α is.
+    A padded token is passed over as if it were absent.
+
+    Not causal: a second recurrence runs over the turned sequence, and what both give is added before silu; the paper
+    defines the causal form.
+
+    Differs from the authors' code: 64 slots by default, where theirs has as many as a key has channels; linear layers
+    start as PyTorch's.
+
+    Raises:
+        UsageError: ``chunk`` is not a power of two.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        slots: Annotated[int, Field(ge=1, description="keys and values that a head keeps")] = 64,
+        temperature: Annotated[float, Field(gt=0, description="τ: α = σ(·)^(1/τ)")] = 8.0,
+        chunk: Annotated[
+            int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
+        ] = 64,
+    ) -> None:
+        super().__init__()
+        if chunk & (chunk - 1):
+            raise UsageError(f"gsa: option chunk={chunk} must be a power of two")
+        C = shape.C
+        self.heads, self.causal, self.chunk, self.temperature = shape.H, shape.causal, chunk, temperature
+        self.qkv = nn.Linear(C, 3 * C, bias=False)
+        self.decay = nn.Linear(C, shape.H * slots, bias=False)
+        self.norm = nn.RMSNorm(C, eps=1e-5)
+        self.out = nn.Linear(C, C, bias=False)
+
+    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """What each token left in each slot when another reads it, N × N × slots numbers, for logits and for values."""
+        (x,) = emptied(key_mask, x)
+        return alone(self._written_out, x, key_mask)
+
+    def _written_out(self, x: Tensor) -> Tensor:
+        """The formula for one sequence ``(n, C)``."""
+        read = []
+        for side in (x,) if self.causal else (x, x.flip(0)):
+            projected = side @ self.qkv.weight.T
+            projected = projected * torch.sigmoid(projected)
+            q, k, v = (torch.unflatten(each, 1, (self.heads, -1)) for each in projected.chunk(3, 1))
+            alpha = torch.sigmoid(torch.unflatten(side @ self.decay.weight.T, 1, (self.heads, -1)))
+            alpha = alpha ** (1 / self.temperature)
+            total = alpha.log().cumsum(0)
+            between = torch.exp(-(total[:, None] - total).abs())  # (reader, writer, head, slot)
+            left = between * (1 - alpha) * between.new_ones(len(x), len(x)).tril()[:, :, None, None]
+            weights = torch.softmax(torch.einsum("ihd,jhd,ijhm->ihm", q, k, left), -1)
+            y = torch.einsum("ihm,ijhm,jhd->ihd", weights, left, v).flatten(1)
+            read.append(y if side is x else y.flip(0))
+        y = torch.stack(read).sum(0)
+        y = y * torch.sigmoid(y)
+        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
+        out: Tensor = self.out(y)
+        return out
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k and v ``(B, H, N, D)``, and log2(α) ``(B, H, N, slots)``."""
+        q, k, v = (
+            torch.unflatten(each, 2, (self.heads, -1)).transpose(1, 2) for each in silu(self.qkv(x)).chunk(3, -1)
+        )
+        logits = torch.unflatten(self.decay(x).to(accumulator(x.dtype)), 2, (self.heads, -1))
+        return q, k, v, (logsigmoid(logits) * (LOG2E / self.temperature)).transpose(1, 2)
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (x,) = emptied(key_mask, x)
+        return self._finish(both_ways(self._run, x, key_mask, causal=self.causal))
+
+    def _run(self, x: Tensor, _: int) -> Tensor:
+        """o ``(B, N, C)``."""
+        y = by_heads(partial(slot_attention, chunk=self.chunk), *self._parts(x))
+        return y.transpose(1, 2).flatten(2)
+
+    def _finish(self, y: Tensor) -> Tensor:
+        out: Tensor = self.out(self.norm(silu(y)))
+        return out
+
+    def begin(self, x: Tensor) -> Tensor:
+        """The slots' keys and values ``(B, H, slots, 2·D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""
+        _, k, v, log_decay = self._parts(x)
+        return last_state(_written(log_decay), torch.cat([k, v], -1).to(log_decay.dtype), log_decay)
+
+    def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x ``(B, 1, C)``."""
+        q, k, v, log_decay = self._parts(x)
+        own = torch.cat([k, v], -1).to(state.dtype)
+        state = torch.addcmul(state * log_decay.mT.exp2(), _written(log_decay).mT, own)
+        keys, values = state.chunk(2, -1)
+        y = torch.softmax(q.to(state.dtype) @ keys.mT, -1) @ values
+        return self._finish(y.transpose(1, 2).flatten(2).to(x.dtype)), state
+
+
+def _written(log_decay: Tensor) -> Tensor:
+    """1 - α, with all its digits where α is nearly 1."""
+    return -torch.expm1(log_decay / LOG2E)
+
+
+def slot_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, chunk: int) -> Tensor:
+    """o_t = V_tᵀ softmax(K_t q_t) over the slots that the tokens up to t have filled.
+
+    Args:
+        q, k: ``(G, N, D)``; v: ``(G, N, E)``.
+        log_decay: log2(α) <= 0, ``(G, N, slots)``.
+        chunk: a power of two.
+    """
+    N = q.shape[1]
+    while chunk >= 2 * N:
+        chunk //= 2
+    return rows_in_turn(_stretch, stretches(chunk, q, k, v, log_decay), N)[0]
+
+
+def _stretch(state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """Chunks ``(G, chunks, c, ·)`` in a row after slots whose keys and values are the state ``(G, slots, D + E)``."""
+    written = _written(log_decay)
+    near, begun, until = faded_values(q @ k.mT, written, log_decay)
+    past, state = states_before((written * until).mT @ torch.cat([k, v], -1), begun[:, :, -1:].mT, state)
+    keys, values = torch.split(past, [k.shape[-1], v.shape[-1]], -1)
+    weights = torch.softmax(near + (q @ keys.mT) * begun, -1)
+    ((shares,),), _, _ = faded_by_channel([weights], [written], log_decay)
+    return (shares @ v + (weights * begun) @ values).flatten(1, 2), state
