@@ -29,6 +29,7 @@ from attnbench.attention.gated_softmax import GatedSoftmax
 from attnbench.attention.gla import GLA, gated_attention
 from attnbench.attention.graph import Graph
 from attnbench.attention.gru import GRU
+from attnbench.attention.gsa import GSA
 from attnbench.attention.indexed import IndexedAttention
 from attnbench.attention.kda import KimiDeltaAttention
 from attnbench.attention.kernel import Kernel
@@ -1440,6 +1441,48 @@ class KeysOfTheRawGate(GLA):
     def _parts(self, x: Tensor, key_mask: Mask = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q, _, v, log_decay = super()._parts(x, key_mask)
         return q, 1 - (log_decay * self.temperature).exp2(), v, log_decay
+
+
+class SlotsTokenByToken(GSA):
+    """The recurrence as it stands in the paper, for faults in one of its parts."""
+
+    def _run(self, x: Tensor, _: int) -> Tensor:
+        q, k, v, log_decay = self._parts(x)
+        keys = values = torch.zeros(*q.shape[:2], log_decay.shape[3], q.shape[3], dtype=q.dtype)
+        rows = []
+        for t in range(q.shape[2]):
+            kept = log_decay[:, :, t, :, None].exp2()
+            keys = keys * kept + self._written(1 - kept) * k[:, :, t, None]
+            values = values * kept + self._written(1 - kept) * v[:, :, t, None]
+            rows.append((self._weights((keys @ q[:, :, t, :, None])[..., 0])[:, :, None] @ values)[:, :, 0])
+        return torch.stack(rows, 2).transpose(1, 2).flatten(2)
+
+    def _written(self, rest: Tensor) -> Tensor:
+        return rest
+
+    def _weights(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1)
+
+
+class WrittenWhole(SlotsTokenByToken):
+    """A token is written whole to every slot, and not by the share that the decay takes."""
+
+    def _written(self, rest: Tensor) -> Tensor:
+        return torch.ones_like(rest)
+
+
+class NoSoftmaxBetween(SlotsTokenByToken):
+    """The second scan reads the logits of the first as they are."""
+
+    def _weights(self, logits: Tensor) -> Tensor:
+        return logits
+
+
+class LogitsByTheWidth(SlotsTokenByToken):
+    """Logits are divided by √D."""
+
+    def _weights(self, logits: Tensor) -> Tensor:
+        return (logits * (self.qkv.in_features // self.heads) ** -0.5).softmax(-1)
 
 
 class SlopesFromOne(RetNet):
