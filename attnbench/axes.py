@@ -375,7 +375,7 @@ AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
 ALIKE = tuple(axis.name for axis in sorted(_TABLE, key=lambda axis: axis.asked) if axis.alike)
 """Axes in which the rows of one series agree, with those that readers ask about first in front."""
 OF_MODEL = tuple(name for name in ALIKE if AXES[name].of_model)
-"""Those of them that are the same in all trainings of one model."""
+"""Axes of ``ALIKE`` that are the same in all trainings of one model."""
 IN_ROWS = tuple(axis.name for axis in _TABLE if not axis.required and axis.only not in ("task", "score"))
 """Axes that tell the rows of one variant and length apart, without those of trainings."""
 FOLLOWING: Mapping[str, str] = {axis.name: axis.same_as for axis in _TABLE if axis.same_as}

@@ -18,7 +18,7 @@ way, one after the other. generate: a prompt of N tokens at once, then ``new_tok
 STEPS: tuple[Pass, ...] = ("decode", "stepwise", "generate")
 """Passes that take one token at a time."""
 NEW_TOKENS = 32
-"""So many tokens are generated where nothing is said about their number."""
+"""Number of tokens that are generated if nobody says how many."""
 Measure = Literal["time", "memory", "error", "score"]
 Architecture = Literal["encoder", "decoder", "encoder-decoder"]
 """encoder: reads a sequence. decoder: answers each token with the next one. encoder-decoder: a decoder that also reads

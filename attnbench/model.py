@@ -352,7 +352,7 @@ def tied(first: nn.Module, *others: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def seeds(seed: int, count: int) -> list[int]:
-    """So many seeds made of one."""
+    """``count`` seeds made from one."""
     # Not from torch, which has no random numbers to give while shapes are only being traced.
     source = random.Random(seed)
     return [source.getrandbits(31) for _ in range(count)]

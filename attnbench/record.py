@@ -248,7 +248,7 @@ class Record:
     task: str | None = None
     """The task with every option that has a value; None for a model that reads random bytes."""
     layers: int | None = None
-    """Number of the model's layers, at level model; an encoder-decoder has so many in each half."""
+    """Number of the model's layers, at level model; an encoder-decoder has this number in each half."""
     ffn: int | None = None
     """Width of the model's feed-forward layer."""
     positions: str = ""

@@ -77,7 +77,7 @@ class Summary:
     params_ratio: float | None
     state_bytes: float | None
     of_test: tuple[float, float] | None
-    """With one seed, the interval of its score over test examples."""
+    """Interval of the score over test examples, if there is one seed; None otherwise."""
     failed: int = 0
     """Number of trainings at this rate that did not end ok."""
     notes: tuple[str, ...] = ()

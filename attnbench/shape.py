@@ -40,8 +40,8 @@ class Shape:
     added_tokens: int = 0
     """How many learned tokens a layer reads in front of its N; see :mod:`attnbench.added_tokens`."""
     query_stride: int = 1
-    """For how many tokens a layer has one query; see :mod:`attnbench.fewer_queries`. Attention alone has fewer queries
-    than keys where ``kv_len`` says so."""
+    """A layer has one query for this number of tokens; see :mod:`attnbench.fewer_queries`. Attention alone has fewer
+    queries than keys where ``kv_len`` says so."""
     kv_heads: int | None = None
     """K, heads of keys and values; None means K = H. Head h of the queries reads head h // (H / K) of these: grouped
     attention (Ainslie et al. 2023, arXiv:2305.13245), and multi-query attention where K = 1 (Shazeer 2019,

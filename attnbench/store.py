@@ -242,7 +242,7 @@ class RunFolder:
         return curves
 
     def without_samples(self, records: Iterable[Record]) -> list[Record]:
-        """Those of ``records`` that have a time but lack the samples of some of its rounds.
+        """The ``records`` that have a time but lack the samples of some of its rounds.
 
         Raises:
             CorruptResults: a time cannot come from its samples.

@@ -179,7 +179,7 @@ def _divergence(p: Tensor, guess: Tensor) -> Tensor:
 
 
 def _fewest(masses: Mapping[One, float], share: float, least: int, forced: Collection[One]) -> list[One]:
-    """As few as hold the share, forced ones first and then in falling order; ``least`` of them at least."""
+    """The fewest that hold the share, but at least ``least``: forced ones first, then the largest masses."""
     kept: list[One] = []
     for rank, one in enumerate(sorted(masses, key=lambda one: (one not in forced, -masses[one]))):
         enough = sum(masses[other] for other in kept) >= share * sum(masses.values())

@@ -22,7 +22,7 @@ class SpikyFeatures(FeatureMap):
         self.width = 2 * head_dim
 
     def queries(self, x: Tensor, out: Tensor) -> None:
-        """Without the denominator, which cancels."""
+        """The features of queries, without their denominator, which cancels."""
         plus, minus = out.chunk(2, -1)
         fill(plus, torch.mul, x, LOG2E)
         fill(minus, torch.neg, plus)

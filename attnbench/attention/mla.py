@@ -35,7 +35,7 @@ class Latents(NamedTuple):
         return cls(room, n)
 
     def append(self, row: Tensor) -> Latents:
-        """With one more row ``(B, 1, R + P)``, written in place; where it is full the room doubles."""
+        """Write one more row ``(B, 1, R + P)`` in place. If the room is full, it doubles."""
         kept = self if self.length < self.room.shape[1] else Latents.of(self.room, 2 * self.length + 1)
         kept.room[:, self.length : self.length + 1] = row
         return Latents(kept.room, self.length + 1)

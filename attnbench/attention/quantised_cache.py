@@ -76,7 +76,7 @@ class QuantisedCache(nn.Module):
         self.group, self.recent = group, recent
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Group by group and channel by channel, and N × M weights of rounded keys and of those that are not."""
+        """Round group by group and channel by channel, then form N × M weights of rounded and of exact keys."""
         k, v = emptied(key_mask, k, v)
         (B, H, N, D), M = q.shape, k.shape[2]
         real = torch.ones(B, M, dtype=torch.bool, device=k.device) if key_mask is None else key_mask

@@ -136,7 +136,7 @@ class Sdpa(CachedDecoding, nn.Module):
         return output if some is None else output.masked_fill(~some, 0)
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Without a mask of places."""
+        """Attention without an axis ``mask``; causality and padding may hide keys."""
         if self.position_bias is not None:
             return self._with_bias(self.position_bias, q, k, v, key_mask)
         if key_mask is None:

@@ -191,7 +191,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor, layout: _Layout) 
 def _parts(
     layout: _Layout, of_queries: tuple[Tensor, ...], of_keys: tuple[Tensor, ...]
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Stretches: what is of queries ``(G, chunks, c, ·)``, and what is of keys, with those in reach on either side."""
+    """Stretches of the sequence: queries ``(G, chunks, c, ·)``, and keys with those in reach on either side."""
     N, c = of_queries[0].shape[1], layout.chunk
     end, step = -(-N // c) * c, c * max(1, STRETCH // c)
     padded = [pad(x, (0, 0, layout.before, end - N + layout.after)) for x in of_keys]

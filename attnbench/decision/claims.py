@@ -114,13 +114,13 @@ class Run(NamedTuple):
 
     suite: str
     select: str | None = None
-    """As after ``-k``; None for all cells."""
+    """The expression after ``-k``; None for all cells."""
     threads: int | None = None
     """None for as many as a run has of itself."""
 
     @property
     def command(self) -> str:
-        """As it is typed."""
+        """The command line that makes this run."""
         select = f" -k {self.select}" if self.select else ""
         return f"attnbench run {self.suite}{select}" + (f" --threads {self.threads}" if self.threads else "")
 

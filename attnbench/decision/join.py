@@ -17,7 +17,7 @@ class Pair:
     """What was measured, and its rows; None where a side has none."""
 
     key: Key
-    """That of the new row, if there is one."""
+    """Key of the new row; of the old row if there is no new one."""
     old: Record | None
     new: Record | None
     old_visits: tuple[Visits, ...] = ()

@@ -136,7 +136,7 @@ def _slower(of: Sequence[Visits]) -> Any:
 
 
 def _with_rounds(found: Finding, limits: Limits, rounds: int) -> Finding:
-    """With how many more rounds would decide it, if it is unsure."""
+    """The finding; if it is unsure, with the number of further rounds that would decide it."""
     unsure = found.verdict == "unsure"
     return replace(found, more_rounds=_more_rounds(found, limits.time, rounds)) if unsure else found
 

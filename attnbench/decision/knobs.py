@@ -25,7 +25,7 @@ class Ladder:
     """The variant without a value of its knob."""
     knob: Knob
     values: range
-    """In rising order of cost; never empty."""
+    """Values of the knob, the cheapest first; never empty."""
 
     def at(self, value: int) -> Spec:
         """The variant with this value of its knob, which the label shows even where it is the default."""

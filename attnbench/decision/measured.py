@@ -58,7 +58,7 @@ class MeasuredRun:
     samples: Mapping[str, Samples]
     """Samples of times, by cell id; empty for cells that have no times, or whose samples are lost."""
     visits: Mapping[str, Visits] = field(default_factory=dict)
-    """By cell id, for times at one speed of the machine; empty for a run as it was measured."""
+    """Cell id -> visits whose times are scaled to one speed of the machine; empty for a run as it was measured."""
     doubts: tuple[str, ...] = ()
     """What is wrong with the run, though not with its rows, one line each."""
 

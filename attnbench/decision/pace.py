@@ -32,7 +32,7 @@ EXPECTED = (0.5, 0.5)
 WEIGHT = 0.01
 """What is expected counts as much as visits in which the yardstick varies by a tenth in all."""
 UNEQUAL = 0.3
-"""By how much slopes of programs differ from what is expected, as a standard deviation."""
+"""Standard deviation of the slopes of programs around the slope that is expected."""
 
 Numbers = NDArray[np.float64]
 Samples = Sequence[Sequence[Mapping[str, Any]]]
@@ -118,7 +118,7 @@ def _visits(run: MeasuredRun, row: Record) -> list[Sequence[Mapping[str, Any]]]:
 
 @dataclass(frozen=True, slots=True)
 class _Slope:
-    """By how much a cell's time follows the two pieces of work, on the log scale, and the covariance of that."""
+    """How strongly a cell's time follows each of the two pieces of work, on the log scale, and the covariance."""
 
     of: Numbers
     doubt: Numbers

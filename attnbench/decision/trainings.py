@@ -34,7 +34,7 @@ class Trainings:
     """Trains settings as they are asked for, each with every seed, and keeps what is trained."""
 
     plan: Plan
-    """With the trainings of every setting that may be asked for."""
+    """The plan, which has the trainings of every setting that may be asked for."""
     watcher: Watcher = field(default_factory=Watcher)
     """Told what goes on."""
     notes: list[str] = field(default_factory=list)

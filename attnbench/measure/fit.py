@@ -24,7 +24,7 @@ def learnt(operator: nn.Module) -> list[nn.Parameter]:
 
 
 def fit(operator: nn.Module, loss: Callable[[int], Tensor], steps: int) -> None:
-    """Make ``loss`` small by so many steps of Adam on what the variant learns, in place.
+    """Make ``loss`` small by ``steps`` steps of Adam on what the variant learns, in place.
 
     Args:
         loss: the loss of the operator as it then is, at the step of this number, from 0.

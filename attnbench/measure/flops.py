@@ -172,7 +172,7 @@ class Prediction:
 
 
 class _TooLong(Exception):  # an answer, not an error
-    """The call consists of so many steps that following them takes longer than planning should."""
+    """The call has too many steps: to follow them all takes longer than planning should."""
 
 
 class _Patience(TorchFunctionMode):

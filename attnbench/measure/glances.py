@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 DENSE = 16
-"""So many first samples are all looked at. After them, the n-th is looked at with a chance of 16 / n, so that even the
-last one may be: some 80 of a thousand."""
+"""The first 16 samples are all looked at. After them, the n-th is looked at with a chance of 16 / n, so that even the
+last one may be: about 80 of a thousand."""
 SHARE = 0.01
 """Largest share of the samples' time that looking at them may take."""
 SURE = 4

@@ -113,7 +113,7 @@ def kernels(inputs: Spec, shape: Shape, *, features: int = FEATURES, draws: int 
 
 
 def rays(q: Tensor, k: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
-    """Each query by itself, and for it keys in the direction of its own key, so many away from it over D^¼.
+    """For each query, keys on the line through its own key, at given distances (times D^¼) from the query.
 
     Args:
         q, k: ``(1, 1, n, D)``.

@@ -13,7 +13,7 @@ from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE
 
 LEVELS = ((0.5, 1.0), (0.1, 0.6), (0.01, 0.32), (1e-6, 0.13))
-"""From which share of the largest weight of its row a pair has how full a colour."""
+"""Steps of colour: (share of the largest weight in the row, strength of the colour from that share on)."""
 
 DECADES_BELOW = 2.0
 """Decades below the uniform weight 1/n at which :func:`by_size` begins to show a weight."""

@@ -53,7 +53,7 @@ class Spectrum:
         return np.asarray(self.values.cumsum() / self.values.sum())
 
     def needed(self, part: float) -> int:
-        """How many of the largest have this part of the sum."""
+        """How many of the largest singular values make up this part of their sum."""
         return int(np.searchsorted(self.cumulative, part) + 1)
 
 

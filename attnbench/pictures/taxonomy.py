@@ -35,7 +35,7 @@ def draw_taxonomy() -> Picture:
 
 
 def in_order(entries: Sequence[Variant]) -> list[Variant]:
-    """By family, and within a family those last that belong to a later one too: sets then overlap at their ends."""
+    """Variants by family; those that also belong to a later family come last, so that sets overlap at their ends."""
 
     def place(entry: Variant) -> tuple[int, int, int, str]:
         first = FAMILIES.index(entry.family)

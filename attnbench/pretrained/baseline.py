@@ -35,7 +35,7 @@ class Original:
     hidden: Tensor
     """``(N, C)`` on the CPU."""
     answered: Answered | None
-    """With log-probabilities at the kept positions only; None where the model predicts nothing."""
+    """Log-probabilities at the kept positions only; None if the model predicts nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Session:
     calls: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     """Module and facts of each call."""
     patterns: dict[int, Pattern] = field(default_factory=dict)
-    """By the identity of a mask: one serves many layers."""
+    """Identity of a mask -> what it says; one mask serves many layers."""
 
 
 _SESSION: ContextVar[Session | None] = ContextVar("session", default=None)

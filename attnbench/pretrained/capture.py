@@ -32,7 +32,7 @@ class Wish:
     """Empty: the first, the middle and the last."""
     windows: int
     heads: int | None
-    """The first so many of queries, and the keys and values that they share; None for all."""
+    """Number of heads of queries to keep, the first ones, with the keys and values that they share; None for all."""
     dtype: str
 
 

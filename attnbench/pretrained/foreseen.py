@@ -15,7 +15,7 @@ from attnbench.pretrained.swap import Place, Watcher, answered_by, identity_of
 from attnbench.pretrained.windows import Text
 
 _STEP = 3
-"""A window that is trained on takes about as long as so many that are read: forward once, backward twice that."""
+"""Training on one window takes about as long as reading this number of them: forward once, backward twice that."""
 _OF_TRAINED = 4
 """Numbers in float32 for each that is trained: the copy itself, its gradient, and two moments of AdamW."""
 

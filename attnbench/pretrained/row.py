@@ -78,11 +78,11 @@ class Row:
         return self.label, self.layers, self.seed
 
     def to_json(self) -> dict[str, Any]:
-        """As a line of the journal."""
+        """The row as a line of the journal."""
         return asdict(self)
 
     def to_plain(self) -> dict[str, Any]:
-        """Without the losses of single windows: what a table has."""
+        """The row without the losses of single windows, as a table has it."""
         return {name: value for name, value in asdict(self).items() if name in COLUMNS}
 
     @classmethod

@@ -50,7 +50,7 @@ class Watcher:
         """A visit begins."""
 
     def trained(self, entry: Entry, step: int) -> None:
-        """So many steps are done."""
+        """``step`` steps are done."""
 
     def visited(self, rows: Sequence[Row]) -> None:
         """A visit ended with these rows."""
@@ -76,7 +76,7 @@ class Swapped:
 
     folder: Path
     rows: list[Row]
-    """In the order of the question; of a visit that was repeated, the last."""
+    """Rows in the order of the question. If a visit was repeated, its last row counts."""
 
 
 def swap(question: Question, subject: Subject, text: Text, place: Place, watcher: Watcher | None = None) -> Swapped:

@@ -39,7 +39,7 @@ class Length:
     """Seconds of each variant that took turns; the i-th entries of all lists belong to the same turn."""
     pairs: Pairs | None = None
     others: float | None = None
-    """Where nothing took turns: cores that other programs used all the while; None where the system does not tell."""
+    """Number of cores that other programs used, if nothing took turns; None where the system does not tell."""
     unchecked: list[tuple[int, str]] = field(default_factory=list)
     """What could not be checked about the calls of a variant."""
     with_error: bool = True

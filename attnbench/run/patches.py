@@ -28,9 +28,9 @@ _MODULES: tuple[Any, ...] = (
 )
 """Modules that are watched besides all of attnbench and the modules that it names."""
 _CLASSES = (json.JSONDecoder, json.JSONEncoder, torch.Tensor, torch.autograd.Function)
-"""Classes that are watched besides those of attnbench and torch.nn, which inherit from no others that are used."""
+"""Classes that are watched besides those of attnbench and torch.nn. The latter inherit from no others that are used."""
 _COMPILED = ("__compiled_fn", "__resume_at")
-"""How names begin under which torch.compile puts its own functions into a module and takes them out again."""
+"""Begin of the names under which torch.compile puts its own functions into a module, and takes them out again."""
 _COMPILER = tuple(
     str(Path(torch.__file__).parent / name) for name in ("_compile.py", "_dynamo", "_functorch", "_inductor")
 )

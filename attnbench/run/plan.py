@@ -59,7 +59,7 @@ class Plan:
 
     suite: Suite
     cells: list[Cell]
-    """Those of this run; none where its shard is empty."""
+    """The cells of this run; none if its shard is empty."""
     settings: Settings
     rules: TimingRules
     options: Options

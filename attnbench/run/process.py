@@ -31,7 +31,7 @@ class Products(NamedTuple):
 
     float32_products: Library = "default"
     window_products: Library = "default"
-    """For products whose right matrices overlap, which oneDNN copies first: see :mod:`attnbench.engines.products`."""
+    """For products whose right matrices overlap. oneDNN copies these first; see :mod:`attnbench.engines.products`."""
 
 
 _products = Products()

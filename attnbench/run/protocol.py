@@ -153,7 +153,7 @@ class Train(Request[Trained]):
     do = "score"
     cell: Cell
     folder: Path
-    """For its checkpoint."""
+    """Where its checkpoint is kept."""
     quick: bool
 
     def to_json(self) -> dict[str, Any]:

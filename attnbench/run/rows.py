@@ -158,7 +158,7 @@ class Rows:
 
 
 def beyond_in_words(impossible: int) -> str:
-    """The warning that so many rows were faster than the machine's measured limits."""
+    """The warning that ``impossible`` rows were faster than the machine's measured limits."""
     rows_were = "1 row was" if impossible == 1 else f"{impossible} rows were"
     return f"{rows_were} faster than the limits of the machine, so these are measured again"
 

@@ -42,7 +42,7 @@ _OWN_VARIABLES = ("TORCHINDUCTOR_", "KINETO_", "TRITON_", "PYTORCH_", "CUDA_MODU
 
 
 _OF_THE_COMPILER = "_TORCHINDUCTOR_"
-"""How names of variables begin in which torch tells each kernel that it loads where a function of torch's lies."""
+"""Begin of the names of variables by which torch tells the kernels that it loads where its own functions lie."""
 
 
 @dataclass(frozen=True, slots=True)

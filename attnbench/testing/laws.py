@@ -23,7 +23,7 @@ SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=4)
 F64 = torch.float64
 
 _CLOSE = {"float64": 1e-9, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
-"""By dtype, the most precise first: how far apart two ways to the same numbers may be."""
+"""Dtype, the most precise first -> how far apart two ways to the same numbers may be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ _UNWRITTEN = {
 class Poisoned(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types no part of it
     """In this context memory that torch hands out unwritten holds NaN, or the largest whole number.
 
-    It stands below autograd, so that it also reaches what a gradient's own code asks for, and what an operator given
-    ``out=`` writes into: the room was asked for before, and holds NaN wherever the operator leaves it.
+    It acts below autograd, so it also reaches memory that the code of a gradient asks for. Memory that an operator gets
+    as ``out=`` was asked for before: it holds NaN wherever the operator leaves it unwritten.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -366,7 +366,7 @@ def _rounding(case: Case, inputs: list[Tensor]) -> float:
 
 
 def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float, shape: Shape | None = None) -> Measured:
-    """How far the worst token after a prompt of so many tokens is from what the whole sequence gives."""
+    """How far the worst token after a prompt of ``prompt`` tokens is from what the whole sequence gives."""
     module = case.module(shape, dtype=inputs[0].dtype)
     expected = module(*inputs)
     decoding = cast(Decoding, module)

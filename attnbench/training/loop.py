@@ -58,9 +58,9 @@ class Course:
     train_s: float = 0.0
     points: list[Point] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    """Those of the steps since the last evaluation."""
+    """Losses of the steps since the last evaluation."""
     last_losses: list[float] = field(default_factory=list)
-    """Those of the last tenth of the steps."""
+    """Losses of the last tenth of the steps."""
     energy_j: float | None = None
     """Joules from the first step to the last, without evaluations; None where no counter tells."""
 

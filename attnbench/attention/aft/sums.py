@@ -175,7 +175,7 @@ def running(k: Tensor, v: Tensor) -> Sums:
 
 
 def _before(ends: Sums, steps: int) -> Sums:
-    """From running sums ``(..., blocks, X)``, those up to ``steps`` blocks before each, ``(..., blocks, 1, X)``."""
+    """Running sums ``(..., blocks, X)``, each moved ``steps`` blocks on, ``(..., blocks, 1, X)``."""
     moved = (pad(x, (0, 0, steps, -steps), value=value) for x, value in zip(ends, (EMPTY, 0.0), strict=True))
     return Sums(*(x.unsqueeze(-2) for x in moved))
 

@@ -28,7 +28,7 @@ class Kept(NamedTuple):
     window: Ring
     """The last tokens, as keys that are values too; what the ring calls values has no width."""
     pending: Tensor
-    """``(B, 2·run, ·)``, what the last closed run and the open one give to entries; token j is in slot j mod 2·run."""
+    """``(B, 2·run, ·)``, parts of entries from the last closed run and the open one; token j is in slot j mod 2·run."""
     entries: Cache
     """One for every closed run; what the cache calls values are the index's keys."""
 
@@ -239,7 +239,7 @@ class CSA(CompressedLayer):
         return self._turned(self.entry(parts, real)[:, None], first, self.run)[:, 0]
 
     def _index(self, x: Tensor, key_mask: Tensor | None) -> Index:
-        """What entries are ranked by, which learns from nothing but its lesson."""
+        """The index by which entries are ranked. Only the index's own loss trains it."""
         x = x.detach()
         a, w = self._asks(x)
         return Index(a, self.index_entry(self._index_parts(x), key_mask), w)
@@ -287,7 +287,7 @@ class CSA(CompressedLayer):
         return chosen
 
     def _closed(self, tokens: int, runs: int) -> int:
-        """How many of the runs the first so many tokens can see."""
+        """How many of ``runs`` the last of ``tokens`` tokens can see."""
         return tokens // self.run if self.causal else runs
 
     def begin(self, x: Tensor) -> Kept:

@@ -116,7 +116,7 @@ class Quest(AfterPrompt):
         return torch.matmul(up, high.mT) + torch.matmul(down, low.mT)
 
     def _pages(self, tokens: int) -> int:
-        """How many pages a step reads after so many tokens, with that of its own token."""
+        """How many pages a step reads after ``tokens`` tokens, including the page of its own token."""
         return -(-super().tokens_kept(tokens) // self.page)
 
     def tokens_kept(self, prompt: int) -> int:

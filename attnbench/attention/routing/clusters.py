@@ -60,7 +60,7 @@ class AttendWithin(torch.autograd.Function):
 def _pieces(
     q: Tensor, k: Tensor, v: Tensor, at_q: Tensor, at_k: Tensor, real_q: Tensor | None, real_k: Tensor | None
 ) -> Iterator[tuple[Tensor, ...]]:
-    """For some clusters, or some queries of one, at a time.
+    """The work in pieces: some clusters at a time, or some queries of one cluster.
 
     Yields:
         Queries and keys ``(c, ·, D)``, values ``(c, ·, E)``, weights, rows of the queries, and rows of the keys.

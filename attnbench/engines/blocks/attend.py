@@ -40,7 +40,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> Tensor
 
 
 def _whole(x: Tensor, tokens: int) -> Tensor:
-    """x ``(B, H, n, d)`` with zeros up to so many tokens, ``(B·H·tokens, d)``."""
+    """x ``(B, H, n, d)``, padded with zeros to ``tokens`` tokens, as rows ``(B·H·tokens, d)``."""
     return pad(x, (0, 0, 0, tokens - x.shape[2])).reshape(-1, x.shape[3])
 
 

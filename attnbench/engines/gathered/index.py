@@ -26,7 +26,7 @@ class Index(NamedTuple):
     """``(B, N, I)``; None: 1."""
 
     def scores(self, examples: slice, rows: slice, last: int) -> Tensor:
-        """Those of some queries and the keys before ``last``, ``(n, rows, last)``."""
+        """Scores of some queries with the keys before ``last``, ``(n, rows, last)``."""
         a, b = self.a[examples, rows], self.b[examples, :last]
         products = torch.unflatten(torch.matmul(a.flatten(1, 2), b.mT).relu_(), 1, a.shape[1:3])
         if self.w is None:
@@ -35,7 +35,7 @@ class Index(NamedTuple):
 
 
 class _Taught(torch.autograd.Function):
-    """A tensor as it is, in whose backward pass a loss gets the gradient 1, whatever that of the tensor is."""
+    """Gives a tensor unchanged. In the backward pass a loss gets the gradient 1, whatever gradient the tensor gets."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:

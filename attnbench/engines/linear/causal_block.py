@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Those of the parts of the output, of which only the first is there if it is not in parts; others to fill in."""
+    """Gradients of the parts of the output, or of the whole as its only part, and room for those of the inputs."""
 
     parts: tuple[Tensor, ...]
     q: Tensor

@@ -34,7 +34,7 @@ from attnbench.status import Status
 from attnbench.store import RunFolder
 
 DEATHS = 3
-"""A cell that took so many machines with it is not tried again."""
+"""A cell is not tried again after this number of machines died with it."""
 _TICK = 1.0
 """Seconds between two looks at what may have changed without news."""
 _PING = 20.0
@@ -44,7 +44,7 @@ _COME = 120.0
 
 
 class NoMachine(AttnbenchError):
-    """Cells are left that no machine of those that there are may measure."""
+    """Cells are left, and none of the machines may measure them."""
 
     exit_code = Exit.FAILED
 
@@ -277,7 +277,7 @@ class _Driver:
         raise NoMachine(f"{cells} and no machine may measure them: {why}; the same command goes on")
 
     def _is_hopeless(self) -> bool:
-        """Whether so many machines in a row have died before they took part that no more are tried."""
+        """Whether no more machines are tried, since too many in a row died before they took part."""
         return self.stillborn >= DEATHS + len(self.members)
 
     # What a machine does

@@ -37,7 +37,7 @@ class Engine(Protocol):
     """Owns machines, each as a whole, and asks each of them one thing at a time."""
 
     name: str
-    """As after ``--on``."""
+    """The engine's name after ``--on``."""
 
     def places(self) -> int:
         """How many machines there are, busy or free. A death may be noticed late here."""

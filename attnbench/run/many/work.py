@@ -106,7 +106,7 @@ class Work:
             self._next_table[id(kind)] = began + max(2.0, 20 * took)
 
     def _hold_to_limits(self, member: Member, lot: Sequence[Cell]) -> Script:
-        """Where a cell of a lot was faster than the machine, measure the machine again and correct the lot's rows."""
+        """If a cell of a lot was impossibly fast, measure the machine again and correct the lot's rows."""
         rows = member.kind.rows
         timed, impossible = rows.beyond_limits(lot)
         if not impossible:
