@@ -32,7 +32,7 @@ class MultiHead(nn.Module):
     its result: an operator that wants them contiguous pays for the copy itself, as it would in a real model.
 
     Args:
-        rotary: turn q and k by their places first. Such a layer does not decode.
+        rotary: turn q and k by their places first. Its state then holds the place of the next token.
     """
 
     def __init__(self, operator: nn.Module, shape: Shape, *, rotary: bool = False) -> None:
@@ -51,26 +51,28 @@ class MultiHead(nn.Module):
 
     def begin(self, x: Tensor) -> Any:
         """State after the tokens x ``(B, n, C)``, for an operator that decodes."""
-        if self.rotary is not None:
-            raise Unsupported("a layer with rotary positions does not decode")
-        return cast(Decoding, self.operator).begin(*self._projected(x))
+        return self._placed(x.shape[1], cast(Decoding, self.operator).begin(*self._projected(x)))
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Any]:
         """The outputs for the tokens x ``(B, n, C)``, n >= 1, and the state after them, of one projection."""
-        if self.rotary is not None:
-            raise Unsupported("a layer with rotary positions does not decode")
         y, state = answered(self.operator, *self._projected(x))
-        return self._joined(y), state
+        return self._joined(y), self._placed(x.shape[1], state)
 
     def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
         """The next token x ``(B, 1, C)``: its output and the state after it."""
-        y, state = cast(Decoding, self.operator).step(state, *self._projected(x))
-        return self._joined(y), state
+        place, state = (0, state) if self.rotary is None else state
+        y, state = cast(Decoding, self.operator).step(state, *self._projected(x, place))
+        return self._joined(y), self._placed(place + 1, state)
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _placed(self, place: int, state: Any) -> Any:
+        """The operator's state, with the place of the next token where that token will be turned."""
+        return state if self.rotary is None else (place, state)
+
+    def _projected(self, x: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of x ``(B, n, C)``, whose first token is at place ``first``."""
         parts = zip(self._parts(self.qkv(x), -1), self.sizes, strict=True)
         q, k, v = (y.view(*x.shape[:2], *size).transpose(1, 2) for y, size in parts)
-        return (q, k, v) if self.rotary is None else (self.rotary(q), self.rotary(k), v)
+        return (q, k, v) if self.rotary is None else (self.rotary(q, first), self.rotary(k, first), v)
 
     def _parts(self, x: Tensor, dim: int) -> tuple[Tensor, ...]:
         """What belongs to q, to k and to v."""

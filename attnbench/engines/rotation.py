@@ -67,7 +67,7 @@ class Rotary(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x ``(B, H, n, D)``, whose first token is at place 0."""
+    def forward(self, x: Tensor, first: int = 0) -> Tensor:
+        """x ``(B, H, n, D)``, whose first token is at place ``first``; no place is beyond ``length``."""
         n = x.shape[-2]
-        return rotate(x, self.cos[:n], self.sin[:n])
+        return rotate(x, self.cos.narrow(0, first, n), self.sin.narrow(0, first, n))

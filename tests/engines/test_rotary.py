@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import cmath
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from attnbench.cell import ModelSize
+import attnbench.attention  # noqa: F401  # all variants
+from attnbench.capabilities import answered
+from attnbench.cell import Cell, ModelSize
+from attnbench.decoder import Decoder
 from attnbench.engines.rotation import Rotary
 from attnbench.errors import Unsupported
 from attnbench.model import Encoder, as_layer
+from attnbench.run.call import prepare
 from attnbench.shape import Shape
+from attnbench.spec import parse_spec
+from attnbench.variant import VARIANTS, Variant
 
 SHAPE = Shape(batch=2, heads=2, seq_len=12, head_dim=8)
+CAUSAL = replace(SHAPE, causal=True)
+ROTARY = ModelSize(layers=2, ffn=8, vocab=5, positions="rotary")
 
 
 def test_a_product_depends_on_the_distance_alone() -> None:
@@ -76,3 +87,60 @@ def test_without_positions_the_order_of_tokens_does_not_matter_and_with_rotary_i
         model = Encoder("softmax", SHAPE, ModelSize(layers=1, ffn=8, vocab=5, positions=kind)).double()  # type: ignore[arg-type]  # from the table
         gap = (model(tokens) - model(tokens.flip(1))).abs().max()
         assert (gap < 1e-12) == same
+
+
+# Token by token
+
+
+def goes_on(module: Any, given: Tensor, prompt: int) -> None:
+    """What follows a prompt, one step after the other, is what the whole sequence gives in one call."""
+    expected, state = module(given), module.begin(given[:, :prompt])
+    for t in range(prompt, 12):
+        out, state = module.step(state, given[:, t : t + 1])
+        torch.testing.assert_close(out, expected[:, t : t + 1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [one for one in VARIANTS if one.traits.decode and one.kind == "operator" and not one.traits.compiled],
+    ids=lambda entry: entry.name,
+)
+def test_token_by_token_a_layer_gives_what_it_gives_for_the_whole_sequence(entry: Variant) -> None:
+    dtype = torch.float64 if "float64" in entry.traits.dtypes else torch.float32
+    layer = as_layer(f"{entry.name}:{entry.settings[0]}".rstrip(":"), CAUSAL, rotary=True).to(dtype)
+    x = torch.randn(2, 12, 16, dtype=dtype)
+    for prompt in (0, 5):
+        goes_on(layer, x, prompt)
+
+
+@pytest.mark.parametrize("changes", [{"heads": 4, "kv_heads": 2}, {"heads": 4, "kv_heads": 1}, {"added_tokens": 3}])
+def test_so_does_one_whose_heads_are_shared_or_that_adds_tokens(changes: dict[str, int]) -> None:
+    shape = replace(CAUSAL, **changes)  # type: ignore[arg-type]  # from the table
+    goes_on(as_layer("softmax", shape, rotary=True).double(), torch.randn(2, 12, shape.C, dtype=torch.float64), 5)
+
+
+@pytest.mark.parametrize("variant", ["softmax", "stack:linear+softmax", "snapkv:prompt=7,budget=4,window=2"])
+def test_a_decoder_answers_its_prompt_and_writes_what_it_scores(variant: str) -> None:
+    model, tokens = Decoder(variant, CAUSAL, ROTARY).double(), torch.randint(5, (2, 12))
+    expected = model(tokens)
+    out, state = answered(model, tokens[:, :7])
+    torch.testing.assert_close(out, expected[:, 6:7])
+    for t in range(7, 12):
+        out, state = model.step(state, tokens[:, t : t + 1])
+        torch.testing.assert_close(out, expected[:, t : t + 1])
+
+
+def test_the_passes_that_take_steps_give_what_one_call_gives() -> None:
+    cell = Cell("x", "s", parse_spec("softmax"), CAUSAL, level="model", model=ROTARY, architecture="decoder")
+    expected = prepare(cell).run()
+    torch.testing.assert_close(prepare(replace(cell, pass_="stepwise")).run(), expected)
+    torch.testing.assert_close(prepare(replace(cell, pass_="decode")).run(), expected[:, -1:])
+    generated = prepare(replace(cell, pass_="generate", shape=replace(CAUSAL, seq_len=8), new_tokens=4)).run()
+    torch.testing.assert_close(generated, expected[:, 7:])
+
+
+def test_no_place_is_beyond_the_length() -> None:
+    layer = as_layer("softmax", CAUSAL, rotary=True)
+    state = layer.begin(torch.randn(2, 12, 16))  # type: ignore[operator]
+    with pytest.raises(RuntimeError, match="exceeds dimension size"):
+        layer.step(state, torch.randn(2, 1, 16))  # type: ignore[operator]
