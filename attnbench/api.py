@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnbench.cell import Architecture, Level, Pass
+from attnbench.cell import Architecture, Level, Pass, Positions
 from attnbench.cli import console
 from attnbench.errors import UsageError
 from attnbench.notebook import Compared, Figures, Matched, Page, Replaced
@@ -137,6 +137,7 @@ def compare(
     added_tokens: int = 0,
     query_stride: int = 1,
     architecture: Architecture = "encoder",
+    positions: Positions | None = None,
     compile: bool = False,
     inputs: str = "gaussian",
     error: bool = True,
@@ -166,6 +167,8 @@ def compare(
         query_stride: tokens for which each layer has one query, at level ``layer`` or ``model``.
         architecture: kind of model, at level ``model``: ``encoder``, ``decoder`` or ``encoder-decoder``, which reads as
             many tokens as it writes.
+        positions: ``"rotary"`` or ``"none"``, at level ``layer`` or ``model``; in a model also ``"learned"``, which it
+            has by default, or ``"sinusoid"``.
         inputs: where q, k and v come from, such as ``"gaussian:logit_std=2"``; ``attnbench list inputs`` names them.
         error: measure the error against exact attention as well, at level ``operator``.
         timeout: time limit in seconds for each length.

@@ -16,6 +16,7 @@ from attnbench.spec import Spec
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 ARCHITECTURES = ("encoder", "decoder", "encoder-decoder")
+POSITIONS = ("none", "learned", "sinusoid", "rotary")
 
 
 class _Values:
@@ -123,6 +124,8 @@ class Axis:
     """Whether the rows of one series in a figure agree in it."""
     of_model: bool = True
     """Whether two models that differ in it are two models."""
+    usual: Any = None
+    """What most cells have where the default is what their level has; it goes without saying, as a default does."""
     asked: int = 5
     """How soon readers ask about it: settings are told apart by the axes with the least number first."""
     words: Callable[[Any], str] | None = None
@@ -131,6 +134,10 @@ class Axis:
     def in_words(self, value: object) -> str:
         """``causal``, ``4 heads``, ``bfloat16``."""
         return self.words(value) if self.words else self.values.in_words(self.name, value)
+
+    def unsaid(self, value: object) -> bool:
+        """Whether a value goes without saying."""
+        return value in (self.default, self.usual)
 
 
 _SIZE = Whole(1, 2**20)
@@ -339,6 +346,18 @@ _TABLE = (
         added=True,
         asked=1,
         words=str,
+    ),
+    Axis(
+        "positions",
+        Words(POSITIONS),
+        "cell",
+        "where tokens have their places from: none or rotary in a layer, also learned or sinusoid in a model",
+        "none, learned, sinusoid or rotary",
+        only="layer",
+        added=True,
+        usual="learned",
+        asked=1,
+        words=lambda kind: "no positions" if kind == "none" else f"{kind or 'unknown'} positions",
     ),
     Axis(
         "task",

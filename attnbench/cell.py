@@ -94,6 +94,9 @@ class Cell:
     :data:`NEW_TOKENS`."""
     architecture: Architecture = "encoder"
     """What kind of model it is, at level model only (see :mod:`attnbench.model` and :mod:`attnbench.decoder`)."""
+    positions: Positions | None = None
+    """Where a layer's tokens have their places from: None for none, or ``rotary``. Those of a model are a part of
+    :attr:`model`, and what is given here goes there."""
     task: Spec | None = None
     """What the model reads and answers (see :mod:`attnbench.task`), at level model only; None for random bytes."""
     training: Training | None = None
@@ -109,6 +112,17 @@ class Cell:
             object.__setattr__(self, "shape", replace(self.shape, causal=causal))
         if self.pass_ == "generate" and not self.new_tokens:
             object.__setattr__(self, "new_tokens", NEW_TOKENS)
+        if self.positions is not None:
+            self._move_positions(self.positions)
+
+    def _move_positions(self, positions: Positions) -> None:
+        """Keep one form for one thing: positions of a model stand in its size, and none are none."""
+        if self.level == "model":
+            size = self.model or ModelSize()
+            if positions != size.positions:
+                object.__setattr__(self, "model", replace(size, positions=positions))
+        if self.level == "model" or positions == "none":
+            object.__setattr__(self, "positions", None)
 
     @property
     def cell_id(self) -> str:
@@ -129,6 +143,8 @@ class Cell:
 
     def at(self, axis: str) -> Any:
         """The value of an axis as a suite gives it; None for an axis of trainings where nothing is trained."""
+        if axis == "positions" and self.level == "model":
+            return (self.model or ModelSize()).positions
         owner = {"cell": self, "shape": self.shape, "training": self.training}[AXES[axis].of]
         return None if owner is None else getattr(owner, axis)
 

@@ -252,7 +252,8 @@ class Record:
     ffn: int | None = None
     """Width of the model's feed-forward layer."""
     positions: str = ""
-    """What the model's position embedding starts from, ``learned`` (noise) or ``sinusoid``; ``rotary`` or ``none``."""
+    """What the model's position embedding starts from, ``learned`` (noise) or ``sinusoid``; ``rotary`` or ``none``.
+    Empty for attention alone, and for a layer that is not ``rotary``."""
     score_kind: str | None = None
     """``accuracy`` over sequences, or ``token accuracy`` over the tokens that have a label."""
     score: float | None = None
@@ -355,6 +356,7 @@ class Record:
             "pass_": cell.pass_,
             "device": cell.device,
             **filled({axis: cell.at(axis) for axis in AXES}),
+            "positions": cell.at("positions") or "",
             "variant": cell.variant.name,
             "inputs": _inputs(cell),
             "task": _task(cell),
@@ -413,7 +415,7 @@ def _of_pairs(cell: Cell, variant: Variant) -> dict[str, Any]:
 
 def _of_model(cell: Cell) -> dict[str, Any]:
     size = cell.model
-    return {"layers": size.layers, "ffn": size.ffn, "positions": size.positions} if size else {}
+    return {"layers": size.layers, "ffn": size.ffn} if size else {}
 
 
 def _of_training(cell: Cell) -> dict[str, Any]:

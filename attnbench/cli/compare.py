@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from attnbench.cell import Positions
 from attnbench.cli import completion, console
 from attnbench.cli.options import (
     ArchitectureOption,
@@ -90,6 +91,12 @@ def compare(
         int, typer.Option(min=1, metavar="N", help="Tokens for each query of a layer, at --level layer or model.")
     ] = 1,
     architecture: ArchitectureOption = "encoder",
+    positions: Annotated[
+        Positions | None,
+        typer.Option(
+            help="Places of tokens, at --level layer (none, rotary) or model; default: none there, learned here."
+        ),
+    ] = None,
     compile_: Compile = False,
     inputs: Annotated[
         str,

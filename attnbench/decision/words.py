@@ -17,6 +17,7 @@ def address(row: Record) -> str:
     """What ``-k`` looks at, as :func:`attnbench.suite.describe.address` says it of a cell."""
     values = shortened({axis: getattr(row, axis) for axis in AXES})
     values["inputs"] = row.inputs if row.level == "operator" else None
+    values["positions"] = row.positions or None
     return address_of([row.sweep, row.label, f"n{row.seq_len}", row.level, row.pass_], values)
 
 
@@ -36,7 +37,7 @@ def _axes(row: Record) -> dict[str, str]:
         "level": row.level,
         "pass": row.pass_,
         **{axis.name: _said(axis, row) for axis in _NAMING},
-        "positions": row.positions,
+        "positions": row.positions,  # none of them is worth saying as well
         "protocol": row.protocol or "",
         "process": row.process,
         **{name: "" if value is None else f"{name}={value:g}" for name, value in numbers.items()},

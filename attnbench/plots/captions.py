@@ -34,7 +34,6 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     **{name: axis.in_words for name, axis in AXES.items()},
     "layers": lambda value: _several(value, "layer") if pd.notna(value) else "layers not known",
     "ffn": lambda value: f"FFN {value:.0f}" if pd.notna(value) else "FFN not known",
-    "positions": lambda value: f"{value or 'unknown'} positions",
     "steps": lambda value: _several(value, "step") if pd.notna(value) else "steps not known",
     "pretrain_steps": lambda value: f"pretrained {value:.0f} steps" if value else "not pretrained",
     "guide": lambda value: f"guided by {value:g}" if pd.notna(value) else "not guided",
@@ -128,7 +127,10 @@ def follows(name: str, row: Mapping[str, Any] | pd.Series[Any]) -> bool:
 
 def is_expected(name: str, value: Any) -> bool:
     """Whether a value says only that there is none of it, or nothing but what was so before there was a choice."""
-    return is_off(value) or (name in AXES and AXES[name].added and bool(value == AXES[name].default))
+    axis = AXES.get(name)
+    if axis is not None and axis.usual is not None:  # none of it is news
+        return bool(pd.isna(value)) or not value or axis.unsaid(value)
+    return is_off(value) or (axis is not None and axis.added and axis.unsaid(value))
 
 
 def is_off(value: Any) -> bool:

@@ -168,7 +168,7 @@ def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
         *said("ffn"),
         *said("seq_len", "batch", "dtype"),
     ]
-    further = [axis for axis in OF_MODEL if axis not in ("heads", "head_dim", "dtype", "causal")]
+    further = [axis for axis in OF_MODEL if axis not in ("heads", "head_dim", "dtype", "causal", "positions")]
     further = [axis for axis in further if not (is_expected(axis, same.get(axis)) or follows(axis, same))]
     suites = list(dict.fromkeys(rows["suite"]))
     first = [suites[0] if len(suites) == 1 else "", "encoder", *model, *said("positions", "causal", *further)]

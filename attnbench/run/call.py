@@ -159,6 +159,8 @@ def _choosing(
 def _operator(cell: Cell, draw: Draw) -> tuple[nn.Module, list[Windows]]:
     if VARIANTS.get(cell.variant.name).kind == "mixer":
         raise Unsupported("a mixer replaces the whole layer and has no q, k, v; use --level layer or model")
+    if cell.positions is not None:
+        raise Unsupported("positions: attention alone gets q and k, which a layer or a model has turned or not")
     module = build(cell.variant, cell.shape, seed=cell.seed)
     generator = torch.Generator().manual_seed(cell.seed + 2)
     drawn = (t.to(cell.device, getattr(torch, cell.dtype)) for t in draw(cell.inputs, cell.shape, cell.seed))
@@ -166,7 +168,11 @@ def _operator(cell: Cell, draw: Draw) -> tuple[nn.Module, list[Windows]]:
 
 
 def _layer(cell: Cell) -> tuple[nn.Module, list[Windows]]:
-    module = as_layer(cell.variant, cell.shape, seed=cell.seed)
+    if cell.positions in ("learned", "sinusoid"):
+        raise Unsupported(
+            f"positions: a model adds {cell.positions} ones to its tokens, and a layer reads what it gets"
+        )
+    module = as_layer(cell.variant, cell.shape, seed=cell.seed, rotary=cell.positions == "rotary")
     generator = torch.Generator().manual_seed(cell.seed)
     shape = (cell.shape.B, cell.shape.N, cell.shape.C)
     x = torch.randn(shape, generator=generator).to(cell.device, getattr(torch, cell.dtype))

@@ -222,7 +222,7 @@ class Contest:
     def __str__(self) -> str:
         """The circumstances that all variants share, in one line."""
         cell, shape = self.cells[0], self.cells[0].shape
-        unusual = [axis for axis in ALIKE if axis not in _TOLD and cell.at(axis) != AXES[axis].default]
+        unusual = [axis for axis in ALIKE if axis not in _TOLD and not AXES[axis].unsaid(cell.at(axis))]
         form = ", ".join([f"{cell.level} {cell.pass_}", *(AXES[axis].in_words(cell.at(axis)) for axis in unusual)])
         more = {"K": shape.K} if shape.G > 1 else {}
         more |= {"E": shape.E} if shape.E != shape.D else {}

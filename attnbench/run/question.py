@@ -78,8 +78,8 @@ class Question:
             raise UsageError(f"--architecture {at['architecture']}: only a model has one; add --level model")
         if at["new_tokens"] and self.pass_ != "generate":
             raise UsageError(f"--new-tokens {at['new_tokens']}: only a generation has some; add --pass generate")
-        for axis, plain in (("added_tokens", 0), ("query_stride", 1)):
-            if at[axis] != plain and self.level == "operator":
+        for axis in ("added_tokens", "query_stride", "positions"):
+            if at[axis] != AXES[axis].default and self.level == "operator":
                 option = f"--{axis.replace('_', '-')} {at[axis]}"
                 raise UsageError(f"{option}: that is a matter of layers; add --level layer or model")
         for source in self.plugins:

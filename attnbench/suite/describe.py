@@ -51,7 +51,7 @@ def address_of(parts: Sequence[str], values: Mapping[str, Any]) -> str:
     numbers: list[str] = []
     for name in _TOLD:
         axis, value = AXES[name], values[name]
-        if value is None or (axis.added and value == axis.default):
+        if value is None or (axis.added and axis.unsaid(value)):
             continue
         if isinstance(axis.values, Words | Specs | Masks):
             words.append(value)

@@ -112,6 +112,7 @@ def apply_overrides(
             raise UsageError(f"{option}: only sweeps {owners} have this axis, and {suite.name!r} has none; remove it")
         for sweep in sweeps:
             sweep["matrix"][axis] = values
+            (sweep.get("model") or {}).pop(axis, None)  # positions may stand there
         for owner in (data, *sweeps):
             for profile in owner.get("profiles", {}).values():
                 profile.pop(axis, None)
@@ -226,6 +227,8 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
         asked = filled(at)
         if asked["mask"].startswith(("causal", "prefix")):  # other words for causal: true, and causal with more
             asked["causal"] = True
+        if asked["positions"] is None:  # what the level has
+            asked["positions"] = size.positions if size else "none"
         if any(_meets(row, asked) for row in excluded):
             continue
         at = shortened(at)

@@ -186,6 +186,8 @@ class Sweep(Strict):
             wrong("'fit' needs measure: [error] alone; remove it, or put the rest into a sweep of its own", "fit")
         if self.model is not None and self.level != "model":
             wrong(f"'model' does nothing at level {self.level}; remove it or write level: model", "model")
+        if self.matrix.positions and self.model is not None and "positions" in self.model.data:
+            wrong("'positions' stands in the matrix as well; remove one of them", "model", "positions")
         self._check_training()
         for name in self.matrix.given():
             self._check_axis(name)

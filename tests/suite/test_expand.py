@@ -281,6 +281,7 @@ def test_cells_are_called_what_they_were_before_there_were_further_axes() -> Non
     assert data["shape"].pop("added_tokens") == 0
     assert data["shape"].pop("query_stride") == 1
     assert data.pop("architecture") == "encoder"
+    assert data.pop("positions") is None
     assert data.pop("task") is None
     assert data.pop("training") is None
     assert data.pop("fit") == 0
@@ -381,7 +382,7 @@ def test_lengths_may_be_written_as_figures_write_them() -> None:
             "1",
             "unknown axis 'zzz'; write variant, seq_len, kv_len, q_start, heads, kv_heads, head_dim, v_dim, batch, "
             "dtype, causal, mask, bias, sink, compile, padding, new_tokens, inputs, added_tokens, query_stride, "
-            "architecture, task, learning_rate or seed",
+            "architecture, positions, task, learning_rate or seed",
         ),
         ("variant", "perfomer", "--set variant: unknown variant 'perfomer'; did you mean 'performer'?"),
         ("variant", "", "--set variant: '' is not a name; write at most 64 letters, digits, '.', '_' and '-'"),
