@@ -58,6 +58,19 @@ def implied(formula: Formula, q: Tensor, k: Tensor) -> Tensor:
     return torch.cat(parts, -1)[0, :, :, :M]
 
 
+@torch.no_grad()
+def mixes_channels(formula: Formula, q: Tensor, k: Tensor) -> bool:
+    """Whether values that have but one channel give more in the others than in that one: no weight times a value.
+
+    Args:
+        q: ``(1, H, N, D)``; k: ``(1, H, M, D)``.
+    """
+    values = torch.zeros_like(k)
+    values[..., 0] = torch.linspace(1.0, 2.0, k.shape[2], dtype=k.dtype)
+    sizes = formula(q, k, values).square().flatten(0, 2).sum(0)
+    return bool(sizes[1:].sum() > sizes[0])
+
+
 def reach(formula: Formula, x: Tensor) -> Tensor:
     """How much each token of x moves each output of a mixer: the size of a gradient.
 
@@ -78,7 +91,8 @@ def reach(formula: Formula, x: Tensor) -> Tensor:
 def random_weights(spec: Spec, n: int, *, causal: bool) -> Tensor:
     """How much token j moves output i, on random inputs: ``(N, N)``, not negative.
 
-    Of an operator it is the size of the weight in its documented formula, of a mixer :func:`reach`.
+    Of an operator it is the size of the weight in its documented formula. A mixer has no weights, nor has an operator
+    that mixes the channels of a value: of these it is :func:`reach`.
 
     Raises:
         UsageError: an unknown variant or option.
@@ -93,6 +107,9 @@ def random_weights(spec: Spec, n: int, *, causal: bool) -> Tensor:
         warnings.simplefilter("ignore")
         if operator:
             q, k = (torch.randn(1, 1, n, n, generator=generator, dtype=torch.float64) * 0.5 for _ in "qk")
+            if mixes_channels(formula, q, k):
+                of_token = torch.randn(1, n, 2 * n, generator=generator, dtype=torch.float64)
+                return reach(lambda x: formula(q, *(part[:, None] for part in x.chunk(2, -1)))[:, 0], of_token)
             return implied(formula, q, k)[0].abs()
         return reach(formula, torch.randn(1, n, shape.C, generator=generator, dtype=torch.float64))
 

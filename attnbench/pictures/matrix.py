@@ -12,8 +12,10 @@ from attnbench.plots.page import Page
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE
 
-LEVELS = ((0.5, 1.0), (0.1, 0.6), (0.01, 0.32), (1e-6, 0.13))
+LEVELS = ((0.5, 1.0), (0.1, 0.6), (0.01, 0.32))
 """Steps of colour: (share of the largest weight in the row, strength of the colour from that share on)."""
+FAINTEST = 0.13
+"""The colour of every other pair with a weight at all: only what is never seen is white."""
 
 DECADES_BELOW = 2.0
 """Decades below the uniform weight 1/n at which :func:`by_size` begins to show a weight."""
@@ -23,9 +25,9 @@ def by_share(share: np.ndarray) -> np.ndarray:
     """How full the colour of each weight is, in the steps of :data:`LEVELS`.
 
     Args:
-        share: weights over the largest of their row.
+        share: weights over the largest of their row, not negative.
     """
-    full = np.zeros(share.shape)
+    full = np.where(share > 0, FAINTEST, 0.0)
     for least, value in reversed(LEVELS):
         full[share >= least] = value
     return full

@@ -14,7 +14,7 @@ from attnbench.pictures.implied import random_weights, share_of_largest, small_s
 from attnbench.pictures.matrix import LEVELS, by_share, draw_matrix
 from attnbench.pictures.picture import Picture
 from attnbench.plots.captions import OWN_FORM, own_form_note
-from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, shorten, text_width
+from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, shorten, text_width, wrap
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.spec import Spec
@@ -31,8 +31,8 @@ _SIDES = ((1, 2.4), (4, 1.44), (12, 0.96))
 _SMALL = 0.64
 _BETWEEN, _GAP = 0.08, 0.2
 """Inches between the two matrices of a variant, and between variants."""
-_NAME, _BELOW = 0.34, 0.12
-"""Inches for the two lines above a matrix, and below it."""
+_NAME, _LINE, _BELOW = 0.22, 0.115, 0.12
+"""Inches above a matrix for its name, and for each line of options, and below it."""
 _TINY = 6.5
 """Size of the letters of options, in points."""
 _OTHER_WAY = {False: "only causal", True: "no causal form"}
@@ -52,9 +52,10 @@ class Pattern:
     def name(self) -> str:
         return self.spec.name + OWN_FORM * self.own_form
 
-    @property
-    def setting(self) -> str:
-        return self.spec.label.partition(":")[2]
+    def setting(self, width: float) -> list[str]:
+        """The options in lines of so many inches, broken between two of them."""
+        options = self.spec.label.partition(":")[2]
+        return [line.replace(" ", "") for line in wrap(options.replace(",", ", "), width / 0.96, _TINY)]
 
 
 def draw_pattern(variants: Sequence[str] = (), *, n: int = N, causal: bool | None = None) -> Picture:
@@ -115,8 +116,8 @@ def _numbers(drawn: Sequence[Pattern]) -> pd.DataFrame:
 
 
 def density(share: np.ndarray) -> float:
-    """Share of the pairs that are drawn at all."""
-    return float((share >= LEVELS[-1][0]).mean())
+    """Share of the pairs that are seen at all."""
+    return float((share > 0).mean())
 
 
 @in_style
@@ -128,8 +129,9 @@ def _draw(drawn: Sequence[Pattern], forms: Sequence[bool], n: int, missing: Sequ
     if len(drawn) <= _SIDES[-1][0] or len(forms) == 1:
         wide = max(wide, min(max(text_width(one.name, SMALL_SIZE) for one in drawn) + 0.05, 1.36))
     columns = max(1, min(len(drawn), int((inside + _GAP) / (wide + _GAP))))
-    rows = -(-len(drawn) // columns)
-    tall = _NAME + side + (0.2 if side > _SMALL else _BELOW)
+    rows = [drawn[start : start + columns] for start in range(0, len(drawn), columns)]
+    heads = [_NAME + _LINE * max(1, *(len(one.setting(wide + 0.1)) for one in row)) for row in rows]
+    tall = side + (0.2 if side > _SMALL else _BELOW)
     families = list(dict.fromkeys(one.family for one in drawn))
     legend = _legend(families, inside)
     about = [f"{n} tokens · a row is a query, a column a key"]
@@ -137,28 +139,37 @@ def _draw(drawn: Sequence[Pattern], forms: Sequence[bool], n: int, missing: Sequ
         about.append("left: every key may be seen · right: causal")
     elif forms[0]:
         about.append("causal")
-    steps = ", ".join(f"1/{1 / least:.0f}" if least < 1e-3 else f"{least:g}" for least, _ in LEVELS)
+    steps = ", ".join(f"{least:g}" for least, _ in LEVELS)
     notes = [
-        f"Colour: the weight over the largest in its row, in steps from {steps}; nothing below. Weights are those of "
-        "the documented formula, on random inputs. A variant that replaces the whole layer has none: there it is how "
-        "much the token moves the output.",
+        f"Colour: the weight over the largest in its row, in steps from {steps} and from anything at all; a white pair "
+        "is not seen. Weights are those of the documented formula, on random inputs. A variant that replaces the whole "
+        "layer, or mixes the channels of a value, has none: there it is how much the token moves the output.",
         "Options are small, so that the pattern shows on a few tokens.",
         f"Not drawn, since they refuse this: {', '.join(missing)}." if missing else "",
         own_form_note(one.name for one in drawn),
     ]
-    page = new_page(TITLE, about, notes, height=1.0, room=rows * tall + 0.17 * len(legend) + 0.1)
+    page = new_page(TITLE, about, notes, height=1.0, room=sum(heads) + len(rows) * tall + 0.17 * len(legend) + 0.1)
     for row, line in enumerate(legend):
         _write_legend(page, line, page.top - 0.08 - 0.17 * row)
     top = page.top - 0.17 * len(legend) - 0.1
-    for place, one in enumerate(drawn):
-        row, column = divmod(place, columns)
-        at = replace(page, left=page.left + column * (wide + _GAP), top=top - row * tall)
-        _draw_one(at, one, forms, side, wide)
+    for row, head in zip(rows, heads, strict=True):
+        for column, one in enumerate(row):
+            at = replace(page, left=page.left + column * (wide + _GAP), top=top)
+            _draw_one(at, one, forms, side, wide, head)
+        top -= head + tall
     return page.figure
 
 
 def _legend(families: Sequence[str], inside: float) -> list[list[str]]:
-    """The names of families in lines that fit."""
+    """The names of families in as few lines as fit, which are about equally long."""
+    fewest = len(_in_lines(families, inside))
+    width = min(inside, max(text_width(family, SMALL_SIZE) + 0.32 for family in families))
+    while len(lines := _in_lines(families, width)) > fewest:
+        width += 0.1
+    return lines
+
+
+def _in_lines(families: Sequence[str], inside: float) -> list[list[str]]:
     lines: list[list[str]] = [[]]
     used = 0.0
     for family in families:
@@ -180,12 +191,13 @@ def _write_legend(page: Page, families: Sequence[str], y: float) -> None:
         x += text_width(family, SMALL_SIZE) + 0.32
 
 
-def _draw_one(at: Page, one: Pattern, forms: Sequence[bool], side: float, wide: float) -> None:
-    """Draw the matrices of one variant below its name, from the upper left corner of ``at``."""
+def _draw_one(at: Page, one: Pattern, forms: Sequence[bool], side: float, wide: float, head: float) -> None:
+    """Draw the matrices of one variant ``head`` inches below its name, from the upper left corner of ``at``."""
     at.write(at.left, at.top - 0.02, shorten(one.name, wide + 0.1, SMALL_SIZE), va="top")
-    setting = shorten(one.setting, wide + 0.1, _TINY)
-    at.write(at.left, at.top - 0.17, setting, va="top", fontsize=_TINY, color=palette().faint)
-    bottom = at.top - _NAME - side
+    for place, line in enumerate(one.setting(wide + 0.1)):
+        y = at.top - 0.17 - _LINE * place
+        at.write(at.left, y, line, va="top", fontsize=_TINY, color=palette().faint)
+    bottom = at.top - head - side
     for place, causal in enumerate(forms):
         left = at.left + place * (side + _BETWEEN)
         share = one.shares.get(causal)

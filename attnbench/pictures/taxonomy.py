@@ -24,7 +24,7 @@ from attnbench.variant import FAMILIES, HOME, VARIANTS, Variant
 TITLE = "The families as sets, and what is claimed"
 _STEP = 0.165
 """Inches from line to line."""
-_NAMES, _SET, _HEAD = 1.35, 0.27, 1.0
+_NAMES, _SET, _HEAD = 1.35, 0.26, 1.0
 """Inches for the names, for one set, and above the lines."""
 
 
@@ -75,6 +75,7 @@ def _numbers(entries: Sequence[Variant]) -> pd.DataFrame:
                 "memory_exponent": entry.memory_exponent,
                 "causal": bool(entry.traits.causal),
                 "decode": bool(entry.traits.decode),
+                "longer": bool(entry.traits.longer),
                 "own_form": _own_form(entry),
             }
             for entry in entries
@@ -96,7 +97,7 @@ def _draw(entries: Sequence[Variant]) -> Figure:
         "A bar covers the variants that belong to a family; a thin line joins its parts. Families after figure 2 of "
         "Tay et al. 2020, arXiv:2009.06732. Cost: what the source claims, for n tokens of width d; R features, rank or "
         "latents; other letters are options. Year: of the first source. Decodes: one token at a time from a state "
-        "or a cache.",
+        "or a cache. Longer: takes longer sequences than it was made for.",
         own_form_note(names.values()),
     ]
     about = [f"{len(entries)} variants in {len(families)} families; {_shared(entries)} are in more than one"]
@@ -125,24 +126,26 @@ def _draw(entries: Sequence[Variant]) -> Figure:
                     facecolor=colour, edgecolor="none", zorder=3,
                 )
             )  # fmt: skip
-    _columns(ax, entries, _NAMES + _SET * len(families) + 0.45, width)
+    _columns(ax, entries, _NAMES + _SET * len(families) + 0.4, width)
     return page.figure
 
 
 def _columns(ax: Axes, entries: Sequence[Variant], left: float, right: float) -> None:
-    """Write year, cost, causality and decoding."""
-    causal, decodes = right - 0.85, right - 0.27
-    cost = left + 0.5
-    heads = ((left, "year", "left"), (cost, "claimed cost", "left"), (causal, "causal", "center"))
-    for x, text, side in (*heads, (decodes, "decodes", "center")):
+    """Write year, cost, causality, decoding, and whether longer sequences are taken."""
+    causal, decodes, longer = right - 1.28, right - 0.76, right - 0.24
+    cost = left + 0.45
+    able = ((causal, "causal"), (decodes, "decodes"), (longer, "longer"))
+    heads = ((left, "year", "left"), (cost, "claimed cost", "left"), *((x, text, "center") for x, text in able))
+    for x, text, side in heads:
         ax.text(x, -0.5, text, ha=side, va="center", fontsize=SMALL_SIZE, color=palette().faint)
     for row, entry in enumerate(entries):
         y = row + 0.5
         ax.text(left, y, str(entry.year or "–"), va="center", fontsize=SMALL_SIZE)
-        ax.text(cost, y, shorten(entry.cost, causal - cost - 0.3, SMALL_SIZE), va="center", fontsize=SMALL_SIZE)
-        for x, able in ((causal, entry.traits.causal), (decodes, entry.traits.decode)):
-            ax.text(x, y, "yes" if able else "–", ha="center", va="center", fontsize=SMALL_SIZE,
-                    color=palette().ink if able else palette().faint)  # fmt: skip
+        ax.text(cost, y, shorten(entry.cost, causal - cost - 0.22, SMALL_SIZE), va="center", fontsize=SMALL_SIZE)
+        traits = entry.traits
+        for x, has in ((causal, traits.causal), (decodes, traits.decode), (longer, traits.longer)):
+            ax.text(x, y, "yes" if has else "–", ha="center", va="center", fontsize=SMALL_SIZE,
+                    color=palette().ink if has else palette().faint)  # fmt: skip
 
 
 def _shared(entries: Sequence[Variant]) -> int:

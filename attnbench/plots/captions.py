@@ -73,7 +73,7 @@ def difference(table: pd.DataFrame) -> list[tuple[str, str]]:
     return [
         (
             ", ".join(in_words(c, row[c]) for c in needed if _exists(c, row)),
-            " · ".join(in_words(c, row[c]) for c in varying if _exists(c, row)),
+            " · ".join(in_words(c, row[c]) for c in varying if _exists(c, row) and not _usual(c, row)),
         )
         for row in table.to_dict("records")
     ]
@@ -85,6 +85,12 @@ def _exists(column: str, row: Mapping[Hashable, Any]) -> bool:
     if column in ("layers", "ffn"):
         return bool(level == "model")
     return column == "inputs" or exists(column, level)  # a model has its task there
+
+
+def _usual(column: str, row: Mapping[Hashable, Any]) -> bool:
+    """Whether a value is what most have, or nothing where most have some: both go without saying."""
+    usual = AXES[column].usual if column in AXES else None
+    return usual is not None and row[column] in (usual, None, "")
 
 
 def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:

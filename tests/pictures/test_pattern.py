@@ -13,12 +13,13 @@ from attnbench.capabilities import Dense
 from attnbench.cli.app import main
 from attnbench.errors import Unsupported, UsageError
 from attnbench.pictures import draw
-from attnbench.pictures.implied import formula_of, implied, random_weights, small_setting
-from attnbench.pictures.pattern import density, draw_pattern, shipped
+from attnbench.pictures.implied import formula_of, implied, mixes_channels, random_weights, small_setting
+from attnbench.pictures.matrix import FAINTEST, by_share
+from attnbench.pictures.pattern import _legend, density, draw_pattern, shipped
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
-from attnbench.variant import VARIANTS, build
+from attnbench.variant import FAMILIES, VARIANTS, build
 
 Sees = Callable[[int, int], bool]
 
@@ -108,7 +109,37 @@ def test_show_draws_the_picture_of_one_variant(tmp_path: Path, capsys: pytest.Ca
     assert main(["show", "listops", "--picture", str(tmp_path / "x.svg")]) == 2
 
 
-def test_a_row_without_weights_stays_empty() -> None:
-    from attnbench.pictures.matrix import by_share
+def test_every_pair_that_is_seen_has_a_colour_and_no_other() -> None:
+    assert np.array_equal(
+        by_share(np.array([[0.0, 1.0, 0.3, 0.05, 0.001, 1e-300]])), [[0.0, 1.0, 0.6, 0.32, FAINTEST, FAINTEST]]
+    )
+    for name in ("fox", "gated-delta", "lstm", "mamba2"):  # what they forget is not hidden
+        table = draw_pattern([name], causal=True).numbers
+        shares = table[[f"key_{j}" for j in range(32)]].to_numpy()
+        assert np.array_equal(by_share(shares) > 0, np.tri(32, dtype=bool)), name
 
-    assert np.array_equal(by_share(np.array([[0.0, 1.0, 0.3, 0.05, 0.001]])), [[0.0, 1.0, 0.6, 0.32, 0.13]])
+
+def test_a_variant_that_mixes_the_channels_of_values_has_no_weights_and_sees_no_future() -> None:
+    """Learned convolutions of values: outputs for the columns of I would be no matrix of tokens."""
+    weights = random_weights(parse_spec("memory-compressed"), 9, causal=True)
+    sees = [[j == i if i < 2 else j < (i + 1) // 3 * 3 for j in range(9)] for i in range(9)]
+    assert (weights > 0).tolist() == sees
+    q, k = (torch.randn(1, 1, 9, 9, dtype=torch.float64) for _ in "qk")
+    mixed = {name: mixes_channels(build(name, Shape(1, 1, 9, 9)).double(), q, k) for name in ("xca", "linear", "local")}
+    assert mixed == {"xca": True, "linear": False, "local": False}
+
+
+def test_options_are_written_in_full_over_several_lines(words: Callable[..., str]) -> None:
+    drawn = draw("pattern", ["csa", "snapkv", *["softmax"] * 12])  # as small as on the sheet
+    assert "…" not in words(drawn.figure)
+    for name in ("csa", "snapkv"):
+        options = small_setting(name).label.partition(":")[2]
+        assert options in words(drawn.figure).replace(",\n", ","), name
+
+
+@pytest.mark.parametrize(("inside", "lines"), [(7.7, 2), (3.0, 4)])
+def test_no_family_stands_alone_in_a_line_of_the_legend(inside: float, lines: int) -> None:
+    legend = _legend(FAMILIES, inside)
+    assert [family for line in legend for family in line] == list(FAMILIES)
+    assert len(legend) == lines
+    assert min(map(len, legend)) > 1

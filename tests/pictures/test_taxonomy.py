@@ -60,6 +60,8 @@ def test_the_table_has_every_variant_with_all_of_its_families() -> None:
     assert table.loc["performer", "cost"] == "O(n·R·d)"
     assert bool(table.loc["retnet", "decode"])
     assert not table.loc["nystrom", "causal"]
+    assert table.loc["performer", "longer"]
+    assert not table.loc["linformer", "longer"]
     assert set(FAMILIES) == {one for families in table["families"] for one in families.split("; ")}
 
 
