@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from attnbench.axes import AXES
 from attnbench.cli import console
 from attnbench.units import format_seconds
 
@@ -29,10 +30,11 @@ def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None)
     choices = choose(trained(of_rows))
     problems = dict.fromkeys(choice.problem for choice in choices)
     several = {dict(setting).get("positions") for _, setting in problems}
+    said = AXES["positions"].in_words
     for problem in problems:
         positions = dict(problem[1]).get("positions") if len(several) > 1 else None
         of_problem = [choice for choice in choices if choice.problem == problem]
-        _print_problem(of_problem, of_rows, shown or {}, f", {positions or 'unknown'} positions" * (len(several) > 1))
+        _print_problem(of_problem, of_rows, shown or {}, f", {said(positions)}" * (len(several) > 1))
     if of_rows:
         console.note(
             "intervals: 95 % over seeds, each for itself; with one seed over test examples\n"
