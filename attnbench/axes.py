@@ -401,12 +401,16 @@ FOLLOWING: Mapping[str, str] = {axis.name: axis.same_as for axis in _TABLE if ax
 """Axis -> the axis whose value it has unless it says otherwise: as many keys as queries."""
 
 
+OF_PRETRAINED = ("variant", "seq_len", "heads", "kv_heads", "head_dim", "batch", "dtype", "causal", "seed")
+"""Axes at level pretrained; the others are the trained model's own."""
 _LEVELS = {"operator": ("operator",), "layer": ("layer", "model"), "model": ("model",), "task": ("model",)}
 """Where an axis means something -> the levels at which that is."""
 
 
 def exists(name: str, level: str) -> bool:
     """Whether a level has what an axis or a column speaks of: an operator has no architecture."""
+    if level == "pretrained" and name in AXES:
+        return name in OF_PRETRAINED
     only = AXES[name].only if name in AXES else ""
     return only not in _LEVELS or level in _LEVELS[only]
 

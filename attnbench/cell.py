@@ -11,7 +11,9 @@ from attnbench.axes import AXES, Specs, before
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 
-Level = Literal["operator", "layer", "model"]
+Level = Literal["operator", "layer", "model", "pretrained"]
+OF_TOKENS: tuple[Level, ...] = ("model", "pretrained")
+"""Levels at which what is measured reads tokens."""
 Pass = Literal["forward", "backward", "training", "decode", "stepwise", "generate"]
 """decode: the last token of the sequence against a state made of all tokens before it. stepwise: all its tokens in this
 way, one after the other. generate: a prompt of N tokens at once, then ``new_tokens`` more, one after the other."""
@@ -19,7 +21,9 @@ STEPS: tuple[Pass, ...] = ("decode", "stepwise", "generate")
 """Passes that take one token at a time."""
 NEW_TOKENS = 32
 """Number of tokens that are generated if nobody says how many."""
-Measure = Literal["time", "memory", "error", "score"]
+Measure = Literal["time", "memory", "error", "loss", "score"]
+UNTOUCHED = "none"
+"""Stands in the place of a variant for a trained model as it is, at level pretrained only."""
 Architecture = Literal["encoder", "decoder", "encoder-decoder"]
 """encoder: reads a sequence. decoder: answers each token with the next one. encoder-decoder: a decoder that also reads
 what an encoder makes of another sequence."""
@@ -66,6 +70,18 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
+class Pretrained:
+    """The trained model whose attention gives way to the variant, at ``level: pretrained``."""
+
+    name: str
+    """``listops``, a folder, a .gguf file, or ``pypi:PACKAGE/FILE``."""
+    text: str = ""
+    """A file of text that it reads; empty for the model's own."""
+    windows: int = 0
+    """Windows that are held out to measure its loss; 0 where that is not measured."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """Everything that decides a measurement; two equal cells measure the same thing."""
 
@@ -101,6 +117,8 @@ class Cell:
     """What the model reads and answers (see :mod:`attnbench.task`), at level model only; None for random bytes."""
     training: Training | None = None
     """None unless the cell is scored."""
+    pretrained: Pretrained | None = None
+    """None unless the level is."""
 
     def __post_init__(self) -> None:
         causal = self.shape.causal
@@ -165,10 +183,12 @@ class Cell:
             data["model"] = ModelSize(**data["model"])
         if data.get("training") is not None:
             data["training"] = Training(**data["training"])
+        if data.get("pretrained") is not None:
+            data["pretrained"] = Pretrained(**data["pretrained"])
         return cls(**data)
 
 
-_LATER = {**before("cell"), "training": None, "fit": 0}
+_LATER = {**before("cell"), "training": None, "fit": 0, "pretrained": None}
 """Fields that were added to cells later -> what older cells mean by leaving them out, so that their ids stay."""
 _LATER_IN_PARTS = {**before("shape"), "positions": "learned", "dropout": 0.0, "guide": 0.0}
 """The same for fields of shapes, models and trainings."""
@@ -183,7 +203,7 @@ def _identify(cell: Cell) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
 
 
-def _plain(part: Shape | Spec | ModelSize | Training) -> dict[str, Any]:
+def _plain(part: Shape | Spec | ModelSize | Training | Pretrained) -> dict[str, Any]:
     return _without({name: getattr(part, name) for name in part.__slots__}, _LATER_IN_PARTS)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.axes import AXES, FOLLOWING, before, filled
-from attnbench.cell import METHOD_VERSION, Cell
+from attnbench.cell import METHOD_VERSION, OF_TOKENS, UNTOUCHED, Cell
 from attnbench.printable import printable
 from attnbench.status import Status
 
@@ -62,6 +62,19 @@ ADDED: dict[str, Any] = {
     "target_s": None,
     "energy_j": None,
     "data_digest": None,
+    "model": "",
+    "model_digest": "",
+    "text": "",
+    "text_digest": "",
+    "windows": None,
+    "loss": None,
+    "loss_base": None,
+    "loss_delta": None,
+    "loss_delta_low": None,
+    "loss_delta_high": None,
+    "top1_agreement": None,
+    "kl": None,
+    "hidden_error": None,
     "own_form": "",
     "host": "",
     "seal": "",
@@ -80,7 +93,7 @@ class Record:
     cell_id: str
     """Sixteen hex digits, the same for the same cell on every machine."""
     variant: str
-    """Its registered name."""
+    """Its registered name; ``none`` for a trained model as it is."""
     options: str
     """JSON object of all options that have a value, by default or given."""
     label: str
@@ -96,7 +109,8 @@ class Record:
     claimed_memory_exponent: float | None
     """Power of n in the memory, as the variant's paper claims it."""
     level: str
-    """``operator`` (attention alone), ``layer`` (with its projections) or ``model`` (a whole one)."""
+    """``operator`` (attention alone), ``layer`` (with its projections), ``model`` (a whole one) or ``pretrained`` (a
+    trained one whose attention gave way to the variant)."""
     pass_: str
     """``forward``, ``backward``, ``training`` (both), ``decode`` (one token), ``stepwise`` (all, one by one) or
     ``generate`` (a prompt of seq_len tokens, then new_tokens one by one)."""
@@ -142,7 +156,8 @@ class Record:
     device: str
     """``cpu``, ``cuda``, ``cuda:1`` or ``mps``."""
     inputs: str
-    """The input with every option that has a value: ``gaussian:logit_std=1.0``; a model reads random ``bytes``."""
+    """The input with every option that has a value: ``gaussian:logit_std=1.0``; a model reads random ``bytes``, and a
+    trained one its own ``text`` or that of a file."""
     seed: int
     """Seed of inputs, random projections and initial weights."""
     status: Status
@@ -304,6 +319,34 @@ class Record:
     data_digest: str | None = None
     """Digest of the task's data, or of its generator; the same digest means the same examples."""
 
+    model: str = ""
+    """At level pretrained the trained model as the suite names it; empty at others."""
+    model_digest: str = ""
+    """Digest of all its weights."""
+    text: str = ""
+    """What it reads: the file, or the name of the model's own text."""
+    text_digest: str = ""
+    """Digest of the text as it was cut into windows."""
+    windows: int | None = None
+    """Windows that were held out to measure the loss."""
+    loss: float | None = None
+    """Mean cross-entropy in nats with the variant in all layers that it can replace; None where the model predicts
+    nothing."""
+    loss_base: float | None = None
+    """That of the untouched model on the same windows."""
+    loss_delta: float | None = None
+    """Median over windows of what the loss is above the untouched model's."""
+    loss_delta_low: float | None = None
+    """loss_delta_low to loss_delta_high is the exact 95 % interval of that median."""
+    loss_delta_high: float | None = None
+    """The upper end of that interval."""
+    top1_agreement: float | None = None
+    """Share of the answers that are the untouched model's."""
+    kl: float | None = None
+    """Mean of KL(untouched ‖ this) over the answers, in nats."""
+    hidden_error: float | None = None
+    """Relative error of the last features against the untouched model's, the mean over windows."""
+
     kernel: str | None = None
     """The fused kernel that really ran, where there is a choice."""
     compiled: bool = False
@@ -364,6 +407,7 @@ class Record:
             "reason": one_line(reason),
             **(_of_pairs(cell, known) if known else {}),
             **_of_model(cell),
+            **_of_pretrained(cell),
             **_of_training(cell),
         }
         return cls(**{**identity, **columns})
@@ -398,8 +442,8 @@ def _task(cell: Cell) -> str | None:
 def _inputs(cell: Cell) -> str:
     from attnbench.qkv import INPUTS
 
-    if cell.level == "model":
-        return _task(cell) or "bytes"
+    if cell.level in OF_TOKENS:
+        return _task(cell) or ("bytes" if cell.pretrained is None else cell.pretrained.text or "text")
     known = INPUTS.get(cell.inputs.name) if cell.inputs.name in INPUTS else None
     return (known.complete(cell.inputs) if known else cell.inputs).label
 
@@ -416,6 +460,13 @@ def _of_pairs(cell: Cell, variant: Variant) -> dict[str, Any]:
 def _of_model(cell: Cell) -> dict[str, Any]:
     size = cell.model
     return {"layers": size.layers, "ffn": size.ffn} if size else {}
+
+
+def _of_pretrained(cell: Cell) -> dict[str, Any]:
+    if cell.pretrained is None:
+        return {}
+    exact = {"family": "exact", "target": "softmax"} if cell.variant.name == UNTOUCHED else {}
+    return {"model": cell.pretrained.name, "windows": cell.pretrained.windows or None, **exact}
 
 
 def _of_training(cell: Cell) -> dict[str, Any]:

@@ -18,12 +18,13 @@ LAYERS = {
     2: "traits contract variant plugins qkv task cell record files journal verify table lock store runs machine "
     "manifest trained scores engines added_tokens crossing fewer_queries stack",
     3: "attention inputs tasks model decoder",
-    4: "measure suite testing training probing",
+    4: "measure suite testing training probing pretrained",
     5: "plots run",
-    6: "decision report pictures pretrained",
+    6: "decision report pictures pretrained.asked pretrained.figure pretrained.foreseen pretrained.swap",
     7: "cli api notebook",
     8: "__main__",
 }
+"""A file that stands higher than the rest of its folder is a home of its own."""
 LAYER = {home: layer for layer, homes in LAYERS.items() for home in homes.split()}
 HIGHEST = dict.fromkeys(f"{LAYERS[3]} {LAYERS[4]} plots".split(), 2) | {
     "engines": 1,
@@ -31,6 +32,7 @@ HIGHEST = dict.fromkeys(f"{LAYERS[3]} {LAYERS[4]} plots".split(), 2) | {
     "testing": 4,
     "training": 4,
     "probing": 4,
+    "pretrained": 4,
     "decoder": 3,
 }
 """The highest layer that a home may import; those not named here may import their own layer as well."""
@@ -46,12 +48,19 @@ def imported_homes(source: str) -> set[str]:
             names = [f"{node.module}.{name.name}" for name in node.names]
         else:
             names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
-        homes |= {name.split(".")[1] for name in names if name.startswith("attnbench.")}
+        homes |= {_home(name) for name in names if name.startswith("attnbench.")}
     return homes - {"__version__"}
 
 
+def _home(name: str) -> str:
+    """The home of a module, or of what is imported from it: ``attnbench.pretrained.swap.Watcher``."""
+    parts = name.split(".")[1:]
+    return ".".join(parts[:2]) if ".".join(parts[:2]) in LAYER else parts[0]
+
+
 def home_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:2]) if ".".join(parts[:2]) in LAYER else parts[0]
 
 
 def allowed(home: str, other: str) -> bool:
@@ -72,6 +81,10 @@ def test_imports_point_down_only(path: Path) -> None:
 @pytest.mark.parametrize(
     ("home", "other", "verdict"),
     [
+        ("run", "pretrained", True),
+        ("run", "pretrained.swap", False),
+        ("pretrained", "run", False),
+        ("pretrained.swap", "run", True),
         ("units", "errors", False),
         ("spec", "errors", True),
         ("cell", "shape", True),

@@ -46,14 +46,15 @@ def plot(
         typer.Option(help="Speed axis of tradeoff; default: examples_per_s."),
     ] = None,
     y: Annotated[
-        Literal["rel_error", "max_abs_error", "cosine", "score"] | None,
+        Literal["rel_error", "max_abs_error", "cosine", "score", "loss_delta", "hidden_error"] | None,
         typer.Option(
-            help="Accuracy axis of tradeoff; default: score if models were timed and trained, else rel_error."
+            help="Accuracy axis of tradeoff; default: score if models were timed and trained, what a trained model "
+            "loses where no error was measured, else rel_error."
         ),
     ] = None,
     sweep: Annotated[str | None, typer.Option(metavar="SWEEP", help="Only rows of this sweep.")] = None,
     level: Annotated[
-        Literal["operator", "layer", "model"] | None, typer.Option(help="Only rows of this level.")
+        Literal["operator", "layer", "model", "pretrained"] | None, typer.Option(help="Only rows of this level.")
     ] = None,
     pass_: Annotated[Pass | None, typer.Option("--pass", help="Only rows of this pass.")] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Only rows of this data type.")] = None,

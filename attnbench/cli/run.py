@@ -210,7 +210,7 @@ def _print_records(records: list[Record]) -> None:
         shown = [record for record in mine if record.seq_len == longest]
         axes = [axis for axis in COLUMNS if axis in IN_ROWS and len({getattr(record, axis) for record in shown}) > 1]
         inputs = list(dict.fromkeys(record.inputs for record in shown))
-        columns = ["variant", *axes, "time", "±", "examples/s", "peak", "state", "error", "note"]
+        columns = ["variant", *axes, "time", "±", "examples/s", "peak", "state", "error", "loss", "features", "note"]
         rows = [_result_row(record, axes) for record in shown]
         title = f"\n{sweep}, n = {longest}"
         if len(inputs) == 1 and any(record.error_kind for record in shown):
@@ -219,13 +219,17 @@ def _print_records(records: list[Record]) -> None:
             title += f" ({len(mine)} rows in all)"
         console.table(
             *without_empty(columns, rows),
-            right=["time", "±", "examples/s", "peak", "state", "error"],
+            right=["time", "±", "examples/s", "peak", "state", "error", "loss", "features"],
             title=title,
         )
     if trainings:
         from attnbench.cli.score_tables import print_scores
 
         print_scores(trainings, {record.label: console.name_text(record) for record in trainings})
+    if any(record.loss is not None for record in records):
+        console.note("loss: in nats, with the median over windows of what it is above the untouched model's")
+    elif any(record.hidden_error is not None for record in records):
+        console.note("features: relative error of the last features against the untouched model's")
     console.error_notes({record.error_kind for record in records})
     console.own_form_note(record.own_form for record in [*records, *trainings])
 
@@ -253,5 +257,7 @@ def _result_row(record: Record, axes: list[str]) -> list[str]:
         format_bytes(record.peak_bytes),
         format_bytes(record.state_bytes),
         console.error_text(record),
+        "-" if record.loss is None or record.loss_delta is None else f"{record.loss:.3f} ({record.loss_delta:+.3f})",
+        "-" if record.hidden_error is None or record.loss is not None else f"{record.hidden_error:.2g}",
         note,
     ]

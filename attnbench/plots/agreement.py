@@ -20,7 +20,11 @@ Y_AXES = {
     "max_abs_error": "largest absolute error\n(log scale, better upwards)",
     "cosine": "cosine with the exact output",
     "score": "score",
+    "loss_delta": "loss over the untouched model's, nats\n(better upwards)",
+    "hidden_error": "relative error of the last features\n(log scale, better upwards)",
 }
+OF_TRAINED = ("loss_delta", "hidden_error")
+"""Those that say what a trained model loses by its new attention; the timed row itself holds them."""
 KINDS = ("exact", "measured", "missing", "learned", "other")
 """``exact``: equal up to rounding, at least on these inputs. ``measured``: has a place on the scale. ``missing``: has
 no number. ``learned``: has no error before fitting. ``other``: another operator, whose difference is not an error."""
@@ -63,6 +67,8 @@ def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setti
     """
     if column == "score":
         return _scores(same_run(frame, speed), speed, n)
+    if column in OF_TRAINED:
+        return _of_trained(speed, n, column)
     rows = compared(same_run(frame, speed), column)
     if rows.empty:
         return _nothing(column)
@@ -108,8 +114,22 @@ def _scores(frame: pd.DataFrame, speed: Setting, n: int) -> Agreement:
     return Agreement(rows, "score", found.said, math.nan, found.lines, found.band, tuple(notes(frame, found, timed)))
 
 
+def _of_trained(speed: Setting, n: int, column: str) -> Agreement:
+    """What the timed rows themselves say."""
+    rows = speed.ok[speed.ok["seq_len"] == n]
+    if not rows[column].notna().any():
+        return _nothing(column)
+    values = rows[["label", "family"]].assign(y=rows[column], y_std=math.nan, error_kind="")
+    if column == "loss_delta":
+        values = values.assign(y_low=rows["loss_delta_low"], y_high=rows["loss_delta_high"])
+    nothing = values.loc[rows["variant"] == "mean-value", "y"]
+    windows = rows["windows"].max()
+    said = f"{rows['model'].iloc[0].rpartition('/')[2]}, no training after the swap · {windows:.0f} windows held out"
+    return Agreement(values, column, said, float(nothing.iloc[0]) if len(nothing) else math.nan)
+
+
 def _nothing(column: str) -> Agreement:
-    what = "score" if column == "score" else "error"
+    what = "score" if column == "score" else "loss" if column == "loss_delta" else "error"
     empty = pd.DataFrame(columns=["label", "family", "y", "y_std", "error_kind"])
     return Agreement(empty, column, f"no {what} measured", math.nan)
 
@@ -126,8 +146,10 @@ def _said(rows: pd.DataFrame, at: int, n: int) -> str:
 
 
 def kind_of(error_kind: object, target: str, value: float, column: str) -> str:
-    """One of :data:`KINDS`. A score is a score whatever the target."""
-    if column != "score":
+    """One of :data:`KINDS`. A score is a score whatever the target, and so is a loss."""
+    if column in OF_TRAINED and abs(value) < ROUNDING:
+        return "exact"
+    if column not in ("score", *OF_TRAINED):
         if error_kind == "learned" or (error_kind not in ("exact", "approximation") and target == "learned"):
             return "learned"
         if error_kind == "distance" or (error_kind != "exact" and target == "other"):

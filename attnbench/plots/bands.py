@@ -47,6 +47,7 @@ def arrange(
     height: float,
     *,
     log: bool,
+    down: bool = False,
     also: Sequence[float] = (),
     within: tuple[float, float] = (-math.inf, math.inf),
 ) -> Layout:
@@ -56,8 +57,8 @@ def arrange(
         points: columns label, name, kind, x, y; ``kind`` as in :data:`attnbench.plots.agreement.KINDS`.
         place: x -> inches, to see which names in a band would collide.
         height: height of the axes, in inches.
-        log: whether y is an error, best at zero, on an inverted log scale; otherwise the scale is linear and larger is
-            better.
+        log: whether y is an error, best at zero, on an inverted log scale; otherwise the scale is linear.
+        down: whether less is better on a linear scale too.
         also: more values that the scale must reach.
         within: the range of possible values, in which a linear scale may have ticks.
     """
@@ -82,7 +83,7 @@ def arrange(
         ticks.append((start + tall[kind] / 2, _NAMES[kind]))
         strips.append((start, start + tall[kind]))
         low, high = (low, start) if kind == "exact" else (start + tall[kind], high)
-    height_of, marks = _scale([*scaled["y"], *also], low, high, log=log, within=within)
+    height_of, marks = _scale([*scaled["y"], *also], low, high, log=log, down=down, within=within)
     if len(scaled):
         beyond = [log and not _FLOOR <= value <= _CEILING for value in scaled["y"]]
         names = [f"{n} ({v:.2g})" if far else n for n, v, far in zip(scaled["name"], scaled["y"], beyond, strict=True)]
@@ -104,7 +105,7 @@ def _rows(points: pd.DataFrame, place: Callable[[float], float]) -> list[int]:
 
 
 def _scale(
-    values: Sequence[float], low: float, high: float, *, log: bool, within: tuple[float, float]
+    values: Sequence[float], low: float, high: float, *, log: bool, down: bool, within: tuple[float, float]
 ) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
     """Value -> inches between ``low`` and ``high``, and the ticks."""
     reached = np.asarray(values, dtype=float)
@@ -122,7 +123,8 @@ def _scale(
     bottom, top = bottom - extra, top + extra
 
     def linear(value: float) -> float:
-        return low + (value - bottom) / (top - bottom) * (high - low)
+        share = (value - bottom) / (top - bottom)
+        return low + (1 - share if down else share) * (high - low)
 
     marks = [round(float(tick), 12) for tick in MaxNLocator(6).tick_values(bottom, top)]
     marks = [tick for tick in marks if max(bottom, within[0]) <= tick <= min(top, within[1])]

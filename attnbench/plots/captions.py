@@ -10,7 +10,12 @@ import pandas as pd
 from attnbench.axes import ALIKE, AXES, FOLLOWING, exists
 from attnbench.status import Status
 
-LEVELS = {"operator": "attention operator", "layer": "attention layer", "model": "whole model"}
+LEVELS = {
+    "operator": "attention operator",
+    "layer": "attention layer",
+    "model": "whole model",
+    "pretrained": "trained model",
+}
 _PASSES = {
     "forward": "forward pass",
     "backward": "backward pass",
@@ -38,6 +43,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "pretrain_steps": lambda value: f"pretrained {value:.0f} steps" if value else "not pretrained",
     "guide": lambda value: f"guided by {value:g}" if pd.notna(value) else "not guided",
     "protocol": lambda value: {"sweep": "rate by validation", "fixed": "fixed rate"}.get(value, "rate not known"),
+    "model": lambda value: str(value).rpartition("/")[2],
     "process": lambda value: f"process {value}",
     "threads": lambda value: _several(value, "thread") if pd.notna(value) else "threads not known",
     "quick": lambda value: "QUICK: one sample each" if value else "not quick",
@@ -82,6 +88,8 @@ def difference(table: pd.DataFrame) -> list[tuple[str, str]]:
 def _exists(column: str, row: Mapping[Hashable, Any]) -> bool:
     """Whether the row's level has such a thing: an operator has no architecture, and a layer no number of layers."""
     level = row.get("level", "model")
+    if column == "model":
+        return bool(level == "pretrained")
     if column in ("layers", "ffn"):
         return bool(level == "model")
     return column == "inputs" or exists(column, level)  # a model has its task there

@@ -32,7 +32,12 @@ class Contenders:
     @property
     def log(self) -> bool:
         """Whether the vertical axis shows an error, on a log scale."""
-        return self.agreed.column in ("rel_error", "max_abs_error")
+        return self.agreed.column in ("rel_error", "max_abs_error", "hidden_error")
+
+    @property
+    def down(self) -> bool:
+        """Whether less is better."""
+        return self.log or self.agreed.column == "loss_delta"
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -55,7 +60,7 @@ class Contenders:
         """The competing points on the Pareto front, fastest first."""
         fair = self.competing
         # All exact methods are equally good.
-        goodness = (-fair["y"] if self.log else fair["y"]).where(fair["kind"] != "exact", math.inf)
+        goodness = (-fair["y"] if self.down else fair["y"]).where(fair["kind"] != "exact", math.inf)
         return fair.iloc[pareto(list(-fair["x"] if self.fast_low else fair["x"]), list(goodness))]
 
     @property

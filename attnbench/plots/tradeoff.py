@@ -15,8 +15,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from attnbench.cell import UNTOUCHED
 from attnbench.errors import UsageError
-from attnbench.plots.agreement import Y_AXES
+from attnbench.plots.agreement import OF_TRAINED, Y_AXES
 from attnbench.plots.bands import Layout, arrange, draw_bands
 from attnbench.plots.bubbles import draw_circles, draw_front, draw_keys, keys_height, round_sizes
 from attnbench.plots.captions import failures, own_form_note, short_names, where
@@ -47,6 +48,10 @@ _SCORE_FRONT = (
     "Dashed steps: the Pareto front. For a method on it, no other method is both faster and better at the task. Only "
     "methods whose interval lies above that of identity trained on the task (else above chance) compete:"
 )
+_TRAINED_FRONT = (
+    "Dashed steps: the Pareto front. For a method on it, no other method is both faster and harms the model less. Only "
+    "methods that harm it less than answering mean(V) compete:"
+)
 _BOTTOM = 0.42
 """Room below the axes for their scale, in inches."""
 
@@ -54,7 +59,8 @@ _BOTTOM = 0.42
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
     """Something was timed (or failed), errors or scores exist, and a scatter plot can name all labels."""
     rows = timed(restrict(frame, only or {}))
-    some = not rows.empty and (not compared(frame).empty or bool(tasks_of_both(frame, rows)))
+    known = not compared(frame).empty or bool(tasks_of_both(frame, rows)) or _of_trained(rows) is not None
+    some = not rows.empty and known
     return some and not too_many_to_name(frame, only)
 
 
@@ -77,8 +83,9 @@ def draw_tradeoff(
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: the length; by default the longest of those at which most labels were measured.
         x: ``examples_per_s``, ``tokens_per_s`` or ``time_median_s``; right is faster.
-        y: ``rel_error``, ``max_abs_error``, ``cosine`` or ``score``; up is better. By default ``score`` if there are
-            tasks that were both timed and trained on, for the rows of these tasks only; else ``rel_error``.
+        y: ``rel_error``, ``max_abs_error``, ``cosine``, ``score``, ``loss_delta`` or ``hidden_error``; up is better.
+            By default ``score`` if there are tasks that were both timed and trained on, for the rows of these tasks
+            only; what trained models lose where no error was measured; else ``rel_error``.
         only: column -> value of the speed rows.
         inputs: which error rows, by label or name; by default ``listops``, else the first.
         overlay: ``published`` adds a panel with the paper's own measurements.
@@ -100,20 +107,29 @@ def draw_tradeoff(
     rows = timed(restrict(frame, only or {}))
     check_length(n, set(rows["seq_len"]), "rows")
     both = tasks_of_both(frame, rows) if y is None else set()
-    y = y or ("score" if both else "rel_error")
+    own = _of_trained(rows) if compared(frame).empty else None
+    y = y or ("score" if both else own or "rel_error")
     rest = ""
     if both:
         others = rows[~rows["task"].isin(both)]
         rows = rows[rows["task"].isin(both)]
         rest = f"Timed, not scored: {len(others)} rows of other inputs; --y rel_error draws them." * bool(len(others))
+    if y in OF_TRAINED:
+        rows = rows[rows["level"] == "pretrained"]
     prefer = {"level": ("model", "layer", "operator"), "pass": ("training", "forward")}
-    every = settings(rows, prefer, also_same=("inputs", "layers", "ffn"))
+    every = settings(rows, prefer, also_same=("inputs", "layers", "ffn", "model"))
     found = [one for setting in every if (one := contenders(frame, setting, n, x, y, inputs))]
     if not found:
         raise NothingToDraw("; ".join(failures(rows)) or "no row holds a time")
-    title = f"Speed, memory and {'score' if y == 'score' else 'agreement with exact attention'}"
+    what = {"score": "score", "loss_delta": "loss of a trained model", "hidden_error": "agreement with a trained model"}
+    title = f"Speed, memory and {what.get(y, 'agreement with exact attention')}"
     rest = " ".join(part for part in (rest, without_room([one.setting for one in found])) if part)
     return _draw(found[:PANELS], title, x, overlay, rest)
+
+
+def _of_trained(rows: pd.DataFrame) -> str | None:
+    """What trained models say of their new attention; a loss where they predict something, else the last features."""
+    return next((column for column in OF_TRAINED if rows[column].notna().any()), None)
 
 
 def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, rest: str) -> Figure:
@@ -173,10 +189,12 @@ def _panel(
 
     lines, front = one.lines, one.front
     also, within = list(lines.values()), (-math.inf, math.inf)
+    if one.agreed.column == "loss_delta":
+        also += [*points["y_low"], *points["y_high"]]
     if one.agreed.column == "score":
         also += [*points["y_low"], *points["y_high"], *(one.agreed.band or ())]
         within = (0.0, 1.0)
-    layout = arrange(points, place, height, log=one.log, also=also, within=within)
+    layout = arrange(points, place, height, log=one.log, down=one.down, also=also, within=within)
     ax = page.axes(page.left + 0.96, page.bottom + _BOTTOM, width, height)
     log_axis(ax, "x", limits, text=halves, most=5 if narrow() else 8)
     ax.set_xlabel(_X[x])
@@ -238,8 +256,13 @@ def _notes(found: Sequence[Contenders], points: pd.DataFrame) -> list[str]:
         every = [one.setting.rows for one in found]
         of = sum(rows.loc[rows["family"] != "reference", "label"].nunique() for rows in every)
         fair = sum(len(one.competing) for one in found)
-        scores = any(one.agreed.column == "score" for one in found)
-        notes.append(f"{_SCORE_FRONT if scores else _FRONT} {fair} of {of} methods.")
+        column = found[0].agreed.column
+        front = _SCORE_FRONT if column == "score" else _TRAINED_FRONT if column in OF_TRAINED else _FRONT
+        notes.append(f"{front} {fair} of {of} methods.")
+    if any(one.agreed.column == "loss_delta" for one in found):
+        notes.append("Upright bars: exact 95 % intervals of the median over windows.")
+    if found[0].agreed.column in OF_TRAINED and (points["variant"] == UNTOUCHED).any():
+        notes.append("none: the model as it is.")
     if any(one.agreed.band for one in found):
         notes.append(
             "Grey band: softmax's interval. Upright bars: 95 % t-intervals over seeds, of one seed over test examples."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from attnbench.pretrained.digest import digest_of_weights
 from attnbench.pretrained.subject import Exact, Intercept, Layer, Reading, count_calls
 from attnbench.shape import Shape
 
+T = TypeVar("T")
 _SAME = 1e-3
 """Relative difference of the last features by which the bridge may differ from the untouched model."""
 
@@ -43,6 +45,7 @@ class LanguageModel:
         self._options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
         with torch.no_grad():
             untouched = self._run(probe).hidden
+        self._own: str = config._attn_implementation
         put_into(model)
         self.calls = tuple(calls_of(model, lambda: self._run(probe)))
         with torch.no_grad():
@@ -71,8 +74,18 @@ class LanguageModel:
         return model.get_output_embeddings() is not None
 
     def read(self, tokens: Tensor, intercept: Intercept | None = None) -> Reading:
+        return self._intercepted(intercept, lambda: self._run(tokens))
+
+    def answer(self, tokens: Tensor, intercept: Intercept | None = None) -> Tensor:
+        return self._intercepted(intercept, lambda: self._answers(tokens))
+
+    def restore(self) -> None:
+        model: Any = self.module
+        model.set_attn_implementation(self._own)
+
+    def _intercepted(self, intercept: Intercept | None, run: Callable[[], T]) -> T:
         if intercept is None:
-            return self._run(tokens)
+            return run()
         own = intercept
 
         def at(place: int, module: Any, q: Tensor, k: Tensor, v: Tensor, exact: Exact) -> Tensor:
@@ -81,14 +94,20 @@ class LanguageModel:
             return own(place, q, k, v, exact)
 
         with session(Session(at)) as seen:
-            reading = self._run(tokens)
+            found = run()
         if short := count_calls(len(seen.calls), len(self.layers)):
             raise Unsupported(f"{self.name}: {short}")
-        return reading
+        return found
 
     def _run(self, tokens: Tensor) -> Reading:
         out = self.module(input_ids=tokens, output_hidden_states=True, return_dict=True, **self._options)
         return Reading(out.hidden_states[-1], getattr(out, "logits", None))
+
+    def _answers(self, tokens: Tensor) -> Tensor:
+        out = self.module(input_ids=tokens, return_dict=True, **self._options)
+        logits: Tensor | None = getattr(out, "logits", None)
+        last: Tensor = out.last_hidden_state if logits is None else logits
+        return last
 
     def of_attention(self) -> list[nn.Parameter]:
         modules = dict(self.module.named_modules())

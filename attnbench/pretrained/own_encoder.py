@@ -59,6 +59,14 @@ class OwnEncoder:
                 raise Unsupported(f"{self.name}: {short}")
         return Reading(hidden, self._encoder.classify(hidden))
 
+    def answer(self, tokens: Tensor, intercept: Intercept | None = None) -> Tensor:
+        logits = self.read(tokens, intercept).logits
+        assert logits is not None
+        return logits
+
+    def restore(self) -> None:
+        """Nothing was put in the place of its attention."""
+
     @contextmanager
     def _intercepted(self, intercept: Intercept) -> Iterator[list[int]]:
         attends = [module for module in self.module.modules() if isinstance(module, ExactAttention)]

@@ -66,6 +66,18 @@ class Subject(Protocol):
         """
         ...
 
+    def answer(self, tokens: Tensor, intercept: Intercept | None = None) -> Tensor:
+        """The logits alone, or the last features where the model predicts nothing: what a prefill computes.
+
+        Raises:
+            Unsupported: as :meth:`read`.
+        """
+        ...
+
+    def restore(self) -> None:
+        """Let ``module`` compute its attention by itself again, where something else computes the same for it."""
+        ...
+
     def of_attention(self) -> list[nn.Parameter]:
         """The parameters of all attention layers: their projections, and what belongs to them."""
         ...

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch._functorch import config
 
 from attnbench.capabilities import Budgeted, Decoding, Selecting, answered
-from attnbench.cell import STEPS, Cell, ModelSize
+from attnbench.cell import OF_TOKENS, STEPS, UNTOUCHED, Cell, ModelSize
 from attnbench.compiled import whole
 from attnbench.decoder import Decoder, EncoderDecoder
-from attnbench.errors import Unsupported
+from attnbench.errors import Unsupported, UsageError
 from attnbench.fewer_queries import remaining
 from attnbench.measure.laps import Laps
 from attnbench.measure.memory import state_bytes
@@ -120,6 +120,8 @@ def prepare(
         module, inputs = _operator(cell, draw)
     elif cell.level == "layer":
         module, inputs = _layer(cell)
+    elif cell.level == "pretrained":
+        module, inputs, labels = _pretrained(cell)
     else:
         module, inputs, labels = _model(cell, examples)
     module = move(module, device, dtype)
@@ -218,8 +220,24 @@ def _writing(cell: Cell, size: ModelSize) -> tuple[nn.Module, list[Windows], Ten
     return module, [Windows.into(one.to(cell.device), more, tokens=-1) for one in given], words[:, 1:]
 
 
+def _pretrained(cell: Cell) -> tuple[nn.Module, list[Windows], Tensor]:
+    """The trained model with the variant in it, windows of text, and the right answers."""
+    if cell.pretrained is None:
+        raise UsageError("level pretrained needs the name of a model; write model: listops in a suite")
+    if cell.compile:
+        raise Unsupported("compile: the variant is put into a trained model call by call, which is not one graph")
+    from attnbench.pretrained.measured import swapped  # only trained models need it
+
+    module, text = swapped(cell)
+    whole = text.tokens.flatten()
+    more = lambda count: whole[torch.arange(count) % len(whole)]  # noqa: E731  # as in the others
+    return module, [Windows.into(text.tokens.to(cell.device), more, tokens=-1)], text.targets
+
+
 def _allow_cost(cell: Cell) -> None:
     """Raise Unsupported where time or memory is asked for and what runs only emulates the variant's method."""
+    if cell.variant.name == UNTOUCHED:
+        return
     reason = VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).emulated
     if reason and {"time", "memory"} & {*cell.measure}:
         raise Unsupported(f"time and memory: {reason}")
@@ -246,14 +264,14 @@ def _answer(cell: Cell, inputs: Sequence[Tensor]) -> Tensor:
     like, shape = inputs[0], cell.shape
     if cell.level == "operator" and shape.E != shape.D:
         return like.new_empty(*like.shape[:-1], shape.E)
-    if shape.query_stride == 1 or cell.level == "model":
+    if shape.query_stride == 1 or cell.level in OF_TOKENS:
         return like
     return like.new_empty(like.shape[0], shape.outputs, like.shape[2])
 
 
 def _like(cell: Cell, inputs: Sequence[Tensor]) -> Tensor | None:
     """A tensor of the shape and dtype that the output of a call must have; None where that is not known."""
-    if cell.level == "model" or cell.pass_ not in ("forward", "stepwise", "generate"):
+    if cell.level in OF_TOKENS or cell.pass_ not in ("forward", "stepwise", "generate"):
         return None
     like = _answer(cell, inputs)
     if cell.pass_ != "generate":
@@ -469,7 +487,7 @@ def _loss(
     """
     generator = torch.Generator().manual_seed(cell.seed + 1)
     device = torch.device(cell.device)
-    if cell.level == "model":
+    if cell.level in OF_TOKENS:
         answers = torch.randint(2, (cell.shape.B,), generator=generator) if labels is None else labels
         if mask is not None and cell.architecture == "decoder":
             answers = answers.masked_fill(~mask.to(answers.device), NO_LABEL)

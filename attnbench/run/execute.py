@@ -90,6 +90,8 @@ def run_cell(
             _add_error(record, cell)
             if record.rel_error is not None and not math.isfinite(record.rel_error):
                 raise Nonfinite("the output holds NaN or infinity")
+        if round_ == 0 and cell.pretrained is not None:
+            _add_trained(record, cell)
         if "time" in cell.measure or "memory" in cell.measure:
             compiles = round_ == 0 and (cell.compile or always_compiled(cell))
             call = _compile(record, cell) if compiles else prepare(cell)
@@ -157,6 +159,21 @@ def _add_error(record: Record, cell: Cell) -> None:
     record.kept_mass, record.kept_pairs = result.kept_mass, result.kept_pairs
     record.fit_steps = result.fit_steps
     add_warning(record, result.doubt)
+
+
+def _add_trained(record: Record, cell: Cell) -> None:
+    """Which trained model it is, and what the variant does to it where that is asked for."""
+    from attnbench.pretrained.measured import measure_loss, opened  # only trained models need it
+
+    one = opened(cell)
+    record.model_digest, record.text, record.text_digest = one.subject.digest, one.text.name, one.text.digest
+    add_warning(record, one.left)
+    if "loss" not in cell.measure:
+        return
+    found = measure_loss(cell)
+    record.loss, record.loss_base, record.loss_delta = found.loss, found.base, found.delta
+    record.loss_delta_low, record.loss_delta_high = found.interval or (None, None)
+    record.top1_agreement, record.kl, record.hidden_error = found.top1_agreement, found.kl, found.hidden_error
 
 
 def _compile(record: Record, cell: Cell) -> Call:

@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
 from attnbench.cell import METHOD_VERSION, Cell
+from attnbench.errors import AttnbenchError
 from attnbench.plugins import provenance
 from attnbench.record import SCHEMA_VERSION
 from attnbench.run.plan import Plan
@@ -44,7 +46,8 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
         **({"shard": str(plan.options.shard)} if plan.options.shard else {}),
         **({"products": list(plan.settings.products)} if plan.settings.products else {}),
         "variables": variables(environment_for(plan.settings.threads)),
-        "input_files": input_files(plan.cells) | task_files(plan.cells),
+        "input_files": input_files(plan.cells) | task_files(plan.cells) | model_files(plan.cells),
+        **_libraries(plan.cells),
         "plugins": provenance(plan.options.plugins),
     }
 
@@ -94,6 +97,31 @@ def task_files(cells: Iterable[Cell]) -> dict[str, str]:
                 if files:
                     digests[label] = _digest_of(files)
     return digests
+
+
+def model_files(cells: Iterable[Cell]) -> dict[str, str]:
+    """A digest of the files of each trained model and of its text, by their names, as :func:`task_files` makes one."""
+    models = list(dict.fromkeys(cell.pretrained for cell in cells if cell.pretrained is not None))
+    if not models:
+        return {}
+    from attnbench.pretrained.files import files_of  # not for the other suites: it brings what opens models
+
+    digests = dict[str, str]()
+    for model in models:
+        with suppress(OSError, AttnbenchError):  # its rows will tell
+            digests[model.name] = _digest_of(files_of(model.name))
+            if model.text:
+                digests[model.text] = _digest_of([Path(model.text).expanduser()])
+    return digests
+
+
+def _libraries(cells: Iterable[Cell]) -> dict[str, Any]:
+    """The version of the library that computes trained models, where there are some."""
+    if all(cell.pretrained is None for cell in cells):
+        return {}
+    with suppress(PackageNotFoundError):
+        return {"libraries": {"transformers": version("transformers")}}
+    return {}
 
 
 def _digest_of(files: Sequence[Path]) -> str:

@@ -49,6 +49,8 @@ class Settings:
     rates: bool = True
     alone: bool = True
     """No other process of the run computes at the same time."""
+    models: tuple[str, ...] = ()
+    """Trained models that cells are about."""
     products: Products | None = None
     """The libraries that multiply in the tuned process; None for those that a probe finds faster."""
 

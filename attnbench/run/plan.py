@@ -89,6 +89,10 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         suite = load_suite(suite)
     if overrides:
         suite = apply_overrides(suite, overrides, options={axis: f"--{axis}" for axis in of_their_own})
+    if any(sweep.trained is not None for sweep in suite.sweeps):
+        from attnbench.pretrained.sizes import with_sizes  # not for the other suites: it brings what opens models
+
+        suite = with_sizes(suite)
     cells = expand(suite, device=device)
     if options.select:
         cells = choose(options.select, cells)
@@ -106,6 +110,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         memory_limit=memory_limit(device, options.memory_limit),
         plugins=options.plugins,
         dtypes=tuple(sorted({cell.dtype for cell in cells})),
+        models=tuple(dict.fromkeys(cell.pretrained.name for cell in cells if cell.pretrained is not None)),
         products=None if options.like is None else products_like(options.like, device=device, process=options.process),
     )
     min_time = suite.min_time if options.min_time is None else options.min_time

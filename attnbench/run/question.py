@@ -74,6 +74,8 @@ class Question:
             raise UsageError("--n 0: a length is at least 1; write --n 1024..4096")
         at = defaults() | dict(self.axes)
         checked(at["padding"])
+        if self.level == "pretrained":
+            raise UsageError("--level pretrained: only a suite names a trained model; 'attnbench init' begins one")
         if at["architecture"] != "encoder" and self.level != "model":
             raise UsageError(f"--architecture {at['architecture']}: only a model has one; add --level model")
         if at["new_tokens"] and self.pass_ != "generate":

@@ -222,6 +222,10 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     for plugin in settings["plugins"]:
         load(plugin)
     now = Snapshot.take("cpu")
+    if settings["models"]:
+        from attnbench.pretrained.measured import make_ready
+
+        make_ready(settings["models"])
     replaced = now.replaced_since(before)
     changed = [words for words in now.changed_since(before) if words != FINDERS]  # a plug-in may have files of its own
     sys.setrecursionlimit(max(2000, sys.getrecursionlimit()))  # as torch.compile does when it is first used

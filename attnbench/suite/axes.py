@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 
 from attnbench.axes import Axis, Flag, Masks, Rate, Share, Specs, Whole, Words
+from attnbench.cell import UNTOUCHED
 from attnbench.errors import UsageError
 from attnbench.mask import FORMS as MASK_FORMS
 from attnbench.mask import masks_of
@@ -36,6 +37,8 @@ Check = Callable[[object, ValidationInfo], list[Any]]
 
 MAX_IN_ALL = 100_000
 """Most values in one suite, with ranges and lists of options multiplied out."""
+_UNTOUCHED = Spec(UNTOUCHED)
+"""In the place of a variant; :mod:`attnbench.suite.expand` refuses it where nothing is trained already."""
 _COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,18}k?)\s*")
 _OPERATORS: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
@@ -124,6 +127,8 @@ def _specs(registry: Registry[Any]) -> Check:
 
 def _normal_specs(registry: Registry[Any], item: object, index: int, reading: Reading) -> list[Spec]:
     remedy = f"; 'attnbench list {registry.kind}s' shows the names"
+    if item is None and registry is VARIANTS:
+        item = UNTOUCHED  # without quotes it is nothing in YAML
     try:
         specs = parse_specs(item)
         reading.add(len(specs), index)
@@ -131,7 +136,7 @@ def _normal_specs(registry: Registry[Any], item: object, index: int, reading: Re
             for option, value in spec.options:
                 if isinstance(value, float) and not math.isfinite(value):
                     wrong(f"{spec.name}: option {option}={value} is not finite; write a finite number", index)
-            if reading.registered:
+            if reading.registered and not (registry is VARIANTS and spec == _UNTOUCHED):
                 entry: Entry = registry.get(spec.name)
                 remedy = f"; 'attnbench show {spec.name}' lists its options"
                 specs[position] = entry.normalise(spec)

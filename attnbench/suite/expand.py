@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from attnbench.axes import AXES, Specs, filled, names_of, shortened
-from attnbench.cell import Cell, ModelSize, Training
+from attnbench.axes import AXES, OF_PRETRAINED, Specs, filled, names_of, shortened
+from attnbench.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, parse_scalar
@@ -50,10 +50,12 @@ def expand(suite: Suite, *, device: str = "cpu") -> list[Cell]:
     """Every cell of the suite, once each: sweeps in order, and in a sweep the axis written first varies slowest.
 
     On top of a sweep's matrix come the suite's profile for the type of ``device`` and the sweep's own.
-    ``exclude`` then takes cells away, and ``include`` adds some that ``exclude`` does not see.
+    ``exclude`` then takes cells away, and ``include`` adds some that ``exclude`` does not see. Cells at level
+    pretrained have the sizes that stand in the matrix: ``attnbench.pretrained.sizes`` fills in those of the model.
 
     Raises:
-        SuiteError: no cells, more than :data:`MAX_CELLS` (counted before any is made), or an impossible shape.
+        SuiteError: ``none`` for a variant where nothing is trained already, no cells, more than :data:`MAX_CELLS`
+            (counted before any is made), or an impossible shape.
         UsageError: an unknown type of device.
     """
     kind = device.partition(":")[0]
@@ -141,6 +143,8 @@ _OWNERS = {
 
 def _has_axis(sweep: dict[str, Any], axis: str) -> bool:
     level, matrix = sweep.get("level", "operator"), sweep["matrix"]
+    if level == "pretrained":
+        return axis in OF_PRETRAINED
     match AXES[axis].only:
         case "operator":
             return bool(level == "operator")
@@ -217,8 +221,9 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
     sweep, measures = grid.sweep, grid.sweep.measures
     size = None
     if sweep.level == "model":
-        given = sweep.model.model_dump() if sweep.model else {}
+        given = sweep.sizes.model_dump() if sweep.sizes else {}
         size = ModelSize(**given)
+    trained = _trained(suite, grid)
     trainings = _trainings(sweep, grid.axes["learning_rate"])
     excluded = [row.tests() for row in grid.excludes]
     shapes: dict[tuple[Any, ...], Shape] = {}
@@ -253,7 +258,20 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
             fit=sweep.fit,
             **{axis: at[axis] for axis in _OF_CELL},
             training=trainings.get(at["learning_rate"]),
+            pretrained=trained,
         )
+
+
+def _trained(suite: Suite, grid: _Grid) -> Pretrained | None:
+    """The trained model of a sweep, at level pretrained."""
+    sweep = grid.sweep
+    if sweep.trained is not None:
+        return Pretrained(sweep.trained, sweep.text or "", sweep.windows if "loss" in sweep.measure else 0)
+    if any(spec.name == UNTOUCHED for spec in grid.axes["variant"]):
+        where = ("sweeps", grid.index, "matrix", "variant")
+        said = "is a trained model as it is; write level: pretrained, or another variant"
+        raise suite.origin.error(where, f"'variant': {UNTOUCHED} {said}")
+    return None
 
 
 def _trainings(sweep: Sweep, rates: list[float]) -> dict[float, Training]:

@@ -11,6 +11,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     PrivateAttr,
     StringConstraints,
@@ -18,11 +20,13 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_wrap_validator_function
 
-from attnbench.axes import AXES
-from attnbench.cell import Level, Measure, Pass, Positions
+from attnbench.axes import AXES, OF_PRETRAINED
+from attnbench.cell import STEPS, Level, Measure, Pass, Positions
 from attnbench.suite import axes
-from attnbench.suite.messages import wrong
+from attnbench.suite.messages import shown, wrong
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
@@ -109,6 +113,21 @@ class Size(Strict):
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the numbers that is dropped after each layer")
 
 
+class _OrName:
+    """Mark of the field that takes sizes, or the name of a trained model: mistakes in sizes keep their own places."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_wrap_validator_function(
+            lambda value, sizes: value if isinstance(value, str) else sizes(value),
+            handler.generate_schema(Size | None),
+        )
+
+    @staticmethod
+    def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [*handler(schema)["anyOf"], {"type": "string"}]}
+
+
 class Rules(Strict):
     """How a model is trained to be scored."""
 
@@ -151,7 +170,10 @@ class Sweep(Strict):
     """One matrix of cells that are measured in the same way."""
 
     name: Name = Field(description="its name in tables, in figures and after -k")
-    level: Level = Field(default="operator", description="attention alone, with its projections, or a whole model")
+    level: Level = Field(
+        default="operator",
+        description="attention alone, with its projections, a whole model, or a trained one (pretrained)",
+    )
     pass_: Pass = Field(
         default="forward",
         alias="pass",
@@ -161,9 +183,17 @@ class Sweep(Strict):
     measure: Annotated[list[Measure], BeforeValidator(_as_list), _one_or_list({"enum": list(MEASURES)})] = Field(
         default=["time", "memory"],
         min_length=1,
-        description="time, memory, error (operator level only), score (by training)",
+        description="time, memory, error (operator level only), loss (pretrained level only), score (by training)",
     )
-    model: Size | None = Field(default=None, description="sizes of the model (model level only)")
+    model: Annotated[Size | str | None, _OrName] = Field(
+        default=None,
+        description="sizes of the model (model level); a trained one (pretrained level): listops, a folder, FILE.gguf "
+        "or pypi:PACKAGE/FILE",
+    )
+    text: str | None = Field(
+        default=None, description="file of text that the trained model reads; default: its own (pretrained level only)"
+    )
+    windows: int = Field(default=16, ge=6, le=10**6, description="windows held out to measure a loss (measure: loss)")
     training: Rules | None = Field(default=None, description="how it is trained (measure: score only)")
     error_draws: int = Field(default=5, ge=1, le=1000, description="inputs and projections drawn for one error")
     fit: int = Field(
@@ -184,17 +214,57 @@ class Sweep(Strict):
             wrong("'error_draws' does nothing without measure: [error]; remove it", "error_draws")
         if self.fit and set(self.measure) != {"error"}:
             wrong("'fit' needs measure: [error] alone; remove it, or put the rest into a sweep of its own", "fit")
-        if self.model is not None and self.level != "model":
-            wrong(f"'model' does nothing at level {self.level}; remove it or write level: model", "model")
-        if self.matrix.positions and self.model is not None and "positions" in self.model.data:
-            wrong("'positions' stands in the matrix as well; remove one of them", "model", "positions")
+        if self.level == "pretrained":
+            self._check_pretrained()
+        else:
+            self._check_model()
         self._check_training()
         for name in self.matrix.given():
             self._check_axis(name)
         return self
 
+    @property
+    def sizes(self) -> Size | None:
+        """Sizes of the model, where some are given."""
+        return self.model if isinstance(self.model, Size) else None
+
+    @property
+    def trained(self) -> str | None:
+        """Name of the trained model, at level pretrained."""
+        return self.model if isinstance(self.model, str) else None
+
+    def _check_model(self) -> None:
+        if self.trained is not None and self.level == "model":
+            wrong(
+                f"'model' must be sizes at level model, got {shown(self.model)}; write lines of 'key: value', or "
+                "level: pretrained",
+                "model",
+            )
+        if self.model is not None and self.level != "model":
+            level = "model" if self.trained is None else "pretrained"
+            wrong(f"'model' does nothing at level {self.level}; remove it or write level: {level}", "model")
+        if self.matrix.positions and self.sizes is not None and "positions" in self.sizes.data:
+            wrong("'positions' stands in the matrix as well; remove one of them", "model", "positions")
+        if "loss" in self.measure:
+            wrong("'loss' is that of a trained model; write level: pretrained and model: listops, say", "measure")
+        for key in ("text", "windows"):
+            if self.data.get(key) is not None:
+                wrong(f"{key!r} does nothing at level {self.level}; remove it or write level: pretrained", key)
+
+    def _check_pretrained(self) -> None:
+        if self.model is None:
+            wrong("'model' is missing, without which there is nothing trained; write model: listops, say", "level")
+        if self.trained is None:
+            wrong("'model' must be the name of a trained model, not sizes; write model: listops, say", "model")
+        if self.pass_ in STEPS:
+            wrong(f"a trained model reads whole windows, and has no pass {self.pass_}; write pass: forward", "pass")
+        if "loss" not in self.measure and self.data.get("windows") is not None:
+            wrong("'windows' does nothing without measure: loss; remove it", "windows")
+
     def takes(self, axis: str) -> bool:
         """Whether a value of the axis means anything in this sweep."""
+        if self.level == "pretrained":
+            return axis in OF_PRETRAINED
         match AXES[axis].only:
             case "operator":
                 return self.level == "operator"
@@ -215,6 +285,8 @@ class Sweep(Strict):
     def _check_axis(self, name: str) -> None:
         if self.takes(name):
             return
+        if self.level == "pretrained":
+            wrong(f"{name!r} is the trained model's own at level pretrained; remove it", "matrix", name)
         if AXES[name].only == "score":
             wrong(f"{name!r} does nothing without measure: score; remove it", "matrix", name)
         if AXES[name].only == "generate":
@@ -239,7 +311,7 @@ class Sweep(Strict):
             wrong("a task is answered by an encoder; remove 'architecture'", "matrix", "architecture")
         if self.matrix.padding and scored:
             wrong("'padding' does nothing to a task, which has its own; remove it", "matrix", "padding")
-        if self.matrix.task and self.model is not None and self.model.data.get("vocab") is not None:
+        if self.matrix.task and self.sizes is not None and self.sizes.data.get("vocab") is not None:
             wrong("'vocab' does nothing with a task, which has its own; remove it", "model", "vocab")
 
     @property

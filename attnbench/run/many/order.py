@@ -38,6 +38,7 @@ class Order:
             "plugins": plugins,
             "products": plan.settings.products and list(plan.settings.products),
             "dtypes": list(plan.settings.dtypes),
+            "models": list(plan.settings.models),
         }
         return cls(hello, settings, {"rules": asdict(plan.rules), "cell_timeout": plan.options.cell_timeout})
 
@@ -57,7 +58,7 @@ class Order:
 
 
 def _with_files(plan: Plan) -> list[Cell]:
-    """Cells that may read files, one for each variant, input and task that does."""
+    """Cells that may read files, one for each variant, input, task and trained model that does."""
     found: dict[object, Cell] = {}
     for cell in plan.cells:
         for spec in (cell.variant, cell.inputs):
@@ -65,4 +66,6 @@ def _with_files(plan: Plan) -> list[Cell]:
                 found.setdefault(spec, cell)
         if cell.task is not None:
             found.setdefault((cell.task, cell.shape), cell)
+        if cell.pretrained is not None:
+            found.setdefault(cell.pretrained, cell)
     return list(found.values())

@@ -1,0 +1,189 @@
+"""A trained model with a variant in every layer that it can replace, as a cell at level pretrained measures it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.cell import UNTOUCHED, Cell, Pretrained
+from attnbench.errors import Unsupported, UsageError
+from attnbench.measure.recent import Recent
+from attnbench.measure.statistics import median, median_interval
+from attnbench.pretrained.baseline import Baseline, baseline_of
+from attnbench.pretrained.bridge import library
+from attnbench.pretrained.evaluate import evaluate
+from attnbench.pretrained.models import open_model
+from attnbench.pretrained.operators import Operators, build_operators, replaced
+from attnbench.pretrained.own_encoder import NAME
+from attnbench.pretrained.subject import Layer, Subject
+from attnbench.pretrained.windows import Text, Windows
+from attnbench.task import NO_LABEL
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A trained model as it was read, of which each cell takes a copy, and the text that it reads."""
+
+    subject: Subject
+    text: Text
+    weights: tuple[Tensor, ...]
+    """All of its weights: what is kept of it for the next cell."""
+
+    @property
+    def left(self) -> str:
+        """Which layers no variant can replace, and why; empty where there are none."""
+        kept = {
+            layer.kept: [i for i, one in enumerate(self.subject.layers) if one.kept == layer.kept]
+            for layer in self.subject.layers
+        }
+        said = [f"{', '.join(map(str, places))}: {why}" for why, places in kept.items() if why]
+        return f"layers left as they are: {' and '.join(said)}" if said else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What the variant does to the model, on windows that are held out. Losses are in nats."""
+
+    loss: float | None
+    """Mean over windows; None, as all up to ``kl``, where the model predicts nothing."""
+    base: float | None
+    """That of the untouched model."""
+    delta: float | None
+    """Median over windows of the difference."""
+    interval: tuple[float, float] | None
+    """Exact 95 % interval of that median."""
+    top1_agreement: float | None
+    kl: float | None
+    hidden_error: float
+
+
+class Swapped(nn.Module):
+    """Tokens ``(B, N)`` to logits ``(B, N, V)``, or to features ``(B, N, C)`` where the model predicts nothing.
+
+    It never drops anything out, as in the training of a swap.
+
+    Args:
+        operators: layer -> what computes its attention; None for the model as it is.
+    """
+
+    def __init__(self, subject: Subject, operators: Operators | None) -> None:
+        super().__init__()
+        self.model = subject.module
+        self.operators = nn.ModuleList(() if operators is None else operators.values())
+        self._answer, self._intercept = subject.answer, None if operators is None else replaced(operators)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Swapped:
+        super().train(False)
+        return self
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self._answer(tokens, self._intercept)
+
+
+def _open(name: str, length: int, text: str) -> Opened:
+    subject, words = open_model(name, length, Path(text) if text else None)
+    return Opened(subject, words, (*subject.module.parameters(), *subject.module.buffers()))
+
+
+_opened = Recent(_open, 1)
+
+
+def opened(cell: Cell) -> Opened:
+    """The cell's model and its text; the last one is kept, since the next cell mostly has another variant in it.
+
+    Raises:
+        UsageError: there is no such model, or it cannot read windows of this length.
+        Unsupported: its attention cannot be replaced, or none of its layers.
+    """
+    assert cell.pretrained is not None
+    found = _opened(cell.pretrained.name, cell.shape.N, cell.pretrained.text)
+    free = [layer for layer in found.subject.layers if not layer.kept]
+    if not free:
+        raise Unsupported(found.subject.layers[0].kept)
+    shape = cell.shape
+    if _sizes(free[0]) != (shape.H, shape.K, shape.D, shape.causal):
+        heads, kv_heads, width, causal = _sizes(free[0])
+        said = f"{heads} heads of width {width} over {kv_heads} of keys and values, {'' if causal else 'not '}causal"
+        raise UsageError(f"the model {cell.pretrained.name} has {said}; write these in the matrix")
+    return found
+
+
+def _sizes(layer: Layer) -> tuple[int, int, int, bool]:
+    return layer.shape.H, layer.shape.H // layer.sharing, layer.shape.D, layer.shape.causal
+
+
+def swapped(cell: Cell) -> tuple[Swapped, Windows]:
+    """The model with the cell's variant in it, in float32 on the CPU, and the windows of a first step of training.
+
+    Raises:
+        UsageError: as :func:`opened`, or an unknown variant or option.
+        Unsupported: as :func:`opened`, or the variant cannot take this model's attention; the message is the reason.
+    """
+    one = opened(cell)
+    windows = one.text.batch(cell.seed, 0, cell.shape.B)
+    if cell.pass_ != "forward" and not bool((windows.targets != NO_LABEL).any()):
+        raise Unsupported("this model predicts nothing, so that it has no loss to train; write pass: forward")
+    subject = one.subject.copy()
+    if cell.variant.name == UNTOUCHED:
+        subject.restore()
+        return Swapped(subject, None), windows
+    return Swapped(subject, _operators(cell, subject)), windows
+
+
+def _operators(cell: Cell, subject: Subject) -> Operators:
+    """The variant in each layer that it can replace; nothing for the untouched model."""
+    if cell.variant.name == UNTOUCHED:
+        return {}
+    free = [place for place, layer in enumerate(subject.layers) if not layer.kept]
+    return build_operators(cell.variant, subject.layers, free, seed=cell.seed)
+
+
+def _read(model: Pretrained, length: int, dtype: str, device: str) -> Baseline:
+    one = _opened(model.name, length, model.text)
+    subject = one.subject.copy()
+    subject.module.to(device, getattr(torch, dtype))
+    return baseline_of(subject, one.text.held_out(model.windows), device)
+
+
+_baseline = Recent(_read, 1)
+
+
+def measure_loss(cell: Cell) -> Loss:
+    """Hold the model with the cell's variant in it to the untouched one, on the same windows as ``attnbench swap``.
+
+    Raises:
+        UsageError, Unsupported: as :func:`swapped`.
+        Diverged: the features or the logits hold NaN or infinity.
+    """
+    assert cell.pretrained is not None
+    subject = opened(cell).subject.copy()
+    operators = _operators(cell, subject)
+    for module in (subject.module, *operators.values()):
+        module.to(cell.device, getattr(torch, cell.dtype))
+    baseline = _baseline(cell.pretrained, cell.shape.N, cell.dtype, cell.device)
+    found = evaluate(subject, operators, baseline, cell.device)
+    before, after = baseline.losses, found.losses
+    deltas = [x - y for x, y in zip(after, before, strict=True)] if before is not None and after is not None else []
+    return Loss(
+        loss=math.fsum(after) / len(after) if after else None,
+        base=math.fsum(before) / len(before) if before else None,
+        delta=median(deltas) if deltas else None,
+        interval=median_interval(deltas) if deltas else None,
+        top1_agreement=found.top1_agreement,
+        kl=found.kl,
+        hidden_error=found.hidden_error,
+    )
+
+
+def make_ready(names: Iterable[str]) -> None:
+    """Import what these models need, before anybody looks at what a cell changes in the process."""
+    if any(name != NAME for name in names):
+        os.environ["HF_HUB_OFFLINE"] = "1"  # before the library is imported
+        library()
