@@ -15,7 +15,8 @@ from attnbench.cell import Cell
 from attnbench.record import Record, one_line
 from attnbench.status import Status
 
-_MAY_BE_NEGATIVE = ("cosine",)
+_MAY_BE_NEGATIVE = ("cosine", "loss_delta", "loss_delta_low", "loss_delta_high", "kl")
+"""``kl`` by rounding alone."""
 _OF_THE_REGISTRY = ["options", "family", "target", "cost", "claimed_time_exponent", "claimed_memory_exponent", "inputs"]
 """Identity columns that depend on which variants and inputs are installed."""
 _FIELDS = [field.name for field in dataclasses.fields(Record)]
@@ -56,6 +57,10 @@ def checked(record: Record) -> Record:
     for (low, below), (high, above) in itertools.pairwise(given):
         if low > high:
             raise ValueError(f"{below} is above {above}")
+    deltas = ("loss_delta_low", "loss_delta", "loss_delta_high")
+    known = [value for name in deltas if (value := getattr(record, name)) is not None]
+    if known != sorted(known):
+        raise ValueError(f"loss_delta is {record.loss_delta}, outside its interval")
     shares = ("score_low", "score", "score_high")
     ends = [value for name in shares if (value := getattr(record, name)) is not None]
     if ends != sorted(ends) or (ends and ends[-1] > 1):

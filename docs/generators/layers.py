@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from generators.markdown import ROOT, code, first_line, page, table, words
 WHAT = {
     8: "python -m attnbench",
     7: "the commands, and the same as functions",
-    6: "from finished runs to a verdict; one file that shows it; pictures of variants; trained models",
+    6: "from finished runs to a verdict; one file that shows it; pictures of variants; swaps in trained models",
     5: "figures; the processes that measure",
-    4: "suites; one measurement; laws; training",
+    4: "suites; one measurement; laws; training; trained models",
     3: "algorithms; inputs; tasks; the encoder",
     2: "contracts, records, files; what algorithms share",
     1: "shapes, names, errors",
@@ -39,15 +39,21 @@ def pages() -> Iterator[tuple[str, str]]:
         "The files of the package by layer, each with the first line of its docstring. A file imports from lower "
         "layers only. [Architecture](../internals/architecture.md) shows the layers in a picture.",
     ]
+    every = " ".join(layers().values()).split()
     for layer, homes in sorted(layers().items(), reverse=True):
-        rows = [[code(_name(file)), words(_says(file))] for home in homes.split() for file in _files(home)]
+        rows = [[code(_name(file)), words(_says(file))] for home in homes.split() for file in _files(home, every)]
         parts += [f"## Layer {layer}: {WHAT[layer]}", table(["file", "what it is for"], rows)]
     yield "reference/modules.md", page(*parts)
 
 
-def _files(home: str) -> list[Path]:
+def _files(home: str, apart: Iterable[str]) -> list[Path]:
+    """The files of a home, without those that are homes of their own."""
     package = ROOT / "attnbench"
-    return sorted((package / home).rglob("*.py")) if (package / home).is_dir() else [package / f"{home}.py"]
+    place = package / home.replace(".", "/")
+    if not place.is_dir():
+        return [place.with_suffix(".py")]
+    own = {file for one in apart for file in _files(one, ()) if one.startswith(f"{home}.")}
+    return sorted({*place.rglob("*.py")} - own)
 
 
 def _name(file: Path) -> str:
