@@ -107,15 +107,18 @@ def draw_tradeoff(
     rows = timed(restrict(frame, only or {}))
     check_length(n, set(rows["seq_len"]), "rows")
     both = tasks_of_both(frame, rows) if y is None else set()
-    own = _of_trained(rows) if compared(frame).empty else None
+    trained = rows["level"] == "pretrained"
+    own = _of_trained(rows) if trained.all() or compared(frame).empty else None
     y = y or ("score" if both else own or "rel_error")
     rest = ""
     if both:
         others = rows[~rows["task"].isin(both)]
         rows = rows[rows["task"].isin(both)]
         rest = f"Timed, not scored: {len(others)} rows of other inputs; --y rel_error draws them." * bool(len(others))
-    if y in OF_TRAINED:
-        rows = rows[rows["level"] == "pretrained"]
+    elif trained.any() and y not in OF_TRAINED:
+        rest = f"Timed, without an error: {trained.sum()} rows of trained models; --y loss_delta draws them."
+    trained = rows["level"] == "pretrained"
+    rows = rows[trained if y in OF_TRAINED else ~trained]
     prefer = {"level": ("model", "layer", "operator"), "pass": ("training", "forward")}
     every = settings(rows, prefer, also_same=("inputs", "layers", "ffn", "model"))
     found = [one for setting in every if (one := contenders(frame, setting, n, x, y, inputs))]
