@@ -57,6 +57,8 @@ def with_sizes(suite: Suite) -> Suite:
         if importlib.util.find_spec("transformers") is None and sweep.trained != NAME:
             said = "this model needs transformers; install it with: pip install 'attnbench[models]'"
             raise suite.origin.error(("sweeps", index, "model"), said)
+        if sweep.text is not None:
+            _check_text(suite, index, sweep.trained, sweep.text)
         try:
             sizes = sizes_of(sweep.trained)
         except AttnbenchError as error:
@@ -73,6 +75,17 @@ def with_sizes(suite: Suite) -> Suite:
                     raise suite.origin.error((*place, axis), f"{said}, not {max(values)}; write a shorter length")
         data["sweeps"][index]["matrix"] |= {axis: getattr(sizes, axis) for axis in _SIZES}
     return Suite.of(data, suite.origin, registered=suite.registered)
+
+
+def _check_text(suite: Suite, index: int, name: str, text: str) -> None:
+    """Raise SuiteError where this model does not read texts, or there is no such file."""
+    said = ""
+    if name == NAME:
+        said = f"the model {NAME} reads trees of its own; remove text"
+    elif not Path(text).expanduser().is_file():
+        said = f"no file {text!r}; check the path"
+    if said:
+        raise suite.origin.error(("sweeps", index, "text"), f"'text': {said}")
 
 
 def _places(suite: Suite, index: int) -> Iterator[tuple[Place, Axes]]:

@@ -143,6 +143,8 @@ def run_cell(
                     hold_to_formula(cell)
         if "error" in cell.measure:
             add_warning(record, doubt(cell.inputs, cell.shape))
+        if cell.pretrained is not None:
+            add_warning(record, _left(cell))
     except Exception as error:
         return failed(cell, error, quick=rules.quick, memory_limit=memory_limit), None
     finally:
@@ -167,13 +169,19 @@ def _add_trained(record: Record, cell: Cell) -> None:
 
     one = opened(cell)
     record.model_digest, record.text, record.text_digest = one.subject.digest, one.text.name, one.text.digest
-    add_warning(record, one.left)
     if "loss" not in cell.measure:
         return
     found = measure_loss(cell)
     record.loss, record.loss_base, record.loss_delta = found.loss, found.base, found.delta
     record.loss_delta_low, record.loss_delta_high = found.interval or (None, None)
     record.top1_agreement, record.kl, record.hidden_error = found.top1_agreement, found.kl, found.hidden_error
+
+
+def _left(cell: Cell) -> str:
+    """Which layers of a trained model are not the variant's."""
+    from attnbench.pretrained.measured import opened  # only trained models need it
+
+    return opened(cell).left
 
 
 def _compile(record: Record, cell: Cell) -> Call:

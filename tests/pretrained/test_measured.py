@@ -15,6 +15,7 @@ import attnbench.attention  # noqa: F401  # for the variants
 from attnbench.cell import UNTOUCHED, Cell, Pretrained
 from attnbench.cli.app import main
 from attnbench.errors import Exit, Unsupported, UsageError
+from attnbench.measure.time import TimingRules
 from attnbench.pretrained.measured import Opened, _opened, measure_loss, opened, swapped
 from attnbench.pretrained.own_encoder import OwnEncoder
 from attnbench.pretrained.question import Question, Wanted
@@ -24,6 +25,7 @@ from attnbench.pretrained.trees import Trees
 from attnbench.pretrained.tune import Rules
 from attnbench.run.call import prepare
 from attnbench.run.execute import run_cell
+from attnbench.run.protocol import VisitCell
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
 from attnbench.task import NO_LABEL
@@ -32,6 +34,7 @@ from attnbench.tasks.small_encoder import trained_encoder
 from attnbench.verify import checked
 
 N, W = 24, 6
+QUICK = TimingRules(min_time=0.01, max_time=0.1, warmup_time=0.0, rounds=1, quick=True)
 SHAPE = Shape(batch=3, heads=2, seq_len=N, head_dim=32)
 
 
@@ -146,13 +149,21 @@ def test_what_cannot_be_measured_is_refused(changed: dict[str, Any], error: type
         prepare(replace(cell("softmax"), **changed))
 
 
-def test_layers_that_stay_as_they_are_stand_in_the_row() -> None:
+def test_layers_that_stay_as_they_are_stand_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    everywhere = measure_loss(cell("mean-value")).loss
+    assert everywhere is not None
     subject, text = OwnEncoder(N), Trees(N)
     kept = replace(subject.layers[0], kept="it sees a window of 4 tokens, which a variant would not")
     subject.layers = (kept, *subject.layers[1:3], kept)
-    one = Opened(subject, text, ())
-    assert one.left == "layers left as they are: 0, 3: it sees a window of 4 tokens, which a variant would not"
+    said = "layers left as they are: 0, 3: it sees a window of 4 tokens, which a variant would not"
     assert Opened(OwnEncoder(N), text, ()).left == ""
+    monkeypatch.setattr("attnbench.pretrained.measured._opened", lambda *_: Opened(subject, text, ()))
+    monkeypatch.setattr(OwnEncoder, "copy", lambda self: self)
+    record, _ = run_cell(VisitCell(cell("mean-value"), QUICK))
+    assert record.status == "ok", record.reason
+    assert said in record.warnings
+    assert record.loss is not None
+    assert abs(record.loss - everywhere) > 0.01, "two layers are replaced, not all"
 
 
 def header(**stated: Any) -> bytes:
@@ -271,12 +282,8 @@ def test_a_suite_runs_by_the_command_goes_on_and_is_drawn(
 
 
 def test_a_visit_keeps_one_model_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnbench.measure.time import TimingRules
-    from attnbench.run.protocol import VisitCell
-
     monkeypatch.setattr(_opened, "_results", type(_opened._results)())
-    rules = TimingRules(min_time=0.01, max_time=0.1, warmup_time=0.0, rounds=1, quick=True)
-    record, _ = run_cell(VisitCell(cell("softmax"), rules))
+    record, _ = run_cell(VisitCell(cell("softmax"), QUICK))
     assert record.status == "ok", record.reason
     assert (record.model, record.text, record.windows) == ("listops", "ListOps trees", W)
     assert len(_opened._results) == 1

@@ -69,6 +69,8 @@ def test_windows_tell_cells_apart_where_a_loss_is_measured(file: Path) -> None:
         ("64", "64\n    padding: 0.5", 10, "'padding' is the trained model's own at level pretrained; remove it"),
         ("64", "64\n    task: recall", 10, "'task' is the trained model's own at level pretrained; remove it"),
         ("listops", "no-such-model", 6, "no model 'no-such-model'; give a folder with config.json"),
+        ("listops", "listops\n  text: a.txt", 7, "'text': the model listops reads trees of its own; remove text"),
+        ("listops", "some-folder\n  text: a.txt", 7, "'text': no file 'a.txt'; check the path"),
         ("  model: listops\n", "", 4, "'model' is missing, without which there is nothing trained"),
         ("model: listops", "model: {layers: 2}", 6, "'model' must be the name of a trained model, not sizes"),
         ("model: listops", "model: 5", 6, "'model' must be a mapping, got 5"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.cell import Cell
+from attnbench.cell import UNTOUCHED, Cell
 from attnbench.errors import SuiteError
 from attnbench.suite.document import read_document
 from attnbench.suite.expand import expand
@@ -33,6 +33,7 @@ SUITES = (
     "performer",
     "positions",
     "prefill",
+    "pretrained",
     "quick",
     "recall-state",
     "scaling",
@@ -148,4 +149,5 @@ def test_every_variant_of_a_shipped_suite_can_be_built_at_its_shortest_length(na
         if cell.shape.N < known.shape.N:
             shortest[cell.sweep, cell.variant.label] = cell
     for cell in shortest.values():
-        build(cell.variant, cell.shape)
+        if cell.variant.name != UNTOUCHED:
+            build(cell.variant, cell.shape)
