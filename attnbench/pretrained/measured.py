@@ -111,7 +111,9 @@ def opened(cell: Cell) -> Opened:
     if _sizes(free[0]) != (shape.H, shape.K, shape.D, shape.causal):
         heads, kv_heads, width, causal = _sizes(free[0])
         said = f"{heads} heads of width {width} over {kv_heads} of keys and values, {'' if causal else 'not '}causal"
-        raise UsageError(f"the model {cell.pretrained.name} has {said}; write these in the matrix")
+        raise UsageError(
+            f"the model {cell.pretrained.name} has {said}, which the cell does not say; take another model"
+        )
     return found
 
 

@@ -137,7 +137,7 @@ def test_nothing_is_dropped_out_and_training_does_not_change_that() -> None:
     ("changed", "error", "said"),
     [
         ({"shape": replace(SHAPE, heads=4)}, UsageError, r"2 heads of width 32 over 2 of keys and values, not causal"),
-        ({"shape": replace(SHAPE, causal=True)}, UsageError, "not causal; write these in the matrix"),
+        ({"shape": replace(SHAPE, causal=True)}, UsageError, "not causal, which the cell does not say"),
         ({"compile": True}, Unsupported, "not one graph"),
         ({"pretrained": None}, UsageError, "write model: listops in a suite"),
         ({"variant": parse_spec("fnet")}, Unsupported, "a mixer replaces the projections as well"),
