@@ -125,7 +125,8 @@ class _OrName:
 
     @staticmethod
     def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [*handler(schema)["anyOf"], {"type": "string"}]}
+        sizes, nothing = handler(schema)["anyOf"]
+        return {"anyOf": [sizes, {"type": "string"}, nothing]}
 
 
 class Rules(Strict):

@@ -113,10 +113,11 @@ def _is(schema: dict[str, Any]) -> str:
     if "const" in schema:
         return code(str(schema["const"]))
     if "anyOf" in schema:
-        first, second = schema["anyOf"]
+        first, second, *_ = schema["anyOf"]
         if second.get("items") == first:
             return f"{_is(first)}; or a list"
-        return f"{_is(first)}, or {_is(second)}"
+        *others, last = map(_is, schema["anyOf"])
+        return f"{', '.join(others)}, or {last}"
     if schema.get("type") == "array":
         return "a list of mappings" + _is(schema["items"]).removeprefix("a mapping")
     types = schema.get("type", "object")

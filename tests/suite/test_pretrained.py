@@ -115,7 +115,7 @@ def test_axes_that_the_model_has_itself_are_left_alone_by_an_override(file: Path
 
 def test_the_schema_takes_a_name_or_sizes() -> None:
     key = TypeAdapter(Suite).json_schema()["$defs"]["Sweep"]["properties"]["model"]
-    assert key["anyOf"] == [{"$ref": "#/$defs/Size"}, {"type": "null"}, {"type": "string"}]
+    assert key["anyOf"] == [{"$ref": "#/$defs/Size"}, {"type": "string"}, {"type": "null"}]
 
 
 def test_planning_and_estimating_read_no_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
