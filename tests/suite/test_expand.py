@@ -285,6 +285,7 @@ def test_cells_are_called_what_they_were_before_there_were_further_axes() -> Non
     assert data.pop("task") is None
     assert data.pop("training") is None
     assert data.pop("fit") == 0
+    assert data.pop("pretrained") is None
     canonical = json.dumps([METHOD_VERSION, data], sort_keys=True)
     assert plain.cell_id == hashlib.sha256(canonical.encode()).hexdigest()[:16]
     assert len({cell.cell_id for cell in (plain, *others)}) == 12
