@@ -37,7 +37,7 @@ from attnbench.visible import Visible, masked
         mask=True,
         q_start=True,
         sink=True,
-        shares="query by query",
+        shares="by itself",
         permutable=True,
     ),
     settings=("query_chunk=5,key_chunk=7",),
@@ -45,9 +45,9 @@ from attnbench.visible import Visible, masked
 class Chunked(CachedDecoding, nn.Module):
     """Exact softmax attention in tiles, O(n) memory forward and backward.
 
-    q ``(B, H, N, D)``, k ``(B, H, M, D)`` and v ``(B, H, M, E)`` -> ``(B, H, N, E)``. Each tile of ``query_chunk`` ×
+    q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)`` -> ``(B, H, N, E)``. Each tile of ``query_chunk`` ×
     ``key_chunk`` logits has a softmax of its own and the logarithm L_c of its sum, by which the tiles of a row are
-    merged. Causal or with a mask: keys that no query of a chunk sees are never touched. Statistics and sums are float32
+    merged. Where heads share keys and values, the rows of a tile are the same queries in each of these heads. Causal or with a mask: keys that no query of a chunk sees are never touched. Statistics and sums are float32
     (float64 for float64). A query that sees no key gives 0. A bias of the positions is made tile by tile as well.
 
     Differs from the paper: the backward pass is algorithm 4 of FlashAttention (q, k, v, the output and one L per query
@@ -81,7 +81,7 @@ class Chunked(CachedDecoding, nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``; the new key is the last that the query sees, and those before a window are cut."""
+        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``; the new key is the last that the query sees, and those before a window are cut."""
         state = state.append(k, v)
         first = self.first_seen(state)
         chunks = (self.query_chunk, self.key_chunk)
@@ -119,32 +119,39 @@ class _Attend(torch.autograd.Function):
 
 
 class _Tiles:
-    """The logits of one call, cut up; heads are flattened: Q ``(B·H, N, D)``, K ``(B·H, M, D)``, V ``(B·H, M, E)``."""
+    """The logits of one call, cut up, by heads of keys: Q ``(B·K, G, N, D)``, K ``(B·K, M, D)``, V ``(B·K, M, E)``.
+
+    Rows of a tile are those of n queries in G heads, ``(h, G·n, ·)`` for h heads of keys.
+    """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, how: _How) -> None:
         self.q, self.k, self.v = q, k, v
-        self.Q, self.K, self.V = _flat(q), _flat(k), _flat(v)
+        self.shared, self.G = k.shape[1], q.shape[1] // k.shape[1]
+        self.Q, self.K, self.V = self.grouped(q), _flat(k), _flat(v)
         self.visible = how.visible if isinstance(how.visible, Visible) else None
         self.causal, self.bias, self.sink = how.visible is True, how.bias, how.sink
         self.position = how.place if self.visible is None else self.visible.start
-        self.query_chunk, self.key_chunk = how.chunks
+        self.query_chunk, self.key_chunk = max(1, how.chunks[0] // self.G), how.chunks[1]
         key_mask = how.key_mask
         self.scale: float = q.shape[-1] ** -0.5
         self.sums = accumulator(q.dtype)
         self.hidden = hidden(self.sums)
         self.padding = self.unseen = None
         if key_mask is not None:
-            H = q.shape[1]
-            self.padding = added_to_logits(key_mask, self.sums).repeat_interleave(H, 0)[:, None]
+            self.padding = added_to_logits(key_mask, self.sums).repeat_interleave(self.shared, 0)[:, None]
             some = seeing(key_mask, self.causal) if self.visible is None else self.visible.seeing(key_mask, q.shape[2])
-            self.unseen = ~some.repeat_interleave(H, 0)[:, 0]
+            self.unseen = ~some.repeat_interleave(self.shared, 0)
+
+    def grouped(self, x: Tensor) -> Tensor:
+        """``(B, H, N, ·)`` by heads of keys, ``(B·K, G, N, ·)``."""
+        return _flat(torch.unflatten(x, 1, (self.shared, self.G)))
 
     def rows(self) -> Iterator[tuple[slice, slice]]:
         """Heads and queries computed together: on a CPU one tile of query rows per thread, each in its own cache."""
-        heads, N, _ = self.Q.shape
+        heads, G, N, _ = self.Q.shape
         at_once = max(1, self.query_chunk // N) * threads()
         if large_steps(self.Q):  # a single head would not fill it
-            at_once = max(1, budget("chunked.logits", self.Q.device) // (self.query_chunk * self.key_chunk))
+            at_once = max(1, budget("chunked.logits", self.Q.device) // (G * self.query_chunk * self.key_chunk))
         for first in range(0, heads, at_once):
             for a in range(0, N, self.query_chunk):
                 yield slice(first, min(first + at_once, heads)), slice(a, min(a + self.query_chunk, N))
@@ -160,47 +167,51 @@ class _Tiles:
     def space(self) -> Tensor:
         """Memory for the largest tile."""
         heads, queries = next(self.rows())
-        size = heads.stop * queries.stop * min(self.key_chunk, self.K.shape[1])
+        size = heads.stop * self.G * queries.stop * min(self.key_chunk, self.K.shape[1])
         return torch.empty(size, dtype=self.sums, device=self.Q.device)
 
     def logits(self, Q: Tensor, heads: slice, queries: slice, keys: slice, space: Tensor) -> Tensor:
         """One tile of logits in ``space``, from scaled queries; hidden pairs lie far below all others."""
-        S = _product(Q, self.K[heads, keys].mT, space)
+        rows = _product(Q, self.K[heads, keys].mT, space)
+        S = torch.unflatten(rows, 1, (self.G, -1))
         first = max(queries.start + 1, keys.start)
         if self.causal and first < keys.stop:
-            corner = S[:, :, first - keys.start :]
-            future = torch.full(corner.shape[1:], self.hidden, dtype=S.dtype, device=S.device)
+            corner = S[..., first - keys.start :]
+            future = torch.full(corner.shape[2:], self.hidden, dtype=S.dtype, device=S.device)
             corner += future.triu_(queries.start + 1 - first)
         if self.visible is not None:
             every, total = self.visible.seen_by_all(queries, self.K.shape[1]), self.K.shape[1]
             if keys.start < every.start or keys.stop > every.stop:
                 S.masked_fill_(~self.visible.pairs(queries, keys, total, S.device), self.hidden)
         if self.padding is not None:
-            S += self.padding[heads, :, keys]
+            rows += self.padding[heads, :, keys]
         if self.bias is not None:
             S += self.added(self.bias, heads, queries, keys)
-        return S
+        return rows
 
     def added(self, bias: PositionBias, heads: slice, queries: slice, keys: slice) -> Tensor:
-        """The tile of the bias for some of the B·H heads; ``position`` is that of the first query."""
-        numbers = torch.arange(heads.start, heads.stop, device=self.Q.device) % self.q.shape[1]
+        """The tile of the bias for some of the B·K heads, ``(h, G, n, m)``; ``position`` is that of the first query."""
         rows = slice(queries.start + self.position, queries.stop + self.position)
-        tile: Tensor = bias(rows, keys, self.sums, numbers)
-        return tile
+        return torch.unflatten(bias(rows, keys, self.sums, self.numbers(heads)), 0, (-1, self.G))
 
-    def sinks(self, sink: Sink, heads: slice) -> Tensor:
-        """The sink's logit of some of the B·H heads, ``(h, 1, 1)``."""
-        numbers = torch.arange(heads.start, heads.stop, device=self.Q.device) % self.q.shape[1]
-        return sink.logit.to(self.sums)[numbers, None, None]
+    def numbers(self, heads: slice) -> Tensor:
+        """Which of the H heads read some of the B·K heads of keys, ``(h·G,)``."""
+        device = self.Q.device
+        return torch.arange(heads.start * self.G, heads.stop * self.G, device=device) % self.q.shape[1]
+
+    def sinks(self, sink: Sink, heads: slice, queries: slice) -> Tensor:
+        """The sink's logit in each row of some of the B·K heads, ``(h, G·n, 1)``."""
+        logits = sink.logit.to(self.sums)[self.numbers(heads)].view(-1, self.G, 1)
+        return logits.expand(-1, -1, queries.stop - queries.start).reshape(len(logits), -1, 1)
 
     def attend(self, *, keep_log_sums: bool) -> tuple[Tensor, Tensor | None]:
-        """The output ``(B, H, N, E)`` and, on request, the L of every query ``(B·H, N, 1)``."""
-        output = torch.empty(*self.Q.shape[:2], self.V.shape[2], dtype=self.q.dtype, device=self.q.device)
-        log_sums = torch.empty(*self.Q.shape[:2], 1, dtype=self.sums, device=self.q.device)
+        """The output ``(B, H, N, E)`` and, on request, the L of every query ``(B·K, G, N, 1)``."""
+        output = torch.empty(*self.Q.shape[:3], self.V.shape[2], dtype=self.q.dtype, device=self.q.device)
+        log_sums = torch.empty(*self.Q.shape[:3], 1, dtype=self.sums, device=self.q.device)
         merging = keep_log_sums or self.key_chunk < self.K.shape[1] or self.sink is not None
         space = self.space()
         for heads, queries in self.rows():
-            Q = self.Q[heads, queries] * self.scale
+            Q = _rows(self.Q, heads, queries) * self.scale
             for number, keys in enumerate(self.keys(queries)):
                 S = self.logits(Q, heads, queries, keys, space)
                 if not merging:
@@ -215,11 +226,11 @@ class _Tiles:
                 merged = part.mul_((L_c - both).exp_()).add_(merged.mul_((total - both).exp_()))
                 total = both
             if self.sink is not None:
-                both = torch.logaddexp(total, self.sinks(self.sink, heads))
+                both = torch.logaddexp(total, self.sinks(self.sink, heads, queries))
                 merged, total = merged.mul_((total - both).exp_()), both
-            output[heads, queries] = merged
+            output[heads, :, queries] = torch.unflatten(merged, 1, (self.G, -1))
             if merging:
-                log_sums[heads, queries] = total
+                log_sums[heads, :, queries] = torch.unflatten(total, 1, (self.G, -1))
         if self.unseen is not None:
             output.masked_fill_(self.unseen, 0)
             log_sums.masked_fill_(self.unseen, 0)  # so that their probabilities are 0 when computed again
@@ -227,7 +238,7 @@ class _Tiles:
 
     def gradients(self, grad: Tensor, output: Tensor, log_sums: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of q, k, v and the bias's parameters from that of the output."""
-        G, output = _flat(grad), _flat(output)
+        grads, output = self.grouped(grad), self.grouped(output)
         dQ = torch.empty(self.Q.shape, dtype=self.q.dtype, device=self.q.device)
         # Transposed: MKL multiplies by a transposed tile a third slower than by a transposed narrow matrix.
         dKt, dVt = (torch.zeros(x.mT.shape, dtype=self.sums, device=x.device) for x in (self.K, self.V))
@@ -235,16 +246,18 @@ class _Tiles:
         weights = [] if self.bias is None else list(self.bias.parameters())
         wanted = [x for x in weights if x.requires_grad]
         of_weights = [torch.zeros_like(x) for x in wanted]
-        of_sinks = torch.zeros(self.Q.shape[0], dtype=self.sums, device=self.Q.device)
+        of_sinks = torch.zeros(self.Q.shape[:2], dtype=self.sums, device=self.Q.device)
         for heads, queries in self.rows():
-            Q, g = self.Q[heads, queries] * self.scale, G[heads, queries]
-            mean = (g * output[heads, queries]).sum(-1, keepdim=True, dtype=self.sums)  # the mean of dP under P
+            Q, g = _rows(self.Q, heads, queries) * self.scale, _rows(grads, heads, queries)
+            total = _rows(log_sums, heads, queries)
+            # The mean of dP under P.
+            mean = (g * _rows(output, heads, queries)).sum(-1, keepdim=True, dtype=self.sums)
             if self.sink is not None:  # whose value is 0: its weight times the mean of dP is all that it costs
-                kept = (self.sinks(self.sink, heads) - log_sums[heads, queries]).exp_()
-                of_sinks[heads] -= kept.mul_(mean).sum((1, 2))
+                kept = (self.sinks(self.sink, heads, queries) - total).exp_().mul_(mean)
+                of_sinks[heads] -= torch.unflatten(kept, 1, (self.G, -1)).sum((2, 3))
             dq = torch.zeros(Q.shape, dtype=self.sums, device=Q.device)
             for keys in self.keys(queries):
-                P = self.logits(Q, heads, queries, keys, space).sub_(log_sums[heads, queries]).exp_()
+                P = self.logits(Q, heads, queries, keys, space).sub_(total).exp_()
                 dVt[heads, :, keys] += _product(g.mT, P)
                 dS = _product(g, self.V[heads, keys].mT, space_dS).sub_(mean).mul_(P)
                 dKt[heads, :, keys] += _product(Q.mT, dS)
@@ -252,9 +265,11 @@ class _Tiles:
                 if wanted and self.bias is not None:
                     with torch.enable_grad():
                         tile = self.added(self.bias, heads, queries, keys)
-                    for total, part in zip(of_weights, torch.autograd.grad(tile, wanted, dS), strict=True):
-                        total += part
-            dQ[heads, queries] = dq.mul_(self.scale)
+                    for summed, part in zip(
+                        of_weights, torch.autograd.grad(tile, wanted, dS.view(tile.shape)), strict=True
+                    ):
+                        summed += part
+            dQ[heads, :, queries] = torch.unflatten(dq.mul_(self.scale), 1, (self.G, -1))
         dk, dv = (sums.mT.reshape(x.shape).to(x.dtype) for sums, x in ((dKt, self.k), (dVt, self.v)))
         found = iter(of_weights)
         learned = [next(found) if x.requires_grad else None for x in weights]
@@ -263,8 +278,13 @@ class _Tiles:
         return dQ.view_as(self.q), dk, dv, *learned
 
 
+def _rows(x: Tensor, heads: slice, queries: slice) -> Tensor:
+    """Some queries in all heads that share keys, ``(h, G·n, ·)`` of x ``(B·K, G, N, ·)``; a view where G = 1."""
+    return x[heads, :, queries].flatten(1, 2)
+
+
 def _flat(x: Tensor) -> Tensor:
-    """x as ``(B·H, n, D)``; in float32 on a CPU, whose products would return half precision."""
+    """x ``(B, K, ...)`` as ``(B·K, ...)``; in float32 on a CPU, whose products would return half precision."""
     x = x.flatten(0, 1)
     return x.float() if x.dtype.itemsize == 2 and not x.is_cuda else x
 

@@ -100,7 +100,7 @@ LONG = Shape(batch=1, heads=8, kv_heads=1, seq_len=4, kv_len=16384, head_dim=32)
 BY_QUERY = [name for name, traits in TRAITS.items() if traits.shares == "query by query" and name != "linformer"]
 
 
-@pytest.mark.parametrize("name", ["softmax", "sdpa", *BY_QUERY])
+@pytest.mark.parametrize("name", ["softmax", "sdpa", "chunked", *BY_QUERY])
 def test_shared_keys_are_not_repeated(name: str) -> None:
     q, k, v = qkv(LONG, torch.float32)
     module = build(name, LONG)

@@ -10,19 +10,30 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import pad
 
 from attnbench.attention.flex import places
 from attnbench.attention.flex.windows import BLOCK, Windows
 from attnbench.engines import masks
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
-from attnbench.engines.flex.kernel import DTYPES, FlexKernel, Mod, added_by_distance, added_to_key, everything
+from attnbench.engines.flex.kernel import (
+    DTYPES,
+    FlexKernel,
+    Mod,
+    added_by_distance,
+    added_to_key,
+    everything,
+    sink_at,
+)
 from attnbench.engines.masks import emptied
+from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
 from attnbench.position_bias import position_bias
-from attnbench.reference import exact_attention, masked_attention
+from attnbench.reference import exact_attention, masked_attention, of_query_heads
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import No, Traits, register
-from attnbench.visible import masked
+from attnbench.visible import Visible, masked
 
 _NO_STEP = "with a window it has whole sequences only; local decodes and keeps no more than the window"
 _SAME_PLACES = "the window needs queries and keys at the same positions"
@@ -48,6 +59,8 @@ _FORWARD_ONLY: dict[str, Any] = (
         bias=True,
         mask=True,
         q_start=True,
+        sink=True,
+        shares="by itself",
         permutable=True,
         dtypes=DTYPES,
         compiled=True,
@@ -69,10 +82,13 @@ _FORWARD_ONLY: dict[str, Any] = (
 class Flex(CachedDecoding, nn.Module):
     """PyTorch's FlexAttention: one kernel compiled for the shape.
 
-    q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. Causality is a block mask: blocks of 128 × 128
+    q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)`` -> ``(B, H, N, E)``. Causality is a block mask: blocks of 128 × 128
     above the diagonal are skipped, and those below it are computed without a mask. A key mask and a bias are functions
     of a pair, compiled into the kernel; a key mask is asked in every block that is computed. Memory is O(n). A query
     that sees no key gives 0. A decoding step reads only the blocks of the cache that are filled.
+
+    A sink is one more key behind the others, with a value of 0, whose logit is a function of its place: code for a CPU
+    gives no sums of exponentials from which its share could be taken. In a cache it is the first key.
 
     With ``window`` w, token i sees i - w .. i + w, as in ``local``. With ``global_tokens`` g as well, the first g
     tokens see every token and are seen by all, as in ``longformer``. If causal, token i sees only those of these tokens
@@ -108,37 +124,46 @@ class Flex(CachedDecoding, nn.Module):
         if window is not None and self.visible is not None:
             raise Unsupported(_OWN_MASK)
         self.windows = None if window is None else Windows(window, global_tokens, shape.causal)
-        self.position_bias = position_bias(shape)
+        self.position_bias, self.sink = position_bias(shape), sink_of(shape)
+        if self.sink is not None and window is None:
+            self.visible = Visible.of(shape)  # its blocks may have one key more
         self.kernel = FlexKernel()
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` with an N × M mask."""
         (N, M), windows = (q.shape[2], k.shape[2]), self.windows
+        sink = None if self.sink is None else self.sink.logit
         if self.visible is not None:
-            return exact_attention(q, k, v, causal=self.visible, key_mask=key_mask, bias=self.position_bias).to(q.dtype)
+            bias, seen = self.position_bias, self.visible
+            return exact_attention(q, k, v, causal=seen, key_mask=key_mask, bias=bias, sink=sink).to(q.dtype)
+        k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
         allowed = masks.visible_pairs(q, k, self.causal, key_mask)
         if windows is not None:
             i, j = torch.arange(N, device=q.device)[:, None], torch.arange(M, device=q.device)
             special = (i < windows.global_tokens) | (j < windows.global_tokens)
             allowed = allowed & (((i - j).abs() <= windows.window) | special)
         bias = self.position_bias
-        return masked_attention(q, k, v, allowed, None if bias is None else bias(slice(0, N), slice(0, M), q.dtype))
+        added = None if bias is None else bias(slice(0, N), slice(0, M), q.dtype)
+        return masked_attention(q, k, v, allowed, added, sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
-        (N, M), visible = (q.shape[2], k.shape[2]), self.visible
+        (N, M), visible, sink = (q.shape[2], k.shape[2]), self.visible, self.sink is not None
         start = 0 if visible is None else visible.start
         full, asked = _ranges(N, M, causal=self.causal, asking=key_mask is not None)
         score_mod, learned = None, self._learns(q, k, v)
         if self.position_bias is not None:
-            line = self.position_bias.along(torch.arange(1 - N - start, M - start, device=q.device), torch.float32)
-            score_mod = added_by_distance(line, N - 1)
+            distances = torch.arange(1 - N - start, M - start + sink, device=q.device)
+            score_mod = added_by_distance(self.position_bias.along(distances, accumulator(q.dtype)), N - 1)
+        if self.sink is not None:
+            k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
+            score_mod = sink_at(M, self.sink.logit.to(accumulator(q.dtype)), score_mod)
 
         def blocks() -> BlockMask:
             if self.windows is not None:
-                return self.windows.block_mask(N, q.device, key_mask)
+                return self.windows.block_mask(N, q.device, key_mask, sink=sink)
             if visible is not None:
-                return places.block_mask(visible, N, M, q.device, key_mask)
+                return places.block_mask(visible, (N, M), q.device, key_mask, sink=sink)
             if key_mask is not None:
                 mod = _of_real_keys(key_mask, causal=self.causal)
                 return _block_mask(full, asked, N, M, mod, q.device, gradients=learned)
@@ -146,9 +171,9 @@ class Flex(CachedDecoding, nn.Module):
             return _kept_blocks(N, M, self.causal, q.device)
 
         if visible is not None:
-            pairs = places.pairs(visible, N, M)
+            pairs = places.pairs(visible, N, M, sink=sink)
         else:
-            pairs = _pairs(full, asked, N, M) if self.windows is None else self.windows.pairs(N)
+            pairs = _pairs(full, asked, N, M) if self.windows is None else self.windows.pairs(N, sink=sink)
         output = self.kernel(q, k, v, blocks, pairs=q.shape[1] * pairs, learned=learned, score_mod=score_mod)
         if key_mask is None:
             return output
@@ -158,18 +183,28 @@ class Flex(CachedDecoding, nn.Module):
             seeing = masks.seeing(key_mask, self.causal) if self.windows is None else self.windows.seeing(key_mask)
         return output.masked_fill(~seeing, 0)
 
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
+        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0; a sink is the first key of the cache."""
+        if self.sink is None:
+            return super().begin(q, k, v)
+        return Cache.of(*(pad(x, (0, 0, 1, 0)) for x in (k, v)), self.capacity + 1)
+
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``. The kernel gets the whole cache, which has one size, and how far it is filled."""
+        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``. The kernel gets the whole cache, which has one size, and how far it is filled."""
         if self.windows is not None:
             raise Unsupported(_NO_STEP)
         state = state.append(k, v)
-        n, room = state.length, state.k.shape[2]
+        n, room, ahead = state.length, state.k.shape[2], int(self.sink is not None)
         full, asked = [n // BLOCK], [int(n % BLOCK > 0)]
-        if self.first_seen(state):
+        if self.first_seen(state._replace(length=n - ahead)):
             raise Unsupported(_NO_STEP)
         score_mod = None
         if self.position_bias is not None:
-            score_mod = added_to_key(self.position_bias(slice(n - 1, n), slice(0, room), torch.float32)[:, 0])
+            place = n - 1 - ahead
+            row = self.position_bias(slice(place, place + 1), slice(0, room - ahead), torch.float32)[:, 0]
+            score_mod = added_to_key(pad(row, (ahead, 0)))
+        if self.sink is not None:
+            score_mod = sink_at(0, self.sink.logit.float(), score_mod)
 
         def blocks() -> BlockMask:
             return _block_mask(full, asked, 1, room, _of_first_keys(torch.tensor(n, device=q.device)), q.device)

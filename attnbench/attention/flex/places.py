@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from attnbench.attention.flex.windows import BLOCK, Blocks, listed_blocks
+from attnbench.attention.flex.windows import BLOCK, Blocks, listed_blocks, pairs_in, real_keys
 from attnbench.visible import Visible
 
 
@@ -25,30 +25,33 @@ def blocks(visible: Visible, N: int, M: int) -> tuple[Blocks, Blocks]:
     return full & some, some
 
 
-def pairs(visible: Visible, N: int, M: int) -> int:
-    """How many pairs the computed blocks hold."""
-    rows, columns = (np.minimum(BLOCK, n - np.arange(0, n, BLOCK)) for n in (N, M))
-    return int(rows @ blocks(visible, N, M)[1] @ columns)
+def pairs(visible: Visible, N: int, M: int, *, sink: bool = False) -> int:
+    """How many pairs the computed blocks hold, those with a sink among them."""
+    return pairs_in(blocks(visible, N, M), (N, M), sink=sink)
 
 
-def block_mask(visible: Visible, N: int, M: int, device: torch.device, key_mask: Tensor | None) -> BlockMask:
-    """The block mask; a key mask ``(B, M)`` is asked in every block."""
+def block_mask(
+    visible: Visible, lengths: tuple[int, int], device: torch.device, key_mask: Tensor | None, *, sink: bool = False
+) -> BlockMask:
+    """The block mask of N queries and M keys; a key mask ``(B, M)`` is asked in every block."""
+    N, M = lengths
     if key_mask is None:
-        return _kept(visible, N, M, device)
+        return _kept(visible, N, M, device, sink=sink)
     full, some = blocks(visible, N, M)
-    (first, stop), real = visible.spans(slice(0, N), M, device), key_mask
+    (first, stop), real = visible.spans(slice(0, N), M, device), real_keys(key_mask, sink=sink)
     return listed_blocks(
         np.zeros_like(full),
         some,
         lambda b, h, i, j: real[b, j] & (first[i] <= j) & (j < stop[i]),
-        (N, M),
+        lengths,
         device,
+        sink=sink,
     )
 
 
 @lru_cache(maxsize=8)
-def _kept(visible: Visible, N: int, M: int, device: torch.device) -> BlockMask:
+def _kept(visible: Visible, N: int, M: int, device: torch.device, *, sink: bool) -> BlockMask:
     full, some = blocks(visible, N, M)
     with torch.inference_mode(False):  # kept, and gradients may be wanted next time
         first, stop = visible.spans(slice(0, N), M, device)
-        return listed_blocks(full, some & ~full, lambda b, h, i, j: (first[i] <= j) & (j < stop[i]), (N, M), device)
+        return listed_blocks(full, some, lambda b, h, i, j: (first[i] <= j) & (j < stop[i]), (N, M), device, sink=sink)

@@ -46,18 +46,18 @@ class Windows:
         some = (most >= -self.window) & (least <= self.window) | touching | touching[:, None]
         return (full & (least >= 0), some & (most >= 0)) if self.causal else (full, some)
 
-    def pairs(self, n: int) -> int:
-        """How many pairs of n tokens the computed blocks hold."""
-        sizes = np.minimum(BLOCK, n - np.arange(0, n, BLOCK))
-        return int(sizes @ self.blocks(n)[1] @ sizes)
+    def pairs(self, n: int, *, sink: bool = False) -> int:
+        """How many pairs of n tokens, and of them and a sink, the computed blocks hold."""
+        return pairs_in(self.blocks(n), (n, n), sink=sink)
 
-    def block_mask(self, n: int, device: torch.device, key_mask: Tensor | None) -> BlockMask:
+    def block_mask(self, n: int, device: torch.device, key_mask: Tensor | None, *, sink: bool = False) -> BlockMask:
         """The block mask for n queries and keys; a key mask ``(B, n)`` is asked in every block."""
         if key_mask is None:
-            return _kept(self, n, device)
+            return _kept(self, n, device, sink=sink)
         full, some = self.blocks(n)
-        sees, real = self.sees(), key_mask
-        return listed_blocks(np.zeros_like(full), some, lambda b, h, i, j: real[b, j] & sees(i, j), (n, n), device)
+        sees, real = self.sees(), real_keys(key_mask, sink=sink)
+        asked = np.zeros_like(full)
+        return listed_blocks(asked, some, lambda b, h, i, j: real[b, j] & sees(i, j), (n, n), device, sink=sink)
 
     def seeing(self, key_mask: Tensor) -> Tensor:
         """Which queries see a real key, ``(B, 1, N, 1)`` bool."""
@@ -73,20 +73,61 @@ class Windows:
 
 
 @lru_cache(maxsize=8)
-def _kept(windows: Windows, n: int, device: torch.device) -> BlockMask:
+def _kept(windows: Windows, n: int, device: torch.device, *, sink: bool) -> BlockMask:
     sees = windows.sees()
     full, some = windows.blocks(n)
     with torch.inference_mode(False):  # kept, and gradients may be wanted next time
-        return listed_blocks(full, some & ~full, lambda b, h, i, j: sees(i, j), (n, n), device)
+        return listed_blocks(full, some, lambda b, h, i, j: sees(i, j), (n, n), device, sink=sink)
+
+
+def with_sink(full: Blocks, some: Blocks, keys: int) -> tuple[Blocks, Blocks]:
+    """The same blocks where one key that all queries see stands behind the others."""
+    more = keys // BLOCK + 1 - full.shape[1]
+    full, some = (np.pad(blocks, ((0, 0), (0, more)), constant_values=True) for blocks in (full, some))
+    some[:, -1] = True
+    return full, some
+
+
+def real_keys(key_mask: Tensor, *, sink: bool) -> Tensor:
+    """The key mask of all keys, the sink's among them, which is never padding."""
+    return torch.nn.functional.pad(key_mask, (0, 1), value=True) if sink else key_mask
+
+
+def pairs_in(blocks: tuple[Blocks, Blocks], lengths: tuple[int, int], *, sink: bool) -> int:
+    """How many pairs of queries and keys the computed blocks hold."""
+    (N, M), some = lengths, blocks[1]
+    if sink:
+        some, M = with_sink(*blocks, M)[1], M + 1
+    rows, columns = (np.minimum(BLOCK, n - np.arange(0, n, BLOCK)) for n in (N, M))
+    return int(rows @ some @ columns)
 
 
 def listed_blocks(
-    full: Blocks, asked: Blocks, mod: Callable[..., Tensor], lengths: tuple[int, int], device: torch.device
+    full: Blocks,
+    some: Blocks,
+    mod: Callable[..., Tensor],
+    lengths: tuple[int, int],
+    device: torch.device,
+    *,
+    sink: bool = False,
 ) -> BlockMask:
-    """A block mask of blocks that are computed whole and blocks in which each pair is asked about."""
+    """A block mask from the blocks that are computed whole, and all that are computed, where pairs are asked about.
+
+    Args:
+        mod: whether a query sees a key.
+        lengths: N and M.
+        sink: whether one key that all queries see stands behind the M others.
+    """
+    N, M = lengths
+    if sink:
+        full, some = with_sink(full, some, M)
+        sees, place = mod, M
+        mod, M = lambda b, h, i, j: (j == place) | sees(b, h, i, j), M + 1
 
     def listed(blocks: Blocks) -> tuple[Tensor, Tensor]:
         count, index = blocks.sum(1), np.argsort(~blocks, axis=1, kind="stable")
         return tuple(torch.from_numpy(x.astype(np.int32)).to(device)[None, None] for x in (count, index))  # type: ignore[return-value]  # two of them
 
-    return BlockMask.from_kv_blocks(*listed(asked), *listed(full), BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=lengths)
+    return BlockMask.from_kv_blocks(
+        *listed(some & ~full), *listed(full), BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=(N, M)
+    )

@@ -43,7 +43,7 @@ class FlexKernel:
         score_mod: Mod | None = None,
         options: dict[str, Any] | None = None,
     ) -> Tensor:
-        """``(B, H, N, E)``, from q ``(B, H, N, D)``, k ``(B, H, M, D)`` and v ``(B, H, M, E)``.
+        """``(B, H, N, E)``, from q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)``.
 
         Args:
             blocks: makes the block mask, if anything is to run.
@@ -89,6 +89,13 @@ def added_to_key(row: Tensor) -> Mod:
     return lambda score, b, h, i, j: score + row[h, j]
 
 
+def sink_at(place: int, logits: Tensor, other: Mod | None) -> Mod:
+    """A function that gives the key at ``place`` the logit of each head, ``(H,)``, and changes others by ``other``."""
+    if other is None:
+        return lambda score, b, h, i, j: torch.where(j == place, logits[h], score)
+    return lambda score, b, h, i, j: torch.where(j == place, logits[h], other(score, b, h, i, j))
+
+
 def everything(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """A mask that hides nothing."""
     return i >= 0
@@ -97,5 +104,6 @@ def everything(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, score_mod: Mod | None, block_mask: BlockMask, options: dict[str, Any] | None
 ) -> Tensor:
-    output: Tensor = flex_attention(q, k, v, score_mod=score_mod, block_mask=block_mask, kernel_options=options)  # type: ignore[arg-type]
+    shared = q.shape[1] != k.shape[1]
+    output: Tensor = flex_attention(q, k, v, score_mod, block_mask, enable_gqa=shared, kernel_options=options)  # type: ignore[arg-type]
     return output
