@@ -47,7 +47,8 @@ class Chunked(CachedDecoding, nn.Module):
 
     q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)`` -> ``(B, H, N, E)``. Each tile of ``query_chunk`` ×
     ``key_chunk`` logits has a softmax of its own and the logarithm L_c of its sum, by which the tiles of a row are
-    merged. Where heads share keys and values, the rows of a tile are the same queries in each of these heads. Causal or with a mask: keys that no query of a chunk sees are never touched. Statistics and sums are float32
+    merged. Where heads share keys and values, the rows of a tile are the same queries in each of these heads.
+    Causal or with a mask: keys that no query of a chunk sees are never touched. Statistics and sums are float32
     (float64 for float64). A query that sees no key gives 0. A bias of the positions is made tile by tile as well.
 
     Differs from the paper: the backward pass is algorithm 4 of FlashAttention (q, k, v, the output and one L per query
@@ -81,7 +82,7 @@ class Chunked(CachedDecoding, nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``; the new key is the last that the query sees, and those before a window are cut."""
+        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``; keys before a window are cut, and the new one is the last."""
         state = state.append(k, v)
         first = self.first_seen(state)
         chunks = (self.query_chunk, self.key_chunk)

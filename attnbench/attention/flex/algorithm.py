@@ -82,10 +82,10 @@ _FORWARD_ONLY: dict[str, Any] = (
 class Flex(CachedDecoding, nn.Module):
     """PyTorch's FlexAttention: one kernel compiled for the shape.
 
-    q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)`` -> ``(B, H, N, E)``. Causality is a block mask: blocks of 128 × 128
-    above the diagonal are skipped, and those below it are computed without a mask. A key mask and a bias are functions
-    of a pair, compiled into the kernel; a key mask is asked in every block that is computed. Memory is O(n). A query
-    that sees no key gives 0. A decoding step reads only the blocks of the cache that are filled.
+    q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)`` -> ``(B, H, N, E)``. Causality is a block mask: blocks
+    of 128 × 128 above the diagonal are skipped, and those below it are computed without a mask. A key mask and a bias
+    are functions of a pair, compiled into the kernel; a key mask is asked in every block that is computed. Memory is
+    O(n). A query that sees no key gives 0. A decoding step reads only the blocks of the cache that are filled.
 
     A sink is one more key behind the others, with a value of 0, whose logit is a function of its place: code for a CPU
     gives no sums of exponentials from which its share could be taken. In a cache it is the first key.
@@ -187,10 +187,10 @@ class Flex(CachedDecoding, nn.Module):
         """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0; a sink is the first key of the cache."""
         if self.sink is None:
             return super().begin(q, k, v)
-        return Cache.of(*(pad(x, (0, 0, 1, 0)) for x in (k, v)), self.capacity + 1)
+        return Cache.of(pad(k, (0, 0, 1, 0)), pad(v, (0, 0, 1, 0)), self.capacity + 1)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``. The kernel gets the whole cache, which has one size, and how far it is filled."""
+        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``. The kernel gets the whole cache, of one size, and how far it is filled."""
         if self.windows is not None:
             raise Unsupported(_NO_STEP)
         state = state.append(k, v)
