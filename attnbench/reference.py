@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from attnbench.sink import Sink
 from attnbench.visible import Visible
 
 Tile = Callable[[slice, slice, torch.dtype], Tensor]
@@ -78,6 +79,10 @@ def masked_attention(
     logits = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
     if bias is not None:
         logits = logits + bias
+    return torch.matmul(_weights(logits, allowed, sink), v)
+
+
+def _weights(logits: Tensor, allowed: Tensor, sink: Tensor | None) -> Tensor:
     # A finite number, because a row of -inf gives NaN; this project's output for a query that sees nothing is 0.
     logits = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min)
     if sink is None:
@@ -85,8 +90,19 @@ def masked_attention(
     else:
         column = sink.to(logits.dtype)[:, None, None].expand(*logits.shape[:3], 1)
         weights = torch.cat((logits, column), -1).softmax(-1)[..., :-1]
-    weights = weights.masked_fill(~allowed, 0.0)
-    return torch.matmul(weights, v)
+    return weights.masked_fill(~allowed, 0.0)
+
+
+def softmax_of(logits: Tensor, visible: Visible, key_mask: Tensor | None = None, sink: Sink | None = None) -> Tensor:
+    """The weights of logits ``(B, H, N, M)``, beside a sink if there is one, for dense forms with logits of their own.
+
+    A hidden pair has the weight 0; so has every pair of a query that sees no key.
+    """
+    N, M = logits.shape[2:]
+    allowed = visible.pairs(slice(0, N), slice(0, M), M, logits.device)
+    if key_mask is not None:
+        allowed = allowed & key_mask[:, None, None]
+    return _weights(logits, allowed, None if sink is None else sink.logit)
 
 
 def relative_error(output: Tensor, exact: Tensor) -> float:

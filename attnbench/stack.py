@@ -37,7 +37,7 @@ def turns(spec: Spec) -> list[Spec]:
 def refusal(spec: Spec, shape: Shape, *, key_mask: bool = False, decode: bool = False) -> str | None:
     """Why a variant, or one of those of a stack, rules out this shape; None where none of them does."""
     for one in dict.fromkeys(turns(spec)):
-        reason = VARIANTS.get(one.name).unsupported_reason(shape, key_mask=key_mask, decode=decode)
+        reason = VARIANTS.get(one.name).unsupported_reason(shape, key_mask=key_mask, decode=decode, spec=one)
         if reason:
             return reason if one == spec else f"{one.label}: {reason}"
     return None

@@ -19,6 +19,7 @@ class No(str):
 
 
 Target = Literal["softmax", "learned", "other"]
+Meets = Literal["all keys", "chosen keys", "mixtures", "state", "places", "nothing"]
 
 ABILITIES = ("causal", "cross", "key_padding", "decode", "bias", "mask", "q_start", "sink", "v_dim", "longer")
 """The traits that are True or a :class:`No`."""
@@ -61,14 +62,19 @@ class Traits:
     """V = 1 gives 1: the output is an average of the values."""
     decode: bool | No = No("it has no begin and step")
     """Decoding one token at a time from a state or cache gives the same as ``forward``; only where causal is true."""
-    bias: bool | No = No("a bias belongs to a pair of tokens, and the weight of a pair is never formed")
+    meets: Meets | Literal[""] = ""
+    """What a query meets. ``all keys``: each that it sees, with a weight that is formed for the pair; ``chosen keys``:
+    the same of some of them; ``mixtures``: keys that were mixed before; ``state``: a sum or state that all queries
+    read; ``places``: weights that belong to places or channels; ``nothing``: no other token. Empty where it is what
+    most of its family meet. From it follows why it lacks the next four, if it says no reason: :mod:`attnbench.reasons`.
+    """
+    bias: bool | No = No("not built here: bias")
     """A number for each pair of positions can be added to the logits."""
-    mask: bool | No = No("it hides no single pairs")
-    """Any pairs of places can be hidden (:mod:`attnbench.mask`). A variant that says nothing gets the reason of its
-    family where it is registered."""
-    q_start: bool | No = No("its queries and keys start at the same token")
+    mask: bool | No = No("not built here: mask")
+    """Any pairs of places can be hidden (:mod:`attnbench.mask`)."""
+    q_start: bool | No = No("not built here: q_start")
     """Where it is causal or has a mask, the queries may be the last tokens of the keys' sequence alone."""
-    sink: bool | No = No("a sink stands in one softmax with all keys that a query sees, and no such softmax is formed")
+    sink: bool | No = No("not built here: sink")
     """A learned logit without a key can stand beside those of the keys (:mod:`attnbench.sink`)."""
     shares: Literal["by itself", "query by query", "head by head"] | No = "head by head"
     """How it attends where several heads of queries share a head of keys and values. ``by itself``: its class reads
@@ -195,6 +201,10 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
         "choose 'softmax', 'learned' or 'other'; exact=True says that it equals softmax attention",
     ),
     "exact": _FLAG,
+    "meets": (
+        lambda value: value in ("", *get_args(Meets)),
+        f"choose {', '.join(map(repr, get_args(Meets)))}, or nothing for what most of the family meet",
+    ),
     "stochastic": _FLAG,
     "rows_sum_to_one": _FLAG,
     "shares": (_is_sharing, "choose 'by itself', 'query by query', 'head by head' or No('the reason')"),

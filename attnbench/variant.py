@@ -42,6 +42,7 @@ from attnbench.contract import FAMILIES as FAMILIES
 from attnbench.contract import Facts, broken_class, broken_fact, broken_option
 from attnbench.cost import power_of_n
 from attnbench.errors import Unsupported, UsageError
+from attnbench.reasons import with_reasons
 from attnbench.registry import Entry, Registry
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, format_scalar, parse_spec
@@ -96,12 +97,14 @@ class Variant(Entry, Facts):
             return own(shape, width, **dict(self.complete(spec).options))
         return shape.K * (shape.D + shape.E) * width if self.kind == "operator" else None
 
-    def unsupported_reason(self, shape: Shape, *, key_mask: bool = False, decode: bool = False) -> str | None:
-        """Why the traits rule out this shape, or None."""
-        traits = self.traits
+    def unsupported_reason(
+        self, shape: Shape, *, key_mask: bool = False, decode: bool = False, spec: Spec | None = None
+    ) -> str | None:
+        """Why the traits rule out this shape, or None; with the options of ``spec``, if that is given."""
+        traits = self.traits if spec is None else self.claims(spec, causal=shape.causal)
         shares: bool | No = traits.shares if isinstance(traits.shares, No) else True
         if traits.shares != "by itself" and (shape.bias, shape.sink) != ("none", "none"):
-            shares = No("with a bias or a sink it has heads of its own, which cannot take turns")
+            shares = No(_TURNS)
         for wanted, trait, what in (
             (decode and not traits.causal, traits.causal, "decode"),
             (shape.causal, traits.causal, "causal"),
@@ -136,18 +139,10 @@ VARIANTS: Registry[Variant] = Registry(
 
 ModuleClass = TypeVar("ModuleClass", bound=Callable[..., Any])
 
-_OWN_HEADS = No("a mixer makes of x what it needs, and has no heads of keys and values that come from outside")
-_NO_PAIRS = "it forms no pairs of tokens one by one, of which some could be hidden"
-_ONE_SUM = "one running sum of keys serves all queries: a prefix would come into it early, and a window would leave it"
-_MASKLESS = {
-    "kernel": _ONE_SUM,
-    "recurrence": _ONE_SUM,
-    "fixed pattern": "it has a pattern of its own, for which its tiles are cut",
-    "learned pattern": "it looks for pairs among all keys, and what it finds may be hidden",
-    "low rank": "it mixes keys before a query meets them, and a mixture cannot be hidden in part",
-    "reference": "it is a bound for attention that sees all, or all up to its token",
-}
-"""Family -> why its variants take no mask of places, where they say no reason of their own."""
+_TURNS = (
+    "not built here: with a bias or a sink every head of queries has numbers of its own, and heads that share keys "
+    "take turns in one module"
+)
 
 
 @dataclass(frozen=True)
@@ -168,17 +163,12 @@ class register(Facts):  # noqa: N801  # it is used as a function
         if broken:
             raise UsageError(f"variant {self.name!r}: {broken}")
         facts = {fact.name: getattr(self, fact.name) for fact in fields(Facts)}
-        traits = self.traits
-        if self.kind == "mixer":
-            traits = replace(traits, shares=_OWN_HEADS, v_dim=_OWN_HEADS)
-        if traits.mask == Traits.mask:
-            traits = replace(traits, mask=No(_MASKLESS.get(self.family, _NO_PAIRS)))
-        facts["traits"] = traits
+        facts["traits"] = traits = with_reasons(self.traits, self.family, self.kind)
         if self.time_exponent is None:
             facts["time_exponent"] = power_of_n(self.cost)
         entry = Variant(self.name, cls, (cls.__doc__ or "").strip().partition("\n")[0], **facts)
         if not cls.__module__.startswith(f"{HOME}."):  # tests check the shipped ones; it takes a fifth of a second
-            broken = broken_option(entry, entry.traits, entry.settings)
+            broken = broken_option(entry, traits, entry.settings)
             if broken:
                 raise UsageError(f"variant {self.name!r}: {broken}")
         VARIANTS.add(entry)
@@ -208,7 +198,7 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
         raise Unsupported("tokens are added by a layer, and this is attention alone; use level layer or model")
     if shape.query_stride > 1:
         raise Unsupported("a layer has fewer queries than tokens; attention alone has them by kv_len and seq_len")
-    reason = entry.unsupported_reason(shape)
+    reason = entry.unsupported_reason(shape, spec=Spec.of(spec.name, checked))
     if reason:
         raise Unsupported(reason)
     with torch.random.fork_rng(devices=[]):

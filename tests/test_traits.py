@@ -9,6 +9,7 @@ from attnbench.traits import _RULES, ABILITIES, Knob, No, Traits
 WRONG: dict[str, list[Any]] = {
     "target": ["exact", "Softmax", None, True],
     "exact": ["yes", 1, None],
+    "meets": ["keys", None, "no keys"],
     "causal": ["yes", "", 0, None],
     "cross": ["no"],
     "key_padding": [None],

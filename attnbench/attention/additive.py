@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.engines.decoding.kv_cache import Cache
-from attnbench.engines.masks import emptied, visible_pairs
+from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding, weighed
+from attnbench.engines.masks import emptied
 from attnbench.engines.pair_scores import Chunk, attend_by_score
 from attnbench.engines.precision import accumulator
+from attnbench.reference import softmax_of
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import No, Traits, register
+from attnbench.visible import Visible
 
 
 @register(
@@ -26,14 +29,18 @@ from attnbench.variant import No, Traits, register
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        meets="all keys",
         stochastic=True,
         decode=True,
+        mask=True,
+        q_start=True,
+        sink=True,
         permutable=True,
         bias=No("its logits come from a network that knows no positions; the paper adds nothing to them"),
     ),
     settings=("hidden=3,chunk=5", "chunk=7"),
 )
-class Additive(nn.Module):
+class Additive(CachedDecoding, nn.Module):
     """A small network scores each pair of query and key.
 
     Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate": the logit of query i
@@ -51,6 +58,8 @@ class Additive(nn.Module):
     w = 0, which makes all weights equal at first.
     """
 
+    visible: Visible
+
     def __init__(
         self,
         shape: Shape,
@@ -60,7 +69,8 @@ class Additive(nn.Module):
     ) -> None:
         super().__init__()
         H, D, A = shape.H, shape.D, hidden or shape.D
-        self.causal, self.capacity, self.chunk = shape.causal, shape.M, chunk
+        self.visible, self.capacity, self.chunk = Visible.of(shape), shape.M, chunk
+        self.sink = sink_of(shape)
         self.W = nn.Parameter(torch.randn(H, D, A) * D**-0.5)
         self.U = nn.Parameter(torch.randn(H, D, A) * D**-0.5)
         self.b = nn.Parameter(torch.zeros(H, A))
@@ -70,16 +80,14 @@ class Additive(nn.Module):
         """The hidden layers of all pairs at once, ``(B, H, N, M, A)``."""
         x, y = (torch.einsum("bhnd,hda->bhna", one, matrix) for one, matrix in ((q, self.W), (k, self.U)))
         layers = torch.tanh(x[:, :, :, None] + y[:, :, None] + self.b[:, None, None])
-        visible = visible_pairs(q, k, self.causal, key_mask)
-        logits = torch.einsum("bhnma,ha->bhnm", layers, self.w).masked_fill(~visible, float("-inf"))
-        return logits.softmax(-1).masked_fill(~visible, 0.0) @ v
+        logits = torch.einsum("bhnma,ha->bhnm", layers, self.w)
+        return softmax_of(logits, self.visible, key_mask, self.sink) @ v
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
         x, y, width = self._of_queries(q), self._of_keys(k), self.w.shape[1]
-        return attend_by_score(
-            score, x, y, v, (self.w,), causal=self.causal, key_mask=key_mask, width=width, chunk=self.chunk
-        )
+        how: dict[str, Any] = {"causal": self.visible, "key_mask": key_mask, "sink": self.sink}
+        return attend_by_score(score, x, y, v, (self.w,), width=width, chunk=self.chunk, **how)
 
     def _of_queries(self, q: Tensor) -> Tensor:
         """W q + b, float32 at least."""
@@ -101,8 +109,9 @@ class Additive(nn.Module):
         """q, k, v ``(B, H, 1, D)``."""
         state = state.append(self._of_keys(k).to(k.dtype), v)
         x = self._of_queries(q)
-        logits = torch.tanh(x + state.keys.to(x.dtype)) @ self.w.to(x.dtype)[..., None]
-        return torch.matmul(logits.softmax(2).mT.to(v.dtype), state.values), state
+        first, sink = self.first_seen(state), None if self.sink is None else self.sink.logit[:, None, None]
+        logits = torch.tanh(x + state.keys[:, :, first:].to(x.dtype)) @ self.w.to(x.dtype)[..., None]
+        return weighed(logits.mT, state.values[:, :, first:], sink), state
 
 
 def score(x: Tensor, y: Tensor, w: Tensor) -> Tensor:

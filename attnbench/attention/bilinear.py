@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
-from attnbench.engines.masks import emptied, visible_pairs
+from attnbench.engines.masks import emptied
 from attnbench.engines.pair_scores import Chunk, attend_by_score, product
 from attnbench.engines.precision import accumulator
+from attnbench.reference import softmax_of
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import No, Traits, register
+from attnbench.visible import Visible
 
 
 @register(
@@ -23,8 +28,12 @@ from attnbench.variant import No, Traits, register
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        meets="all keys",
         stochastic=True,
         decode=True,
+        mask=True,
+        q_start=True,
+        sink=True,
         permutable=True,
         bias=No("the learned matrix is the whole score; the paper adds nothing to its logits"),
     ),
@@ -44,20 +53,23 @@ class Bilinear(CachedDecoding, nn.Module):
     Differs from the paper: every head has its own W.
     """
 
+    visible: Visible
+
     def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:
         super().__init__()
-        self.causal, self.capacity, self.chunk = shape.causal, shape.M, chunk
+        self.visible, self.capacity, self.chunk = Visible.of(shape), shape.M, chunk
+        self.sink = sink_of(shape)
         self.W = nn.Parameter(torch.randn(shape.H, shape.D, shape.D) / shape.D)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """All logits at once, ``(B, H, N, M)``."""
-        visible = visible_pairs(q, k, self.causal, key_mask)
-        logits = torch.einsum("bhnd,hde,bhme->bhnm", q, self.W, k).masked_fill(~visible, float("-inf"))
-        return logits.softmax(-1).masked_fill(~visible, 0.0) @ v
+        logits = torch.einsum("bhnd,hde,bhme->bhnm", q, self.W, k)
+        return softmax_of(logits, self.visible, key_mask, self.sink) @ v
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
-        return attend_by_score(product, self._turned(q), k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
+        how: dict[str, Any] = {"causal": self.visible, "key_mask": key_mask, "sink": self.sink}
+        return attend_by_score(product, self._turned(q), k, v, chunk=self.chunk, **how)
 
     def _turned(self, q: Tensor) -> Tensor:
         """Wᵀ q, float32 at least."""

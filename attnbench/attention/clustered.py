@@ -29,6 +29,7 @@ _SLOTS = 32
     cost="O(n·c·(d + b·t))",
     memory_exponent=1.0,
     traits=Traits(
+        mask=No("members of a cluster share one row of weights, and do not see the same keys under a mask"),
         causal=No("a cluster's mean query holds later queries, and its members share one row of weights"),
         bias=No("members of a cluster stand at different positions and share one row of weights"),
         stochastic=True,

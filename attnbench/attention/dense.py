@@ -25,6 +25,7 @@ from attnbench.variant import No, Traits, register
     memory_exponent=2.0,
     traits=Traits(
         target="other",
+        meets="nothing",
         cross=No("each token is mapped by itself; there is no second sequence"),
         bias=No("there are no pairs of tokens that a bias could belong to"),
         stochastic=True,

@@ -29,6 +29,7 @@ _EPS = 1e-5
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        meets="all keys",
         decode=True,
         bias=No("the paper adds nothing to the logits of its two maps"),
         mask=True,

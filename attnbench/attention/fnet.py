@@ -23,6 +23,7 @@ from attnbench.variant import No, Traits, register
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        mask=No("each frequency is a sum over all tokens, of which none can be hidden from some outputs alone"),
         causal=No("each frequency is a sum over all tokens with weights of modulus 1, later ones included"),
         cross=No("the transform maps n tokens to n frequencies; there is no second sequence in it"),
         bias=No("there are no logits that a bias could be added to"),

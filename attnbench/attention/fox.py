@@ -38,9 +38,9 @@ class Remembered(NamedTuple):
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        meets="all keys",
         cross=No("the gates are those of the tokens between query and key, which stand in one sequence"),
         bias=No("the gates are a bias by position, and the paper has no other"),
-        mask=No("it hides later tokens and padding alone"),
         sink=No("the paper's softmax has none; a gate near 0 lets a token forget all that came before"),
         decode=True,
         stochastic=True,

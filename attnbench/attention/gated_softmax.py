@@ -28,6 +28,7 @@ from attnbench.visible import Visible
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        meets="all keys",
         cross=No("the gate belongs to the token that asks, and a layer reads one sequence"),
         bias=True,
         mask=True,

@@ -20,6 +20,7 @@ from attnbench.variant import No, Traits, register
     memory_exponent=0.0,
     traits=Traits(
         target="other",
+        meets="nothing",
         cross=No("returns the values, one per query, so that M must equal N"),
         decode=True,
         permutable=True,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.linear.maps import Map, elu_plus_one, second_power, squared_relu, unit_and_one
-from attnbench.engines.masks import added_to_logits, emptied, seeing, visible_pairs
+from attnbench.engines.masks import added_to_logits, emptied
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.recurrent.decayed_sums import Chunk
 from attnbench.engines.recurrent.feature_sums import feature_sums, quotient, with_ones
@@ -19,9 +19,11 @@ from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
+from attnbench.visible import Visible
 
 _MAPS: dict[str, Map] = {"elu+1": elu_plus_one, "relu": torch.relu, "relu2": squared_relu}
 """Maps of each channel by itself, any two of which make a kernel."""
+_NO_SINK = No("not built here: the sum that divides its weights has no term beside those of the keys")
 
 
 @register(
@@ -41,7 +43,7 @@ _MAPS: dict[str, Map] = {"elu+1": elu_plus_one, "relu": torch.relu, "relu2": squ
             ("sim=relu2", {"rows_sum_to_one": False}),
             ("key_map", {"rows_sum_to_one": False}),
             ("sim=exp", {"target": "softmax", "exact": True}),
-            ("order=dense", {"cost": "O(n²·d)"}),
+            ("order=dense", {"cost": "O(n²·d)", "meets": "all keys", "mask": True, "q_start": True, "sink": _NO_SINK}),
         ),
     ),
     settings=(
@@ -73,7 +75,8 @@ class Kernel(nn.Module):
     features. It is the same operator in two orders: by multiplications the first is cheaper from n = 2RD/(R + D) on.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``; a padded key is left out. A row without any
-    positive weight gives 0. Decoding keeps the sums, or with ``order=dense`` all keys and values.
+    positive weight gives 0. Decoding keeps the sums, or with ``order=dense`` all keys and values. Only ``order=dense``,
+    which has a weight for each pair, takes a mask or later queries.
 
     Differs from the papers: the Gaussian is of q and k over D^¼, as s is; nothing is added to the denominator.
 
@@ -114,7 +117,8 @@ class Kernel(nn.Module):
         self.of_queries: Map = {**_MAPS, "poly": second_power, "cosine": unit_and_one}.get(sim, torch.relu)
         self.of_keys: Map = self.of_queries if key_map is None else _MAPS[key_map]
         self.query_map, self.key_map = sim, key_map or sim
-        self.causal, self.chunk, self.capacity = shape.causal, chunk, shape.M
+        self.causal, self.chunk, self.capacity, self.visible = shape.causal, chunk, shape.M, Visible.of(shape)
+        self._hides = shape.causal or shape.mask != "none"
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The kernel of all pairs, ``(B, H, N, M)``, divided by its row sums."""
@@ -131,7 +135,8 @@ class Kernel(nn.Module):
                 weights = (-(q[:, :, :, None] - k[:, :, None]).square().sum(-1) / (2 * root)).exp()
             case _:
                 weights = _by_channel(q, self.query_map) @ _by_channel(k, self.key_map).mT
-        weights = weights * visible_pairs(q, k, self.causal, key_mask)
+        weights = weights * self._seen(q, k)
+        weights = weights if key_mask is None else weights * key_mask[:, None, None]
         total = weights.sum(-1, keepdim=True)
         return weights @ v / total.masked_fill(total == 0, 1.0)
 
@@ -144,7 +149,7 @@ class Kernel(nn.Module):
         values = with_ones(v, key_mask)
         if self.order == "dense":
             weights = self._weights(q, k)
-            return quotient((weights.tril() if self.causal else weights) @ values).to(out)
+            return quotient((weights * self._seen(q, k) if self._hides else weights) @ values).to(out)
         compute = partial(
             feature_sums, of_queries=self.of_queries, of_keys=self.of_keys, causal=self.causal, chunk=self.chunk
         )
@@ -167,12 +172,17 @@ class Kernel(nn.Module):
 
     def _softmax(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         logits = self._logits(q, k)
-        if self.causal:
-            logits = logits + torch.full_like(logits[0, 0], hidden(q.dtype)).triu(1)
+        if self._hides:
+            logits = logits.masked_fill(~self._seen(q, k), hidden(q.dtype))
         if key_mask is None:
             return logits.softmax(-1) @ v
         logits = logits + added_to_logits(key_mask, q.dtype)[:, None, None]
-        return (logits.softmax(-1) @ v).masked_fill(~seeing(key_mask, self.causal), 0)
+        return (logits.softmax(-1) @ v).masked_fill(~self.visible.seeing(key_mask, q.shape[2]), 0)
+
+    def _seen(self, q: Tensor, k: Tensor) -> Tensor:
+        """The pairs that see each other, ``(N, M)`` bool."""
+        N, M = q.shape[2], k.shape[2]
+        return self.visible.pairs(slice(0, N), slice(0, M), M, q.device)
 
     @torch.no_grad()
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache | tuple[Tensor]:
@@ -192,7 +202,8 @@ class Kernel(nn.Module):
             sums = state[0] + self.of_keys(k).mT @ with_ones(v)
             return quotient(self.of_queries(q) @ sums).to(out), (sums,)
         state = state.append(k.to(out), v.to(out))
-        keys, values = state.keys.to(q.dtype), state.values.to(q.dtype)
+        first = self.visible.span(state.length - 1, state.length)[0]
+        keys, values = (x[:, :, first:].to(q.dtype) for x in (state.keys, state.values))
         if self.sim in ("exp", "gaussian"):
             return (self._logits(q, keys).softmax(-1) @ values).to(out), state
         return quotient(self._weights(q, keys) @ with_ones(values)).to(out), state

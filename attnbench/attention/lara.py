@@ -26,6 +26,7 @@ from attnbench.variant import Knob, No, Traits, register
     cost="O(n·R·d)",
     memory_exponent=1.0,
     traits=Traits(
+        meets="mixtures",
         causal=No("each proposal is a mean over a run of tokens, so every output would see the future"),
         stochastic=True,
         knob=Knob("landmarks"),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from attnbench.engines.decoding.kv_cache import Cache
-from attnbench.engines.masks import emptied, visible_pairs
+from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding, weighed
+from attnbench.engines.masks import emptied
 from attnbench.engines.pair_scores import Chunk, attend_by_score, product
 from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported
+from attnbench.reference import softmax_of
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import No, Traits, register
+from attnbench.visible import Visible
 
 
 @register(
@@ -26,12 +31,15 @@ from attnbench.variant import No, Traits, register
         target="other",
         stochastic=True,
         decode=True,
+        mask=True,
+        q_start=True,
+        sink=True,
         bias=No("its logits are learned for the positions of keys; a bias would add to what is learned"),
         longer=No("its logits are learned for the positions of keys"),
     ),
     settings=("chunk=5",),
 )
-class Location(nn.Module):
+class Location(CachedDecoding, nn.Module):
     """Logits from the query and the key's index alone, fixed maximum length.
 
     Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation", the location-based
@@ -48,36 +56,39 @@ class Location(nn.Module):
         Unsupported: in ``forward`` and ``step``, more keys than the module was made for.
     """
 
+    visible: Visible
+
     def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:
         super().__init__()
-        self.causal, self.longest, self.chunk = shape.causal, shape.M, chunk
+        self.visible, self.capacity, self.chunk = Visible.of(shape), shape.M, chunk
+        self.sink = sink_of(shape)
         self.locations = nn.Parameter(torch.randn(shape.H, shape.M, shape.D) * shape.D**-0.5)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """All logits at once, ``(B, H, N, M)``."""
-        visible = visible_pairs(q, v, self.causal, key_mask)
         logits = torch.einsum("bhnd,hmd->bhnm", q, self.locations[:, : v.shape[2]])
-        weights = logits.masked_fill(~visible, float("-inf")).softmax(-1).masked_fill(~visible, 0.0)
-        return weights @ v
+        return softmax_of(logits, self.visible, key_mask, self.sink) @ v
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (v,) = emptied(key_mask, v)
         learned = self._of_keys(v.shape[2]).expand(v.shape[0], -1, -1, -1)
-        return attend_by_score(product, q, learned, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
+        how: dict[str, Any] = {"causal": self.visible, "key_mask": key_mask, "sink": self.sink}
+        return attend_by_score(product, q, learned, v, chunk=self.chunk, **how)
 
     def _of_keys(self, count: int) -> Tensor:
-        if count > self.longest:
-            raise Unsupported(f"{count} keys, but locations were made for at most {self.longest}")
+        if count > self.capacity:
+            raise Unsupported(f"{count} keys, but locations were made for at most {self.capacity}")
         return self.locations[:, :count].to(accumulator(self.locations.dtype))
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
         """q, k, v ``(B, H, n, D)``, n >= 0. Of the keys nothing is kept."""
-        return Cache.of(v[..., :0], v, self.longest)
+        return Cache.of(v[..., :0], v, self.capacity)
 
     @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         """q, k, v ``(B, H, 1, D)``."""
         learned = self._of_keys(state.length + 1)
         state = state.append(v[..., :0], v)
-        weights = (q.to(learned.dtype) @ learned.mT).softmax(-1)
-        return torch.matmul(weights.to(v.dtype), state.values), state
+        first, sink = self.first_seen(state), None if self.sink is None else self.sink.logit[:, None, None]
+        logits = q.to(learned.dtype) @ learned[:, first:].mT
+        return weighed(logits, state.values[:, :, first:], sink), state

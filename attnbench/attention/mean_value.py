@@ -28,7 +28,7 @@ class Mean(NamedTuple):
     formula="oᵢ = (1/|Sᵢ|)·Σ_{j∈Sᵢ} vⱼ, Sᵢ the keys that query i may see",
     cost="O(n·d)",
     memory_exponent=1.0,
-    traits=Traits(decode=True, shares="query by query", permutable=True),
+    traits=Traits(meets="state", decode=True, shares="query by query", permutable=True),
 )
 class MeanValue(nn.Module):
     """Every row is the mean of the visible values: the trivial answer.

@@ -25,6 +25,7 @@ from attnbench.variant import Knob, No, Traits, register
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        mask=No("each hidden unit mixes tokens of the whole sequence, and a mixture cannot be hidden in part"),
         causal=No("each hidden unit mixes tokens of the whole sequence, so that every output sees the future"),
         cross=No("the columns of W₁ and the rows of W₂ belong to positions of one sequence"),
         bias=No("there are no logits that a bias could be added to"),

@@ -27,6 +27,7 @@ from attnbench.variant import No, Traits, register
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        meets="all keys",
         stochastic=True,
         decode=True,
         bias=No("the distance from the window's centre is a bias already"),

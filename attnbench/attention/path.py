@@ -43,9 +43,9 @@ class Reflected(NamedTuple):
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        meets="all keys",
         cross=No("keys are reflected by the tokens between key and query, which stand in one sequence"),
         bias=No("the reflections are its positions, and the paper adds nothing to the logits"),
-        mask=No("it hides later tokens and padding alone"),
         sink=No("the paper's softmax has none"),
         decode=True,
         stochastic=True,

@@ -76,6 +76,8 @@ def heads_of(parts: list[Part], total: int) -> list[int]:
     time_exponent=1.0,
     memory_exponent=1.0,
     traits=Traits(
+        sink=No("not built here: its heads have variants of their own, most of which have none"),
+        mask=No("not built here: its heads have variants of their own, most of which hide no pairs"),
         # These hold for the default parts; for others see PerHead.claims.
         stochastic=True,
         decode=True,
@@ -177,9 +179,9 @@ class PerHead(nn.Module):
             ),
         )
 
-    def _require(self, **what: bool) -> None:
+    def _require(self, *, key_mask: bool = False, decode: bool = False) -> None:
         for entry in self.entries:
-            if reason := entry.unsupported_reason(self.shape, **what):
+            if reason := entry.unsupported_reason(self.shape, key_mask=key_mask, decode=decode):
                 raise Unsupported(f"{entry.name}: {reason}")
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

@@ -25,6 +25,7 @@ from attnbench.variant import No, Traits, register
     memory_exponent=2.0,
     traits=Traits(
         target="other",
+        meets="all keys",
         decode=True,
         permutable=True,
         rows_sum_to_one=False,

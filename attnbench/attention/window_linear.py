@@ -41,6 +41,7 @@ class Recent(NamedTuple):
     cost="O(n·(w+R)·d)",
     memory_exponent=1.0,
     traits=Traits(
+        meets="chosen keys",
         target="learned",
         cross=No("the window needs queries and keys at the same positions"),
         decode=True,

@@ -23,6 +23,7 @@ _TOKENS = 4096
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        mask=No("its weights belong to pairs of channels, and all tokens take part in each"),
         causal=No("the likeness of two channels is a sum over all tokens, later ones included"),
         cross=No("two channels are compared token by token, so that queries and keys must be the same tokens"),
         bias=No("logits belong to two channels, not to two tokens"),

@@ -15,9 +15,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnbench.engines.masks import added_to_logits, seeing
+from attnbench.engines.masks import added_to_logits
 from attnbench.engines.precision import accumulator, hidden, softmax_and_log_sum
 from attnbench.engines.tiling import budget
+from attnbench.sink import Sink
+from attnbench.visible import Visible
 
 Score = Callable[..., Tensor]
 """Maps x ``(G, n, ·)``, y ``(G, m, ·)`` and weights ``(G, ·)`` to new scores ``(G, n, m)``."""
@@ -43,10 +45,11 @@ def attend_by_score(
     v: Tensor,
     weights: Sequence[Tensor] = (),
     *,
-    causal: bool,
+    causal: bool | Visible,
     key_mask: Tensor | None,
     width: int = 1,
     chunk: int | None = None,
+    sink: Sink | None = None,
 ) -> Tensor:
     """Σ_j softmax_j(score(x_i, y_j)) v_j.
 
@@ -54,9 +57,11 @@ def attend_by_score(
         x: what the score reads of the queries, ``(B, H, N, ·)``; y: what it reads of the keys, ``(B, H, M, ·)``.
         v: ``(B, H, M, E)``. At padded keys, v and y must be finite.
         weights: parameters of the score, ``(H, ·)`` each.
+        causal: query i sees keys j <= i; or which keys each query sees.
         key_mask: ``(B, M)`` bool, True where a key is real.
         width: how many numbers the score computes for a pair.
         chunk: queries and keys of a tile; None: what fits the cache. It changes nothing in the result but rounding.
+        sink: a logit of each head without a key.
 
     Returns:
         ``(B, H, N, E)`` in v's dtype, summed in float32 at least. A query that sees no key gives 0.
@@ -66,10 +71,12 @@ def attend_by_score(
     flat = [one.to(dtype).flatten(0, 1) for one in (x, y, v)]
     flat += [one.to(dtype).expand(B, *one.shape).flatten(0, 1) for one in weights]
     padding = None if key_mask is None else added_to_logits(key_mask, dtype).repeat_interleave(H, 0)[:, None]
-    how = _Tiling(score, causal, padding, *_sizes(N, y.shape[2], width, budget("pair_scores.hidden", x.device), chunk))
-    out: Tensor = _Attend.apply(how, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
+    visible = causal if isinstance(causal, Visible) else Visible(causal)
+    sizes = _sizes(N, y.shape[2], width, budget("pair_scores.hidden", x.device), chunk)
+    logits = None if sink is None else sink.logit.to(dtype).expand(B, H).reshape(-1, 1, 1)
+    out: Tensor = _Attend.apply(_Tiling(score, visible, padding, *sizes), logits, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
     out = out.view(B, H, N, -1).to(v.dtype)
-    return out if key_mask is None else out.masked_fill(~seeing(key_mask, causal), 0)
+    return out if key_mask is None else out.masked_fill(~visible.seeing(key_mask, N), 0)
 
 
 def _sizes(N: int, M: int, width: int, most: int, chunk: int | None) -> tuple[int, int, int]:
@@ -87,77 +94,86 @@ class _Tiling:
     """How the pairs of one call are cut up, and which of them are hidden."""
 
     score: Score
-    causal: bool
+    visible: Visible
     padding: Tensor | None
     """``(G, 1, M)``, added to the scores."""
     heads: int
     rows: int
     columns: int
 
-    def blocks(self, x: Tensor, y: Tensor) -> Iterator[tuple[slice, slice, int]]:
-        """Heads and queries computed together, and how many keys they may see."""
+    def blocks(self, x: Tensor, y: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+        """Heads and queries computed together, and the keys that one of them may see."""
         count, N = x.shape[:2]
         for first in range(0, count, self.heads):
             for start in range(0, N, self.rows):
-                stop = min(start + self.rows, N)
-                last = stop if self.causal else y.shape[1]
-                yield slice(first, min(first + self.heads, count)), slice(start, stop), last
+                rows = slice(start, min(start + self.rows, N))
+                yield slice(first, min(first + self.heads, count)), rows, self.visible.seen_by_some(rows, y.shape[1])
 
-    def keys(self, last: int) -> Iterator[slice]:
-        for start in range(0, last, self.columns):
-            yield slice(start, min(start + self.columns, last))
+    def keys(self, seen: slice) -> Iterator[slice]:
+        for start in range(seen.start, seen.stop, self.columns):
+            yield slice(start, min(start + self.columns, seen.stop))
 
-    def hiding(self, heads: slice, rows: slice, keys: slice, like: Tensor) -> Tensor | None:
+    def hiding(self, heads: slice, rows: slice, keys: slice, y: Tensor) -> Tensor | None:
         """What is added to a tile of scores to hide pairs; None where all see each other."""
-        added = None if self.padding is None else self.padding[heads, :, keys]
-        if not self.causal or keys.stop <= rows.start + 1:
+        added, total = None if self.padding is None else self.padding[heads, :, keys], y.shape[1]
+        every = self.visible.seen_by_all(rows, total)
+        if every.start <= keys.start and keys.stop <= every.stop:
             return added
-        size = rows.stop - rows.start, keys.stop - keys.start
-        future = torch.full(size, hidden(like.dtype), dtype=like.dtype, device=like.device)
-        future = future.triu_(rows.start + 1 - keys.start)
-        return future if added is None else added + future
+        unseen = ~self.visible.pairs(rows, keys, total, y.device)
+        below = torch.zeros_like(unseen, dtype=y.dtype).masked_fill_(unseen, hidden(y.dtype))
+        return below if added is None else added + below
 
     def scores(self, heads: slice, rows: slice, keys: slice, x: Tensor, y: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """A tile, hidden pairs far below all others."""
         tile = self.score(x[heads, rows], y[heads, keys], *(one[heads] for one in weights))
-        added = self.hiding(heads, rows, keys, tile)
+        added = self.hiding(heads, rows, keys, y)
         return tile if added is None else tile.add_(added)
 
 
 class _Attend(torch.autograd.Function):
-    """x ``(G, N, ·)``, y ``(G, M, ·)``, v ``(G, M, E)``, weights ``(G, ·)``, all in the dtype of sums."""
+    """x ``(G, N, ·)``, y ``(G, M, ·)``, v ``(G, M, E)``, weights ``(G, ·)``, all in the dtype of sums.
+
+    The sink is ``(G, 1, 1)`` or None.
+    """
 
     @staticmethod
-    def forward(ctx: Any, how: _Tiling, x: Tensor, y: Tensor, v: Tensor, *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, how: _Tiling, sink: Tensor | None, x: Tensor, y: Tensor, v: Tensor, *weights: Tensor
+    ) -> Tensor:
         out, log_sums = v.new_empty(*x.shape[:2], v.shape[2]), v.new_empty(*x.shape[:2], 1)
-        for heads, rows, last in how.blocks(x, y):
-            tiles = [how.scores(heads, rows, keys, x, y, weights) for keys in how.keys(last)]
+        for heads, rows, seen in how.blocks(x, y):
+            tiles = [how.scores(heads, rows, keys, x, y, weights) for keys in how.keys(seen)]
             kept, total = softmax_and_log_sum(tiles[0] if len(tiles) == 1 else torch.cat(tiles, -1))
-            out[heads, rows], log_sums[heads, rows] = torch.bmm(kept, v[heads, :last]), total
-        ctx.save_for_backward(x, y, v, out, log_sums, *weights)
+            if sink is not None:
+                both = torch.logaddexp(total, sink[heads])
+                kept, total = kept.mul_((total - both).exp_()), both
+            out[heads, rows], log_sums[heads, rows] = torch.bmm(kept, v[heads, seen]), total
+        ctx.save_for_backward(x, y, v, out, log_sums, sink, *weights)
         ctx.how = how
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, v, out, log_sums, *weights = ctx.saved_tensors
+        x, y, v, out, log_sums, sink, *weights = ctx.saved_tensors
         how: _Tiling = ctx.how
-        inputs, (_, of_x, of_y, of_v, *of_weights) = (x, y, *weights), ctx.needs_input_grad
+        inputs, (_, of_x, of_y, of_v, *of_weights) = (x, y, *weights), ctx.needs_input_grad[1:]
         wanted = [i for i, needed in enumerate((of_x, of_y, *of_weights)) if needed]
         found = {i: torch.zeros_like(inputs[i]) for i in wanted}
-        dv = torch.zeros_like(v)
-        for heads, rows, last in how.blocks(x, y):
+        dv, d_sink = torch.zeros_like(v), None if sink is None else torch.zeros_like(sink)
+        for heads, rows, seen in how.blocks(x, y):
             above = grad[heads, rows]
             mean = (above * out[heads, rows]).sum(-1, keepdim=True)  # of the values' gradients under the weights
-            for keys in how.keys(last):
+            if sink is not None and d_sink is not None:  # its value is 0
+                d_sink[heads] -= (sink[heads] - log_sums[heads, rows]).exp_().mul_(mean).sum(1, keepdim=True)
+            for keys in how.keys(seen):
                 places: list[tuple[slice, ...]] = [(heads, rows), (heads, keys), *[(heads,)] * len(weights)]
                 leaves = [one[place].detach() for one, place in zip(inputs, places, strict=True)]
                 for i in wanted:
                     leaves[i].requires_grad_()
                 with torch.enable_grad():
                     tile = how.score(*leaves)
-                added = how.hiding(heads, rows, keys, tile)
+                added = how.hiding(heads, rows, keys, y)
                 kept = tile.detach() - log_sums[heads, rows]
                 kept = (kept if added is None else kept.add_(added)).exp_()
                 dv[heads, keys] += torch.bmm(kept.mT, above)
@@ -166,4 +182,5 @@ class _Attend(torch.autograd.Function):
                     parts = torch.autograd.grad(tile, [leaves[i] for i in wanted], d_tile)
                     for i, part in zip(wanted, parts, strict=True):
                         found[i][places[i]] += part
-        return None, found.get(0), found.get(1), dv if of_v else None, *(found.get(i) for i in range(2, len(inputs)))
+        of_inputs = found.get(0), found.get(1), dv if of_v else None, *(found.get(i) for i in range(2, len(inputs)))
+        return None, d_sink, *of_inputs

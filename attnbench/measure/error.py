@@ -156,7 +156,7 @@ def _prompt(cell: Cell, variant: Variant) -> int:
         return 0
     if cell.padding:
         raise Unsupported("padding: a decoding step reads a state, in which padding has no place")
-    reason = variant.unsupported_reason(cell.shape, decode=True)
+    reason = variant.unsupported_reason(cell.shape, decode=True, spec=cell.variant)
     if reason:
         raise Unsupported(reason)
     return cell.shape.N

@@ -98,7 +98,7 @@ def test_an_error_is_against_attention_with_the_same_sink(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["linear", "local", "topk"])
 def test_whoever_has_none_says_why(name: str) -> None:
-    with pytest.raises(Unsupported, match="sink: a sink stands in one softmax with all keys"):
+    with pytest.raises(Unsupported, match="sink: "):
         build(name, SHAPE)
 
 

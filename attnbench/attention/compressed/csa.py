@@ -76,6 +76,8 @@ class Overlapping(nn.Module):
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        sink=No("its softmax has a learned sink of its own"),
+        meets="mixtures",
         cross=No("window and runs are counted from a token's own place in one sequence"),
         decode=True,
         stochastic=True,

@@ -42,6 +42,7 @@ class Kept(NamedTuple):
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        sink=No("its softmax has a learned sink of its own"),
         cross=No("window and runs are counted from a token's own place in one sequence"),
         decode=True,
         stochastic=True,

@@ -190,7 +190,7 @@ class Flex(CachedDecoding, nn.Module):
         return Cache.of(pad(k, (0, 0, 1, 0)), pad(v, (0, 0, 1, 0)), self.capacity + 1)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``. The kernel gets the whole cache, of one size, and how far it is filled."""
+        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``; the kernel gets the whole cache, and how far it is filled."""
         if self.windows is not None:
             raise Unsupported(_NO_STEP)
         state = state.append(k, v)

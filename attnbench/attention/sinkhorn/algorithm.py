@@ -28,6 +28,7 @@ from attnbench.variant import No, Traits, register
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        meets="mixtures",
         cross=No("a block of queries attends to the block of keys at its own place"),
         decode=True,
         bias=No("a sorted block mixes keys of several positions, so that a pair has no one distance"),

@@ -72,9 +72,18 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, logit: Tenso
     logits = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(2, 3)).to(accumulate)
     if added is not None:
         logits = logits + added
-    if logit is None:
+    return weighed(logits, v, logit)
+
+
+def weighed(logits: Tensor, v: Tensor, sink: Tensor | None = None) -> Tensor:
+    """The mean of v ``(B, K, m, E)`` by the softmax of logits ``(B, K, n, m)``, ``(B, K, n, E)`` in v's dtype.
+
+    Args:
+        sink: a logit of each head, or of each of its rows, without a key: ``(K, 1 or n, 1)``.
+    """
+    if sink is None:
         return torch.matmul(logits.softmax(-1).to(v.dtype), v)
-    weights = torch.cat((logits, logit.to(accumulate).expand(*logits.shape[:-1], 1)), -1).softmax(-1)
+    weights = torch.cat((logits, sink.to(logits.dtype).expand(*logits.shape[:-1], 1)), -1).softmax(-1)
     return torch.matmul(weights[..., :-1].to(v.dtype), v)
 
 
