@@ -15,6 +15,7 @@ from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import Pairs
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import No, Traits, register
 
 One = TypeVar("One", int, tuple[int, int])
@@ -32,6 +33,7 @@ One = TypeVar("One", int, tuple[int, int])
         cross=No("the last queries stand for all, at the places of their own keys"),
         bias=No("blocks are chosen by q·k, to which no bias is added"),
         decode=No("its pattern is that of the last queries of a prompt, which has to be there"),
+        sink=True,
         shares="by itself",
         reads_ahead="the last queries of the sequence choose for all, or all blocks of a head are ranked together",
         exact_with=("mass=1",),
@@ -75,6 +77,7 @@ class FlexPrefill(BlockSelecting):
         least: Annotated[int, Field(ge=0, description="tokens that are kept at least")] = 1024,
     ) -> None:
         super().__init__()
+        self.sink = sink_of(shape)
         self.causal, self.block, self.mass, self.distance = shape.causal, block, mass, distance
         self.least = -(-least // block)
 

@@ -14,6 +14,7 @@ from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import Pairs
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import No, Traits, register
 
 _AHEAD = "the columns and diagonals that the last queries of the sequence attend to are those of all"
@@ -32,6 +33,7 @@ _AHEAD = "the columns and diagonals that the last queries of the sequence attend
         cross=No("the last queries stand for all, at the places of their own keys"),
         bias=No("columns and diagonals are chosen by q·k, to which no bias is added"),
         decode=No("its pattern is that of the last queries of a prompt, which has to be there"),
+        sink=True,
         shares="by itself",
         reads_ahead=_AHEAD,
         exact_with=("slash={n}",),
@@ -89,9 +91,10 @@ class MInference(BlockSelecting):
         window: Annotated[int, Field(ge=1, description="pattern=a-shape: keys up to a query")] = 4096,
     ) -> None:
         super().__init__()
+        self.sink = sink_of(shape)
         self.causal, self.pattern, self.block = shape.causal, pattern, block
         self.vertical, self.slash, self.first, self.recent, self.rows = vertical, slash, first, recent, last
-        self.sink, self.window = sink, window
+        self.ahead, self.window = sink, window
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Head by head, with the columns and distances in plain lists, and an N × N mask."""
@@ -102,7 +105,7 @@ class MInference(BlockSelecting):
             real = [i for i in range(N) if key_mask is None or bool(key_mask[b, i])]
             if self.pattern == "a-shape":
                 columns: list[int] = []
-                blocks = {(I, J) for I, J in self._all(N) if J * self.block < self.sink or self._near(I, J)}
+                blocks = {(I, J) for I, J in self._all(N) if J * self.block < self.ahead or self._near(I, J)}
             else:
                 columns, distances = self._lines(x[b, h], y[b, h], real)
                 every = [i * self.block + r for i in range(-(-N // self.block)) for r in range(self.block)]
@@ -198,5 +201,5 @@ class MInference(BlockSelecting):
         """The blocks of first keys and of the window, ``(blocks, blocks)``."""
         i = torch.arange(total, device=like.device)
         nearest = ((i[:, None] - i).abs() - 1) * self.block + 1  # distance between two blocks
-        kept = (nearest < self.window) | (i * self.block < self.sink)
+        kept = (nearest < self.window) | (i * self.block < self.ahead)
         return kept & (i <= i[:, None]) if self.causal else kept

@@ -15,6 +15,7 @@ from attnbench.engines.decoding.kv_cache import Cache, attend
 from attnbench.engines.precision import accumulator
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import Knob, No, Traits, register
 
 
@@ -37,6 +38,7 @@ class Blocks(NamedTuple):
         cross=No("a query always attends to the keys of its own block"),
         bias=No("blocks are chosen by the mean of their keys, which knows nothing of a bias"),
         decode=True,
+        sink=True,
         shares="by itself",
         exact_with=("blocks={n},block=2",),
         knob=Knob("blocks", step=1),
@@ -72,6 +74,7 @@ class MoBA(BlockSelecting):
         blocks: Annotated[int, Field(ge=1, description="blocks that a query attends to, its own included")] = 4,
     ) -> None:
         super().__init__()
+        self.sink = sink_of(shape)
         self.causal, self.block, self.blocks, self.capacity = shape.causal, block, blocks, shape.M
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -129,11 +132,11 @@ class MoBA(BlockSelecting):
             mean = torch.cat((mean, self._complete(cache.keys[:, :, -self.block :])), 2)
         after = Blocks(cache, mean)
         if chosen == before:  # all of them
-            return attend(q, cache.keys, cache.values), after
+            return attend(q, cache.keys, cache.values, sink=self.sink), after
         gates = products(q.to(mean.dtype), mean[:, :, :before])[:, :, 0]
         which = gates.sort(dim=-1, descending=True, stable=True).indices[..., :chosen]
         keys, values = (self._of_heads(x, before, which) for x in (cache.keys, cache.values))
-        return attend(q, keys, values), after
+        return attend(q, keys, values, sink=self.sink), after
 
     def _of_heads(self, x: Tensor, before: int, which: Tensor) -> Tensor:
         """The chosen blocks of each head of queries, and then its own block, ``(B, H, ·, D)``.

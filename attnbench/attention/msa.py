@@ -172,6 +172,7 @@ class MSA(BlockSelecting):
         ] = "random",
     ) -> None:
         super().__init__()
+        self.sink = None
         self.causal, self.capacity, self.block, self.blocks = shape.causal, shape.M, block, blocks
         self.index: Random | Learned | None = None
         if indexer == "random":

@@ -15,6 +15,7 @@ from attnbench.engines.masks import visible_pairs
 from attnbench.engines.precision import hidden
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import Knob, No, Traits, register
 
 
@@ -30,6 +31,7 @@ from attnbench.variant import Knob, No, Traits, register
         cross=No("a query always attends to the keys of its own block"),
         bias=No("the methods that it stands for choose by q and k alone"),
         decode=No("the methods that it stands for choose while a prompt is read"),
+        sink=True,
         shares="by itself",
         exact_with=("blocks={n},block=2",),
         knob=Knob("blocks", step=1),
@@ -58,6 +60,7 @@ class OracleBlocks(BlockSelecting):
         blocks: Annotated[int, Field(ge=1, description="blocks that a query attends to, its own included")] = 4,
     ) -> None:
         super().__init__()
+        self.sink = sink_of(shape)
         self.causal, self.block, self.blocks = shape.causal, block, blocks
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attnbench.engines.patterns.canvas import Layout, tokens_seen, with_text
 from attnbench.reference import masked_attention, of_query_heads
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import No, Traits, register
 
 
@@ -28,6 +29,7 @@ from attnbench.variant import No, Traits, register
         cross=No("the distance of two frames is that of their places in one video"),
         key_padding=No("frames are counted by their tokens, and a padded batch would have videos of several lengths"),
         bias=No("it is a pattern of places in frames, whose distance in the sequence means nothing"),
+        sink=True,
         shares="by itself",
         exact_with=("frame={n}", "frame=2,text={n}"),
     ),
@@ -67,6 +69,7 @@ class Radial(nn.Module):
         text: Annotated[int, Field(ge=0, description="last tokens, which attend to all and all attend to")] = 0,
     ) -> None:
         super().__init__()
+        self.sink = sink_of(shape)
         self.frame, self.block, self.text = frame, block, text
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -87,11 +90,12 @@ class Radial(nn.Module):
                     near = one == other and apart % -(-r * B // s) == 0
                 seen[i, j] = near or apart <= 1 or j < s
         k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
-        return masked_attention(q, k, v, tokens_seen(seen, text))
+        sink = None if self.sink is None else self.sink.logit
+        return masked_attention(q, k, v, tokens_seen(seen, text), sink=sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         layout, kept = self._plan(q.shape[2], q.device)
-        return layout.attend(q, k, v, kept)
+        return layout.attend(q, k, v, kept, self.sink)
 
     def _plan(self, N: int, device: torch.device) -> tuple[Layout, Tensor]:
         """Where tokens go, and which blocks meet."""

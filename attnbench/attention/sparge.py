@@ -15,6 +15,7 @@ from attnbench.engines.blocks.selection import Pairs
 from attnbench.errors import UsageError
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import No, Traits, register
 
 
@@ -30,6 +31,7 @@ from attnbench.variant import No, Traits, register
         cross=No("a block of queries always attends to the keys at its own places"),
         bias=No("blocks are chosen by mean queries and keys, which know nothing of a bias"),
         decode=No("it chooses for a block of queries at a time, while a prompt is read"),
+        sink=True,
         shares="by itself",
         reads_ahead="the queries of a block share a choice, to which the later ones of them contribute",
         exact_with=("threshold=1",),
@@ -73,6 +75,7 @@ class Sparge(BlockSelecting):
         threshold: Annotated[float, Field(gt=0, le=1, description="share of the estimated mass that is kept")] = 0.98,
     ) -> None:
         super().__init__()
+        self.sink = sink_of(shape)
         if queries % keys:
             raise UsageError(f"sparge: option keys={keys} must divide queries={queries}; try keys={queries}")
         self.causal, self.queries, self.keys = shape.causal, queries, keys

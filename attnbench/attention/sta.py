@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attnbench.engines.patterns.canvas import Layout, in_tiles, sides, tokens_seen, with_text
 from attnbench.reference import masked_attention, of_query_heads
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import No, Traits, register
 
 
@@ -27,6 +28,7 @@ from attnbench.variant import No, Traits, register
         cross=No("a window lies around the place of a query, among the keys of the same video"),
         key_padding=No("where a window is clamped depends on the size of the video, which padding would change"),
         bias=No("its tiles hold tokens of several rows and frames, whose places in the sequence mean nothing"),
+        sink=True,
         shares="by itself",
         exact_with=("window={n}x{n}x{n},frame=2x2,tile=2x2x2", "frame=1x1,text={n}"),
     ),
@@ -70,6 +72,7 @@ class SlidingTile(nn.Module):
         text: Annotated[int, Field(ge=0, description="last tokens, which attend to all and all attend to")] = 0,
     ) -> None:
         super().__init__()
+        self.sink = sink_of(shape)
         self.frame = sides(frame, 2, "sta: option frame")
         self.tile, self.window = (
             sides(x, 3, f"sta: option {name}") for name, x in (("tile", tile), ("window", window))
@@ -90,11 +93,12 @@ class SlidingTile(nn.Module):
                 inside = [first <= other[axis] // tile < first + window for other in at]
                 near[i] &= torch.tensor(inside, dtype=torch.bool, device=q.device)
         k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
-        return masked_attention(q, k, v, tokens_seen(near, text))
+        sink = None if self.sink is None else self.sink.logit
+        return masked_attention(q, k, v, tokens_seen(near, text), sink=sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         layout, kept = self._plan(q.shape[2], q.device)
-        return layout.attend(q, k, v, kept)
+        return layout.attend(q, k, v, kept, self.sink)
 
     def _plan(self, N: int, device: torch.device) -> tuple[Layout, Tensor]:
         """Where tokens go, and which tiles meet."""

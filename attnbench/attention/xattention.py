@@ -14,6 +14,7 @@ from attnbench.engines.blocks.selection import Pairs, listed
 from attnbench.errors import UsageError
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import No, Traits, register
 
 
@@ -29,6 +30,7 @@ from attnbench.variant import No, Traits, register
         cross=No("a block of queries always attends to the keys at its own places"),
         bias=No("blocks are chosen by sums of q·k, to which no bias is added"),
         decode=No("it chooses for a block of queries at a time, while a prompt is read"),
+        sink=True,
         shares="by itself",
         reads_ahead="the queries of a block share a choice, to which the later ones of them contribute",
         exact_with=("threshold=1",),
@@ -69,6 +71,7 @@ class XAttention(BlockSelecting):
         threshold: Annotated[float, Field(gt=0, le=1, description="share of the estimated mass that is kept")] = 0.9,
     ) -> None:
         super().__init__()
+        self.sink = sink_of(shape)
         if block % stride:
             raise UsageError(f"xattention: option stride={stride} must divide block={block}; try stride=1")
         self.causal, self.block, self.stride, self.threshold = shape.causal, block, stride, threshold

@@ -17,14 +17,16 @@ from attnbench.engines.blocks.plan import Plan, Tile
 from attnbench.engines.blocks.selection import BlockSelection
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
+from attnbench.sink import Sink
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, sink: Sink | None = None) -> Tensor:
     """Σ_j softmax_j(q_i·k_j/√D) v_j over the visible keys of the blocks that are selected for query i.
 
     Args:
         q: ``(B, H, N, D)``; k: ``(B, K, N, D)``; v: ``(B, K, N, E)``; head h of the queries reads head h // (H / K).
         selection: of these sizes.
+        sink: a logit of each head without a key.
 
     Returns:
         ``(B, H, N, E)`` in v's dtype, summed in float32 at least. A query without any visible key gives 0.
@@ -35,7 +37,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> Tensor
     plan = Plan.of(selection, H // k.shape[1], (D, v.shape[3]), q.device)
     x = _whole(q.to(dtype) * D**-0.5, plan.units * plan.rows).view(-1, plan.rows, D)
     y, z = (_whole(one.to(dtype), plan.tokens) for one in (k, v))
-    out: Tensor = _Attend.apply(x, y, z, plan)  # type: ignore[no-untyped-call]  # untyped in torch
+    logits = None if sink is None else sink.logit.to(dtype)[:, None].expand(B, H, plan.units * plan.rows)
+    of_sink = None if logits is None else logits.reshape(-1, plan.rows)
+    out: Tensor = _Attend.apply(x, y, z, of_sink, plan)  # type: ignore[no-untyped-call]  # untyped in torch
     return out.view(B, H, -1, v.shape[3])[:, :, :N].to(v.dtype)
 
 
@@ -63,22 +67,28 @@ def _logits(plan: Plan, tile: Tile, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 class _Attend(torch.autograd.Function):
-    """x ``(units, rows, D)``, scaled, y ``(tokens, D)`` and z ``(tokens, E)``, of all heads -> ``(units, rows, E)``."""
+    """x ``(units, rows, D)``, scaled, y ``(tokens, D)`` and z ``(tokens, E)``, of all heads -> ``(units, rows, E)``.
+
+    ``sink`` is the logit of each row's sink, ``(units, rows)``, or None.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, z: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, z: Tensor, sink: Tensor | None, plan: Plan) -> Tensor:
         out, log_sums = x.new_empty(*x.shape[:2], z.shape[1]), x.new_empty(*x.shape[:2])
         for number, first, last in plan.ranges():
             mixed, log_sums[first:last] = _mixed(plan, number, (first, last), (x, y, z))
             out[first:last] = mixed
-        ctx.save_for_backward(x, y, z, out, log_sums)
+        if sink is not None:
+            out.mul_(torch.sigmoid(log_sums - sink).unsqueeze(2))
+            log_sums = torch.logaddexp(log_sums, sink)
+        ctx.save_for_backward(x, y, z, sink, out, log_sums)
         ctx.plan = plan
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, z, out, log_sums = ctx.saved_tensors
+        x, y, z, sink, out, log_sums = ctx.saved_tensors
         plan: Plan = ctx.plan
         dx, dy, dz = torch.empty_like(x), torch.zeros_like(y), torch.zeros_like(z)
         means = torch.linalg.vecdot(grad, out).unsqueeze(2)
@@ -98,7 +108,9 @@ class _Attend(torch.autograd.Function):
                 _added(dy, tile, torch.bmm(d_logits.mT, queries))
                 own.index_add_(0, at, torch.bmm(d_logits, keys).view(-1, *x.shape[1:]))
             dx[first:last] = own[:-1]
-        return dx, dy, dz, None
+        # The sink's value is 0: its weight times the mean of the gradients is all that it costs.
+        d_sink = None if sink is None else (sink - log_sums).exp_().mul_(means.squeeze(2)).neg_()
+        return dx, dy, dz, d_sink, None
 
 
 def _added(total: Tensor, tile: Tile, found: Tensor) -> None:

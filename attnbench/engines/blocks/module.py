@@ -10,6 +10,7 @@ from attnbench.engines.blocks.selection import BlockSelection, Pairs
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.precision import accumulator
 from attnbench.reference import masked_attention, of_query_heads
+from attnbench.sink import Sink
 
 
 class BlockSelecting(nn.Module):
@@ -19,6 +20,8 @@ class BlockSelecting(nn.Module):
     """
 
     causal: bool
+    sink: Sink | None
+    """Beside the logits of what was chosen, from ``shape.sink``; a choice knows nothing of it."""
 
     def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
         """The pairs of blocks that are kept.
@@ -41,7 +44,7 @@ class BlockSelecting(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> Tensor:
         """Softmax attention over what was selected, ``(B, H, N, E)``."""
-        return attend(q, k, v, selection)
+        return attend(q, k, v, selection, self.sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         return self.attend(q, k, v, self.select(q, k, key_mask=key_mask))
@@ -55,4 +58,5 @@ class BlockSelecting(nn.Module):
         """
         q, k, v = inputs
         k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
-        return masked_attention(q, k, v, allowed & visible_pairs(q, k, self.causal, key_mask))
+        sink = None if self.sink is None else self.sink.logit
+        return masked_attention(q, k, v, allowed & visible_pairs(q, k, self.causal, key_mask), sink=sink)

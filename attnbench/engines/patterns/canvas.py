@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from attnbench.engines.blocks.attend import attend
 from attnbench.engines.blocks.selection import BlockSelection, Pairs
 from attnbench.errors import UsageError
+from attnbench.sink import Sink
 
 _SIDES = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*")
 
@@ -45,12 +46,13 @@ class Layout(NamedTuple):
         """``(B, H, blocks · block, d)`` from x ``(B, H, n, d)``; 0 where there is no token."""
         return x.new_zeros(*x.shape[:2], self.blocks * self.block, x.shape[3]).index_copy(2, self.places, x)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, sink: Sink | None = None) -> Tensor:
         """Softmax attention of each block of queries to the keys of its blocks, ``(B, H, n, E)``.
 
         Args:
             q: ``(B, H, n, D)``; k, v: ``(B, K, n, ·)``.
             kept: ``(P, 2)``, pairs of a block of queries and a block of keys.
+            sink: a logit of each head without a key.
         """
         B, H = q.shape[:2]
         room = self.blocks * self.block
@@ -61,7 +63,7 @@ class Layout(NamedTuple):
         pairs = Pairs(self.block, self.block, queries, keys)
         full = len(self.places) == room
         selection = BlockSelection((B, H, room), False, (pairs,), None if full else real)
-        return attend(self.spread(q), self.spread(k), self.spread(v), selection).index_select(2, self.places)
+        return attend(*map(self.spread, (q, k, v)), selection, sink).index_select(2, self.places)
 
 
 def in_tiles(n: int, canvas: tuple[int, ...], tile: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
