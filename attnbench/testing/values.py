@@ -174,19 +174,34 @@ def _hidden(case: Case, shape: Shape, what: str) -> Iterator[Measured]:
     claim=lambda traits: bool(traits.sink),
 )
 def sink(case: Case) -> Iterator[Measured]:
-    """A sink takes its part of the weight of all keys that a query sees, and learns."""
+    """A sink takes its part of the weight of the keys that a query meets, and learns."""
     for more in ("none", "document:4+9", "sliding:6") if case.traits.mask else ("none",):
         shape = replace(case.shape, sink="learned", mask=more)
-        module, inputs = case.module(shape), case.draw(shape, grad=True)
+        module, inputs = case.module(shape), case.draw(shape, grad=case.dtype == torch.float64)
         own = next(x for name, x in module.named_parameters() if name.endswith("sink.logit"))
-        for key_mask in (None, torch.arange(shape.N) < torch.tensor([[shape.N - 8], [shape.N]])):
-            expected = exact_attention(*inputs, causal=Visible.of(shape), key_mask=key_mask, sink=own)
+        masks: list[Tensor | None] = [None]
+        if case.traits.key_padding:
+            masks.append(torch.arange(shape.N) < torch.tensor([[shape.N - 8], [shape.N]]))
+        for key_mask in masks:
+            dense = case.oracle(module)
+            if case.traits.exact:
+                expected = exact_attention(*inputs, causal=Visible.of(shape), key_mask=key_mask, sink=own)
+            elif dense is not None:
+                expected = dense(*inputs, key_mask=key_mask)
+            else:
+                return
             out, what = module(*inputs, key_mask=key_mask), f"with a sink and mask {more}"
+            if key_mask is not None:  # what a padded token gets may be anything
+                out, expected = (x.masked_fill(~key_mask[:, None, :, None], 0) for x in (out, expected))
             far = gap(out, expected)
             yield Measured(far, case.close, f"{what} it differs from the formula by {far:.2g}")
+            if not inputs[0].requires_grad:
+                continue
             for name, off in _apart([*inputs, own], out, expected).items():
                 yield Measured(off, 10 * case.close, f"{what} the gradient of {name} differs by {off:.2g}")
-        if case.causal and case.traits.decode:
+        moved = gap(module(*inputs), case.module(replace(shape, sink="none"))(*inputs))
+        yield Measured(-moved, -1e-4, f"with mask {more} a sink changes nothing")
+        if case.causal and case.traits.decode and not case.traits.compiled:
             yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
 
 

@@ -63,7 +63,8 @@ class Layout(NamedTuple):
         pairs = Pairs(self.block, self.block, queries, keys)
         full = len(self.places) == room
         selection = BlockSelection((B, H, room), False, (pairs,), None if full else real)
-        return attend(*map(self.spread, (q, k, v)), selection, sink).index_select(2, self.places)
+        spread = self.spread(q), self.spread(k), self.spread(v)
+        return attend(*spread, selection, sink).index_select(2, self.places)
 
 
 def in_tiles(n: int, canvas: tuple[int, ...], tile: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
