@@ -69,6 +69,8 @@ FAULTS = [
     ("SinkTwice", "softmax", "sink", "with a sink and mask none it differs"),
     ("ScaledSink", "softmax", "sink", "the gradient of the sink differs"),
     ("FixedSink", "softmax", "sink", "the gradient of the sink differs"),
+    ("SinkInEachBlock", "moba:block=3,blocks=3", "sink", "with a sink and mask none it differs"),
+    ("SinkForgotten", "moba:block=3,blocks=3", "sink", "with mask none a sink changes nothing"),
     ("ValuesAreKeys", "softmax", "implied matrix", "the weight"),
     ("IgnoredMask", "softmax", "hidden keys", "moved the output"),
     ("NaNForTheBlind", "softmax", "blind query", "does not give 0"),

@@ -1758,3 +1758,23 @@ class SharpenedMasses(OracleBlocks):
 
     def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
         return super().choose(4 * q, k, real)
+
+
+class SinkInEachBlock(MoBA):
+    """Merges blocks of which each has counted the sink: with three of them it takes three times its part."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> Tensor:
+        out = super().attend(q, k, v, selection)
+        if self.sink is None:
+            return out
+        kept = super().attend(q, k, torch.ones_like(v), selection)
+        return out / (1 + 2 * (1 - kept))
+
+
+class SinkForgotten(MoBA):
+    """Takes the shape's sink and does nothing with it, in its formula neither."""
+
+    def __init__(self, shape: Shape, *, block: int = 64, blocks: int = 4) -> None:
+        super().__init__(shape, block=block, blocks=blocks)
+        if self.sink is not None:
+            self.sink.logit = nn.Parameter(self.sink.logit.detach() - 200)
