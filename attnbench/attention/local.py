@@ -20,6 +20,7 @@ from attnbench.errors import UsageError
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import Knob, No, Traits, register
 
 _WINDOW = 128
@@ -36,6 +37,7 @@ _WINDOW = 128
         cross=No("the window needs queries and keys at the same positions"),
         decode=True,
         bias=True,
+        sink=True,
         exact_with=("window={n}", "block={n}", "block=3,look_around={n}"),
         knob=Knob("window"),
         given=(("block", {"knob": Knob("look_around", step=1)}),),
@@ -86,7 +88,7 @@ class Local(nn.Module):
         self.look_around = look_around
         self.dilation = dilation
         self.room = shape.N
-        self.position_bias = position_bias(shape)
+        self.position_bias, self.sink = position_bias(shape), sink_of(shape)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` with an N × N mask."""
@@ -98,15 +100,16 @@ class Local(nn.Module):
         if self.causal:
             allowed = allowed & (j <= i)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
-        n, bias = q.shape[2], self.position_bias
-        return masked_attention(q, k, v, allowed, None if bias is None else bias(slice(0, n), slice(0, n), q.dtype))
+        n, bias, sink = q.shape[2], self.position_bias, None if self.sink is None else self.sink.logit
+        added = None if bias is None else bias(slice(0, n), slice(0, n), q.dtype)
+        return masked_attention(q, k, v, allowed, added, sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if self.block is None:
             tiles = _windows(q, self.window, self.dilation, self.causal)
         else:
             tiles = _blocks(q, self.block, self.look_around, self.causal)
-        return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
+        return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias, sink=self.sink)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Ring:
         """q, k, v ``(B, H, n, D)``, n >= 0."""
@@ -130,7 +133,7 @@ class Local(nn.Module):
             age = (slot - kv_cache.pick(torch.arange(filled, device=k.device)[:, None], parts)[:, 0]) % state.size
             added = self.position_bias.along(-age, accumulator(q.dtype))[:, None]
         keys, values = kv_cache.pick(state.keys, parts), kv_cache.pick(state.values, parts)
-        return kv_cache.attend(q, keys, values, added), state
+        return kv_cache.attend(q, keys, values, added, self.sink), state
 
 
 def _windows(q: Tensor, window: int, dilation: int, causal: bool) -> Iterator[Tile]:

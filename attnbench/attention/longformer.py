@@ -14,6 +14,7 @@ from attnbench.errors import Unsupported
 from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
+from attnbench.sink import sink_of
 from attnbench.variant import Knob, No, Traits, register
 
 _ONE_WIDTH = "own projections map values to themselves, head by head, as wide as keys"
@@ -31,6 +32,7 @@ _ONE_WIDTH = "own projections map values to themselves, head by head, as wide as
         causal=No("global tokens see the whole sequence, and every token sees them"),
         cross=No("the window needs queries and keys at the same positions"),
         bias=True,
+        sink=True,
         exact_with=("window={n}", "window={n},global_tokens=0", "window=1,global_tokens={n}"),
         knob=Knob("window"),
         given=(("projections=own", {"v_dim": No(_ONE_WIDTH)}),),
@@ -75,7 +77,7 @@ class Longformer(nn.Module):
         self.window = window
         self.global_tokens = global_tokens
         self.dilation = dilation
-        self.position_bias = position_bias(shape)
+        self.position_bias, self.sink = position_bias(shape), sink_of(shape)
         self.maps: nn.ParameterList | None = None
         if projections == "own":
             if shape.E != shape.D:
@@ -91,19 +93,20 @@ class Longformer(nn.Module):
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
         n, bias = q.shape[2], self.position_bias
         added = None if bias is None else bias(slice(0, n), slice(0, n), q.dtype)
-        out = masked_attention(q, k, v, allowed, added)
+        sink = None if self.sink is None else self.sink.logit
+        out = masked_attention(q, k, v, allowed, added, sink)
         if self.maps is None:
             return out
         q, k, v = (x @ m.to(x.dtype) for x, m in zip((q, k, v), self.maps, strict=True))
-        return torch.where(i < self.global_tokens, masked_attention(q, k, v, allowed, added), out)
+        return torch.where(i < self.global_tokens, masked_attention(q, k, v, allowed, added, sink), out)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         g = min(self.global_tokens, q.shape[2])
         tiles = around_global(q, g, self.window, self.dilation)
         if self.maps is None or g == 0:
-            return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
+            return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias, sink=self.sink)
         map_q, map_k, map_v = (m.to(q.dtype) for m in self.maps)
         # (q Wq)(k Wk)ᵀ = (q Wq Wkᵀ) kᵀ and P (v Wv) = (P v) Wv: only the g rows are mapped, never all keys.
         q = torch.cat([q[:, :, :g] @ map_q @ map_k.transpose(1, 2), q[:, :, g:]], 2)
-        out = attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
+        out = attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias, sink=self.sink)
         return torch.cat([out[:, :, :g] @ map_v, out[:, :, g:]], 2)

@@ -96,7 +96,7 @@ def test_an_error_is_against_attention_with_the_same_sink(text: str) -> None:
     assert error < 1e-12
 
 
-@pytest.mark.parametrize("name", ["linear", "local", "topk"])
+@pytest.mark.parametrize("name", ["linear", "graph", "topk"])
 def test_whoever_has_none_says_why(name: str) -> None:
     with pytest.raises(Unsupported, match="sink: "):
         build(name, SHAPE)

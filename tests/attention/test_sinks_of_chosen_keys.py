@@ -12,7 +12,7 @@ from torch import Tensor
 from attnbench.shape import Shape
 from attnbench.variant import VARIANTS, build
 
-BLOCKS = [
+CHOOSING = [
     "moba:block=3,blocks=3",
     "oracle-blocks:block=4,blocks=2",
     "xattention:block=4,stride=2,threshold=0.6",
@@ -21,6 +21,11 @@ BLOCKS = [
     "sparge",
     "sta:frame=2x3,tile=1x2x2,window=1x1x1",
     "radial:frame=5,block=2",
+    "local:window=3",
+    "local:window=2,dilation=3",
+    "local:block=5,look_around=1",
+    "longformer:window=2,global_tokens=2",
+    "longformer:window=1,dilation=2,projections=own",
 ]
 SHAPE = Shape(batch=2, heads=4, seq_len=23, head_dim=4, kv_heads=2, sink="learned")
 
@@ -44,11 +49,12 @@ def given(text: str) -> tuple[tuple[Tensor, ...], Tensor | None]:
     return (q, k, v), real if VARIANTS.get(text.partition(":")[0]).traits.key_padding else None
 
 
-@pytest.mark.parametrize("text", BLOCKS)
+@pytest.mark.parametrize("text", CHOOSING)
 def test_it_is_a_term_of_the_denominator_with_its_gradients(text: str) -> None:
     inputs, real = given(text)
     module = build(spec_of(text), shape_of(text)).double()
-    learned = (*(x.requires_grad_() for x in inputs), *module.parameters())
+    others = [x for name, x in module.named_parameters() if name != "sink.logit"]
+    learned = (*(x.requires_grad_() for x in inputs), *others, module.sink.logit)
     output, expected = module(*inputs, key_mask=real), module.dense(*inputs, key_mask=real)
     if real is not None:
         output, expected = (x.masked_fill(~real[:, None, :, None], 0) for x in (output, expected))
@@ -60,7 +66,7 @@ def test_it_is_a_term_of_the_denominator_with_its_gradients(text: str) -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("text", BLOCKS)
+@pytest.mark.parametrize("text", CHOOSING)
 def test_far_below_the_keys_it_takes_nothing_and_far_above_everything(text: str) -> None:
     (inputs, _), shape = given(text), shape_of(text)
     module, plain = (build(spec_of(text), one).double() for one in (shape, replace(shape, sink="none")))
@@ -70,7 +76,7 @@ def test_far_below_the_keys_it_takes_nothing_and_far_above_everything(text: str)
             torch.testing.assert_close(module(*inputs), expected)
 
 
-@pytest.mark.parametrize("text", [text for text in BLOCKS if VARIANTS.get(text.partition(":")[0]).traits.decode])
+@pytest.mark.parametrize("text", [text for text in CHOOSING if VARIANTS.get(text.partition(":")[0]).traits.decode])
 def test_a_step_has_it_as_well(text: str) -> None:
     (inputs, _), module = given(text), build(spec_of(text), shape_of(text)).double()
     whole: Any = module(*inputs)

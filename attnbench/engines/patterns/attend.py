@@ -18,6 +18,7 @@ from attnbench.engines.patterns.tiles import Heads, Tile, batches, minus_infinit
 from attnbench.engines.precision import accumulator
 from attnbench.engines.tiling import budget, large_steps, short_examples, tile_scores
 from attnbench.position_bias import PositionBias
+from attnbench.sink import Sink
 
 
 def attend(
@@ -29,6 +30,7 @@ def attend(
     key_mask: Tensor | None = None,
     labelled: Tensor | None = None,
     position_bias: PositionBias | None = None,
+    sink: Sink | None = None,
 ) -> Tensor:
     """Softmax attention over the pairs that ``tiles`` lists, scaled by D^-1/2.
 
@@ -38,6 +40,7 @@ def attend(
         key_mask: ``(B, M)`` bool, True where the key is real.
         labelled: ``(B, H, N, labels)``, what each row adds to the scores of its pairs with a label, unscaled.
         position_bias: added to the scores.
+        sink: a logit of each head without a key.
 
     Returns:
         ``(B, H, N, E)`` in q's dtype, accumulated in float32, or float64 for float64. Rows that see no key give 0.
@@ -54,7 +57,8 @@ def attend(
     if position_bias is not None:
         n = max(q.shape[2], k.shape[2])
         line = position_bias.along(torch.arange(1 - n, n, device=q.device), accumulator(q.dtype))
-    out: Tensor = _BlockSparse.apply(*flat, bias, labelled, line, tuple(tiles))  # type: ignore[no-untyped-call]  # torch leaves it so
+    logit = None if sink is None else sink.logit.to(accumulator(q.dtype))
+    out: Tensor = _BlockSparse.apply(*flat, bias, labelled, line, logit, tuple(tiles))  # type: ignore[no-untyped-call]  # torch leaves it so
     return out.view(*q.shape[:3], v.shape[3])
 
 
@@ -83,7 +87,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-_Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+_Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _seen(tile: Tile, y: Tensor, heads: Heads) -> list[Tensor]:
@@ -103,7 +107,7 @@ def _weights(
 
     The rows are written to ``room``, if that is given.
     """
-    q, _, _, bias, labelled, line = inputs
+    q, _, _, bias, labelled, line, sink = inputs
     accumulate = accumulator(q.dtype)
     x = torch.mul(tile.rows.of(q, heads, accumulate), q.shape[-1] ** -0.5, out=room)
     p = _scores(tile, x, seen)
@@ -120,15 +124,26 @@ def _weights(
         own, at = line[_numbers(line, heads)], _distances(tile, heads, line)
         p.add_(own.gather(1, at.expand(len(own), -1, -1, -1).flatten(1)).view(-1, *at.shape[1:]))
     if bias is None:
-        return x, torch.softmax(p, -1, out=p)
+        return x, _softmax(p, sink, heads)
     one = torch.ones_like(x[..., :1])  # its inner product with the bias is the bias of each row's own keys
     p.add_(_scores(tile, one, _seen(tile, bias, heads)))
     blind = p.amax(-1, keepdim=True) == float("-inf")
-    return x, torch.softmax(p, -1, out=p).masked_fill_(blind, 0.0)
+    return x, _softmax(p, sink, heads).masked_fill_(blind, 0.0)
+
+
+def _softmax(p: Tensor, sink: Tensor | None, heads: Heads) -> Tensor:
+    """Softmax of scores in their place, beside the logits ``(H,)`` of sinks if there are any."""
+    if sink is None:
+        return torch.softmax(p, -1, out=p)
+    top = p.amax(-1, keepdim=True)
+    torch.softmax(p, -1, out=p)
+    # The largest weight is exp(top - L), which gives L = log Σ exp(l).
+    log_sums = top - p.amax(-1, keepdim=True).log()
+    return p.mul_(torch.sigmoid(log_sums - sink[_numbers(sink, heads), None, None, None]))
 
 
 def _numbers(line: Tensor, heads: Heads) -> Tensor:
-    """Which rows of line ``(H, ·)`` belong to ``heads``, some of the B·H heads."""
+    """Which rows of line ``(H, ...)`` belong to ``heads``, some of the B·H heads."""
     return torch.arange(heads[1].start, heads[1].stop, device=line.device) % len(line)
 
 
@@ -194,10 +209,10 @@ def _differentiate_tile(
     heads: Heads,
     inputs: _Inputs,
     grad: Tensor,
-    outputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+    outputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
 ) -> None:
     q, k, v, *_ = inputs
-    dq, dk, dv, d_labelled, d_line = outputs
+    dq, dk, dv, d_labelled, d_line, d_sink = outputs
     seen = _seen(tile, k, heads)
     rows = tile.rows.of(dq, heads)
     x, p = _weights(tile, heads, inputs, seen, _room(rows))
@@ -205,6 +220,9 @@ def _differentiate_tile(
     for keys, columns in tile.columns():
         keys.spread(p[..., columns], g, dv, heads)
     ds = _scores(tile, g, _seen(tile, v, heads))
+    if d_sink is not None:  # whose value is 0: its weight times the mean of ds is all that it costs
+        cost = (1 - p.sum(-1)).mul_(torch.linalg.vecdot(p, ds))
+        d_sink.index_add_(0, _numbers(d_sink, heads), cost.sum((1, 2)), alpha=-1)
     torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
     for keys, columns in tile.columns():
         keys.spread(ds[..., columns], x, dk, heads)
@@ -222,7 +240,7 @@ def _differentiate_tile(
 class _BlockSparse(torch.autograd.Function):
     """q, k, v ``(B, H, n, ·)``, tokens contiguous; bias ``(B, H, n, 1)`` and labelled ``(B, H, n, labels)`` or None.
 
-    line is ``(H, 2n - 1)``, what is added at the distances 1 - n .. n - 1, or None.
+    line is ``(H, 2n - 1)``, what is added at the distances 1 - n .. n - 1, or None; sink is ``(H,)`` or None.
     """
 
     @staticmethod
@@ -234,26 +252,30 @@ class _BlockSparse(torch.autograd.Function):
         bias: Tensor | None,
         labelled: Tensor | None,
         line: Tensor | None,
+        sink: Tensor | None,
         tiles: tuple[Tile, ...],
     ) -> Tensor:
-        ctx.save_for_backward(q, k, v, bias, labelled, line)
+        inputs = q, k, v, bias, labelled, line, sink
+        ctx.save_for_backward(*inputs)
         ctx.tiles = tiles
         out = _like(q, q.dtype, v.shape[3])
         for tile in tiles:
             for heads in _head_batches(q, tile):
-                _attend_tile(tile, heads, (q, k, v, bias, labelled, line), out)
+                _attend_tile(tile, heads, inputs, out)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, _, labelled, line = ctx.saved_tensors
+        q, k, v, _, labelled, line, sink = ctx.saved_tensors
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         accumulate = accumulator(q.dtype)
         dq, dk, dv = _like(q, q.dtype), _like(k, accumulate).zero_(), _like(v, accumulate).zero_()
         d_labelled = torch.empty_like(labelled) if ctx.needs_input_grad[4] else None
         d_line = torch.zeros_like(line) if ctx.needs_input_grad[5] else None
+        d_sink = torch.zeros_like(sink) if ctx.needs_input_grad[6] else None
+        outputs = dq, dk, dv, d_labelled, d_line, d_sink
         for tile in ctx.tiles:
             for heads in _head_batches(q, tile):
-                _differentiate_tile(tile, heads, ctx.saved_tensors, grad, (dq, dk, dv, d_labelled, d_line))
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None, d_labelled, d_line, None
+                _differentiate_tile(tile, heads, ctx.saved_tensors, grad, outputs)
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, d_labelled, d_line, d_sink, None
