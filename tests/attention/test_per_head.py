@@ -234,7 +234,7 @@ def test_each_head_has_its_own_row_of_the_bias(parts: str, shape: Shape, bias: B
 
 
 def test_a_bias_is_refused_with_the_reason_of_the_part_that_takes_none() -> None:
-    with pytest.raises(Unsupported, match="performer: bias: a bias belongs to a pair"):
+    with pytest.raises(Unsupported, match="bias: performer: a bias belongs to a pair"):
         made("softmax+performer", replace(SHAPE, bias="alibi"))
     claims = VARIANTS.get("per-head").claims
     refused = claims(parse_spec("per-head:parts=softmax+performer")).bias
