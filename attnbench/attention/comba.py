@@ -13,7 +13,7 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay
-from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule, activated
+from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule
 from attnbench.engines.recurrent.real_tokens import alone
 from attnbench.engines.recurrent.short_convolution import Width
 from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
@@ -128,7 +128,6 @@ class Comba(ErasingLayer):
 
     def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
         beta, log_decay, b, p = (rate[..., None] if i != 1 else rate for i, rate in enumerate(rates))
-        q, k, v = activated(q, k, v)
         return Rule(q - p * q.shape[-1] ** -0.5 * k, k, beta * v, BeforeDecay(b * beta * k), log_decay)
 
     def opened(self, x: Tensor) -> Tensor:

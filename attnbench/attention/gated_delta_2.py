@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule, activated
+from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule
 from attnbench.engines.recurrent.real_tokens import alone
 from attnbench.engines.recurrent.short_convolution import Width
 from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
@@ -127,7 +127,6 @@ class GatedDelta2(ErasingLayer):
 
     def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
         b, w, log_decay = rates
-        q, k, v = activated(q, k, v)
         return Rule(q, k, w * v, b * k, log_decay)
 
     def opened(self, x: Tensor) -> Tensor:

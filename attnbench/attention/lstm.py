@@ -78,15 +78,13 @@ class LSTM(nn.Module):
         (x,) = emptied(key_mask, x)
         return both_ways(lambda tokens, d: self._run(tokens, d)[0], x, key_mask, causal=self.causal).to(x.dtype)
 
-    def _run(self, x: Tensor, direction: int, state: State | None = None) -> tuple[Tensor, State]:
+    def _run(self, x: Tensor, direction: int) -> tuple[Tensor, State]:
         dtype = accumulator(x.dtype)
         W, U, b = (weight[direction].to(dtype) for weight in (self.W, self.U, self.b))
-        if state is None:
-            h = x.new_zeros(1, x.shape[0], x.shape[2], dtype=dtype)
-            state = h, h
+        h = x.new_zeros(1, x.shape[0], x.shape[2], dtype=dtype)
         # Gradients on a GPU need train=True; there is no dropout that it would turn on.
         weights, train = (W, U, b, torch.zeros_like(b)), torch.is_grad_enabled()
-        out, h, c = torch.lstm(x.to(dtype), state, weights, True, 1, 0.0, train, False, True)
+        out, h, c = torch.lstm(x.to(dtype), (h, h), weights, True, 1, 0.0, train, False, True)
         return out, (h, c)
 
     @torch.no_grad()
@@ -99,6 +97,11 @@ class LSTM(nn.Module):
 
     @torch.no_grad()
     def step(self, state: State, x: Tensor) -> tuple[Tensor, State]:
-        """x ``(B, 1, C)``."""
-        out, state = self._run(x, 0, state)
-        return out.to(x.dtype), state
+        """x ``(B, 1, C)``, by two products: PyTorch's kernel prepares itself anew for each sequence."""
+        (h,), (c,) = state
+        W, U, b = (weight[0].to(h.dtype) for weight in (self.W, self.U, self.b))
+        gates = torch.addmm(torch.addmm(b, x[:, 0].to(h.dtype), W.mT), h, U.mT)
+        i, f, g, o = gates.chunk(4, -1)
+        c = torch.addcmul(torch.sigmoid(f) * c, torch.sigmoid(i), torch.tanh(g))
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return h[:, None].to(x.dtype), (h[None], c[None])

@@ -182,7 +182,7 @@ class RWKV7(nn.Module):
         Args:
             before: the token before each, ``(B, N, C)``.
         """
-        r, w, k, v, a, g = (torch.addcmul(x, mu, before - x) for mu in self.shift)
+        r, w, k, v, a, g = torch.addcmul(x, self.shift[:, None, None], before - x).unbind()
         r, k, v, a = self.receptance(r), self.key(k), self.value(v), torch.sigmoid(self.share(a))
         log_decay = torch.sigmoid(self.decay(w).to(accumulator(x.dtype))) * (_LOWEST * LOG2E)
         parts = r, k * (1 + (a - 1) * self.strengthened), v, k * self.removal, a, log_decay

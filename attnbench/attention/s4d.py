@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import log, pi
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -16,6 +17,27 @@ from attnbench.variant import Knob, No, Traits, register
 
 _RUN = 64
 """Powers of the decays are products of one below this and one of its multiples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What no token changes: no part of the state, but made with it, so that a step need not make it again."""
+
+    kept: Tensor
+    """e^(ΔA), complex128, as the others: ``(C, S)`` each."""
+    added: Tensor
+    """(e^(ΔA) - 1)/A."""
+    read: Tensor
+    """2 C."""
+
+
+class Driven(NamedTuple):
+    """What is kept of the tokens so far."""
+
+    h: Tensor
+    """``(B, C, S)``, complex128."""
+    fixed: Fixed
+
 
 _BOTH_WAYS = "two kernels, one for each direction; the paper defines the causal form"
 
@@ -124,9 +146,9 @@ class S4D(nn.Module):
         return long_convolution(x, later, earlier) + self.skip * x
 
     @torch.no_grad()
-    def begin(self, x: Tensor) -> tuple[Tensor]:
-        """The states ``(B, C, S)``, complex128, after x ``(B, n, C)``, n >= 0."""
-        exponent, _ = self._parts()
+    def begin(self, x: Tensor) -> Driven:
+        """x ``(B, n, C)``, n >= 0."""
+        exponent, reads = self._parts()
         h = torch.zeros(x.shape[0], *exponent.shape, dtype=exponent.dtype, device=x.device)
         added = self._added(exponent)
         for part in torch.split(x, _RUN, 1):
@@ -134,12 +156,12 @@ class S4D(nn.Module):
             if n:
                 powers = torch.exp(exponent[..., None] * torch.arange(n - 1, -1, -1, device=x.device))
                 h = torch.exp(n * exponent) * h + torch.einsum("csn,bnc->bcs", powers, part.to(powers.dtype)) * added
-        return (h,)
+        return Driven(h, Fixed(exponent.exp(), added, 2 * reads[0]))
 
     @torch.no_grad()
-    def step(self, state: tuple[Tensor], x: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+    def step(self, state: Driven, x: Tensor) -> tuple[Tensor, Driven]:
         """x ``(B, 1, C)``."""
-        exponent, reads = self._parts()
-        added = self._added(exponent)
-        h = exponent.exp() * state[0] + added * x[:, 0, :, None]
-        return (2 * (h * reads[0]).sum(-1).real)[:, None].to(x.dtype) + self.skip * x, (h,)
+        kept, added, read = state.fixed.kept, state.fixed.added, state.fixed.read
+        h = torch.addcmul(state.h * kept, added, x.mT.to(added.dtype))
+        y = (h * read).sum(-1).real[:, None].to(x.dtype)
+        return torch.addcmul(y, self.skip, x), Driven(h, state.fixed)

@@ -66,9 +66,9 @@ class ErasingLayer(nn.Module):
         raise NotImplementedError
 
     def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
-        """The recurrence of tokens ``(..., N, ·)`` as the convolution leaves them, and of their rates."""
+        """The recurrence of :func:`activated` tokens ``(..., N, ·)`` and of their rates."""
         beta, log_decay = rates
-        return Rule(*activated(q, k, v), beta, log_decay)
+        return Rule(q, k, v, beta, log_decay)
 
     def opened(self, x: Tensor) -> Tensor:
         """The output's gate, ``(B, N, H·E)``."""
@@ -86,7 +86,7 @@ class ErasingLayer(nn.Module):
         return by_heads(compute, *self._heads(self.short(tokens)), *self.rates(gates)).transpose(1, 2).flatten(2)
 
     def _read(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor, strict: bool) -> Tensor:
-        return erase_and_write(*self.rule(q, k, v, *rates), chunk=self.chunk, strict=strict)[0]
+        return erase_and_write(*self.rule(*activated(q, k, v), *rates), chunk=self.chunk, strict=strict)[0]
 
     def _split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """What the convolution reads, and the columns for the gates."""
@@ -110,27 +110,28 @@ class ErasingLayer(nn.Module):
         dtype = accumulator(x.dtype)
         state = x.new_zeros(x.shape[0], self.heads, *self.sizes[1:], dtype=dtype)
         if x.shape[1]:
-            parts = [*self._heads(self.short(tokens)), *self.rates(gates)]
-            rule = self.rule(*(part.flatten(0, 1).to(dtype) for part in parts))
-            _, last = erase_and_write(*rule, chunk=self.chunk)
-            state = last.view_as(state)
+            state = self._pass(tokens, gates)[1]
         return Erased(state, self.short.begin(tokens))
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Erased]:
         """x ``(B, n, C)``, n >= 1, in one pass over the chunks."""
         tokens, gates = self._split(self.project(x))
-        parts = [*self._heads(self.short(tokens)), *self.rates(gates)]
-        rule = self.rule(*(part.flatten(0, 1).to(accumulator(x.dtype)) for part in parts))
-        y, state = erase_and_write(*rule, chunk=self.chunk)
-        y, state = (torch.unflatten(z, 0, (x.shape[0], self.heads)) for z in (y, state))
+        y, state = self._pass(tokens, gates)
         return self._finish(x, y.transpose(1, 2).flatten(2).to(x.dtype)), Erased(state, self.short.begin(tokens))
+
+    def _pass(self, tokens: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs of the heads ``(B, H, n, E)`` and the last state, in the dtype of sums."""
+        parts = [*self._heads(self.short(tokens)), *self.rates(gates)]
+        q, k, v, *rates = (part.flatten(0, 1).to(accumulator(tokens.dtype)) for part in parts)
+        read = erase_and_write(*self.rule(*activated(q, k, v), *rates), chunk=self.chunk)
+        y, state = (torch.unflatten(z, 0, (len(tokens), self.heads)) for z in read)
+        return y, state
 
     def step(self, state: Erased, x: Tensor) -> tuple[Tensor, Erased]:
         """x ``(B, 1, C)``."""
         tokens, gates = self._split(self.project(x))
         tokens, last = self.short.step(state.last, tokens)
-        parts = [part.to(state.state.dtype) for part in self._heads(tokens)]
-        q, k, v, erase, log_decay = self.rule(*parts, *self.rates(gates))
+        q, k, v, erase, log_decay = self.rule(*self._activated(tokens.to(state.state.dtype)), *self.rates(gates))
         left = state.state * log_decay.mT.exp2()
         if isinstance(erase, BeforeDecay):
             change = v - erase.erase @ state.state
@@ -140,6 +141,13 @@ class ErasingLayer(nn.Module):
             change = erase[..., None] * (v - k @ left)
         left.addcmul_(k.mT, change)
         return self._finish(x, (q @ left).transpose(1, 2).flatten(2).to(x.dtype)), Erased(left, last)
+
+    def _activated(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What :func:`activated` gives for one token ``(B, 1, ·)``, in half as many calls: they take the time here."""
+        B, H, (D, _, E) = len(token), self.heads, self.sizes
+        both, v = torch.split(silu(token), [2 * H * D, H * E], -1)
+        q, k = normalize(both.view(B, 2, H, 1, D), dim=-1).unbind(1)
+        return q * D**-0.5, k, v.view(B, H, 1, E)
 
 
 def activated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
