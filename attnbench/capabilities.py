@@ -31,6 +31,15 @@ class Decoding(Protocol):
 
 
 @runtime_checkable
+class Roomy(Protocol):
+    """A part of a decoding state, a tuple, whose tensors have room for tokens to come."""
+
+    def unused(self) -> tuple[Tensor, ...]:
+        """Views of the places that hold nothing: no step may read them before it writes them."""
+        ...
+
+
+@runtime_checkable
 class Selection(Protocol):
     """Which pairs of query and key count."""
 

@@ -45,6 +45,10 @@ class Latents(NamedTuple):
         """``(B, length, R + P)``, a view."""
         return self.room[:, : self.length]
 
+    def unused(self) -> tuple[Tensor]:
+        """The rows that are not filled."""
+        return (self.room[:, self.length :],)
+
 
 @register(
     "mla",

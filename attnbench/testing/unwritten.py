@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnbench.capabilities import Decoding
+from attnbench.capabilities import Decoding, Roomy
 from attnbench.testing.laws import Case, Measured, law
 
 _UNWRITTEN = {
@@ -47,7 +47,10 @@ def _poison(x: Tensor, before: int) -> None:
 
 @law("unwritten memory")
 def unwritten_memory(case: Case) -> Iterator[Measured]:
-    """NaN in memory that nothing was written to changes no output, gradient or state."""
+    """NaN in memory that nothing was written to changes no output, gradient or state.
+
+    In decoding that is also the room which a state has for tokens to come, as far as its parts are :class:`Roomy`.
+    """
     masks: list[Tensor | None] = [None]
     if case.traits.key_padding:
         masks.append(torch.arange(case.shape.N) < torch.tensor([[case.shape.N - 8], [case.shape.N]]))
@@ -59,6 +62,13 @@ def unwritten_memory(case: Case) -> Iterator[Measured]:
             wrong = sum(_differing(one, other, case.close) for one, other in zip(found, expected, strict=True))
             padded = ", padded," * (mask is not None)
             yield Measured(wrong, 0, f"{what}{padded} reads memory that nothing was written to: {wrong} numbers differ")
+    if case.causal and case.traits.decode:
+        module, inputs, wrong = case.module(), case.draw(), 0
+        for prompt in (0, case.shape.N // 2):
+            expected = _decoded(module, inputs, prompt)
+            found = _decoded(module, inputs, prompt, poisoned=True)
+            wrong += sum(_differing(one, other, case.close) for one, other in zip(found, expected, strict=True))
+        yield Measured(wrong, 0, f"decoding reads room of its state that it did not write to: {wrong} numbers differ")
 
 
 def _calls(case: Case, mask: Tensor | None) -> dict[str, Callable[[], list[Tensor]]]:
@@ -80,19 +90,31 @@ def _calls(case: Case, mask: Tensor | None) -> dict[str, Callable[[], list[Tenso
 
     calls = {"a call without gradients": forward, "a training step": training}
     if case.causal and case.traits.decode and mask is None:
-        calls["decoding"] = lambda: _decoded(module, [x.detach() for x in inputs])
+        calls["decoding"] = lambda: _decoded(module, [x.detach() for x in inputs], shape.N // 2)
     return calls
 
 
 @torch.no_grad()
-def _decoded(module: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
-    """The outputs of the tokens after a short prompt."""
-    decoding, outputs, n = cast(Decoding, module), [], inputs[0].shape[-2]
-    state = decoding.begin(*(x[..., : n // 2, :] for x in inputs))
-    for t in range(n // 2, n):
+def _decoded(module: nn.Module, inputs: list[Tensor], prompt: int, *, poisoned: bool = False) -> list[Tensor]:
+    """The outputs of the tokens after a prompt, with NaN in the room of the state before each if ``poisoned``."""
+    decoding, outputs = cast(Decoding, module), []
+    state = decoding.begin(*(x[..., :prompt, :] for x in inputs))
+    for t in range(prompt, inputs[0].shape[-2]):
+        if poisoned:
+            for room in _rooms(state):
+                _poison(room, 0)
         out, state = decoding.step(state, *(x[..., t : t + 1, :] for x in inputs))
         outputs.append(out)
     return outputs
+
+
+def _rooms(state: object) -> Iterator[Tensor]:
+    """What the parts of a state say that nothing was written to."""
+    if isinstance(state, Roomy):
+        yield from state.unused()
+    if isinstance(state, tuple | list):
+        for part in state:
+            yield from _rooms(part)
 
 
 def _differing(found: Tensor, expected: Tensor, close: float) -> int:

@@ -668,6 +668,30 @@ class UnwrittenCache(Softmax):
         return out + 0 * torch.empty_like(out), state
 
 
+class WholeRoom(Softmax):
+    """Multiplies the whole room of its cache, also the part without tokens, by weights that are 0 there."""
+
+    def step(self, state: Any, *inputs: Tensor) -> tuple[Tensor, Any]:
+        out, state = super().step(state, *inputs)
+        return out + 0 * state.v.sum(2, keepdim=True), state
+
+
+class WholeLatents(MLA):
+    """Multiplies the whole room of its latents, also the part without tokens, by weights that are 0 there."""
+
+    def step(self, state: Any, *inputs: Tensor) -> tuple[Tensor, Any]:
+        out, state = super().step(state, *inputs)
+        return out + 0 * state.room.sum(), state
+
+
+class OpenRunFilledWithZeros(HCA):
+    """Reads the open run before it is closed, as if what it is still to get were zeros."""
+
+    def step(self, state: Any, *inputs: Tensor) -> tuple[Tensor, Any]:
+        out, state = super().step(state, *inputs)
+        return out + 1e-3 * state.pending.sum(), state
+
+
 class AlmostExact(Softmax):
     """Computes in float32 what it claims to be exact."""
 

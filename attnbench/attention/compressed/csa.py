@@ -32,6 +32,14 @@ class Kept(NamedTuple):
     entries: Cache
     """One for every closed run; what the cache calls values are the index's keys."""
 
+    def unused(self) -> tuple[Tensor, ...]:
+        """The slots of tokens that the open run is still to get, and before the first run is closed all others."""
+        slots, t = self.pending.shape[1], self.window.length
+        run = slots // 2
+        open_ = t // run * run % slots
+        free = self.pending[:, open_ + t % run : open_ + run]
+        return (free, self.pending[:, run:]) if t < run else (free,)
+
 
 class Overlapping(nn.Module):
     """One entry for every run of tokens, made of that run and the one before it."""
@@ -311,9 +319,9 @@ class CSA(CompressedLayer):
         window = state.window.append(token, token[..., :0])
         pending[:, t % (2 * m)] = self._parts(x)[:, 0]
         if (t + 1) % m == 0:
-            there = torch.arange(2 * m, device=x.device)[None] >= (m if t < m else 0)
-            of_entries, of_index = self._split(pending if (t + 1) % (2 * m) == 0 else pending.roll(m, 1))
-            made = self.entry(of_entries, there)[:, None, 1:], self.index_entry(of_index, there)[:, None, 1:]
+            in_order = pending if (t + 1) % (2 * m) == 0 else pending.roll(m, 1)
+            of_entries, of_index = self._split(pending[:, :m] if t < m else in_order)
+            made = self.entry(of_entries)[:, None, -1:], self.index_entry(of_index)[:, None, -1:]
             entries = entries.append(self._turned(made[0], t + 1 - m), made[1])
         with torch.no_grad():
             a, w = self._asks(x)

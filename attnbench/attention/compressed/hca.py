@@ -30,6 +30,10 @@ class Kept(NamedTuple):
     entries: Cache
     """One for every closed run; its values have no width."""
 
+    def unused(self) -> tuple[Tensor]:
+        """The slots of tokens that the open run is still to get."""
+        return (self.pending[:, self.window.length % self.pending.shape[1] :],)
+
 
 @register(
     "hca",

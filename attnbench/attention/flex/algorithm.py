@@ -196,6 +196,8 @@ class Flex(CachedDecoding, nn.Module):
         state = state.append(k, v)
         n, room, ahead = state.length, state.k.shape[2], int(self.sink is not None)
         full, asked = [n // BLOCK], [int(n % BLOCK > 0)]
+        # The kernel reads whole blocks: it multiplies what lies behind the last value by a weight of 0.
+        state.v[:, :, n : -(-n // BLOCK) * BLOCK] = 0
         if self.first_seen(state._replace(length=n - ahead)):
             raise Unsupported(_NO_STEP)
         score_mod = None

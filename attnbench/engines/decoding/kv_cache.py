@@ -25,7 +25,6 @@ class Cache(NamedTuple):
     def of(cls, k: Tensor, v: Tensor, capacity: int) -> Cache:
         """A cache with room for ``capacity`` tokens (at least those of k) that holds k and v ``(B, K, n, D)``."""
         n = k.shape[2]
-        # Zeros, since a kernel that reads whole blocks multiplies what lies behind the last key by a weight of 0.
         room_k, room_v = (x.new_zeros(*x.shape[:2], max(capacity, n), x.shape[3]) for x in (k, v))
         room_k[:, :, :n], room_v[:, :, :n] = k, v
         return cls(room_k, room_v, n)
@@ -45,6 +44,10 @@ class Cache(NamedTuple):
     @property
     def values(self) -> Tensor:
         return self.v[:, :, : self.length]
+
+    def unused(self) -> tuple[Tensor, Tensor]:
+        """The room behind the last key."""
+        return self.k[:, :, self.length :], self.v[:, :, self.length :]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None, sink: Sink | None = None) -> Tensor:

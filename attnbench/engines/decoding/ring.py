@@ -45,3 +45,8 @@ class Ring(NamedTuple):
     @property
     def values(self) -> Tensor:
         return self.v[:, :, : min(self.length, self.size)]
+
+    def unused(self) -> tuple[Tensor, Tensor]:
+        """The slots that are not filled."""
+        filled = min(self.length, self.size)
+        return self.k[:, :, filled:], self.v[:, :, filled:]
