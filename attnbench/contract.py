@@ -191,6 +191,9 @@ def _named(traits: Traits) -> Iterator[tuple[str, str]]:
     if traits.converges_with:
         yield f"converges_with {traits.converges_with!r}", traits.converges_with
     yield from ((f"knob {knob.option!r}", knob.option) for knob in _knobs(traits))
+    for one in (traits.rounds, *(instead.get("rounds") for _, instead in traits.given)):
+        if one is not None:
+            yield from ((f"rounds {name!r}", name) for name in (*one.blocks, one.smooth) if name not in ("", "always"))
     for condition, _ in traits.given:
         yield from ((f"given {condition!r}", part) for part in _of_options(condition) if "=" not in part)
 

@@ -41,6 +41,18 @@ class Knob:
 
 
 @dataclass(frozen=True)
+class Rounds:
+    """How a variant rounds its inputs to a few bits, by the names of its options."""
+
+    blocks: tuple[str, ...] = ()
+    """Options that count what shares a scale: the error falls as all of them shrink. None where a scale decides little,
+    as for numbers that have exponents of their own."""
+    smooth: str = ""
+    """The option that takes off the keys what all of them have in common before they are rounded, which then moves no
+    output; ``always`` where there is no choice."""
+
+
+@dataclass(frozen=True)
 class Traits:
     """What a variant claims. The runner, ``list``, ``show``, the figures and the tests all read this one object.
 
@@ -96,6 +108,8 @@ class Traits:
     rounds_together: bool = False
     """Several tokens are rounded by one scale, so that one that is hidden still moves how others are rounded. Laws
     about later tokens then change their values alone."""
+    rounds: Rounds | None = None
+    """By which options it rounds its inputs to a few bits; None where it does not."""
     emulated: str = ""
     """Why its time and memory say nothing of the method, where its numbers are those of it. Both are refused with this
     reason; errors and scores are not. Empty where it is the method itself."""
@@ -191,6 +205,10 @@ def _is_knob(value: object) -> bool:
     return _is_line(value.option) and type(value.step) is int and value.step >= 1 and _is_flag(value.falling)
 
 
+def _is_rounding(value: object) -> bool:
+    return value is None or (isinstance(value, Rounds) and _are_lines(value.blocks) and _is_line(value.smooth))
+
+
 _FLAG = (_is_flag, "choose True or False")
 _ABILITY = (_is_ability, "choose True, False or No('the reason')")
 _LINE = (_is_line, "give one line of text")
@@ -213,6 +231,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "dtypes": (_are_dtypes, f"give a tuple of {', '.join(map(repr, DTYPES))}"),
     "compiled": _FLAG,
     "rounds_together": _FLAG,
+    "rounds": (_is_rounding, "give Rounds(('an option', ...), smooth='an option'), or None"),
     "emulated": _LINE,
     "exact_with": (_are_lines, "give a tuple of options as one types them: ('window={n}',)"),
     "converges_with": (_is_line, "give the name of an option"),

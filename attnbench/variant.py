@@ -48,6 +48,7 @@ from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, format_scalar, parse_spec
 from attnbench.traits import Knob as Knob
 from attnbench.traits import No as No
+from attnbench.traits import Rounds as Rounds
 from attnbench.traits import Target as Target
 from attnbench.traits import Traits as Traits
 

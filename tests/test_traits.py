@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.traits import _RULES, ABILITIES, Knob, No, Traits
+from attnbench.traits import _RULES, ABILITIES, Knob, No, Rounds, Traits
 
 WRONG: dict[str, list[Any]] = {
     "target": ["exact", "Softmax", None, True],
@@ -28,6 +28,7 @@ WRONG: dict[str, list[Any]] = {
     "dtypes": ["float32", ("float8",), ["float32"], None],
     "compiled": [2],
     "rounds_together": [1],
+    "rounds": ["q_block", Rounds(["q_block"]), Rounds(("two\nlines",))],  # type: ignore[arg-type]
     "emulated": [None, "two\nlines"],
     "exact_with": ["window={n}", ["window={n}"], (3,)],
     "converges_with": [None, ("features",)],

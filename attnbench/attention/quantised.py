@@ -13,7 +13,7 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.reference import masked_attention, of_query_heads
 from attnbench.shape import Shape
-from attnbench.variant import VARIANTS, No, Traits, register
+from attnbench.variant import VARIANTS, No, Rounds, Traits, register
 from attnbench.visible import Visible
 
 _MOST = {"int8": 127.0, "float8_e4m3": 448.0}
@@ -36,7 +36,9 @@ _MOST = {"int8": 127.0, "float8_e4m3": 448.0}
         decode=No("a block of keys has its scale only when it is full, so that a step would round otherwise"),
         shares="by itself",
         rounds_together=True,
+        rounds=Rounds(("q_block", "k_block"), smooth="smooth_k"),
         emulated="numbers are rounded to 8 bits and multiplied in float32, which says nothing of a kernel for 8 bits",
+        given=(("dtype=float8_e4m3", {"rounds": Rounds(smooth="smooth_k")}),),
     ),
     settings=("q_block=5,k_block=7", "dtype=float8_e4m3,q_block=4,k_block=3", "q_block=3,k_block=5,smooth_k=false"),
 )

@@ -16,7 +16,7 @@ from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.tiling import budget, row_blocks
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import No, Rounds, Traits, register
 
 
 @register(
@@ -31,6 +31,7 @@ from attnbench.variant import No, Traits, register
         bias=No("the caches that it stands for hold keys and values, and nothing is added to their logits"),
         decode=True,
         shares="by itself",
+        rounds=Rounds(("group",), smooth="always"),
         v_dim=No("neighbouring channels of a value share a scale, so that no column is treated alone"),
         emulated="numbers are rounded to a few bits and kept as float32, which says nothing of a cache of few bits",
         exact_with=("recent={n}",),

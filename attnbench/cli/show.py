@@ -13,7 +13,7 @@ from attnbench.cli import completion, console
 from attnbench.cli.options import AsJson, Plugins
 from attnbench.cli.outputs import refuse_files
 from attnbench.cli.prose import prose
-from attnbench.traits import ABILITIES, Knob, Traits
+from attnbench.traits import ABILITIES, Knob, Rounds, Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,6 +146,7 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "dtypes": list(traits.dtypes),
         "compiled": traits.compiled,
         "rounds_together": traits.rounds_together,
+        "rounds": asdict(traits.rounds) if traits.rounds else None,
         "emulated": traits.emulated,
         "exact_with": list(traits.exact_with),
         "converges_with": traits.converges_with or None,
@@ -258,7 +259,7 @@ def _instead_of_knob(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _plain(instead: Mapping[str, Any]) -> dict[str, Any]:
     """Claims as plain data."""
-    return {name: asdict(claim) if isinstance(claim, Knob) else claim for name, claim in instead.items()}
+    return {name: asdict(claim) if isinstance(claim, Knob | Rounds) else claim for name, claim in instead.items()}
 
 
 def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from attnbench.spec import parse_spec
 from attnbench.testing.laws import LAWS, Case, Finding, Law, cases
 from attnbench.variant import VARIANTS, Variant
 
-from attnbench.testing import form, influence, values, choice, chance, gradients, rounding, unwritten, growth  # isort: skip  # noqa: F401
+from attnbench.testing import form, influence, values, choice, chance, gradients, rounding, quantised, unwritten, growth  # isort: skip  # noqa: F401
 # ^ each fills the table of laws, in the order shown
 
 __all__ = ["LAWS", "Finding", "Law", "Report", "check_variant", "examine", "laws_of"]

@@ -32,6 +32,8 @@ TRAPS = {
     "a sparse pattern emulated by a mask": ("MaskedBlocks", "EmulatedLocal"),
     "8 bits: the mean over padded keys": ("MeanOverThePadding",),
     "8 bits: sums in half precision": ("HalfSums",),
+    "8 bits: keys that are smoothed in name only": ("SmoothedInName",),
+    "8 bits: blocks in name only": ("OneScaleForAllTokens",),
     "StreamingLLM: places in the text instead of the cache": ("PlacesInTheText",),
     "learned sink: added twice, scaled, or dropped before the softmax": ("SinkTwice", "ScaledSink", "SinkThatGives"),
     "Quest: the bound without the maximum": ("BoundWithoutTheMaximum",),
@@ -56,6 +58,7 @@ TRAPS = {
         *("FirstFrameLikeOthers", "BandsOfOneWidth", "EveryFrameMeets"),
     ),
     "memory that was not written yet": ("UnwrittenTimesZero", "UnwrittenCache"),
+    "room of a cache that no token was written to": ("WholeRoom", "WholeLatents", "OpenRunFilledWithZeros"),
     "window and linear parts in two normalisers": ("TwoNormalisers",),
 }
 

@@ -1195,6 +1195,27 @@ class OneScaleForTheBatch(Quantised):
         return super().forward(q, k, v, key_mask=key_mask)
 
 
+class OneScaleForAllTokens(Quantised):
+    """Takes the sizes of its blocks, and gives all tokens of a head one scale."""
+
+    def __init__(self, shape: Shape, *, q_block: int = 128, k_block: int = 64, smooth_k: bool = True) -> None:
+        super().__init__(shape, q_block=shape.N, k_block=shape.M, smooth_k=smooth_k)
+
+
+class SmoothedInName(Quantised):
+    """Rounds the keys as they are, whether their mean is to be taken off or not."""
+
+    def __init__(self, shape: Shape, *, q_block: int = 128, k_block: int = 64, smooth_k: bool = True) -> None:
+        super().__init__(shape, q_block=q_block, k_block=k_block, smooth_k=False)
+
+
+class AlwaysSmoothed(Quantised):
+    """Takes the mean of the keys off them, whether that is asked for or not."""
+
+    def __init__(self, shape: Shape, *, q_block: int = 128, k_block: int = 64, smooth_k: bool = True) -> None:
+        super().__init__(shape, q_block=q_block, k_block=k_block, smooth_k=True)
+
+
 class HalfSums(Quantised):
     """Multiplies the values in half precision, in which large ones overflow."""
 
