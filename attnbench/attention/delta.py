@@ -8,11 +8,12 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import normalize, silu
+from torch.nn.functional import normalize, pad, silu, softplus
 
 from attnbench.engines.masks import emptied
-from attnbench.engines.precision import accumulator
+from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
+from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
@@ -38,7 +39,7 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the papers define the c
         knob=Knob("steps", step=1),
         given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
-    settings=("chunk=5", "chunk=64", "steps=2,negative=true,chunk=5"),
+    settings=("chunk=5", "chunk=64", "steps=2,negative=true,chunk=5", "steps=2,decay=true,chunk=5"),
 )
 class Delta(nn.Module):
     """DeltaNet: linear attention that overwrites instead of adding.
@@ -54,7 +55,9 @@ class Delta(nn.Module):
 
     With ``steps`` above 1 a token makes as many steps of the rule, one after the other, each with a key, a value and a
     β of its own, and reads after the last: DeltaProduct (Siems et al. 2025, arXiv:2502.10297). There β goes up to 2, so
-    that I - β k kᵀ has eigenvalues down to -1, as with ``negative``.
+    that I - β k kᵀ has eigenvalues down to -1, as with ``negative``. With ``decay`` the state fades once before the
+    steps of a token, to α_t S_{t-1}, at a rate which the token chooses for a head, as in ``gated-delta``:
+    α = exp(-A·softplus(x·w + b)), with A and b drawn as there. A padded token lets nothing fade.
 
     Not causal: the outputs of two recurrences are added, one over the tokens up to t inclusive and one from the end
     over the tokens after t; the papers define the causal form.
@@ -68,6 +71,7 @@ class Delta(nn.Module):
         *,
         steps: Annotated[int, Field(ge=1, description="steps of the rule that a token makes, each with a key")] = 1,
         negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
+        decay: Annotated[bool, Field(description="the state fades once before the steps of a token")] = False,
         chunk: Annotated[int, Field(ge=1, description="steps gathered by one solve. Moves time and memory only")] = 64,
     ) -> None:
         super().__init__()
@@ -78,11 +82,19 @@ class Delta(nn.Module):
         self.beta = nn.Linear(C, steps * shape.H, bias=False)
         self.norm = nn.RMSNorm(shape.D, eps=1e-6)
         self.out = nn.Linear(C, C, bias=False)
+        self.fading = nn.Linear(C, shape.H, bias=False) if decay else None
+        if decay:
+            self.log_A = nn.Parameter((16 * (1 - torch.rand(shape.H))).log())  # torch.rand may give 0, and never 1
+            self.step_bias = nn.Parameter(drawn_step_sizes(shape.H))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The recurrence, token by token."""
         (x,) = emptied(key_mask, x)
-        q, k, v, beta = self._parts(x, key_mask)
+        q, k, v, beta, *_ = self._parts(x, key_mask)
+        alpha = torch.ones_like(q[..., :1])
+        if self.fading is not None:
+            rate = self.log_A.exp() * softplus(x @ self.fading.weight.T + self.step_bias)
+            alpha = (-rate if key_mask is None else -rate * key_mask[..., None]).exp().mT[..., None]
         lengths = [torch.linalg.vector_norm(silu(y), dim=-1, keepdim=True) for y in (q, k)]
         q, k = (silu(y) / size.masked_fill(size == 0, 1.0) for y, size in zip((q, k), lengths, strict=True))
         eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
@@ -90,7 +102,7 @@ class Delta(nn.Module):
         def run(tokens: range, own: bool) -> list[Tensor]:
             state, outputs = torch.zeros_like(k.mT @ v), []
             for t in tokens:
-                before = state
+                before = state = alpha[:, :, t, :, None] * state
                 for step in range(self.steps * t, self.steps * (t + 1)):
                     key, rate = k[:, :, step, :, None], beta[:, :, step, None, None]
                     state = (eye - rate * key @ key.mT) @ state + rate * key * v[:, :, step, None]
@@ -105,8 +117,11 @@ class Delta(nn.Module):
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
 
-    def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q ``(B, H, N, D)``, and of all steps k, v ``(B, H, N·steps, D)`` and β ``(B, H, N·steps)``."""
+    def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> list[Tensor]:
+        """q ``(B, H, N, D)``, and of all steps k, v ``(B, H, N·steps, D)`` and β ``(B, H, N·steps)``.
+
+        If the state fades also log2(α) ``(B, H, N·steps, 1)``, all of it at the first step of each token.
+        """
         B, N, C = x.shape
         parts = self.qkv(x).view(B, N, 1 + 2 * self.steps, self.heads, C // self.heads).permute(0, 3, 1, 2, 4)
         q, k, v = torch.split(parts, [1, self.steps, self.steps], 3)
@@ -115,7 +130,15 @@ class Delta(nn.Module):
             beta = 2 * beta
         if key_mask is not None:
             beta = beta.masked_fill(~key_mask[:, None, :, None], 0.0)
-        return q.squeeze(3), k.flatten(2, 3), v.flatten(2, 3), beta.flatten(2)
+        parts = [q.squeeze(3), k.flatten(2, 3), v.flatten(2, 3), beta.flatten(2)]
+        return parts if self.fading is None else [*parts, self._log_decay(self.fading(x), key_mask)]
+
+    def _log_decay(self, steps: Tensor, key_mask: Tensor | None) -> Tensor:
+        dtype = accumulator(steps.dtype)
+        log_decay = softplus(steps.to(dtype) + self.step_bias.to(dtype)) * (self.log_A.to(dtype).exp() * -LOG2E)
+        if key_mask is not None:
+            log_decay = log_decay.masked_fill(~key_mask[..., None], 0.0)
+        return pad(log_decay.mT[..., None], (0, self.steps - 1)).flatten(2)[..., None]
 
     def _finish(self, y: Tensor) -> Tensor:
         """Norm and output projection of the heads' outputs ``(B, H, N, D)``."""
@@ -130,17 +153,17 @@ class Delta(nn.Module):
 
     def begin(self, x: Tensor) -> Tensor:
         """The state ``(B, H, D, D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""
-        _, k, v, beta = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
+        _, k, v, beta, *log_decay = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
         state = k.new_zeros(k.shape[0], k.shape[2], v.shape[2])
         if k.shape[1]:
-            _, state = delta_rule(_unit(k), _unit(k), v, beta, chunk=self.chunk)
+            _, state = delta_rule(_unit(k), _unit(k), v, beta, *log_decay, chunk=self.chunk)
         return torch.unflatten(state, 0, (x.shape[0], self.heads))
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x ``(B, n, C)``, n >= 1, in one pass over the chunks."""
-        q, k, v, beta = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
+        q, k, v, beta, *log_decay = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
         q = _unit(q).repeat_interleave(self.steps, 1) if self.steps > 1 else _unit(q)
-        y, state = delta_rule(q, _unit(k), v, beta, chunk=self.chunk)
+        y, state = delta_rule(q, _unit(k), v, beta, *log_decay, chunk=self.chunk)
         y, state = (
             torch.unflatten(z, 0, (x.shape[0], self.heads)) for z in (y[:, self.steps - 1 :: self.steps], state)
         )
@@ -148,7 +171,9 @@ class Delta(nn.Module):
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """x ``(B, 1, C)``."""
-        q, k, v, beta = (part.to(state.dtype) for part in self._parts(x))
+        q, k, v, beta, *log_decay = (part.to(state.dtype) for part in self._parts(x))
+        for fading in log_decay:
+            state = state * fading[:, :, :1].exp2()
         for key, value, rate in zip(*(torch.split(y, 1, 2) for y in (_unit(k), v, beta[..., None])), strict=True):
             state = torch.addcmul(state, key.mT, rate * (value - key @ state))
         return self._finish((_unit(q) @ state).to(x.dtype)), state
@@ -158,26 +183,26 @@ def _unit(x: Tensor) -> Tensor:
     return normalize(silu(x), dim=-1)
 
 
-def _both_ways(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, causal: bool, chunk: int) -> Tensor:
+def _both_ways(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *log_decay: Tensor, causal: bool, chunk: int) -> Tensor:
     steps = k.shape[1] // q.shape[1]
     q, k = _unit(q), _unit(k)
     if steps > 1:  # all steps read, and one of them for its token
         q = q.repeat_interleave(steps, 1)
-    out, _ = delta_rule(q, k, v, beta, chunk=chunk)
+    out, _ = delta_rule(q, k, v, beta, *log_decay, chunk=chunk)
     out = out[:, steps - 1 :: steps]
     if causal:
         return out
-    turned = (torch.unflatten(x, 1, (-1, steps)).flip(1).flatten(1, 2) for x in (q, k, v, beta))
+    turned = (torch.unflatten(x, 1, (-1, steps)).flip(1).flatten(1, 2) for x in (q, k, v, beta, *log_decay))
     later, _ = delta_rule(*turned, chunk=chunk, strict=True)
     return out + later[:, ::steps].flip(1)
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, chunk: int, strict: bool = False
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None = None, *, chunk: int, strict: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """o_t = S_tᵀ q_t, or S_{t-1}ᵀ q_t with ``strict``, and the last state.
+    """o_t = S_tᵀ q_t, or what the decay leaves of S_{t-1}, times q_t, with ``strict``; and the last state.
 
     Args:
-        q, k: ``(G, N, D)``; v: ``(G, N, E)``; beta: ``(G, N)``.
+        q, k: ``(G, N, D)``; v: ``(G, N, E)``; beta: ``(G, N)``; log_decay: ``(G, N, 1)``.
     """
-    return erase_and_write(q, k, v, beta, chunk=chunk, strict=strict)
+    return erase_and_write(q, k, v, beta, log_decay, chunk=chunk, strict=strict)

@@ -42,14 +42,15 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the c
         knob=Knob("expand", step=1),
         given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
-    settings=("chunk=5", "expand=1,width=1,chunk=64"),
+    settings=("chunk=5", "expand=1,width=1,negative=true,chunk=64"),
 )
 class GatedDelta(ErasingLayer):
     """Gated DeltaNet: DeltaNet that also forgets, as Mamba-2 does.
 
     Yang et al. 2024, "Gated Delta Networks: Improving Mamba2 with Delta Rule". The state fades by α_t first, then the
     value that is left for k_t moves by β_t towards v_t: S_t = S' + β_t k_t (v_t - S'ᵀ k_t)ᵀ with S' = α_t S_{t-1}. Both
-    numbers are the head's own: β = sigmoid(x·w), α = exp(-A·softplus(x·w' + b)).
+    numbers are the head's own: β = sigmoid(x·w), α = exp(-A·softplus(x·w' + b)). With ``negative`` β goes up to 2, so
+    that I - β k kᵀ has eigenvalues down to -1.
 
     x ``(B, N, C)`` gives q and k, D wide in each head, and v, ``expand``·D wide, without biases. Each channel of them
     goes through a causal convolution over ``width`` tokens and silu; then q and k get length 1, and q is divided by √D.
@@ -69,10 +70,12 @@ class GatedDelta(ErasingLayer):
         shape: Shape,
         *,
         expand: Annotated[int, Field(ge=1, description="width of a value, in widths of a key")] = 2,
+        negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
         width: Width = 4,
         chunk: Chunk = 64,
     ) -> None:
         super().__init__(shape, expand=expand, width=width, chunk=chunk, gates=2 * shape.H)
+        self.strongest = 2.0 if negative else 1.0
         self.gate = nn.Linear(shape.C, shape.H * expand * shape.D, bias=False)
         self.log_A = nn.Parameter((16 * (1 - torch.rand(shape.H))).log())  # torch.rand may give 0, and never 1
         self.step_bias = nn.Parameter(drawn_step_sizes(shape.H))
@@ -89,7 +92,9 @@ class GatedDelta(ErasingLayer):
             q, k, v, rest = projected(self, side)
             beta, steps = torch.split(rest.T, self.heads)
             log_alpha = -self.log_A.exp()[:, None] * softplus(steps + self.step_bias[:, None])
-            y = erased_and_written(q, k, v, torch.sigmoid(beta), log_alpha[..., None], strict=side is not x)
+            y = erased_and_written(
+                q, k, v, self.strongest * torch.sigmoid(beta), log_alpha[..., None], strict=side is not x
+            )
             read.append(y if side is x else y.flip(1))
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
@@ -102,7 +107,7 @@ class GatedDelta(ErasingLayer):
         beta, steps = gates.to(dtype).mT.chunk(2, 1)
         rate = self.log_A.to(dtype).exp() * -LOG2E
         log_decay = softplus(steps + self.step_bias.to(dtype)[:, None]) * rate[:, None]
-        return torch.sigmoid(beta), log_decay[..., None]
+        return self.strongest * torch.sigmoid(beta), log_decay[..., None]
 
     def opened(self, x: Tensor) -> Tensor:
         return silu(self.gate(x))

@@ -45,16 +45,17 @@ _LOWEST = -5.0
         rows_sum_to_one=False,
         given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
-    settings=("chunk=4", "chunk=16,decay=bounded"),
+    settings=("chunk=4", "chunk=16,decay=bounded,negative=true"),
 )
 class KimiDeltaAttention(ErasingLayer):
     """Kimi delta attention: gated DeltaNet that forgets channel by channel.
 
     Kimi Team 2025, "Kimi Linear: An Expressive, Efficient Attention Architecture". Every channel c of the keys has a
     decay α_tc of its own at each token. The state fades first, S' = Diag(α_t) S_{t-1}; then the value that is left for
-    k_t moves by β_t towards v_t: S_t = S' + β_t k_t (v_t - S'ᵀ k_t)ᵀ. β = sigmoid(x·w) is one number for each head.
-    With ``decay=softplus`` α = exp(-A·softplus(x W₁W₂ + b)), where W₁ has D columns and A is the head's; with
-    ``decay=bounded`` α = exp(-5·sigmoid(A·(x W₁W₂ + b))) and lies above 0.0067.
+    k_t moves by β_t towards v_t: S_t = S' + β_t k_t (v_t - S'ᵀ k_t)ᵀ. β = sigmoid(x·w) is one number for each head;
+    with ``negative`` it goes up to 2, so that I - β k kᵀ has eigenvalues down to -1. With ``decay=softplus``
+    α = exp(-A·softplus(x W₁W₂ + b)), where W₁ has D columns and A is the head's; with ``decay=bounded``
+    α = exp(-5·sigmoid(A·(x W₁W₂ + b))) and lies above 0.0067.
 
     x ``(B, N, C)`` gives q, k and v, D wide in each head, without biases. Each channel of them goes through a causal
     convolution over ``width`` tokens and silu; then q and k get length 1, and q is divided by √D. Every head's output
@@ -81,6 +82,7 @@ class KimiDeltaAttention(ErasingLayer):
         decay: Annotated[
             Literal["softplus", "bounded"], Field(description="what keeps the logarithm of α below 0")
         ] = "softplus",
+        negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
         width: Width = 4,
         chunk: Annotated[
             int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
@@ -90,7 +92,7 @@ class KimiDeltaAttention(ErasingLayer):
             raise UsageError(f"kda: option chunk={chunk} must be a power of two")
         H, D = shape.H, shape.D
         super().__init__(shape, expand=1, width=width, chunk=chunk, gates=H + D)
-        self.bounded = decay == "bounded"
+        self.bounded, self.strongest = decay == "bounded", 2.0 if negative else 1.0
         self.decay = nn.Linear(D, H * D, bias=False)
         self.gate = nn.Sequential(nn.Linear(shape.C, D, bias=False), nn.Linear(D, H * D))
         self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
@@ -109,7 +111,8 @@ class KimiDeltaAttention(ErasingLayer):
             A = self.log_A.exp()[:, None, None]
             steps = torch.unflatten(rest[:, H:] @ self.decay.weight.T + self.step_bias, 1, (H, -1)).transpose(0, 1)
             log_alpha = _LOWEST * torch.sigmoid(A * steps) if self.bounded else -A * softplus(steps)
-            y = erased_and_written(q, k, v, torch.sigmoid(rest[:, :H].T), log_alpha, strict=side is not x)
+            beta = self.strongest * torch.sigmoid(rest[:, :H].T)
+            y = erased_and_written(q, k, v, beta, log_alpha, strict=side is not x)
             read.append(y if side is x else y.flip(1))
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
@@ -122,7 +125,7 @@ class KimiDeltaAttention(ErasingLayer):
         steps = torch.unflatten(steps, -1, (H, -1)).transpose(1, 2)
         A = self.log_A.to(dtype).exp()[:, None, None]
         log_decay = _LOWEST * torch.sigmoid(A * steps) if self.bounded else -A * softplus(steps)
-        return torch.sigmoid(gates[..., :H].to(dtype)).mT, log_decay * LOG2E
+        return self.strongest * torch.sigmoid(gates[..., :H].to(dtype)).mT, log_decay * LOG2E
 
     def opened(self, x: Tensor) -> Tensor:
         return torch.sigmoid(self.gate(x))

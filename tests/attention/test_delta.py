@@ -144,8 +144,11 @@ STEPS = pytest.mark.parametrize(("steps", "negative"), [(2, True), (3, False), (
 @both
 @STEPS
 @pytest.mark.parametrize("chunk", [1, 5, 64])
-def test_a_token_makes_its_steps_one_after_the_other(shape: Shape, steps: int, negative: bool, chunk: int) -> None:
-    module, x = Delta(shape, steps=steps, negative=negative, chunk=chunk).double(), tokens(shape)
+@pytest.mark.parametrize("decay", [False, True])
+def test_a_token_makes_its_steps_one_after_the_other(
+    shape: Shape, steps: int, negative: bool, chunk: int, decay: bool
+) -> None:
+    module, x = Delta(shape, steps=steps, negative=negative, decay=decay, chunk=chunk).double(), tokens(shape)
     p = {name: parameter.detach() for name, parameter in module.named_parameters()}
     columns, rates = (x @ p[name].T for name in ("qkv.weight", "beta.weight"))
     rates = (2 if negative else 1) / (1 + torch.exp(-rates))
@@ -159,6 +162,9 @@ def test_a_token_makes_its_steps_one_after_the_other(shape: Shape, steps: int, n
         for order, reads_itself in ((range(23), True), (range(22, -1, -1), False)):
             state = torch.zeros(2, 4, 4, dtype=torch.float64)  # values in rows, keys in columns, as in the papers
             for t in order:
+                if decay:
+                    logit = x[:, t] @ p["fading.weight"][h] + p["step_bias"][h]
+                    state = state * torch.exp(-p["log_A"][h].exp() * torch.log1p(torch.exp(logit)))[:, None, None]
                 before = state
                 for j in range(steps):
                     k, v = (columns[:, t, 12 * (1 + i * steps + j) + 4 * h :][:, :4] for i in range(2))
@@ -174,8 +180,9 @@ def test_a_token_makes_its_steps_one_after_the_other(shape: Shape, steps: int, n
 
 
 @both
-def test_with_several_steps_too_a_padded_token_is_as_if_absent(shape: Shape) -> None:
-    module, x = Delta(shape, steps=2, chunk=5).double(), tokens(shape)
+@pytest.mark.parametrize("decay", [False, True])
+def test_with_several_steps_too_a_padded_token_is_as_if_absent(shape: Shape, decay: bool) -> None:
+    module, x = Delta(shape, steps=2, decay=decay, chunk=5).double(), tokens(shape)
     out = module(x, key_mask=HOLES)
     for b in range(2):
         close(out[b, HOLES[b]], module(x[b : b + 1, HOLES[b]])[0])

@@ -28,12 +28,14 @@ layers = pytest.mark.parametrize(
     [
         "gated-delta:chunk=5",
         "gated-delta:chunk=64,expand=1,width=1",
+        "gated-delta:chunk=5,negative=true",
         "gated-delta-2:chunk=4",
         "gated-delta-2:chunk=16,negative=true,width=2",
         "comba:chunk=5",
         "comba:chunk=64,expand=1,width=1,correction=0.3",
         "kda:chunk=4",
         "kda:chunk=16,decay=bounded,width=2",
+        "kda:chunk=4,negative=true",
     ],
 )
 HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
@@ -107,7 +109,7 @@ def changed(
     if isinstance(module, GatedDelta2):
         b, w = (1 / (1 + torch.exp(-z[:, h * D : h * D + D])) for z in (gates, gates[:, module.heads * D :]))
         return (left @ (module.strongest * b * k)[..., None])[..., 0], w * v, q
-    beta = 1 / (1 + torch.exp(-gates[:, h, None]))
+    beta = getattr(module, "strongest", 1.0) / (1 + torch.exp(-gates[:, h, None]))
     if isinstance(module, Comba):
         b = 1 / (1 + torch.exp(-p["feedback"][h]))
         return b * beta * (before @ k[..., None])[..., 0], beta * v, q - p["correction"][h] * k

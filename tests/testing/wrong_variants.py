@@ -1365,6 +1365,30 @@ class QuotientsOfPowers(KimiDeltaAttention):
         return y.transpose(1, 2).flatten(2)
 
 
+class NegativeInName(GatedDelta):
+    """Takes the option, and β stays below 1."""
+
+    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
+        beta, log_decay = super().rates(gates)
+        return beta / self.strongest, log_decay
+
+
+class DecayTwiceAsFast(KimiDeltaAttention):
+    """Doubles with β, up to 2, the logarithm of the decay as well."""
+
+    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
+        beta, log_decay = super().rates(gates)
+        return beta, self.strongest * log_decay
+
+
+class FadedByEachStep(Delta):
+    """Each of a token's steps lets the state fade, and not the first one alone."""
+
+    def _log_decay(self, steps: Tensor, key_mask: Mask) -> Tensor:
+        first = super()._log_decay(steps, key_mask)[:, :, :: self.steps]
+        return first.repeat_interleave(self.steps, 2)
+
+
 class ShortPromptForgotten(GatedDelta):
     """Starts the convolution afresh after a prompt that does not fill it."""
 
