@@ -38,6 +38,8 @@ def causality(case: Case) -> Iterator[Measured]:
             x[..., t + 1 :, :] = other[..., t + 1 :, :]
         moved = gap(module(*after)[..., : t + 1, :], expected[..., : t + 1, :])
         yield Measured(moved, case.close, f"other tokens after {t} moved the outputs up to {t} by {moved:.2g}")
+    if _values_together(case):
+        return
     for factor in (3, 30):
         yield _loud(case, case.dtype, factor, case.close)
     if "float32" in case.traits.dtypes:
@@ -46,9 +48,18 @@ def causality(case: Case) -> Iterator[Measured]:
 
 
 def _changed(case: Case, after: list[Tensor], others: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The inputs in which later tokens may change, with others: the values alone where tokens are rounded together."""
+    """The inputs in which later tokens may change, with others: the values alone where tokens are rounded together.
+
+    Where values are, too, they change their signs, which moves no scale.
+    """
+    if _values_together(case):
+        return [(after[-1], -after[-1])]
     pairs = list(zip(after, others, strict=True))
     return pairs[-1:] if case.traits.rounds_together else pairs
+
+
+def _values_together(case: Case) -> bool:
+    return case.traits.rounds is not None and case.traits.rounds.values
 
 
 def _with_choice(case: Case, module: nn.Module, inputs: list[Tensor]) -> Callable[..., Tensor]:
@@ -209,7 +220,7 @@ def hidden_pairs(case: Case) -> Iterator[Measured]:
         q, k = q / 8 + 120, k / 8 - 120
         k[..., at, :] = 120
         loud = v.clone()
-        loud[..., at, :] = 1000
+        loud[..., at, :] = -v[..., at, :] if how == "later" and _values_together(case) else 1000
         real = tokens != at
         mask = real[None] if how == "padded" else None
         one, other = (module(q, k, x, key_mask=mask)[..., real, :] for x in (v, loud))

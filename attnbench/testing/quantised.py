@@ -52,7 +52,7 @@ def rounding_in_blocks(case: Case) -> Iterator[Measured]:
             )
     if not rounds.smooth:
         return
-    moved = k + 20 * case.draw(shape, seed=1)[1][:, :, :1]
+    moved = k + 60 * case.draw(shape, seed=1)[1][:, :, :1]
     on = case.module(shape, options={} if rounds.smooth == "always" else {rounds.smooth: True})
     still = on(q, k, v)
     far = relative_error(on(q, moved, v), still) / max(relative_error(still, exact), case.close)

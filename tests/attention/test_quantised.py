@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.quantised import Quantised
+from attnbench.attention.quantised import Quantised, rounded
 from attnbench.cell import Cell
 from attnbench.errors import Unsupported
 from attnbench.measure.error import measure_error
@@ -91,6 +92,52 @@ def test_each_block_is_rounded_by_its_own_scale(
         close(out * real[:, None, :, None], expected * real[:, None, :, None])
 
 
+def one_by_one(line: Tensor, values: str) -> Tensor:
+    """Numbers up to 448, or 6·448, by Python's own rounding, 16 by 16 where they have 4 bits."""
+    if values == "float8_e4m3":
+        return torch.tensor([as_e4m3(float(x)) for x in line], dtype=line.dtype)
+    out: list[float] = []
+    for part in torch.split(line, 16):
+        scale = as_e4m3(float(part.abs().max()) / 6) or 1.0
+        for x in part:
+            size = min(abs(float(x)) / scale, 6.0)
+            unit = 0.5 if size < 2 else 1.0 if size < 4 else 2.0
+            out.append(math.copysign(round(size / unit) * unit * scale, float(x)))
+    return torch.tensor(out, dtype=line.dtype)
+
+
+@both
+@pytest.mark.parametrize("values", ["float8_e4m3", "float4_e2m1"])
+def test_weights_of_a_query_and_channels_of_the_values_are_rounded_by_scales_of_their_own(
+    shape: Shape, values: str
+) -> None:
+    q, k, v = qkv(shape)
+    module, most = make(shape, values=values, q_block=5, k_block=7, smooth_k=False), 448 * (6 if "4_" in values else 1)
+    for mask in (None, HOLES):
+        real = torch.ones(2, 23, dtype=torch.bool) if mask is None else mask
+        out = module(q, k, v, key_mask=mask)
+        for b, h in itertools.product(range(2), range(3)):
+            there = real[b][:, None]
+            queries, keys = (rounded((x[b, h] * there)[None, None], size, "int8")[0, 0] for x, size in ((q, 5), (k, 7)))
+            columns = []
+            for column in (v[b, h] * there).T:
+                scale = column.abs().max() / most
+                columns.append(one_by_one(column / scale, values) * scale)
+            for i in real[b].nonzero()[:, 0].tolist():
+                seen = real[b] & (torch.arange(23) <= (i if shape.causal else 22))
+                logits = (keys @ queries[i] / 2).masked_fill(~seen, -math.inf)
+                weights = (logits - logits.max()).exp()
+                few = one_by_one(weights * most, values) / most
+                close(out[b, h, i], torch.stack(columns) @ few / weights.sum())
+
+
+@pytest.mark.parametrize(("values", "least", "most"), [("float8_e4m3", 0.02, 0.05), ("float4_e2m1", 0.08, 0.2)])
+def test_the_error_of_rounded_weights_and_values_is_that_of_their_bits(values: str, least: float, most: float) -> None:
+    shape = Shape(1, 2, 512, 64)
+    q, k, v = (torch.randn(1, 2, 512, 64, dtype=torch.float64) for _ in range(3))
+    assert least < relative_error(make(shape, values=values)(q, k, v), exact_attention(q, k, v)) < most
+
+
 # The law of the group: what rounding may and may not do
 
 
@@ -167,9 +214,10 @@ def test_later_tokens_move_how_earlier_ones_are_rounded_and_nothing_else() -> No
 # What it may be asked
 
 
-def test_time_and_memory_of_an_emulation_are_refused_with_the_reason() -> None:
-    cell = Cell("s", "t", parse_spec("quantised"), Shape(1, 1, 32, 8))
-    with pytest.raises(Unsupported, match=r"^time and memory: numbers are rounded to 8 bits and multiplied in float32"):
+@pytest.mark.parametrize("label", ["quantised", "quantised:values=float8_e4m3", "quantised:dtype=float4_e2m1"])
+def test_time_and_memory_of_an_emulation_are_refused_with_the_reason(label: str) -> None:
+    cell = Cell("s", "t", parse_spec(label), Shape(1, 1, 32, 8))
+    with pytest.raises(Unsupported, match=r"^time and memory: numbers are rounded to a few bits and multiplied in flo"):
         prepare(cell)
     record, samples = run_cell(VisitCell(cell, TimingRules(quick=True), 0))
     assert (record.status, samples) == (Status.UNSUPPORTED, None)

@@ -191,6 +191,12 @@ FAULTS = [
         "rounding in blocks",
         "smooth_k=false, and what all keys share",
     ),
+    (
+        "OneScaleForAllChannels",
+        "quantised:values=float8_e4m3,q_block=5,k_block=7",
+        "formula",
+        "differs from the formula",
+    ),
     ("KeysByToken", "quantised-cache:bits=2,group=5,recent=0", "formula", "differs from the formula"),
     ("RoundedBeforeItIsFull", "quantised-cache:bits=2,group=5,recent=0", "causality", "moved the outputs"),
     ("SymmetricSteps", "quantised-cache:bits=2,group=5,recent=0", "formula", "differs from the formula"),

@@ -71,6 +71,7 @@ from attnbench.attention.window_linear import WindowLinear
 from attnbench.attention.xattention import XAttention
 from attnbench.engines.blocks.last_queries import LastQueries, of_last_queries
 from attnbench.engines.blocks.selection import BlockSelection, Pairs
+from attnbench.engines.few_bits import scaled
 from attnbench.engines.gathered.chosen import attend_to_chosen, best
 from attnbench.engines.gathered.index import Index
 from attnbench.engines.masks import emptied
@@ -1214,6 +1215,13 @@ class AlwaysSmoothed(Quantised):
 
     def __init__(self, shape: Shape, *, q_block: int = 128, k_block: int = 64, smooth_k: bool = True) -> None:
         super().__init__(shape, q_block=q_block, k_block=k_block, smooth_k=True)
+
+
+class OneScaleForAllChannels(Quantised):
+    """Values have one scale for a head, and not one for each channel."""
+
+    def _rounded_too(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Mask) -> Tensor:
+        return super()._rounded_too(q, k, scaled(v.mT, (2, 3), self.values).mT, key_mask)
 
 
 class HalfSums(Quantised):
