@@ -61,6 +61,20 @@ class Selecting(Protocol):
         ...
 
 
+def chooser(module: Any) -> Selecting | None:
+    """The module, if it chooses which pairs count. One that does with some of its options says so by ``selects``."""
+    return module if isinstance(module, Selecting) and getattr(module, "selects", True) else None
+
+
+@runtime_checkable
+class Patterned(Protocol):
+    """Which pairs count is fixed by their places: there is nothing to choose."""
+
+    def pattern(self, keys: int, device: Any) -> Selection | None:
+        """The pairs among ``keys`` keys; None where what it computes is no softmax of q·k/√D over some of them."""
+        ...
+
+
 @runtime_checkable
 class RandomKernel(Protocol):
     """It estimates a kernel of queries and keys by random features.

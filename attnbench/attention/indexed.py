@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear
 
 from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.gathered.chosen import answer_from_chosen, attend_to_chosen, best
 from attnbench.engines.gathered.index import Index, lesson, probabilities, taught
 from attnbench.engines.masks import emptied, visible_pairs
@@ -207,6 +208,16 @@ class IndexedAttention(nn.Module):
             return out
         index: Index = self.index(q.detach(), k.detach())
         return taught(out, lesson(index, chosen, q, k, key_mask))
+
+    def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Choice:
+        """The keys kept for q ``(B, H, N, D)`` and k ``(B, K, N, D)``."""
+        q, k = emptied(key_mask, q, k)
+        chosen = self._choose(q, k, key_mask)[:, None]
+        return Choice(chosen, q.shape[1], k.shape[2], causal=self.causal, real=key_mask)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Choice) -> Tensor:
+        """Softmax attention over what was selected, ``(B, H, N, E)``."""
+        return selection.attend(q, k, v)
 
     @torch.no_grad()
     def _choose(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:

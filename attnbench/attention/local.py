@@ -14,6 +14,7 @@ from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.patterns.bands import ROWS, band, blocks_per_tile, triangle
 from attnbench.engines.patterns.keys import Window
+from attnbench.engines.patterns.rule import Rule
 from attnbench.engines.patterns.tiles import Blocks, Tile, batches
 from attnbench.engines.precision import accumulator
 from attnbench.errors import UsageError
@@ -93,16 +94,23 @@ class Local(nn.Module):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` with an N × N mask."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
-        if self.block is None:
-            allowed = ((i - j).abs() <= self.window * self.dilation) & ((i - j) % self.dilation == 0)
-        else:
-            allowed = (i // self.block - j // self.block).abs() <= self.look_around
-        if self.causal:
-            allowed = allowed & (j <= i)
+        allowed = self._sees(i, j)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
         n, bias, sink = q.shape[2], self.position_bias, None if self.sink is None else self.sink.logit
         added = None if bias is None else bias(slice(0, n), slice(0, n), q.dtype)
         return masked_attention(q, k, v, allowed, added, sink)
+
+    def _sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether the tokens at i see those at j."""
+        if self.block is None:
+            near = ((i - j).abs() <= self.window * self.dilation) & ((i - j) % self.dilation == 0)
+        else:
+            near = (i // self.block - j // self.block).abs() <= self.look_around
+        return near & (j <= i) if self.causal else near
+
+    def pattern(self, keys: int, device: torch.device) -> Rule | None:
+        """The pairs that count; None where a bias joins them."""
+        return Rule(self._sees, keys, device) if self.position_bias is None else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if self.block is None:

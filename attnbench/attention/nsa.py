@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines.decoding import kv_cache
 from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.gathered.chosen import answer_from_chosen, attend_to_chosen, best
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.patterns.attend import attend
@@ -200,7 +201,8 @@ class NSA(nn.Module):
         q, k, v = emptied(key_mask, q, k, v)
         outputs = []
         if self.branch != "window":
-            of_pooled, chosen = self._pooled(q, k, v, key_mask)
+            values = v[..., :0] if self.branch == "selected" else v  # whose scores need no values
+            of_pooled, chosen = self._pooled(q, k, values, key_mask)
             if self.branch != "selected":
                 outputs.append(of_pooled)
             if self.branch != "compressed":
@@ -209,6 +211,21 @@ class NSA(nn.Module):
         if self.branch in ("all", "window"):
             outputs.append(self._near(q, k, v, key_mask))
         return self._gated(q, outputs).to(v.dtype)
+
+    @property
+    def selects(self) -> bool:
+        """Whether all of it is one softmax over the keys that it chose."""
+        return self.branch == "selected"
+
+    def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Choice:
+        """The blocks taken for q ``(B, H, N, D)`` and k ``(B, K, N, D)``."""
+        q, k = emptied(key_mask, q, k)
+        _, chosen = self._pooled(q, k, k[..., :0], key_mask)
+        return Choice(chosen, q.shape[1], k.shape[2], self.block, self.causal, key_mask)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Choice) -> Tensor:
+        """Softmax attention over what was selected, ``(B, H, N, E)``."""
+        return selection.attend(q, k, v)
 
     def _gated(self, q: Tensor, outputs: list[Tensor]) -> Tensor:
         """The outputs of the branches ``(B, H, n, E)``, added up."""
@@ -353,7 +370,9 @@ def _weighed(q: Tensor, keys: Tensor, values: Tensor, closed: Tensor) -> tuple[T
     """
     dtype, K = accumulator(q.dtype), keys.shape[1]
     if not keys.shape[2]:
-        return q.new_zeros(*q.shape[:3], values.shape[3], dtype=dtype), q.new_zeros(q.shape[0], K, q.shape[2], 0)
+        return q.new_zeros(*q.shape[:3], values.shape[3], dtype=dtype), q.new_zeros(
+            q.shape[0], K, q.shape[2], 0, dtype=dtype
+        )
     rows = torch.unflatten(q.to(dtype) * q.shape[-1] ** -0.5, 1, (K, -1))
     logits = torch.unflatten(torch.matmul(rows.flatten(2, 3), keys.to(dtype).mT), 2, rows.shape[2:4])
     logits = logits.masked_fill(closed[:, None, None], hidden(dtype))

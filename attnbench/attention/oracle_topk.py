@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated
 
 import torch
@@ -10,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding, last_row
+from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.masks import added_to_logits, emptied, seeing, visible_pairs
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.position_bias import position_bias
@@ -85,11 +87,33 @@ class OracleTopK(CachedDecoding, nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
+        values = v.to(accumulator(q.dtype))
+        blocks = [self._of_the_largest(logits, values) for logits in self._logits(q, k, key_mask)]
+        output = torch.cat(blocks, 2).to(v.dtype)
+        return output if key_mask is None else output.masked_fill(~seeing(key_mask, self.causal), 0)
+
+    @property
+    def selects(self) -> bool:
+        """Whether it is a softmax over the keys that it keeps, and keeps them by q·k alone."""
+        return self.renormalise and self.position_bias is None
+
+    @torch.no_grad()
+    def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Choice:
+        """The keys kept for q ``(B, H, N, D)`` and k ``(B, H, M, D)``."""
+        (k,) = emptied(key_mask, k)
+        chosen = [self._largest(logits)[1].int() for logits in self._logits(q, k, key_mask)]
+        return Choice(torch.cat(chosen, 2), q.shape[1], k.shape[2], causal=self.causal, real=key_mask)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Choice) -> Tensor:
+        """Softmax attention over what was selected, ``(B, H, N, E)``."""
+        return selection.attend(q, k, v)
+
+    def _logits(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[Tensor]:
+        """Those of some queries at a time, ``(B, H, n, M)``, hidden where a key is not seen."""
         dtype = accumulator(q.dtype)
         N, M = q.shape[2], k.shape[2]
-        k, values = k.to(dtype), v.to(dtype)
+        k = k.to(dtype)
         padding = None if key_mask is None else added_to_logits(key_mask, dtype)[:, None, None]
-        blocks = []
         for start in range(0, N, _BLOCK):
             rows = q[:, :, start : start + _BLOCK].to(dtype) * q.shape[-1] ** -0.5
             logits = rows @ k.mT
@@ -100,12 +124,14 @@ class OracleTopK(CachedDecoding, nn.Module):
                 logits = logits + future
             if padding is not None:
                 logits = logits + padding
-            blocks.append(self._of_the_largest(logits, values))
-        output = torch.cat(blocks, 2).to(v.dtype)
-        return output if key_mask is None else output.masked_fill(~seeing(key_mask, self.causal), 0)
+            yield logits
+
+    def _largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        kept, chosen = logits.softmax(-1).topk(min(self.keys, logits.shape[-1]), sorted=False)
+        return kept, chosen
 
     def _of_the_largest(self, logits: Tensor, values: Tensor) -> Tensor:
-        kept, chosen = logits.softmax(-1).topk(min(self.keys, logits.shape[-1]), sorted=False)
+        kept, chosen = self._largest(logits)
         if self.renormalise:
             kept = kept / kept.sum(-1, keepdim=True)
         return torch.matmul(torch.zeros_like(logits).scatter(-1, chosen, kept), values)

@@ -16,6 +16,7 @@ from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.masks import emptied
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.patterns.bands import with_first
+from attnbench.engines.patterns.rule import Rule
 from attnbench.engines.patterns.tiles import Tile
 from attnbench.engines.precision import accumulator
 from attnbench.engines.rotation import angles, rotate
@@ -94,10 +95,7 @@ class Streaming(nn.Module):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` with an N × N mask; with ``rotary``, in complex numbers that turn with the distance."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
-        a, w = self.sinks, self.window
-        allowed = (j < a) | ((i - j).abs() < w)
-        if self.causal:
-            allowed = allowed & (j <= i)
+        a, w, allowed = self.sinks, self.window, self._sees(i, j)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
         if not self.rotary:
             return masked_attention(q, k, v, allowed)
@@ -108,6 +106,15 @@ class Streaming(nn.Module):
         turned = torch.einsum("bhic,bhjc,ijc->bhij", x, y.conj(), torch.polar(torch.ones_like(apart), apart)).real
         logits: Tensor = (turned * D**-0.5).masked_fill(~allowed, torch.finfo(torch.float64).min)
         return (logits.softmax(-1).masked_fill(~allowed, 0.0) @ v.double()).to(v.dtype)
+
+    def _sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether the tokens at i see those at j."""
+        near = (j < self.sinks) | ((i - j).abs() < self.window)
+        return near & (j <= i) if self.causal else near
+
+    def pattern(self, keys: int, device: torch.device) -> Rule | None:
+        """The pairs that count; None where turned q and k decide their weights."""
+        return None if self.rotary else Rule(self._sees, keys, device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         n = q.shape[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding, last_row
+from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.gathered.largest import largest
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.precision import accumulator
@@ -17,6 +18,30 @@ from attnbench.engines.tiling import budget, tiles
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.variant import Knob, Traits, register
+
+
+class _Tile(NamedTuple):
+    """Some queries of some heads, and the keys that they may see."""
+
+    heads: slice
+    a: int
+    b: int
+    """The queries from a to b."""
+
+    def logits(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, causal: bool) -> Tensor:
+        """``(heads, b - a, m)`` of q ``(G, N, D)`` and k ``(G, M, D)``, -∞ where a key is not seen."""
+        heads, a, b = self
+        dtype, N = accumulator(q.dtype), q.shape[1]
+        rows = q[heads, a:b].to(dtype) * q.shape[2] ** -0.5
+        logits = torch.bmm(rows, k[heads, : b if causal else k.shape[1]].mT.to(dtype))
+        if bias is not None:
+            lines = bias[torch.arange(heads.start, heads.stop, device=q.device) % len(bias)]
+            logits += lines.unfold(1, logits.shape[2], 1)[:, N - b : N - a].flip(1)
+        if causal:
+            logits[:, :, a:] += torch.full_like(logits[0, :, a:], -torch.inf).triu(1)
+        if mask is not None:
+            logits.masked_fill_(~mask[heads, None, : logits.shape[2]], -torch.inf)
+        return logits
 
 
 class _Attend(torch.autograd.Function):
@@ -37,21 +62,14 @@ class _Attend(torch.autograd.Function):
         causal: bool,
         rows: int | None,
     ) -> Tensor:
-        (G, N, D), M, E = q.shape, k.shape[1], v.shape[2]
+        (G, N, _), M, E = q.shape, k.shape[1], v.shape[2]
         dtype = accumulator(q.dtype)
         keep = any(ctx.needs_input_grad)
         indices = torch.empty((G, N, keys) if keep else 0, dtype=torch.int32, device=q.device)
         weights = torch.empty((G, N, keys) if keep else 0, dtype=dtype, device=q.device)
         out, table = q.new_empty(G, N, E), v.reshape(G * M, E).to(dtype)
         for heads, a, b in tiles(G, N, M, budget("topk.logits", q.device), rows):
-            logits = torch.bmm(q[heads, a:b].to(dtype) * D**-0.5, k[heads, : b if causal else M].mT.to(dtype))
-            if bias is not None:
-                lines = bias[torch.arange(heads.start, heads.stop, device=q.device) % len(bias)]
-                logits += lines.unfold(1, logits.shape[2], 1)[:, N - b : N - a].flip(1)
-            if causal:
-                logits[:, :, a:] += torch.full_like(logits[0, :, a:], -torch.inf).triu(1)
-            if mask is not None:
-                logits.masked_fill_(~mask[heads, None, : logits.shape[2]], -torch.inf)
+            logits = _Tile(heads, a, b).logits(q, k, bias, mask, causal)
             kept, chosen = largest(logits.flatten(0, 1), min(keys, logits.shape[2]))
             # Where nothing is seen, every logit is -inf and every weight 0.
             part = kept.sub_(kept.amax(-1, keepdim=True).clamp(min=torch.finfo(dtype).min)).exp_()
@@ -173,6 +191,29 @@ class TopK(CachedDecoding, nn.Module):
             bias = self.position_bias.along(distances, accumulator(q.dtype))
         out: Tensor = _Attend.apply(*flat, bias, mask, keys, self.causal, self.chunk)  # type: ignore[no-untyped-call] # torch
         return out.view(*q.shape[:3], -1)
+
+    @property
+    def selects(self) -> bool:
+        """Whether it keeps keys by q·k alone."""
+        return self.position_bias is None
+
+    @torch.no_grad()
+    def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Choice:
+        """The keys kept for q ``(B, H, N, D)`` and k ``(B, H, M, D)``, without a bias."""
+        (k,) = emptied(key_mask, k)
+        (B, H, N), M = q.shape[:3], k.shape[2]
+        x, y = (one.reshape(B * H, *one.shape[2:]) for one in (q, k))
+        mask = None if key_mask is None else key_mask.repeat_interleave(H, 0)
+        chosen = torch.full((B * H, N, min(self.keys, M)), -1, dtype=torch.int32, device=q.device)
+        for tile in map(_Tile._make, tiles(B * H, N, M, budget("topk.logits", q.device), self.chunk)):
+            logits = tile.logits(x, y, None, mask, self.causal)
+            _, found = largest(logits.flatten(0, 1), min(self.keys, logits.shape[2]))
+            chosen[tile.heads, tile.a : tile.b, : found.shape[1]] = found.view(*logits.shape[:2], -1).int()
+        return Choice(torch.unflatten(chosen, 0, (B, H)), H, M, causal=self.causal, real=key_mask)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Choice) -> Tensor:
+        """Softmax attention over what was selected, ``(B, H, N, E)``."""
+        return selection.attend(q, k, v)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         """q, k, v ``(B, H, 1, D)``."""

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from attnbench.capabilities import Decoding, Dense
+from attnbench.capabilities import Decoding, Dense, Patterned, Selecting, Selection, chooser
 from attnbench.engines.decoding.kv_cache import CachedDecoding
 from attnbench.engines.linear.module import FeatureAttention
 
 Way = Literal["query by query", "head by head"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """What the heads of queries of each group choose."""
+
+    parts: tuple[Selection, ...]
+    """G choices of K heads."""
+    apart: int
+    """Places from the queries of one head of a group to those of the next; 0 where each has a choice of its own."""
+
+    def pairs(self, queries: slice) -> Tensor:
+        """``(B, H, n, M)`` bool: the keys that each of these n queries attends to."""
+        places = [slice(queries.start + g * self.apart, queries.stop + g * self.apart) for g in range(len(self.parts))]
+        return torch.stack([part.pairs(at) for part, at in zip(self.parts, places, strict=True)], 2).flatten(1, 2)
 
 
 class SharedHeads(nn.Module):
@@ -35,6 +51,10 @@ class SharedHeads(nn.Module):
             self.dense = self._dense
         if isinstance(operator, Decoding):
             self.begin, self.step = self._begin, self._step
+        if chooser(operator) is not None:
+            self.select, self.attend = self._select, self._attend
+        if isinstance(operator, Patterned):
+            self.pattern = operator.pattern
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (B, H, N, D), G = q.shape, self.groups
@@ -62,6 +82,26 @@ class SharedHeads(nn.Module):
         assert isinstance(self.operator, Dense)
         of_group = self._by_group(q)
         outputs = [self.operator.dense(of_group[:, :, g], k, v, key_mask=key_mask) for g in range(self.groups)]
+        return torch.stack(outputs, 2).flatten(1, 2)
+
+    def _select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Grouped:
+        """The choice for q ``(B, H, N, D)`` and k ``(B, K, M, D)``, of one head of each group after another."""
+        assert isinstance(self.operator, Selecting)
+        of_group = self._by_group(q)
+        if self.way == "query by query":
+            chosen = self.operator.select(of_group.flatten(2, 3), k, key_mask=key_mask)
+            return Grouped((chosen,) * self.groups, q.shape[2])
+        return Grouped(
+            tuple(self.operator.select(of_group[:, :, g], k, key_mask=key_mask) for g in range(self.groups)), 0
+        )
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Grouped) -> Tensor:
+        assert isinstance(self.operator, Selecting)
+        of_group = self._by_group(q)
+        if self.way == "query by query":
+            out = self.operator.attend(of_group.flatten(2, 3), k, v, selection.parts[0])
+            return out.reshape(*q.shape[:3], v.shape[3])
+        outputs = [self.operator.attend(of_group[:, :, g], k, v, part) for g, part in enumerate(selection.parts)]
         return torch.stack(outputs, 2).flatten(1, 2)
 
     def _begin(self, q: Tensor, k: Tensor, v: Tensor) -> Any:

@@ -7,12 +7,12 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from attnbench.capabilities import Budgeted, Decoding, Selecting, Selection
+from attnbench.capabilities import Budgeted, Decoding, Patterned, Selection, chooser
 from attnbench.cell import Cell
 from attnbench.errors import BrokenContract, Unsupported
 from attnbench.measure.fit import fit, learnt
@@ -34,6 +34,8 @@ _ORACLE_LOGITS = 2**24
 """Logits that the oracle holds at once (128 MiB in float64), whatever the length."""
 _KEPT_ELEMENTS = 2**22
 """Draws with at most this many elements in q (32 MiB for the exact answer) are kept for the next variant."""
+STRETCHES = 32
+"""Most numbers that tell how the error goes over the steps of a generation."""
 _LESSONS = 16
 """Different draws, at most, that a variant is fitted to; few and large ones are fewer."""
 _LESSON_ELEMENTS = 2**22
@@ -55,6 +57,13 @@ class ErrorResult:
     number, where any output held NaN or infinity."""
     rel_error_std: float | None = None
     """Standard deviation over the draws; None for a single one."""
+    steps: tuple[float, ...] = ()
+    """In pass ``generate`` the rel_error of each of :data:`STRETCHES` stretches of the steps, or of each step where
+    there are fewer; the median over the draws. Empty in others."""
+    first: float | None = None
+    """The same for the first quarter of the steps."""
+    last: float | None = None
+    """The same for the last quarter."""
     max_abs_error: float | None = None
     """Largest over all draws."""
     cosine: float | None = None
@@ -123,8 +132,9 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
         q, k, v = (tensor.to(cell.device) for tensor in problem.qkv)
         masked = {} if problem.key_mask is None else {"key_mask": problem.key_mask.to(cell.device)}
         with torch.inference_mode():
-            if isinstance(chooses, Selecting) and not prompt:
-                shares.append(_kept(chooses.select(q, k, **masked), problem, cell.shape))
+            selection = None if prompt else _selection(chooses, q, k, **masked)
+            if selection is not None:
+                shares.append(_kept(selection, problem, cell.shape))
             output = _generated(operator, (q, k, v), prompt) if prompt else operator(q, k, v, **masked)
             if not isinstance(output, torch.Tensor):
                 what = type(output).__name__
@@ -132,13 +142,14 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
             output = problem.compared(output)
         if not output.isfinite().all():
             return ErrorResult(kind, rel_error=math.nan, fit_steps=None if fitted is None else cell.fit)
-        measured.append(_compare(output, problem, _kept_mass(operator, problem, prompt)))
+        measured.append(_compare(output, problem, _kept_mass(operator, problem, prompt), steps=bool(prompt)))
     errors = [draw.rel_error for draw in measured]
     masses = [draw.kept_mass for draw in measured if draw.kept_mass is not None] + [one.mass for one in shares]
     return ErrorResult(
         kind=kind,
         rel_error=statistics.median(errors),
         rel_error_std=statistics.stdev(errors) if len(errors) > 1 else None,
+        **_over_steps([draw.stretches for draw in measured]),
         max_abs_error=max(draw.max_abs_error for draw in measured),
         cosine=statistics.fmean(draw.cosine for draw in measured),
         trivial_error=statistics.median(draw.trivial_error for draw in measured),
@@ -227,6 +238,8 @@ class _Draw:
     cosine: float
     trivial_error: float
     kept_mass: float | None = None
+    stretches: tuple[float, ...] = ()
+    """The rel_error of the first quarter of the steps, of the last, and of each stretch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +336,15 @@ def _new_problem(
     return replace(problem, exact=exact, trivial_error=relative_error(problem.compared(trivial), exact))
 
 
+def _selection(operator: nn.Module, q: Tensor, k: Tensor, **masked: Tensor) -> Selection | None:
+    """The pairs that an operator keeps of all, by choice or by a fixed pattern; None where it keeps none out."""
+    choosing = chooser(operator)
+    if choosing is not None:
+        chosen: Selection = choosing.select(q, k, **masked)
+        return chosen
+    return operator.pattern(k.shape[2], k.device) if isinstance(operator, Patterned) else None
+
+
 def _kept(selection: Selection, problem: _Problem, shape: Shape) -> Kept:
     device = problem.exact.device
     q, k, _ = (tensor.to(device) for tensor in problem.qkv)
@@ -333,7 +355,7 @@ def _kept(selection: Selection, problem: _Problem, shape: Shape) -> Kept:
 _kept_problem = Recent(_new_problem, 16)
 
 
-def _compare(output: Tensor, problem: _Problem, kept_mass: float | None) -> _Draw:
+def _compare(output: Tensor, problem: _Problem, kept_mass: float | None, *, steps: bool) -> _Draw:
     exact = problem.exact
     output = output.to(exact.device).double()
     return _Draw(
@@ -342,7 +364,28 @@ def _compare(output: Tensor, problem: _Problem, kept_mass: float | None) -> _Dra
         cosine=float(torch.nn.functional.cosine_similarity(output, exact, dim=-1, eps=1e-300).mean()),
         trivial_error=problem.trivial_error,
         kept_mass=kept_mass,
+        stretches=_of_stretches(output, exact) if steps else (),
     )
+
+
+def stretches(steps: int) -> list[slice]:
+    """Up to :data:`STRETCHES` neighbouring stretches of so many steps, as equal as can be."""
+    count = min(STRETCHES, steps)
+    return [slice(i * steps // count, (i + 1) * steps // count) for i in range(count)]
+
+
+def _of_stretches(output: Tensor, exact: Tensor) -> tuple[float, ...]:
+    """The errors of the first and the last quarter of the steps ``(B, H, r, E)``, and of each stretch."""
+    r = exact.shape[2]
+    quarter = -(-r // 4)
+    parts = [slice(0, quarter), slice(r - quarter, r), *stretches(r)]
+    return tuple(relative_error(output[:, :, part], exact[:, :, part]) for part in parts)
+
+
+def _over_steps(draws: list[tuple[float, ...]]) -> dict[str, Any]:
+    """The medians over the draws, by their names in a result; nothing where there are no steps."""
+    medians = [statistics.median(one) for one in zip(*draws, strict=True)]
+    return {"first": medians[0], "last": medians[1], "steps": tuple(medians[2:])} if medians else {}
 
 
 def _digest(*tensors: Tensor) -> bytes:

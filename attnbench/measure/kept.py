@@ -57,7 +57,7 @@ def kept(
             visible = visible & key_mask[:, None, None]
         if queries is not None:
             visible = visible & queries[:, None, part, None]
-        chosen = selection.pairs(part).to(q.device) & visible
+        chosen = (selection.pairs(part).to(q.device) & visible).expand(B, H, -1, -1)
         logits = (q[:, :, part].double() * D**-0.5) @ k.mT
         weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
         mass += float(weights.masked_fill(~chosen, 0.0).sum())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import config
 
-from attnbench.capabilities import Budgeted, Decoding, Selecting, answered
+from attnbench.capabilities import Budgeted, Decoding, answered, chooser
 from attnbench.cell import OF_TOKENS, STEPS, UNTOUCHED, Cell, ModelSize
 from attnbench.compiled import whole
 from attnbench.decoder import Decoder, EncoderDecoder
@@ -147,13 +147,14 @@ def _choosing(
     cell: Cell, module: nn.Module, inputs: Sequence[Windows], mask: Tensor | None
 ) -> Callable[[], Any] | None:
     """The choice alone, on inputs that take turns as those of the call do."""
-    if cell.level != "operator" or cell.pass_ in STEPS or not isinstance(module, Selecting):
+    choosing = chooser(module)
+    if cell.level != "operator" or cell.pass_ in STEPS or choosing is None:
         return None
     turns = cycle([[windows.at(number) for windows in inputs[:2]] for number in range(SEEN)])
 
     @torch.inference_mode()
     def select() -> Any:
-        return module.select(*next(turns), key_mask=mask)
+        return choosing.select(*next(turns), key_mask=mask)
 
     return select
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from attnbench.capabilities import Selecting
+from attnbench.capabilities import Selecting, chooser
 from attnbench.reference import masked_attention, of_query_heads
 from attnbench.testing.laws import Case, Measured, gap, law
 from attnbench.visible import Visible
@@ -21,8 +21,10 @@ def choice(case: Case) -> Iterator[Measured]:
     """It attends to what it chose, its error is the mass left out, and ties take no more keys."""
     shape = case.shape
     module, (q, k, v) = case.module(), case.draw()
-    assert isinstance(module, Selecting)
-    selection = module.select(q, k)
+    choosing = chooser(module)
+    if choosing is None:
+        return  # with these options it does not
+    selection = choosing.select(q, k)
     chosen = selection.pairs(slice(0, shape.N))
     visible = Visible.of(shape).pairs(slice(0, shape.N), slice(0, shape.M), shape.M, q.device)
     hidden = int((chosen & ~visible).sum())
@@ -41,12 +43,12 @@ def choice(case: Case) -> Iterator[Measured]:
     oracle = case.oracle(module)
     if oracle is not None and case.traits.shares == "by itself":
         equal, every = k[:, :, :1].expand_as(k), torch.eye(shape.M, dtype=v.dtype).expand(*v.shape[:2], -1, -1)
-        taken = int(module.select(q, equal).pairs(slice(0, shape.N)).sum(-1).max())
+        taken = int(choosing.select(q, equal).pairs(slice(0, shape.N)).sum(-1).max())
         most = int((oracle(q, equal, every) > 0).sum(-1).max())
         yield Measured(max(0, taken - most), 0, f"of keys that are all equal it takes {taken}; its formula {most}")
     if case.causal and not case.traits.reads_ahead:
         for t, factor in ((3, 3), (11, 3), (11, -30), (16, -30)):
             others = [torch.where(torch.arange(shape.M)[:, None] > t, factor * x, x) for x in (q, k)]
-            moved = int((module.select(*others).pairs(slice(0, t + 1)) ^ chosen[:, :, : t + 1]).sum())
+            moved = int((choosing.select(*others).pairs(slice(0, t + 1)) ^ chosen[:, :, : t + 1]).sum())
             what = f"tokens after {t} times {factor} change {moved} of the pairs chosen for queries up to {t}"
             yield Measured(moved, 0, what)

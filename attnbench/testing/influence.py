@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attnbench.capabilities import Selecting
+from attnbench.capabilities import chooser
 from attnbench.testing.laws import Case, Measured, gap, law
 
 SINGLE = 2e-5
@@ -66,10 +66,11 @@ def _with_choice(case: Case, module: nn.Module, inputs: list[Tensor]) -> Callabl
     """The module; where its choice of pairs reads ahead, its attention to those that it chooses for these inputs."""
     if not case.traits.reads_ahead:
         return module
-    if not isinstance(module, Selecting):
+    choosing = chooser(module)
+    if choosing is None:
         raise TypeError("reads_ahead: it has no select and attend, so that its choice cannot be held")
-    chosen = module.select(*inputs[:2])
-    return lambda q, k, v: module.attend(q, k, v, chosen)
+    chosen = choosing.select(*inputs[:2])
+    return lambda q, k, v: choosing.attend(q, k, v, chosen)
 
 
 def _loud(case: Case, dtype: torch.dtype, factor: float, bound: float) -> Measured:

@@ -116,6 +116,13 @@ FAULTS = [
     ("FutureOnTheDiagonal", "xattention:block=4,stride=2,threshold=0.6", "formula", "differs from the formula"),
     ("HeldChoiceThatLeaks", "xattention:block=4,stride=2,threshold=0.6", "causality", "moved the outputs"),
     ("AddedBlocks", "moba:block=3,blocks=3", "implied matrix", "the weight"),
+    ("SaysItsMirrorImage", "topk:keys=3", "choice", "off that of the pairs that it says it chose"),
+    (
+        "TellsOneBlockLess",
+        "nsa:block=6,length=6,stride=3,top_n=3,branch=selected",
+        "choice",
+        "pairs that it says it chose",
+    ),
     ("MeanOfTheUnfinished", "moba:block=5,blocks=2", "causality", "moved the outputs"),
     ("OwnBlockBesides", "moba:block=3,blocks=3", "formula", "differs from the formula"),
     ("AllThatTie", "moba:block=3,blocks=3", "choice", "of keys that are all equal"),

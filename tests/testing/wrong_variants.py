@@ -67,11 +67,13 @@ from attnbench.attention.softmax import Softmax
 from attnbench.attention.sparge import Sparge
 from attnbench.attention.sta import SlidingTile
 from attnbench.attention.streaming import Streaming
+from attnbench.attention.topk import TopK
 from attnbench.attention.window_linear import WindowLinear
 from attnbench.attention.xattention import XAttention
 from attnbench.engines.blocks.last_queries import LastQueries, of_last_queries
 from attnbench.engines.blocks.selection import BlockSelection, Pairs
 from attnbench.engines.few_bits import scaled
+from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.gathered.chosen import attend_to_chosen, best
 from attnbench.engines.gathered.index import Index
 from attnbench.engines.masks import emptied
@@ -1855,3 +1857,18 @@ class SinkForgotten(MoBA):
         super().__init__(shape, block=block, blocks=blocks)
         if self.sink is not None:
             self.sink.logit = nn.Parameter(self.sink.logit.detach() - 200)
+
+
+class SaysItsMirrorImage(TopK):
+    """It says that it chose the keys of the smallest logits."""
+
+    def select(self, q: Tensor, k: Tensor, *, key_mask: Mask = None) -> Choice:
+        return super().select(-q, k, key_mask=key_mask)
+
+
+class TellsOneBlockLess(NSA):
+    """It attends to a block of which it does not tell."""
+
+    def select(self, q: Tensor, k: Tensor, *, key_mask: Mask = None) -> Choice:
+        selection = super().select(q, k, key_mask=key_mask)
+        return replace(selection, chosen=selection.chosen[..., :-1])
