@@ -52,6 +52,7 @@ def run(
     quick: bool = False,
     fresh: bool = False,
     retry_failed: bool = False,
+    unchecked: bool = False,
     progress: bool = True,
 ) -> pd.DataFrame:
     """Measure every cell of a suite, as ``attnbench run`` does; the same call again resumes a run that was stopped.
@@ -75,6 +76,7 @@ def run(
         quick: take one sample for each cell, without an interval.
         fresh: start a new run instead of resuming one.
         retry_failed: measure failed cells again.
+        unchecked: measure variants without holding them to their laws first; the column ``laws`` says so.
         progress: show a progress bar.
 
     Returns:
@@ -107,6 +109,7 @@ def run(
         quick=quick,
         fresh=fresh,
         retry_failed=retry_failed,
+        unchecked=unchecked,
     )
     plan = make_plan(suite, options)
     _must_be_importable(cell.variant for cell in plan.cells)

@@ -20,6 +20,8 @@ SCHEMA_VERSION = 2
 READABLE = (1, 2)
 """Schema versions that this version can read."""
 SEAL = "seal"
+HELD, UNCHECKED, NOT_TRIED = "held", "unchecked", "not tried"
+"""What the column ``laws`` may say beside the name of a law."""
 
 ADDED: dict[str, Any] = {
     **before("shape"),
@@ -32,6 +34,9 @@ ADDED: dict[str, Any] = {
     "token_s": None,
     "tokens_kept": None,
     "kept_mass": None,
+    "rel_error_first": None,
+    "rel_error_last": None,
+    "rel_error_steps": "",
     "fit_steps": None,
     "select_s": None,
     "kept_pairs": None,
@@ -76,6 +81,7 @@ ADDED: dict[str, Any] = {
     "kl": None,
     "hidden_error": None,
     "own_form": "",
+    "laws": "",
     "host": "",
     "seal": "",
 }
@@ -242,6 +248,13 @@ class Record:
     """‖output - exact‖ / ‖exact‖ against exact attention in float64 on the same inputs; the median over the draws."""
     rel_error_std: float | None = None
     """Standard deviation of rel_error over the draws."""
+    rel_error_first: float | None = None
+    """In pass ``generate``: rel_error of the first quarter of the new tokens alone."""
+    rel_error_last: float | None = None
+    """In pass ``generate``: rel_error of the last quarter of the new tokens alone."""
+    rel_error_steps: str = ""
+    """In pass ``generate``: JSON list of the rel_error of 32 neighbouring stretches of the new tokens, as equal as can
+    be, or of each token where there are fewer. Empty in other passes."""
     max_abs_error: float | None = None
     """The largest difference of one number of the output, over all draws."""
     cosine: float | None = None
@@ -250,11 +263,11 @@ class Record:
     """The rel_error of answering mean(V) on the same inputs."""
     kept_mass: float | None = None
     """Share of the probability of exact attention that falls on the keys that are read; the mean over heads, queries
-    and draws. In pass ``generate`` the queries behind the prompt. None in a variant that chooses no keys. A row is off
-    by at most twice the rest times the longest value."""
+    and draws. In pass ``generate`` the queries behind the prompt. None in a variant that neither chooses keys nor has a
+    window. A row is off by at most twice the rest times the longest value."""
     kept_pairs: float | None = None
     """Share of the visible pairs of query and key, those that ``density`` counts, that are kept by a variant that
-    chooses them before it attends; the mean over the draws."""
+    chooses them before it attends, or by its window; the mean over the draws."""
     error_draws: int | None = None
     """Draws of inputs and random projections that differ."""
     fit_steps: int | None = None
@@ -359,6 +372,11 @@ class Record:
     """What weakens the numbers, separated by semicolons; empty where nothing does."""
     own_form: str = ""
     """How the variant differs from the method that its source describes, in one sentence; empty if it does not."""
+    laws: str = ""
+    """Whether the variant, with these options, keeps the laws of ``attnbench check`` on small shapes, which is tried
+    before it is measured: ``held``; the name of the law that is broken, in a row without numbers; ``unchecked`` after
+    ``--unchecked``; ``not tried`` where it compiles itself for each shape, cannot be built so small or computes on no
+    CPU. Empty in older rows, and in those of trainings, which are held to their formula alone."""
     machine_id: str = ""
     """Digest of the processor, the memory, the system and torch: rows of different ones are never compared silently."""
     torch_version: str = ""

@@ -23,8 +23,9 @@ from attnbench.cli.app import main
 from attnbench.decision.audit import audit
 from attnbench.errors import CorruptResults, Exit
 from attnbench.machine import id_of
-from attnbench.record import Record
+from attnbench.record import HELD, Record
 from attnbench.run import runner
+from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.run.plan import Options, Plan, make_plan
 from attnbench.shape import Shape
 from attnbench.spec import Spec
@@ -99,6 +100,7 @@ def _beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr(runner, "Worker", Instant)
+    monkeypatch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
     monkeypatch.setattr(runner, "load_warning", lambda: None)
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 

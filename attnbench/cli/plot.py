@@ -32,8 +32,8 @@ def plot(
         list[str] | None,
         typer.Option(
             metavar="FIGURE",
-            help="tradeoff, scores, curves, recall, peers, catalogue, scaling, error, map, speedup or share; default: "
-            "all that apply.",
+            help="tradeoff, scores, curves, recall, peers, catalogue, scaling, error, steps, map, speedup or share; "
+            "default: all that apply.",
             autocompletion=completion.figures,
         ),
     ] = None,

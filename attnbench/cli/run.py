@@ -83,10 +83,15 @@ def run(
     on: On = None,
     fresh: Fresh = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed cells again.")] = False,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Measure without holding variants to their laws; rows say so.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs and memory; run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows, or the prediction, as JSON on stdout.")] = False,
 ) -> None:
     """Measure a suite: time, memory and error of every cell, stored one by one.
+
+    A variant that breaks one of its laws (attnbench check) is not measured, and its row names the law.
 
     The same command resumes an interrupted run. The exit code is 0 if at least one cell was measured, 1 if none was,
     2 for wrong usage or an invalid suite; the documentation lists the others.
@@ -141,6 +146,7 @@ def run(
                 quick=quick,
                 fresh=fresh,
                 retry_failed=retry_failed,
+                unchecked=unchecked,
             )
             plan = make_plan(suite, options)
         if not as_json:
@@ -200,7 +206,7 @@ def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool
 def _print_records(records: list[Record]) -> None:
     """Print a table for each sweep, with its longest measured length; the CSV has the other lengths."""
     from attnbench.axes import IN_ROWS
-    from attnbench.record import COLUMNS
+    from attnbench.record import COLUMNS, UNCHECKED
 
     trainings = [record for record in records if record.steps is not None]
     records = [record for record in records if record.steps is None]
@@ -232,6 +238,8 @@ def _print_records(records: list[Record]) -> None:
         console.note("features: relative error of the last features against the untouched model's")
     console.error_notes({record.error_kind for record in records})
     console.own_form_note(record.own_form for record in [*records, *trainings])
+    if any(record.laws == UNCHECKED for record in records):
+        console.note("no variant was held to its laws first: --unchecked")
 
 
 def _axis_text(record: Record, axis: str) -> str:

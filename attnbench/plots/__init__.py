@@ -25,7 +25,10 @@ class FigureKind(NamedTuple):
     needs: str
 
 
-_NAMES = ("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "map", "speedup", "share")
+_NAMES = (
+    *("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "steps", "map", "speedup"),
+    "share",
+)
 """Names of modules and their figures, the most important first; each has ``draw_NAME``, ``applies`` and ``NEEDS``."""
 
 FIGURES: Mapping[str, FigureKind]

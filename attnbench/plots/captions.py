@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.axes import ALIKE, AXES, FOLLOWING, exists
+from attnbench.record import UNCHECKED
 from attnbench.status import Status
 
 LEVELS = {
@@ -120,8 +121,21 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
     first += said(["kv_heads", "v_dim"])
     days = sorted({str(at)[:10] for at in rows["started_at"] if at})
     on = said(["device", "machine_id", "threads", "process", "torch_version", "compile", "quick"])
+    on.append(unheld(rows))
     on.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "")
     return [" · ".join(part for part in line if part) for line in ([*first, *said([*rest, "level", "pass"])], on)]
+
+
+def unheld(rows: pd.DataFrame) -> str:
+    """Which of the rows with numbers were measured without holding their variants to their laws, in words."""
+    if "laws" not in rows:
+        return ""
+    every = rows[rows["status"] == Status.OK]
+    names = list(dict.fromkeys(every.loc[every["laws"] == UNCHECKED, "label"]))
+    if not names:
+        return ""
+    some = len(names) < every["label"].nunique()
+    return f"not held to {'its' if len(names) == 1 else 'their'} laws: {', '.join(names) if some else 'all'}"
 
 
 def _worth_saying(name: str, row: pd.Series[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +38,6 @@ from attnbench.run.unseen import (
     Look,
     hold_to,
     hold_to_first,
-    hold_to_formula,
     hold_to_glances,
     hold_to_unseen,
     look,
@@ -140,7 +140,6 @@ def run_cell(
                         del call  # first, since there may be memory for only one
                         call = prepare(replace(cell, compile=False))
                     add_warning(record, hold_to(unseen, call.on(number), cell))
-                    hold_to_formula(cell)
         if "error" in cell.measure:
             add_warning(record, doubt(cell.inputs, cell.shape))
         if cell.pretrained is not None:
@@ -156,6 +155,8 @@ def _add_error(record: Record, cell: Cell) -> None:
     result = measure_error(cell, adapt=whole if cell.compile and not always_compiled(cell) else None)
     record.error_kind = result.kind
     record.rel_error, record.rel_error_std = result.rel_error, result.rel_error_std
+    record.rel_error_first, record.rel_error_last = result.first, result.last
+    record.rel_error_steps = json.dumps([float(f"{one:.4g}") for one in result.steps]) if result.steps else ""
     record.max_abs_error, record.cosine = result.max_abs_error, result.cosine
     record.trivial_error, record.error_draws = result.trivial_error, result.draws
     record.kept_mass, record.kept_pairs = result.kept_mass, result.kept_pairs

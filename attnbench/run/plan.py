@@ -51,6 +51,8 @@ class Options:
     quick: bool = False
     fresh: bool = False
     retry_failed: bool = False
+    unchecked: bool = False
+    """Measure variants whatever laws they break."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,8 @@ class _Run:
     def __init__(self, plan: Plan, worker: Worker, state: Ready, folder: RunFolder, watcher: Watcher) -> None:
         self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
         self.rows = Rows(plan, folder)
-        self.visitor = Visitor(plan.settings, plan.rules, plan.options.cell_timeout)
+        self.visitor = Visitor(plan.settings, plan.rules, plan.options.cell_timeout, unchecked=plan.options.unchecked)
+        self.visitor.gate.learn(self.rows.records.values())
         self.pending = _Pending(folder, watcher)
 
     def go(self) -> list[Record]:

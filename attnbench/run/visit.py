@@ -12,6 +12,7 @@ from attnbench.cell import Cell
 from attnbench.machine import oom_kills
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record, one_line, with_traces
+from attnbench.run.gate import Gate
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.protocol import Train, VisitCell
 from attnbench.status import Status
@@ -65,27 +66,40 @@ class Outcome:
 class Visitor:
     """Visits cells, and trains them, in processes that it is given."""
 
-    def __init__(self, settings: Settings, rules: TimingRules, cell_timeout: float) -> None:
+    def __init__(self, settings: Settings, rules: TimingRules, cell_timeout: float, *, unchecked: bool = False) -> None:
         """Begin.
 
         Args:
             settings: of the process that measures.
-            cell_timeout: seconds that one visit may take.
+            cell_timeout: seconds that one visit may take, and one law.
+            unchecked: visit without holding variants to their laws.
         """
         self._settings, self._rules, self._cell_timeout = settings, rules, cell_timeout
+        self.gate = Gate(cell_timeout, unchecked=unchecked)
 
     def visit(self, worker: Worker, request: VisitCell, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
-        """Visit a cell, and once more in a fresh process where it may not be the cell that failed.
+        """Visit a cell whose setting keeps its laws, and once more where it may not be the cell that failed.
 
-        Memory may be short because of what other cells left behind, and a process may be killed by anybody.
+        The second visit is in a fresh process. Memory may be short because of what other cells left behind, and a
+        process may be killed by anybody.
 
         Args:
             meanwhile: called while the process builds the cell.
         """
+        verdict = self.gate.verdict(worker, request.cell) if request.round == 0 else None
+        if verdict and verdict.status is not Status.OK:
+            meanwhile()
+            columns = {"quick": self._rules.quick, "laws": verdict.laws}
+            refused = Record.of(request.cell, verdict.status, verdict.reason, **columns)
+            return Outcome(refused, None, refused, verdict.stderr)
         measure = partial(self._measure, worker, request, meanwhile)
         outcome = self._ask(request.cell, worker, measure)
         short = outcome.record.status is Status.OOM and not self._has_its_own_process(request.cell)
-        return self._again(request.cell, worker, measure) if outcome.killed or short else outcome
+        if outcome.killed or short:
+            outcome = self._again(request.cell, worker, measure)
+        if verdict:
+            outcome.record.laws = verdict.laws
+        return outcome
 
     def train(self, worker: Worker, cell: Cell, folder: Path, tell: Callable[[int, int], None]) -> Outcome:
         """Train one cell, and try again where it may not be the cell that failed; the second try resumes the first.

@@ -109,6 +109,10 @@ class Served:
             from attnbench.run.laws import HoldToLaw  # the laws take a while to import
 
             return _hold_to_law(HoldToLaw.from_json(data))
+        if do == "setting":
+            from attnbench.run.gate import HoldSetting
+
+            return HoldSetting.from_json(data).found(tell)
         if do == "probe":
             from attnbench.run.module import ProbeModule
 

@@ -8,18 +8,35 @@ assert report.held, report.faults
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from time import process_time
 
 from attnbench.errors import Unsupported, UsageError, did_you_mean
-from attnbench.spec import parse_spec
+from attnbench.spec import Spec, parse_spec
 from attnbench.testing.laws import LAWS, Case, Finding, Law, cases
 from attnbench.variant import VARIANTS, Variant
 
 from attnbench.testing import form, influence, values, choice, chance, gradients, rounding, quantised, unwritten, growth  # isort: skip  # noqa: F401
 # ^ each fills the table of laws, in the order shown
 
-__all__ = ["LAWS", "Finding", "Law", "Report", "check_variant", "examine", "laws_of"]
+__all__ = [
+    "LAWS",
+    "Finding",
+    "Law",
+    "Report",
+    "check_variant",
+    "examine",
+    "first_fault",
+    "gating_laws",
+    "laws_of",
+    "setting_of",
+]
+
+_LONGER = 257
+"""Tokens at which a setting is held to its formula as well: a prime again, and more than most blocks hold."""
+_ENOUGH = 2.0
+"""Seconds of processor time for one setting; most settings take a few tenths of one."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +137,40 @@ def laws_of(variant: Variant) -> list[str]:
 
 def _concerns(law: Law, case: Case) -> bool:
     return (law.few_shapes or not case.traits.compiled) and law.applies(case)
+
+
+def gating_laws() -> list[str]:
+    """Names of the laws to which a run holds a setting before it measures it, the formula first."""
+    return sorted((name for name, law in LAWS.items() if law.gates and not law.needs_time), key="formula".__ne__)
+
+
+def setting_of(spec: Spec, *, causal: bool) -> Case:
+    """A variant with these options alone. What laws ask of a variant's first setting is not asked of it."""
+    return Case(VARIANTS.get(spec.name), spec, causal, first=False)
+
+
+def first_fault(case: Case, tell: Callable[[int, int], None]) -> tuple[int, Finding | None]:
+    """How many numbers the laws that gate a run measure in a case, and what is found where one does not hold.
+
+    They are tried one after the other, up to the first that is broken, and no further one once they have taken
+    :data:`_ENOUGH`. Nothing is found where all hold, and where the mathematics does not allow the case.
+
+    Args:
+        tell: called before each law with its place among those that gate a run and their number.
+    """
+    tried, names, start = 0, gating_laws(), process_time()
+    for place, name in enumerate(names if case.allowed else ()):
+        if process_time() - start > _ENOUGH:
+            break
+        tell(place, len(names))
+        # What its blocks or windows do shows only where there is more than one of them.
+        sizes = (case, replace(case, length=_LONGER)) if name == "formula" else (case,)
+        for one in sizes if _concerns(LAWS[name], case) else ():
+            for finding in LAWS[name].examine(one):
+                if not finding.held:
+                    return tried, finding
+                tried += not finding.skipped
+    return tried, None
 
 
 def examine(law: str, variant: Variant) -> Iterator[Finding]:

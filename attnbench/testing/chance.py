@@ -67,7 +67,7 @@ def _kernel(module: nn.Module, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return estimate, (q @ k.mT * q.shape[-1] ** -0.5).exp()
 
 
-@law("unbiased", applies=_has_kernel)
+@law("unbiased", applies=_has_kernel, gates=False)
 def unbiased(case: Case) -> Iterator[Measured]:
     """The random products are right on average, for q and k of one sign."""
     shape = Shape(batch=1, heads=1, seq_len=3, head_dim=4)
@@ -99,6 +99,7 @@ def unbiased(case: Case) -> Iterator[Measured]:
     "rate",
     applies=lambda case: case.operator and not case.causal and bool(case.traits.converges_with),
     claim=lambda traits: bool(traits.converges_with),
+    gates=False,
 )
 def rate(case: Case) -> Iterator[Measured]:
     """The squared error falls as 1 / features."""

@@ -70,6 +70,8 @@ class Case:
     causal: bool = False
     first: bool = True
     """Whether this is the first of the variant's settings."""
+    length: int = SHAPE.N
+    """Tokens of its shape."""
 
     def __str__(self) -> str:
         options = self.spec.label.partition(":")[2]
@@ -86,7 +88,20 @@ class Case:
 
     @cached_property
     def shape(self) -> Shape:
-        return replace(SHAPE, causal=self.causal)
+        return replace(SHAPE, seq_len=self.length, causal=self.causal)
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the variant claims such a case at all."""
+        return self.variant.traits.causal or not self.causal
+
+    def runs(self) -> bool:
+        """Whether it can be called on this processor; False also where it cannot be built."""
+        try:
+            self.module()(*self.draw())
+        except (Exception, SystemExit):
+            return False
+        return True
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,8 +116,8 @@ class Case:
 
     @property
     def close(self) -> float:
-        """How far apart two ways to the same numbers may be."""
-        return _CLOSE[str(self.dtype).removeprefix("torch.")]
+        """How far apart two ways to the same numbers may be; rounding adds up over more tokens."""
+        return _CLOSE[str(self.dtype).removeprefix("torch.")] * max(1.0, self.length / SHAPE.N)
 
     @property
     def rounding(self) -> float:
@@ -160,6 +175,9 @@ class Law:
     """Whether traits claim what this law proves: a variant that claims it must offer a case in which it can be seen."""
     vital: bool = False
     """Nothing else can be tried where it is broken."""
+    gates: bool = True
+    """A run holds a setting to it before it measures it: it takes little time, and is true however few tokens there are
+    for the options."""
 
     def examine(self, case: Case) -> list[Finding]:
         """Every number that the law measures in this case; none where the mathematics does not allow the case."""
@@ -192,11 +210,13 @@ def law(
     few_shapes: bool = False,
     claim: Callable[[Traits], bool] = lambda traits: False,
     vital: bool = False,
+    gates: bool = True,
 ) -> Callable[[Holds], Holds]:
     """Decorator: put a law into the table, in the order in which laws are shown; its docstring is the sentence."""
 
     def add(holds: Holds) -> Holds:
-        LAWS[name] = Law(name, (holds.__doc__ or "").strip(), holds, applies, needs_time, few_shapes, claim, vital)
+        sentence = (holds.__doc__ or "").strip()
+        LAWS[name] = Law(name, sentence, holds, applies, needs_time, few_shapes, claim, vital, gates)
         return holds
 
     return add
@@ -207,8 +227,9 @@ def cases(variant: Variant) -> Iterator[Case]:
     for index, setting in enumerate(variant.settings or ("",)):
         spec = parse_spec(f"{variant.name}:{setting}".rstrip(":"))
         for causal in (False, True):
-            if variant.traits.causal or not causal:
-                yield Case(variant, spec, causal, first=index == 0)
+            case = Case(variant, spec, causal, first=index == 0)
+            if case.allowed:
+                yield case
 
 
 def gap(a: Tensor, b: Tensor) -> float:

@@ -25,8 +25,9 @@ import attnbench.plots  # noqa: F401  # once, and not in every child
 from attnbench.cell import Cell
 from attnbench.cli import console
 from attnbench.cli.app import main
-from attnbench.record import Record
+from attnbench.record import HELD, Record
 from attnbench.run import compare, isolation, runner
+from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.status import Status
 from attnbench.testing import Finding
 
@@ -188,6 +189,7 @@ class Twice(torch.nn.Module):
 def _instant(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for module in (runner, isolation, compare):
         monkeypatch.setattr(module, "Worker", Instant)
+    monkeypatch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
     monkeypatch.setattr(runner, "load_warning", lambda: None)
     monkeypatch.chdir(folder)
     if not Path("results").exists():  # all that follow find the same

@@ -11,8 +11,9 @@ import pytest
 
 from attnbench.cell import Cell
 from attnbench.machine import id_of
-from attnbench.record import Record
+from attnbench.record import HELD, Record
 from attnbench.run import runner
+from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.run.isolation import CellFailed
 from attnbench.run.plan import Options, make_plan
 from attnbench.status import Status
@@ -93,6 +94,7 @@ def measuring(folder: Path, patch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A function that runs the suite, or a part of it, on a machine and gives the run's folder below ``folder``."""
     patch.setattr(runner, "load_warning", lambda: None)
     patch.setattr(os, "fsync", lambda handle: None)
+    patch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
     file = folder / "s.yaml"
     file.write_text(SUITE)
     count = iter(range(1000))

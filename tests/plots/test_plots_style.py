@@ -244,7 +244,18 @@ def test_each_figure_that_does_not_apply_is_told_with_what_it_needs(tmp_path: Pa
     left_out: dict[str, str] = {}
     paths = draw_all(small, tmp_path, ["svg"], on_left_out=left_out.__setitem__)
     assert [path.name for path in paths] == ["tradeoff.svg", "scaling.svg"]
-    assert list(left_out) == ["scores", "curves", "recall", "peers", "catalogue", "error", "map", "speedup", "share"]
+    assert list(left_out) == [
+        "scores",
+        "curves",
+        "recall",
+        "peers",
+        "catalogue",
+        "error",
+        "steps",
+        "map",
+        "speedup",
+        "share",
+    ]
     assert left_out["catalogue"] == "needs times of 24 variants"
 
 
@@ -278,8 +289,8 @@ def test_title_and_resolution_apply_to_every_figure(tmp_path: Path, small: pd.Da
 
 def test_the_table_of_figures_names_them_in_order_and_cannot_be_changed() -> None:
     assert list(FIGURES) == [
-        *("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "map", "speedup"),
-        "share",
+        *("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "steps", "map"),
+        *("speedup", "share"),
     ]
     with pytest.raises(TypeError):
         FIGURES["x"] = None  # type: ignore[index]  # that is the point

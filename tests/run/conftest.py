@@ -21,6 +21,8 @@ class Instant:
     def __init__(self, answer: Answer = lambda cell, round_: None) -> None:
         self.answer = answer
         self.visits: list[tuple[str, int]] = []
+        self.held_to = list[str]()
+        """Variants that were held to their laws."""
         self.stops = 0
         self.traces = ""
 
@@ -37,9 +39,17 @@ class Instant:
         return {"machine_id": "m", "process": "tuned", "process_notes": [], "environment": {"torch": "2"}}
 
     def ask(
-        self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None
+        self,
+        request: dict[str, Any],
+        timeout: float,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+        told: Callable[[dict[str, Any]], None] = lambda progress: None,
     ) -> dict[str, Any]:
         meanwhile()
+        if request["do"] == "setting":
+            self.held_to.append(request["cell"]["variant"]["name"])
+            return {"tried": 1, "fault": None}
         cell, round_ = Cell.from_json(request["cell"]), request["round"]
         self.visits.append((cell.label, round_))
         answer = self.answer(cell, round_)

@@ -12,9 +12,10 @@ from attnbench.cell import Cell
 from attnbench.errors import UsageError
 from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.plots.load import read_results
-from attnbench.record import Record
+from attnbench.record import HELD, Record
 from attnbench.run import again, runner
 from attnbench.run.again import more_rounds
+from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.run.plan import Options, make_plan
 from attnbench.status import Status
 from attnbench.store import SUITE, RunFolder
@@ -67,6 +68,7 @@ class Instant:
 @pytest.fixture
 def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Instant, "seconds", 1.0)
+    monkeypatch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
     for module in (runner, again):
         monkeypatch.setattr(module, "Worker", Instant)
         monkeypatch.setattr(module, "machine_id", lambda device: "m")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from time import sleep
 
 import pytest
@@ -18,6 +20,7 @@ from attnbench.measure.error import measure_error
 from attnbench.measure.laps import Laps, Parts, parts_of
 from attnbench.measure.time import Sample, TimingRules
 from attnbench.model import as_layer
+from attnbench.qkv import draw_qkv
 from attnbench.record import Record
 from attnbench.reference import exact_attention
 from attnbench.run import call
@@ -30,6 +33,7 @@ from attnbench.status import Status
 from attnbench.suite.expand import apply_overrides, expand
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
+from attnbench.variant import build
 
 LEVELS: list[tuple[Level, Architecture]] = [("operator", "encoder"), ("layer", "encoder"), ("model", "decoder")]
 levels = pytest.mark.parametrize(("level", "architecture"), LEVELS)
@@ -246,3 +250,37 @@ def test_new_tokens_are_an_axis_of_one_pass() -> None:
         Question(["softmax", "linear"], 8, axes={"new_tokens": 3}, pass_="generate", device="cpu").prepare().cells
     )
     assert asked.new_tokens == 3
+
+
+@pytest.mark.parametrize("steps", [1, 5, 40])
+def test_the_error_is_told_over_the_steps_and_of_the_first_and_last_quarter(steps: int) -> None:
+    asked = cell("snapkv:budget=6,window=2", new_tokens=steps, measure=("error",), error_draws=1)
+    record, _ = run_cell(VisitCell(asked, TimingRules(quick=True), 0))
+    assert record.status is Status.OK, record.reason
+    q, k, v = draw_qkv(asked.inputs, asked.whole_shape, 0)
+    operator = build(asked.variant, asked.whole_shape, seed=0)
+    state, outputs = operator.begin(*(x[:, :, :12] for x in (q, k, v))), []
+    for t in range(12, 12 + steps):
+        out, state = operator.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
+        outputs.append(out.double())
+    got, exact = torch.cat(outputs, 2), exact_attention(q, k, v, causal=True)[:, :, 12:]
+
+    def off(first: int, last: int) -> float:
+        wanted = exact[:, :, first:last]
+        return float((got[:, :, first:last] - wanted).norm() / wanted.norm())
+
+    quarter = -(-steps // 4)
+    assert record.rel_error_first == pytest.approx(off(0, quarter), rel=1e-6)
+    assert record.rel_error_last == pytest.approx(off(steps - quarter, steps), rel=1e-6)
+    count = min(32, steps)
+    ends = [i * steps // count for i in range(count + 1)]
+    wanted = [off(a, b) for a, b in pairwise(ends)]
+    assert json.loads(record.rel_error_steps) == pytest.approx(wanted, rel=1e-3)
+    assert record.rel_error == pytest.approx(off(0, steps), rel=1e-6)
+
+
+def test_other_passes_have_no_error_over_steps() -> None:
+    asked = replace(cell(measure=("error",), error_draws=1), pass_="forward", new_tokens=0)
+    record, _ = run_cell(VisitCell(asked, TimingRules(quick=True), 0))
+    assert record.rel_error is not None
+    assert (record.rel_error_first, record.rel_error_last, record.rel_error_steps) == (None, None, "")

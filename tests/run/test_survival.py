@@ -24,8 +24,9 @@ import pytest
 
 from attnbench.cell import Cell
 from attnbench.cli.app import main
-from attnbench.record import Record
+from attnbench.record import HELD, Record
 from attnbench.run import identity, isolation, runner
+from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.run.plan import Options, make_plan
 from attnbench.status import Status
 from tests.forked import load
@@ -84,6 +85,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, worker: type[Instant]) -> None
     """Put ``worker`` in the place of the measuring process."""
     for module in (runner, isolation):
         monkeypatch.setattr(module, "Worker", worker)
+    monkeypatch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
 
 
 @pytest.fixture

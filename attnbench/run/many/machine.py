@@ -124,7 +124,8 @@ class Machine:
             models=tuple(wanted["models"]),
             products=Products(*wanted["products"]) if wanted["products"] else None,
         )
-        self._visitor = Visitor(settings, TimingRules(**message["rules"]), message["cell_timeout"])
+        rules, timeout = TimingRules(**message["rules"]), message["cell_timeout"]
+        self._visitor = Visitor(settings, rules, timeout, unchecked=message["unchecked"])
         self._worker = Worker(settings)
         self._worker.warn = self._notes.append
         known = message["known"]

@@ -40,7 +40,8 @@ class Order:
             "dtypes": list(plan.settings.dtypes),
             "models": list(plan.settings.models),
         }
-        return cls(hello, settings, {"rules": asdict(plan.rules), "cell_timeout": plan.options.cell_timeout})
+        how = {"cell_timeout": plan.options.cell_timeout, "unchecked": plan.options.unchecked}
+        return cls(hello, settings, {"rules": asdict(plan.rules), **how})
 
     def begin(
         self, threads: int, known: Mapping[str, Any] | None, products: Sequence[str] | None = None

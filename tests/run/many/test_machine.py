@@ -16,9 +16,10 @@ import pytest
 from attnbench.cell import Cell
 from attnbench.errors import UsageError
 from attnbench.machine import host
-from attnbench.record import Record
+from attnbench.record import HELD, Record
 from attnbench.run import process
 from attnbench.run.descendants import end_orphans
+from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.run.isolation import CellFailed, Settings, WorkerFailed
 from attnbench.run.many import fit, machine
 from attnbench.run.many.lease import Lease
@@ -80,6 +81,7 @@ _of_this_machine = {name: state()[name] for name in ("machine_id", "environment"
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     Process.made, Process.fails, Process.starts = [], None, None
     monkeypatch.setattr(machine, "Worker", Process)
+    monkeypatch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
     monkeypatch.setattr(machine, "load_warning", lambda: "load 3 on 2 cores")
     monkeypatch.setattr(machine, "end_orphans", lambda words: 0)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a machine takes it out of its environment

@@ -1,0 +1,107 @@
+"""Error over the steps of a generation: does what was kept of the prompt still do for the last tokens?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.plots.captions import failures, own_form_note, short_names, where
+from attnbench.plots.page import NothingToDraw
+from attnbench.plots.score_lines import Line, Panel, draw_lines
+from attnbench.plots.setting import PANELS, Setting, compared, fullest, only_length, restrict, settings, without_room
+from attnbench.plots.style import Look, in_style
+from attnbench.plots.ticks import linear_ticks, plain
+from attnbench.status import Status
+
+TITLE = "Error over the steps"
+NEEDS = "errors of pass generate"
+
+
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+    """The steps of something that is not exact were compared."""
+    return not _drawn(compared(restrict(frame, only or {}))).empty
+
+
+@in_style
+def draw_steps(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
+    """Draw the relative error of new tokens against their number, in a panel for each input.
+
+    Exact methods, whose error is rounding, are left out, and named in a note. Rows that were measured differently get
+    panels of their own.
+
+    Args:
+        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
+        n: length of the prompt; by default the one with most rows, and the longest of these.
+        only: column -> value of the rows to draw.
+
+    Raises:
+        UsageError: no row has a value.
+        NothingToDraw: there is no error of steps, or none at this length.
+        ResultsError: this is not a results table.
+    """
+    rows = compared(restrict(frame, only or {}))
+    drawn = _drawn(rows)
+    if n is not None:
+        drawn = drawn[drawn["seq_len"] == n]
+    if drawn.empty:
+        raise NothingToDraw("; ".join(failures(rows)) or f"needs {NEEDS}")
+    found = settings(drawn, also_same=("inputs",))
+    names, hidden = short_names(drawn)
+    shown = [_at_one_length(setting, n) for setting in found[:PANELS]]
+    panels = [_panel(setting, names) for setting in shown]
+    exact = rows.loc[_has_steps(rows) & (rows["error_kind"] == "exact"), "label"]
+    notes = [
+        "Relative error of the outputs of neighbouring new tokens against attention to the whole cache, in float64. "
+        "Names from the smallest last error up.",
+        f"Left out — exact up to rounding: {', '.join(dict.fromkeys(exact))}." if len(exact) else "",
+        hidden,
+        own_form_note(names),
+        *(f"Not drawn — {line}" for line in failures(rows)),
+        without_room(found),
+    ]
+    every = pd.concat([setting.rows for setting in shown])
+    return draw_lines(TITLE, where(every, only_length(every)), notes, panels, "relative error", _scale, _draw)
+
+
+def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[_has_steps(rows) & (rows["error_kind"] != "exact")]
+
+
+def _has_steps(rows: pd.DataFrame) -> pd.Series[bool]:
+    steps = rows["rel_error_steps"]
+    return (rows["status"] == Status.OK) & steps.notna() & (steps != "")
+
+
+def _at_one_length(setting: Setting, n: int | None) -> Setting:
+    length = fullest(setting.rows["seq_len"].value_counts()) if n is None else n
+    return Setting(setting.rows[setting.rows["seq_len"] == length], setting.name, setting.about)
+
+
+def _panel(setting: Setting, names: Mapping[str, str]) -> Panel:
+    lines = [_line(row, names[str(row["label"])]) for _, row in setting.rows.iterrows()]
+    return Panel(setting.about, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ())
+
+
+def _line(row: pd.Series, name: str) -> Line:
+    """One line, each error in the middle of its stretch of tokens."""
+    errors = tuple(float(one) for one in json.loads(row["rel_error_steps"]))
+    ends = np.linspace(0, float(row["new_tokens"]), len(errors) + 1)
+    middle = tuple(float(x) for x in (ends[1:] + ends[:-1] + 1) / 2)
+    return Line(name, str(row["family"]), middle, errors, errors, errors)
+
+
+def _scale(ax: Axes, panel: Panel) -> None:
+    last = max(line.x[-1] for line in panel.lines) + 0.5
+    ax.set_xlim(0, 1.02 * last)
+    ticks = linear_ticks(0, 1.02 * last)
+    ax.set_xticks(ticks, [plain(tick) for tick in ticks])
+    ax.set_xlabel("new token")
+
+
+def _draw(ax: Axes, line: Line, look: Look) -> None:
+    ax.plot(line.x, line.y, lw=1.4, markersize=3.4, alpha=0.95, **look.line)

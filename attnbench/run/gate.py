@@ -1,0 +1,125 @@
+"""Hold each setting to its laws before it is first measured: a time of something else would stand under its label.
+
+The process that measures tries the laws, so that a variant which ends it or hangs breaks a law and not the run. A
+setting is a variant with its options, causal or not. What was found of one holds for all its cells, and for a run that
+is resumed: its rows say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from attnbench.cell import Cell
+from attnbench.record import HELD, NOT_TRIED, UNCHECKED, Record, one_line
+from attnbench.run.isolation import CellFailed, Worker
+from attnbench.run.protocol import Request
+from attnbench.status import Status
+
+_LONGEST = 110
+"""Characters of a fault in a reason, which has room for few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found of a setting, as its rows tell it."""
+
+    laws: str
+    status: Status = Status.OK
+    reason: str = ""
+    stderr: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSetting(Request[Verdict]):
+    """Hold the setting of a cell to its laws, up to the first that it breaks."""
+
+    do = "setting"
+    cell: Cell
+
+    def to_json(self) -> dict[str, Any]:
+        return {"cell": self.cell.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(Cell.from_json(data["cell"]))
+
+    def found(self, tell: Callable[[int, int], None]) -> dict[str, Any]:
+        """The answer, given by the process that measures.
+
+        Args:
+            tell: called before each law with its place among :func:`attnbench.testing.gating_laws` and their number.
+        """
+        from attnbench.testing import first_fault, setting_of  # the laws take a while to import
+
+        case = setting_of(self.cell.variant, causal=self.cell.shape.causal)
+        if case.traits.compiled or (self.cell.device != "cpu" and not case.runs()):
+            return {"tried": 0, "fault": None}
+        tried, fault = first_fault(case, tell)
+        return {"tried": tried, "fault": None if fault is None else asdict(fault)}
+
+    def answered(self, answer: dict[str, Any]) -> Verdict:
+        from attnbench.testing import Finding
+
+        if answer["fault"] is None:
+            return Verdict(HELD if int(answer["tried"]) else NOT_TRIED)
+        fault = Finding(**answer["fault"])
+        number = "" if fault.number is None else f" ({fault.number:.2g}, at most {fault.bound:.2g})"
+        return Verdict(fault.law, Status.ERROR, _in_words(fault.law, f"{number}: {one_line(fault.fault, _LONGEST)}"))
+
+
+class Gate:
+    """Knows which settings may be measured, and finds it out of those that it does not know."""
+
+    def __init__(self, timeout: float, *, unchecked: bool = False) -> None:
+        """Begin.
+
+        Args:
+            timeout: seconds that one law may take.
+            unchecked: let every setting through.
+        """
+        self._timeout, self._unchecked = timeout, unchecked
+        self._known: dict[tuple[str, bool], Verdict] = {}
+
+    def learn(self, records: Iterable[Record]) -> None:
+        """Take over what rows say of their settings."""
+        for one in records:
+            if one.laws:
+                broken = one.laws not in (HELD, UNCHECKED, NOT_TRIED)
+                verdict = Verdict(one.laws, one.status, one.reason) if broken else Verdict(one.laws)
+                self._known[one.label, one.causal] = verdict
+
+    def verdict(self, worker: Worker, cell: Cell) -> Verdict:
+        """What is known of the setting of a cell, or found out now."""
+        if self._unchecked:
+            return Verdict(UNCHECKED)
+        setting = cell.variant.label, cell.shape.causal
+        if setting not in self._known:
+            self._known[setting] = self._found(worker, cell)
+        return self._known[setting]
+
+    def _found(self, worker: Worker, cell: Cell) -> Verdict:
+        at = 0
+
+        def told(progress: dict[str, Any]) -> None:
+            nonlocal at
+            at = int(progress["done"])
+
+        request = HoldSetting(cell)
+        try:
+            try:
+                return request.ask(worker, self._timeout, told=told)
+            except CellFailed as failed:
+                if not failed.killed:
+                    raise
+                return request.ask(worker, self._timeout, told=told)  # a process may be killed by anybody
+        except CellFailed as failed:
+            from attnbench.testing import gating_laws
+
+            law = gating_laws()[at]
+            return Verdict(law, failed.status, _in_words(law, f": {failed.reason}"), failed.stderr)
+
+
+def _in_words(law: str, fault: str) -> str:
+    return one_line(f"it breaks the law {law!r}{fault}; --unchecked measures it all the same")
