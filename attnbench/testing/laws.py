@@ -93,7 +93,7 @@ class Case:
     @property
     def allowed(self) -> bool:
         """Whether the variant claims such a case at all."""
-        return self.variant.traits.causal or not self.causal
+        return bool(self.variant.traits.causal) or not self.causal
 
     def runs(self) -> bool:
         """Whether it can be called on this processor; False also where it cannot be built."""

@@ -98,5 +98,6 @@ def test_rounding_to_8_bits_costs_what_was_computed_elsewhere_and_an_offset_of_k
     within = {0.5: 0.0011, 1: 0.0025, 2: 0.006}[scale]
     assert off(k, "true") == pytest.approx(smoothed, abs=within)
     assert off(k + offset, "true") == pytest.approx(off(k, "true"), rel=1e-6)
-    assert off(k + offset, "false") == pytest.approx(plain, abs=2 * within)
+    # The offset's largest entry decides, of 64 that were drawn once there: 2.4, give or take a sixth.
+    assert off(k + offset, "false") == pytest.approx(plain, rel=0.35)
     assert off(k + offset, "false") > 1.5 * smoothed

@@ -141,7 +141,8 @@ def test_an_answer_whose_time_is_not_that_of_its_samples_is_garbage(instant: Any
     class Inventive(instant):  # type: ignore[misc]  # a fixture gives the class
         def ask(self, *args: Any, **options: Any) -> dict[str, Any]:
             answer: dict[str, Any] = super().ask(*args, **options)
-            answer["record"]["time_median_s"] /= 2
+            if "record" in answer:
+                answer["record"]["time_median_s"] /= 2
             return answer
 
         def garbage(self) -> CellFailed:
@@ -186,7 +187,7 @@ def test_a_measuring_process_that_somebody_kills_once_costs_no_row(tmp_path: Pat
     (tmp_path / "mine.py").write_text(KILLED_ONCE)
     (tmp_path / "s.yaml").write_text("name: s\nsweeps: [{name: w, matrix: {variant: [killed-once], seq_len: 8}}]\n")
     command = [sys.executable, "-m", "attnbench", "run", "s.yaml", "--plugin", "mine.py", "--threads", "1", "--quick"]
-    done = subprocess.run([*command, "--device", "cpu"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([*command, "--device", "cpu", "--unchecked"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists()
     (file,) = tmp_path.glob("results/s/*/records.jsonl")

@@ -43,5 +43,5 @@ class Choice:
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Softmax attention of q ``(B, H, N, D)`` to what was chosen of k and v ``(B, K, M, ·)``."""
         k, v = emptied(self.real, k, v)
-        how = {"size": self.size, "causal": self.causal}
-        return attend_to_chosen(q, k, v, self.chosen, key_mask=self.real, **how)
+        own, causal = self.size, self.causal
+        return attend_to_chosen(q, k, v, self.chosen, size=own, causal=causal, key_mask=self.real)

@@ -80,8 +80,8 @@ class Work:
         self.finish(member, cell, outcome, started_at)
 
     def _most(self) -> float:
-        """Seconds that a visit may take: a law may hang first, and the cell be tried twice, with a fresh process."""
-        return 3 * self._plan.options.cell_timeout + START_TIMEOUT
+        """Seconds that a visit may take: it may be tried twice, the second time in a fresh process."""
+        return 2 * self._plan.options.cell_timeout + START_TIMEOUT
 
     def finish(self, member: Member, cell: Cell, outcome: Outcome, started_at: str) -> None:
         """Store the row of a visit.
