@@ -72,6 +72,8 @@ class Case:
     """Whether this is the first of the variant's settings."""
     length: int = SHAPE.N
     """Tokens of its shape."""
+    single: bool = False
+    """Whether it is held in float32 at most: some compute in float32 whatever they are given."""
 
     def __str__(self) -> str:
         options = self.spec.label.partition(":")[2]
@@ -106,7 +108,8 @@ class Case:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype in which the laws are held: the most precise that the variant takes."""
-        dtype: torch.dtype = getattr(torch, next((name for name in _CLOSE if name in self.traits.dtypes), "float32"))
+        every = [name for name in _CLOSE if name in self.traits.dtypes and not (self.single and name == "float64")]
+        dtype: torch.dtype = getattr(torch, every[0] if every else "float32")
         return dtype
 
     @property

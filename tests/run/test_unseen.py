@@ -8,11 +8,13 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from attnbench.attention.softmax import Softmax
 from attnbench.cell import Cell, Level, Pass
 from attnbench.errors import BrokenContract
 from attnbench.measure.stopwatch import WallClock
@@ -22,6 +24,7 @@ from attnbench.record import Record
 from attnbench.run import execute, pairs
 from attnbench.run.call import Call, prepare
 from attnbench.run.execute import run_cell
+from attnbench.run.gate import HoldSetting
 from attnbench.run.pairs import measure_pairs
 from attnbench.run.protocol import VisitCell
 from attnbench.run.turns import SEEN, UNSEEN, Windows
@@ -29,6 +32,7 @@ from attnbench.run.unseen import hold_to, hold_to_unseen, look
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.status import Status
+from attnbench.testing import check_variant
 from attnbench.variant import VARIANTS
 
 QUICK = TimingRules(quick=True)
@@ -79,7 +83,6 @@ def test_a_cheat_that_knows_the_objects_that_it_is_given_is_an_error() -> None:
         ("lazy", "it breaks the contract: it returns a Later, not a torch.Tensor"),
         ("thread", "it gives other numbers while it is timed: it does not compute in each call"),
         ("zeros", "it gives other numbers while it is timed: it does not compute in each call"),
-        ("other", "it does not compute its formula: output "),
     ],
 )
 def test_a_cheat_is_an_error_with_the_way_in_which_it_cheats(name: str, reason: str, rules: TimingRules) -> None:
@@ -242,10 +245,30 @@ def test_what_computes_is_ok_without_a_word(pass_: Pass, level: Level) -> None:
     assert "call to call" not in record.warnings
 
 
+def test_who_computes_something_else_than_its_formula_is_refused_before_it_is_measured() -> None:
+    request = HoldSetting(Cell("s", "w", parse_spec("cheat-other"), Shape(heads=2, seq_len=384, head_dim=32)))
+    verdict = request.answered(request.found(lambda *_: None))
+    assert (verdict.status, verdict.laws) == (Status.ERROR, "formula")
+
+
 @pytest.mark.parametrize("level", ["operator", "layer"])
 def test_who_rounds_otherwise_than_the_formula_is_ok(level: Level) -> None:
     record = measure("cheat-rounded", QUICK, level=level)
     assert (record.status, record.reason) == (Status.OK, "")
+
+
+def test_who_computes_in_float32_whatever_it_is_given_is_held_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Single(Softmax):
+        def forward(self, *inputs: torch.Tensor, key_mask: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(*(x.float() for x in inputs), key_mask=key_mask).to(inputs[0].dtype)
+
+    whole = VARIANTS.get("softmax")
+    monkeypatch.setitem(VARIANTS._entries, "softmax", replace(whole, make=Single))
+    cell = Cell("s", "w", parse_spec("softmax"), Shape(heads=2, seq_len=384, head_dim=32))
+    assert not check_variant("softmax", laws=["formula"]).held
+    found = HoldSetting(cell).found(lambda *_: None)
+    assert found["fault"] is None, found["fault"]
+    assert found["tried"] > 50
 
 
 def test_what_draws_in_each_call_is_measured_and_said_to_be_unchecked() -> None:
