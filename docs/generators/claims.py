@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import pandas as pd
 
-from attnbench.decision.claims import claims
+from attnbench.decision.claim_points import points_of
+from attnbench.decision.claims import Claim, claims
 from attnbench.decision.judging import Judgement, judge
 from attnbench.plots.load import read_results
 from generators.markdown import code, page, source, table, text
@@ -36,9 +38,25 @@ VERDICTS = {
 
 def judged() -> list[Judgement]:
     """Every claim, held to the committed runs."""
-    frames = [read_results(RUNS / name) for name in FROM if (RUNS / name).is_dir()]
-    table = pd.concat(frames, ignore_index=True) if frames else None
+    table = pd.concat(_tables().values(), ignore_index=True)
     return [judge(claim, table) for claim in claims()]
+
+
+@cache
+def _tables() -> dict[str, pd.DataFrame]:
+    return {name: read_results(RUNS / name) for name in FROM if (RUNS / name).is_dir()}
+
+
+def read_by(claim: Claim) -> list[str]:
+    """The committed runs without which the claim would be judged by other points, or by none."""
+    tables = _tables()
+    seen = list(points_of(claim, pd.concat(tables.values(), ignore_index=True)))
+    return [
+        name
+        for name, own in tables.items()
+        if (own["suite"] == claim.suite).any()
+        and list(points_of(claim, pd.concat([one for other, one in tables.items() if other != name]))) != seen
+    ]
 
 
 def pages() -> Iterator[tuple[str, str]]:

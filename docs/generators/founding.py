@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import yaml
 
 from generators.markdown import code, page, table, text
 
+RECORD = Path(__file__).resolve().parents[1] / "data/founding-run.json"
+"""What ``python -m tests.docs.founding_run`` wrote when it ran the commands."""
 STATUSES = ("full", "part", "not yet", "outside")
 
 
@@ -41,6 +44,7 @@ def pages() -> Iterator[tuple[str, str]]:
         f"attnbench was made from {len(found)} documents. This page goes through them, claim by claim and picture by "
         "picture, in our words. Each row has the command that shows the thing today.",
         counts([row for rows in found.values() for row in rows]),
+        ran(),
         "*part*: the command shows a part of it. *not yet*: nothing shows it. *outside*: a benchmark of attention "
         "cannot measure it. [Published claims](claims.md) has the verdicts on what the documents claim.",
     ]
@@ -54,6 +58,20 @@ def pages() -> Iterator[tuple[str, str]]:
             table(["", "what it asks for", "status", "command", "what is missing, or to be known"], lines),
         ]
     yield "reference/founding.md", page(*parts)
+
+
+def ran() -> str:
+    """When the commands were run, and how many of them as they stand."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    typed = {command: one for command, one in record.items() if "runs" not in one}
+    dates = sorted({one["date"] for one in typed.values()})
+    slowest = max(typed, key=lambda command: typed[command]["seconds"])
+    return (
+        f"{len(typed)} commands were typed as they stand here and ended as they should, between {dates[0]} and "
+        f"{dates[-1]}, on two busy cores. {code(slowest)} took longest: {typed[slowest]['seconds'] / 60:.0f} minutes. "
+        f"The rows of the other {len(record) - len(typed)} are those of [reference runs](runs.md), which were measured "
+        "by the same suites."
+    )
 
 
 def counts(rows: list[Row]) -> str:

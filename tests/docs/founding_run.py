@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.cli.claims import _mentions
+from attnbench.decision.claims import claims
 from tests.docs import making
 from tests.docs.making import HERE
 
@@ -46,20 +47,21 @@ def record() -> dict[str, dict[str, Any]]:
 
 
 def committed() -> dict[str, dict[str, Any]]:
-    """Commands whose rows are those of a committed run, by that run: ``run SUITE``, and claims about such a suite."""
+    """Commands whose rows are those of committed runs, by these runs: ``run SUITE``, and claims that they decide."""
     sys.path.insert(0, str(HERE / "docs"))
-    origin = importlib.import_module("generators.runs").ORIGIN
-    judged = importlib.import_module("generators.claims").judged()
-    known = {command: name for name, command in origin.items()}
+    known = {command: [name] for name, command in importlib.import_module("generators.runs").ORIGIN.items()}
+    judged = importlib.import_module("generators.claims")
     for command in commands():
         chosen = command.removeprefix("attnbench claims --run -k ")
-        about = [one for one in judged if _mentions(one.claim, chosen)] if chosen != command else []
-        if about and all(one.points and f"attnbench run {one.claim.suite}" in known for one in about):
-            known[command] = known[f"attnbench run {about[0].claim.suite}"]
+        if chosen != command:
+            about = [claim for claim in claims() if _mentions(claim, chosen)]
+            read = [judged.read_by(claim) for claim in about]
+            if all(read):
+                known[command] = sorted({name for names in read for name in names})
     return {
-        command: {"date": making.made(name).partition(",")[0], "run": name, "exit": 0}
-        for command, name in known.items()
-        if command in commands()
+        command: {"date": max(making.made(name).partition(",")[0] for name in names), "runs": names, "exit": 0}
+        for command, names in known.items()
+        if command in commands() and all((making.RUNS / name).is_dir() for name in names)
     }
 
 

@@ -23,6 +23,7 @@ from attnbench.spec import parse_specs
 from attnbench.task import TASKS
 from attnbench.testing import laws_named
 from attnbench.variant import VARIANTS
+from tests.docs import founding_run, making
 from tests.docs.making import HERE
 
 ROWS_OF_EACH = [16, 24, 16, 23]
@@ -115,3 +116,11 @@ def test_every_row_of_the_documents_is_on_the_page_and_counted(founding: ModuleT
     assert {status: int(count) for count, status in told} == {
         status: shown.count(status) for status in founding.STATUSES
     }
+
+
+def test_every_command_of_the_page_was_run_to_its_end() -> None:
+    record = founding_run.record()
+    assert set(record) == set(founding_run.commands())
+    assert {command for command, one in record.items() if one["exit"] != founding_run.wanted_exit(command)} == set()
+    for name in (name for one in record.values() for name in one.get("runs", [])):
+        assert (making.RUNS / name / "results.csv").exists()
