@@ -17,9 +17,11 @@ OPENING, ENDS, RUN_ID = "opening", "ends", "run_id"
 ENGINE, TOGETHER = "engine", "together"
 """Facts of a run that an engine shared out among machines: which engine, and what the run folders of one command have
 in common. Machines may join such a run while it goes on, so its list of machines may grow."""
+FRESH = "fresh_process"
+"""Fact of a run: with what a fresh process begins, a ``round``. Runs of older versions lack it."""
 _BEGINS_WITH = (
     *("attnbench", "run_key", "method_version", "schema_version", "threads", "rules", "cells", "shard", "variables"),
-    *("input_files", "plugins", "started_at", "folder", "suite_digest", "machines", ENGINE, TOGETHER, RUN_ID),
+    *("input_files", "plugins", "started_at", "folder", "suite_digest", "machines", ENGINE, TOGETHER, RUN_ID, FRESH),
 )
 """Facts that are known before the first row and never change. The machine is among them by the run's key."""
 

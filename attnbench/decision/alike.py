@@ -9,6 +9,7 @@ from typing import Any
 
 from attnbench.errors import UsageError
 from attnbench.machine import MEMORY_TOLERANCE, class_facts, differing_products, memory_bytes, rates
+from attnbench.manifest import FRESH
 from attnbench.record import one_line
 from attnbench.units import format_bytes, format_count
 
@@ -51,7 +52,7 @@ def _decisive(environment: Facts) -> dict[str, Any]:
     rules = environment.get("rules")
     machine = environment.get("environment")
     return {
-        **{name: environment.get(name) for name in ("method_version", "schema_version")},
+        **{name: environment.get(name) for name in ("method_version", "schema_version", FRESH)},
         **class_facts(environment),
         "torch": machine.get("torch") if isinstance(machine, dict) else None,
         **{f"rule {name}": value for name, value in (rules or {}).items() if name != "rounds"},

@@ -10,6 +10,8 @@ from statistics import median
 from attnbench.decision import words
 from attnbench.decision.decide import Decision
 from attnbench.decision.judge import ENOUGH_ROUNDS, MANY_ROUNDS, MEASURES, Finding
+from attnbench.errors import any_of
+from attnbench.manifest import FRESH
 from attnbench.printable import printable
 
 COLUMNS = ("cell", "old", "new", "ratio", "interval", "verdict")
@@ -80,6 +82,11 @@ def _head(decision: Decision) -> list[str]:
     if decision.paces:
         now, *before = (f"{pace.share:.0%}" for pace in decision.paces)
         said.append(f"times at the machine's full speed, of which it had {now} now and {', '.join(before)} before")
+    if "time" in question.measures and len({FRESH in run.environment for run in (decision.new, *decision.olds)}) > 1:
+        silent = [run.name for run in (decision.new, *decision.olds) if FRESH not in run.environment]
+        said.append(
+            printable(f"{any_of(silent)} may have measured all rounds in one process: its intervals may be too narrow")
+        )
     if decision.unit != "s":
         said.append(f"another machine: only times are judged, each divided by the time of {decision.unit}")
     if decision.drift is not None:

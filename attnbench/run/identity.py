@@ -15,6 +15,7 @@ from typing import Any
 
 from attnbench.cell import METHOD_VERSION, Cell
 from attnbench.errors import AttnbenchError
+from attnbench.manifest import FRESH
 from attnbench.plugins import provenance
 from attnbench.record import SCHEMA_VERSION
 from attnbench.run.plan import Plan
@@ -42,6 +43,7 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
         "threads": plan.settings.threads,
         "process": plan.settings.process,
         "rules": asdict(plan.rules),
+        FRESH: "round",
         "cells": _digest("".join(sorted(cell.cell_id for cell in plan.cells)).encode()),
         **({"shard": str(plan.options.shard)} if plan.options.shard else {}),
         **({"unchecked": True} if plan.options.unchecked else {}),

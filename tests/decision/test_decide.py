@@ -13,9 +13,13 @@ import pytest
 from attnbench.decision.decide import Decision, Question, decide, read_runs
 from attnbench.decision.judge import Finding, Limits
 from attnbench.decision.measured import load
+from attnbench.decision.table import table_of
 from attnbench.decision.words import address
 from attnbench.errors import ResultsError, UsageError
+from attnbench.manifest import FRESH
 from attnbench.record import Record
+from attnbench.run.identity import identity
+from attnbench.run.plan import Options, make_plan
 from attnbench.status import Status
 from attnbench.store import RunFolder
 from attnbench.suite import describe
@@ -353,3 +357,20 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
 def test_a_run_loaded_by_itself_can_be_decided_on_as_well(old: Path) -> None:
     """From Python nothing keeps a run from being held against itself."""
     assert decide(load(old), [load(old)], Question()).counts() == {"same": 3 * len(ROWS)}
+
+
+def test_a_run_that_may_have_measured_all_rounds_in_one_process_is_named(old: Path, tmp_path: Path) -> None:
+    def head(before: Path, now: Path) -> str:
+        return " ".join(table_of(decided(before, now)).head)
+
+    apart = write_run(tmp_path / "apart", ROWS, about=environment() | {FRESH: "round"})
+    doubt = "old may have measured all rounds in one process"
+    assert doubt in head(old, apart)
+    assert doubt in head(apart, old)
+    assert "in one process" not in head(old, shutil.copytree(old, tmp_path / "copy"))
+    assert "in one process" not in head(apart, shutil.copytree(apart, tmp_path / "apart again"))
+
+
+def test_a_run_says_with_what_a_fresh_process_begins(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("name: s\nsweeps: [{name: w, matrix: {variant: softmax, seq_len: 2}}]\n")
+    assert identity(make_plan(tmp_path / "s.yaml", Options("cpu")), "id")[FRESH] == "round"

@@ -64,6 +64,7 @@ class Machine:
         methods: dict[str, Callable[[Message], dict[str, Any]]] = {
             "hello": self._hello,
             "begin": self._begin,
+            "fresh": self._fresh,
             "visit": self._visit,
             "train": self._train,
             "more": self._more,
@@ -139,6 +140,12 @@ class Machine:
         notes = [load_warning(), *thread_warnings(settings.threads), *state["process_notes"]]
         self._notes += [note for note in notes if note]
         return {"state": state}
+
+    def _fresh(self, message: Message) -> dict[str, Any]:
+        """Measure in another process from now on: a round begins."""
+        self._worker.stop()
+        self._worker.start()
+        return {}
 
     def _visit(self, message: Message) -> dict[str, Any]:
         request = VisitCell.from_json(message["request"])

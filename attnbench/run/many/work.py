@@ -54,6 +54,9 @@ class Work:
         cells = [cell for group in lot for cell in group.cells]
         for round_ in range(self._plan.rules.rounds):
             due = rows.due(round_, cells)
+            if round_ and due:  # as in a run on one machine, each round has a process of its own
+                if why := failure((yield Call("fresh", most_s=START_TIMEOUT))):
+                    raise Lost(why)
             for cell in in_order(due, f"{self._plan.suite.name}{round_}{cells[0].cell_id}"):
                 yield from self._visit(member, cell, round_)
         yield from self._hold_to_limits(member, cells)

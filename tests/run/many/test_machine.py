@@ -157,6 +157,16 @@ def test_a_visit_gives_the_row_its_samples_and_what_the_user_should_know(plan: P
         Outcome.from_json(answer["outcome"], plan.cells[1])
 
 
+def test_a_fresh_round_has_another_process_that_keeps_what_is_known_of_the_machine(plan: Plan) -> None:
+    call = begun(plan)
+    process = Process.made[-1]
+    rates, started = process.state["matmul_rate"], len(process.known)
+    assert call("fresh", {}) == {"notes": []}
+    assert (process.stops, len(process.known), process.state["matmul_rate"]) == (1, started + 1, rates)
+    Process.starts = WorkerFailed("the measuring process did not start: no memory")
+    assert call("fresh", {})["failed"] == "the measuring process did not start: no memory"
+
+
 def test_a_cell_that_crashes_is_a_row_and_the_machine_goes_on(plan: Plan) -> None:
     call, cell = begun(plan), plan.cells[0]
     Process.fails = CellFailed(Status.CRASH, "exited with code 3", ["last words"])
