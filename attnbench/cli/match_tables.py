@@ -60,7 +60,7 @@ def _row(answer: Match, one: Found, times: dict[str, float | None]) -> list[str]
         format_seconds(time or point.time),
         format_bytes(point.memory),
         str(len(one.tries)),
-        "met" if one.chosen else "not met",
+        "met" if one.chosen else "not measured" if point.lacks(answer.budget) else "not met",
     ]
 
 

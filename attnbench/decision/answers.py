@@ -21,7 +21,7 @@ _COMPARABLE = ("exact", "approximation")
 
 def answers(match: Match) -> list[str]:
     """One sentence for each variant, then how the settings found compare."""
-    lines = [_of_one(match.budget, one) for one in match.found]
+    lines = [_of_one(match.budget, one) + (f"; in the run: {one.before}" * bool(one.before)) for one in match.found]
     lines += _over_budget(match)
     if match.comparison:
         pairs = match.comparison.rows.items()
@@ -52,6 +52,8 @@ def _as_it_stands(budget: Budget, one: Found) -> str:
     start = f"{point.label} takes part as it stands ({one.note}): "
     if point.status is not Status.OK:
         return start + _failure(point)
+    if point.lacks(budget):
+        return f"{start}no {budget.target} measured"
     return f"{start}{amount_text(point, budget)}, {'' if one.chosen else 'not '}{budget.inside}"
 
 
@@ -63,7 +65,7 @@ def _missed(budget: Budget, one: Found) -> str:
     failed = [f"{one.knob}={point.value}: {_failure(point)}" for point in one.tries if point.status is not Status.OK]
     if best is None:
         learned = any(point.error_kind == "learned" for point in one.tries)
-        nothing = "its error means nothing before it is fitted" if learned else "nothing was measured"
+        nothing = "its error means nothing before it is fitted" if learned else f"no {budget.target} measured"
         return f"{start}: {failed[0] if failed else nothing}"
     also = f"; {failed[-1]}" if failed else ""
     return f"{start}: best {amount_text(best, budget)} at {one.knob}={best.value}{also}"

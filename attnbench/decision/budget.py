@@ -158,6 +158,11 @@ class Point:
         """How much it takes of what the budget is of."""
         return {"error": self.error, "memory": self.memory, "time": self.time, "score": self.score}[budget.target]
 
+    def lacks(self, budget: Budget) -> bool:
+        """Whether it was measured, but not what the budget is of."""
+        learned = budget.target == "error" and self.error_kind == "learned"
+        return self.status is Status.OK and self.amount(budget) is None and not learned
+
     def within(self, budget: Budget) -> bool:
         """Whether it meets the budget; an error or a score does where its whole interval does."""
         if self.status is not Status.OK:

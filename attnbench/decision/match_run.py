@@ -12,7 +12,9 @@ from attnbench.decision.matched import Match
 from attnbench.decision.points_of_run import (
     CELL,
     Measured,
+    SHAPE,
     alike,
+    fitting,
     hold,
     key_of,
     number,
@@ -39,7 +41,8 @@ def match_run(
     """Choose among the settings that a run measured.
 
     Times and memory are those of ``level`` and ``pass_``, of the circumstances in which most was measured; errors are
-    those of the attention alone. Both are joined by variant and options.
+    those of the attention alone. Both are joined by variant and options if they are of one shape; else only
+    what the budget is about is told.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
@@ -58,24 +61,44 @@ def match_run(
         known = timed_kinds(frame) or "measure it: attnbench match without --from"
         raise ResultsError(f"the run has no {what}; {known}")
     n = _length(about, n)
-    errors = errors[errors["seq_len"] == n]
-    if not errors.empty:
-        counts = errors["inputs"].value_counts(sort=False)
-        here = str(counts.idxmax()) if inputs is None else pick_inputs([str(one) for one in counts.index], inputs)
-        errors = errors[errors["inputs"] == here]
-    speed = alike(speed[speed["seq_len"] == n])
+    errors, speed = errors[errors["seq_len"] == n], speed[speed["seq_len"] == n]
+    warnings = []
+    if budget.target == "error":
+        errors = alike(_of_inputs(errors, inputs), SHAPE)
+        timed, speed = speed, alike(fitting(speed, errors))
+        if speed.empty and not timed.empty:
+            warnings.append(f"the times at n = {n} are of another shape than the errors, and are left out")
+    else:
+        speed = alike(speed)
+        known, errors = errors, fitting(errors, speed)
+        errors = alike(_of_inputs(errors, inputs), SHAPE)
+        if errors.empty and not known.empty:
+            warnings.append(f"the errors at n = {n} are of another shape than the {budget.target}, and are left out")
     found = hold(budget, variants, _with_errors(timed_points(speed), errors))
+    if warnings:
+        here = f"the run has no {budget.target} of it at this shape"
+        found = [one if one.tries else replace(one, note=here) for one in found]
     first = (speed if not speed.empty else errors).iloc[0]
     same = {name: first[name] for name in ("level", "pass", *CELL)} | {"seq_len": n}
     same["inputs"] = errors["inputs"].iloc[0] if not errors.empty else ""
     where = f"B={first['batch']} H={first['heads']} D={first['head_dim']}, {first['dtype']}, on {first['device']}"
     said = f"n = {n}, {level} {pass_}, {where}" + (f", errors of {same['inputs']}" if same["inputs"] else "")
     others = timed_kinds(frame)
-    warnings = [f"no times of {level} {pass_} at n = {n}; {others}"] if speed.empty and others else []
+    if speed.empty and others and not warnings:
+        warnings.append(f"no times of {level} {pass_} at n = {n}; {others}")
     return Match(budget, found, said, plain(same), warnings)
 
 
 _COLUMN = {"memory": "peak_bytes", "time": "time_median_s"}
+
+
+def _of_inputs(errors: pd.DataFrame, wanted: str | None) -> pd.DataFrame:
+    """The errors on the inputs that were asked for, else on those with the most rows."""
+    if errors.empty:
+        return errors
+    counts = errors["inputs"].value_counts(sort=False)
+    here = str(counts.idxmax()) if wanted is None else pick_inputs([str(one) for one in counts.index], wanted)
+    return errors[errors["inputs"] == here]
 
 
 def _length(rows: pd.DataFrame, wanted: int | None) -> int:

@@ -24,6 +24,8 @@ CELL = [*(name for name in COLUMNS if name in ALIKE and name != "seed"), "device
 """Columns in which the cells of one match agree."""
 _ALIKE = [*CELL, "process", "threads"]
 """Columns in which times and memory that are compared must agree."""
+SHAPE = ["dtype", "causal", "mask", "bias", "sink", "padding", "q_start", "heads", "kv_heads", "head_dim", "v_dim"]
+"""Columns in which the error of the attention and the time of what holds it agree; a batch changes no error."""
 
 Key = tuple[str, tuple[tuple[str, Scalar], ...]]
 """Name and options, those at their defaults included."""
@@ -54,11 +56,19 @@ def timed_kinds(frame: pd.DataFrame) -> str:
     return f"it has {what}" if what else ""
 
 
-def alike(rows: pd.DataFrame) -> pd.DataFrame:
+def fitting(rows: pd.DataFrame, to: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the same shape as the first of ``to``; all of them if there is none."""
+    if to.empty:
+        return rows
+    shape = to[SHAPE].iloc[0]
+    return rows[[all(row[name] == shape[name] for name in SHAPE) for row in rows[SHAPE].to_dict("records")]]
+
+
+def alike(rows: pd.DataFrame, columns: Sequence[str] = _ALIKE) -> pd.DataFrame:
     """The rows of the circumstances with the most labels, one row for each label."""
     if rows.empty:
         return rows
-    groups = rows.groupby(_ALIKE, sort=False, dropna=False)
+    groups = rows.groupby([*columns], sort=False, dropna=False)
     most = max(groups, key=lambda group: group[1]["label"].nunique())[1]
     return most.drop_duplicates("label")
 
@@ -140,22 +150,56 @@ def _without(spec: Spec, knob: Knob) -> Spec:
 
 
 def _choose(budget: Budget, label: str, rest: Spec, knob: Knob | None, note: str, points: Measured) -> Found:
+    mine, before = _rows_of(label, rest, knob, points)
     if knob is None:
-        mine = [point for (name, options), point in points.items() if Spec(name, options) == rest]
         if not mine:
             return Found(label, "", (), None, "the run has no row of it")
-        return Found(label, "", (mine[0],), mine[0] if mine[0].within(budget) else None, note)
+        point = next(iter(mine.values()))
+        return Found(label, "", (point,), point if point.within(budget) else None, note, before)
     by_value: dict[int, Point] = {}
-    for (name, options), point in points.items():
+    for (_, options), point in mine.items():
         value = dict(options).get(knob.option)
-        if isinstance(value, int) and not isinstance(value, bool) and _without(Spec(name, options), knob) == rest:
+        if isinstance(value, int) and not isinstance(value, bool):
             by_value[value] = replace(point, value=value, label=_with_value(point.label, knob, value))
     if not by_value:
         return Found(label, knob.option, (), None, "the run has no row of it")
     rising = [by_value[value] for value in sorted(by_value, reverse=knob.falling)]
     within = [point for point in rising if point.within(budget)]
     chosen = within[-1 if budget.bounds_cost else 0] if within else None
-    return Found(label, knob.option, tuple(rising), chosen)
+    return Found(label, knob.option, tuple(rising), chosen, before=before)
+
+
+def _rows_of(label: str, rest: Spec, knob: Knob | None, points: Measured) -> tuple[Measured, str]:
+    """The settings of a variant, and in which options they differ from what this version calls so.
+
+    A variant that got an option since, or another default, is the same variant if it is written the same: where no row
+    has the very same options, those with the same label are taken.
+    """
+
+    def bare(spec: Spec) -> Spec:
+        return spec if knob is None else _without(spec, knob)
+
+    same = {key: point for key, point in points.items() if bare(Spec(*key)) == rest}
+    if same:
+        return same, ""
+    alike = {
+        key: point
+        for key, point in points.items()
+        if _written(bare(parse_spec(point.label))) == _written(parse_spec(label))
+    }
+    return alike, "; ".join(dict.fromkeys(_differing(dict(key[1]), dict(rest.options), knob) for key in alike))
+
+
+def _written(spec: Spec) -> str:
+    """The label without options that are at their defaults."""
+    return VARIANTS.get(spec.name).normalise(_known(spec)).label if spec.name in VARIANTS else spec.label
+
+
+def _differing(then: Mapping[str, Scalar], now: Mapping[str, Scalar], knob: Knob | None) -> str:
+    """``no beta, kernel=relu``: what the options were that have other values now."""
+    names = [name for name in dict.fromkeys([*then, *now]) if knob is None or name != knob.option]
+    changed = [name for name in names if then.get(name) != now.get(name)]
+    return ", ".join(f"{name}={then[name]}" if name in then else f"no {name}" for name in changed)
 
 
 def _with_value(label: str, knob: Knob, value: int) -> str:

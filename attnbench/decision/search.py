@@ -25,6 +25,8 @@ class Found:
     """The cheapest setting that meets a budget of error or score, or the most expensive that fits memory or time."""
     note: str = ""
     """Why it takes part as it stands, or was not measured at all."""
+    before: str = ""
+    """Options that this version knows otherwise than the version whose rows these are."""
     at_end: bool = False
     """The chosen one is the cheapest of all settings, for an error or a score, or the most expensive, for a cost."""
 

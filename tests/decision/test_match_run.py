@@ -134,3 +134,62 @@ def test_errors_without_times_of_the_same_level_say_which_times_there_are(run: p
 
 def test_its_rows_are_plain_values(run: pd.DataFrame) -> None:
     json.dumps(match_run(run, [], Budget("error", 0.02)).to_json())
+
+
+SMALL = {"heads": 1, "kv_heads": 1, "head_dim": 16, "v_dim": 16}
+
+
+def test_an_error_is_not_joined_with_the_time_of_another_shape() -> None:
+    frame = table(
+        *(timed(name, 0.01, 100, heads=4, kv_heads=4) for name in ("performer", "softmax")),
+        erred("performer", 0.1, **SMALL),
+    )
+    found = match_run(frame, ["performer"], Budget("error", 0.3))
+    assert found.warnings == ["the times at n = 1024 are of another shape than the errors, and are left out"]
+    assert "H=1 D=16" in found.about
+    (point,) = found.found[0].tries
+    assert (point.error, point.time, point.memory) == (0.1, None, None)
+    lacking = match_run(frame, ["softmax"], Budget("error", 0.3))
+    assert answers(lacking) == ["softmax: not measured: the run has no error of it at this shape"]
+    cheap = match_run(frame, ["performer"], Budget("time", 0.1))
+    assert cheap.warnings == ["the errors at n = 1024 are of another shape than the time, and are left out"]
+    assert "H=4" in cheap.about
+    assert "errors" not in cheap.about
+    (point,) = cheap.found[0].tries
+    assert (point.error, point.time) == (None, 0.01)
+
+
+def test_of_errors_at_two_shapes_those_with_the_most_settings_are_taken_with_times_of_their_own_shape() -> None:
+    more = [erred(f"performer:features={features}", 0.1, **SMALL) for features in (16, 32)]
+    frame = table(
+        timed("performer:features=16", 0.02, 100), erred("performer:features=16", 0.2), *more,
+        timed("performer:features=16", 0.01, 50, **SMALL),
+    )  # fmt: skip
+    (one,) = match_run(frame, ["performer"], Budget("error", 0.3)).found
+    assert [(point.value, point.error, point.time) for point in one.tries] == [(16, 0.1, 0.01), (32, 0.1, None)]
+
+
+def test_what_has_no_error_is_not_said_to_miss_an_error(run: pd.DataFrame) -> None:
+    frame = pd.concat([run[run["variant"] != "softmax"], table(timed("softmax", 0.02, 2**22))], ignore_index=True)
+    lines = answers(match_run(frame, ["softmax"], Budget("error", 0.3)))
+    assert lines == ["softmax takes part as it stands (it has no knob): no error measured"]
+    without = table(timed("performer:features=64", 1e-3, 100), erred("softmax", 1e-7))
+    assert answers(match_run(without, ["performer"], Budget("error", 0.3))) == [
+        "performer does not reach error 0.3: no error measured"
+    ]
+
+
+def test_rows_of_a_version_that_lacked_an_option_are_found_by_their_label_and_told(run: pd.DataFrame) -> None:
+    def older(text: str) -> str:
+        options = json.loads(text)
+        return json.dumps({name: value for name, value in options.items() if name not in ("beta", "gamma")})
+
+    assert "beta" in json.loads(run["options"].iloc[0])
+    before = run.assign(options=run["options"].map(older))
+    found = match_run(before, ["performer", "performer:features=64", "softmax"], Budget("error", 0.02))
+    plain, fixed, exact = found.found
+    assert plain.chosen is not None
+    assert (plain.chosen.value, len(plain.tries), plain.before) == (256, 4, "no beta, no gamma")
+    assert (fixed.tries[0].error, fixed.before, exact.before) == (4 / 64, "no beta, no gamma", "")
+    assert answers(found)[0].endswith("; in the run: no beta, no gamma")
+    assert [one.before for one in match_run(run, ["performer"], Budget("error", 0.02)).found] == [""]
