@@ -10,6 +10,14 @@ from pathlib import Path
 
 from attnbench.errors import CannotCreate
 
+OF_A_RUN = (
+    *("records.jsonl", "samples.jsonl", "failures.jsonl", "curves.jsonl", "results.csv"),
+    *("swap.jsonl", "swap.csv", "environment.json", "suite.yaml"),
+)
+"""Files that a run consists of. Only the run itself writes them."""
+_MARKS = ("records.jsonl", "environment.json")
+"""Files that only the folder of a run has."""
+
 
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write ``content`` beside ``path``, sync it to the disk and rename it into place.
@@ -34,11 +42,12 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write what the user asked for at ``path``: a file by :func:`replace_file`, a pipe, terminal or link directly.
+    """Write what the user asked for at ``path``: a file by :func:`replace_file`, a pipe or terminal directly.
 
     Raises:
-        CannotCreate: it cannot be written.
+        CannotCreate: it cannot be written, or must not be (:func:`refuse_output`).
     """
+    refuse_output(path)
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):  # /dev/stdout, say
             with open(path, "wb", opener=_open_at_once) as stream:  # Path.open takes no opener
@@ -47,6 +56,19 @@ def write_output(path: Path, content: str | bytes) -> None:
             replace_file(path, content)
     except OSError as error:
         raise CannotCreate(f"cannot write {path}: {error.strerror}; choose another place") from error
+
+
+def refuse_output(path: Path) -> None:
+    """Refuse a place where nothing is written that a user asks for: a file of a run, or a link to a file.
+
+    Raises:
+        CannotCreate: ``path`` is one.
+    """
+    if path.name in OF_A_RUN and any((path.parent / name).exists() for name in _MARKS):
+        raise CannotCreate(f"{path} belongs to the run in {path.parent}; choose another name")
+    is_stream = path.parts[:2] in (("/", "dev"), ("/", "proc")) or (path.exists() and not path.is_file())
+    if path.is_symlink() and not is_stream:
+        raise CannotCreate(f"{path} is a link, and nothing is written through one; remove it or choose another place")
 
 
 def _open_at_once(path: str, flags: int) -> int:

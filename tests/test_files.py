@@ -9,8 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnbench.errors import CannotCreate, StoreError
-from attnbench.files import replace_file, write_output
+from attnbench.files import OF_A_RUN, replace_file, write_output
 from attnbench.plots.style import save
+from attnbench.pretrained import folder
+from attnbench.store import ENVIRONMENT, FILES, SUITE, TABLE
 
 
 def test_a_reader_sees_the_whole_old_text_or_the_whole_new_one(tmp_path: Path) -> None:
@@ -46,15 +48,35 @@ def test_a_new_file_has_the_permissions_that_the_umask_leaves(tmp_path: Path) ->
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o640
 
 
-def test_what_the_user_asked_for_also_goes_to_a_pipe_and_through_a_link(tmp_path: Path) -> None:
+def test_what_the_user_asked_for_also_goes_to_a_pipe_but_not_through_a_link(tmp_path: Path) -> None:
     code = "from pathlib import Path; from attnbench.files import write_output"
     code += "; write_output(Path('/dev/stdout'), 'a,b\\n')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"a,b\n"
     (tmp_path / "kept").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "kept")
-    write_output(tmp_path / "link", b"new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "kept").read_text() == "new"
+    with (tmp_path / "read").open("wb") as read:  # /dev/stdout is then a link to a file
+        subprocess.run([sys.executable, "-c", code], stdout=read, check=True)
+    assert (tmp_path / "read").read_bytes() == b"a,b\n"
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for link in ("link", "dangling"):
+        with pytest.raises(CannotCreate, match="is a link"):
+            write_output(tmp_path / link, b"new")
+    assert (tmp_path / "kept").read_text() == "old"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_nothing_but_the_run_writes_the_files_of_a_run(tmp_path: Path) -> None:
+    assert set(OF_A_RUN) == {*FILES, TABLE, ENVIRONMENT, SUITE, folder.ROWS, folder.TABLE}
+    for mark in ("records.jsonl", "environment.json"):
+        run = tmp_path / mark.partition(".")[0]
+        run.mkdir()
+        (run / mark).write_text("{}\n")
+        for name in OF_A_RUN:
+            with pytest.raises(CannotCreate, match=f"{name} belongs to the run in {run}"):
+                write_output(run / name, "x")
+        assert [file.name for file in run.iterdir()] == [mark]
+        write_output(run / "report.html", "x")
+    write_output(tmp_path / "results.csv", "x")  # in no run
 
 
 def test_a_pipe_that_nobody_reads_is_refused_at_once_and_one_that_is_read_takes_much(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from attnbench.cli import console
+from attnbench.cli.outputs import refuse_files
 from attnbench.errors import UsageError
 
 
@@ -36,6 +37,7 @@ def export(
             "export needs --parquet FILE, --samples FILE, --mlflow or --format; "
             "for example: attnbench export results/quick --parquet quick.parquet"
         )
+    refuse_files(parquet, samples, out)
 
     from attnbench.decision.export_mlflow import log_run
     from attnbench.decision.export_parquet import write_rows, write_samples

@@ -21,13 +21,17 @@ def refuse_files(*files: Path | None, plot: Path | None = None, option: str = "-
 
     Raises:
         UsageError: ``plot`` is of a kind that is not drawn.
-        CannotCreate: there is no folder to write in.
+        CannotCreate: there is no folder to write in, or the file is a run's own or a link.
     """
+    from attnbench.files import refuse_output
+
     if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
         raise UsageError(f"{option} {plot}: the name must end in .svg, .png or .pdf")
     for path in (*files, plot):
         if path is not None and not path.parent.is_dir():
             raise CannotCreate(f"cannot write {path}: there is no folder {path.parent}")
+        if path is not None:
+            refuse_output(path)
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path, *, whole: Sequence[str] = ()) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from attnbench.cli import console
+from attnbench.cli.outputs import refuse_files
 from attnbench.errors import CannotCreate, UsageError
 
 FILE = "report.html"
@@ -46,6 +47,7 @@ def report(
     """
     if out is not None and out.is_dir():
         raise CannotCreate(f"--out {out} is a folder; name a file: {out / FILE}")
+    refuse_files(out)
     if title is not None and not title.strip():
         raise UsageError("--title is empty; give some words, or leave it out")
 

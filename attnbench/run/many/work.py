@@ -55,7 +55,8 @@ class Work:
         for round_ in range(self._plan.rules.rounds):
             due = rows.due(round_, cells)
             if round_ and due:  # as in a run on one machine, each round has a process of its own
-                if why := failure((yield Call("fresh", most_s=START_TIMEOUT))):
+                answer = yield Call("fresh", most_s=START_TIMEOUT)
+                if why := failure(answer):
                     raise Lost(why)
             for cell in in_order(due, f"{self._plan.suite.name}{round_}{cells[0].cell_id}"):
                 yield from self._visit(member, cell, round_)

@@ -1,0 +1,53 @@
+"""Whatever a command is told to write, no run loses a file by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnbench.cli.app import main
+from attnbench.errors import Exit
+from tests.decision.fixture_runs import Row, write_run
+from tests.decision.machines import files
+
+ROWS = [Row("softmax", error=1e-7), Row("linear", error=0.1)]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("old", "new"):
+        write_run(tmp_path / name, ROWS)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "gate new --against old --format json --out old/records.jsonl",
+        "gate new --against old --format junit --out new/results.csv",
+        "gate new --against old --out elsewhere",
+        "diff old new --format markdown --out old/environment.json",
+        "report old --out old/records.jsonl",
+        "report old --out new/environment.json",
+        "report old --out elsewhere",
+        "export old --parquet old/samples.jsonl",
+        "export old --samples new/samples.jsonl",
+        "export old --format markdown --out old/suite.yaml",
+        "match --from old --error 0.5 --csv old/results.csv",
+        "match --from old --error 0.5 --csv elsewhere",
+    ],
+)
+def test_no_output_takes_the_place_of_a_file_of_a_run_or_goes_through_a_link(
+    words: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / "kept").write_text("as it was")
+    (runs / "elsewhere").symlink_to(runs / "kept")
+    before = files(runs)
+    assert main(words.split()) == Exit.CANNOT_CREATE
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "belongs to the run in" in said.err or "is a link" in said.err
+    assert said.err.count("\n") == 1
+    assert files(runs) == before
