@@ -6,8 +6,12 @@ another.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import compress
+
+_LIVE = re.compile(r"@|\b(?:https?|ftp):|\bwww(?=\.)", re.IGNORECASE)
+"""What calls a person or becomes a link where comments are shown."""
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -18,6 +22,11 @@ def printable(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def not_live(text: str) -> str:
+    """``text`` for a comment, with a character of no width in what would call somebody or become a link."""
+    return _LIVE.sub(lambda found: f"{found[0]}\N{ZERO WIDTH SPACE}", text)
 
 
 def without_empty(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:

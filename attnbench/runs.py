@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from attnbench.errors import CannotCreate, ResultsError
 from attnbench.files import refuse_link
-from attnbench.store import RECORDS, RunFolder
+from attnbench.store import RECORDS, TABLE, RunFolder
 
 
 def suite_folder(out: Path, name: str) -> Path:
@@ -50,6 +53,23 @@ def by_age(runs: Iterable[Path]) -> list[Path]:
     return sorted(runs, key=age)
 
 
+def first_row(run: Path) -> Mapping[str, Any]:
+    """The first row that a run wrote, column by column; empty if there is none that can be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        if (run / RECORDS).is_file():
+            with (run / RECORDS).open(encoding="utf-8") as lines:
+                row = json.loads(lines.readline())
+                return row if isinstance(row, dict) else {}
+        with (run / TABLE).open(encoding="utf-8", newline="") as lines:
+            return next(csv.DictReader(lines), {})
+    return {}
+
+
+def suites_of(runs: Iterable[Path]) -> set[str]:
+    """The suites of these runs, as their rows name them."""
+    return {str(row["suite"]) for run in runs if (row := first_row(run)).get("suite")}
+
+
 def newest_run(path: Path) -> RunFolder:
     """The run in this folder, or the newest one of the suite whose folder it is.
 
@@ -59,6 +79,6 @@ def newest_run(path: Path) -> RunFolder:
     found = find_runs(path) if path.is_dir() else []
     if not found:
         raise ResultsError(f"{path}: holds no run; give the folder of one, results/SUITE/STARTED-DEVICE")
-    if len({run.path.parent for run in found}) > 1:
+    if len({run.path.parent for run in found}) > 1 or len(suites_of(run.path for run in found)) > 1:
         raise ResultsError(f"{path}: holds runs of several suites; give the folder of one run or one suite")
     return found[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from attnbench.decision.claims import Claim
-    from attnbench.decision.judging import Judgement
+    from attnbench.decision.judging import Judgement, Verdict
 
 
 def claims(
@@ -39,7 +40,7 @@ def claims(
     """Compare published claims with what was measured on this machine.
 
     A claim holds if the whole interval says so at every point, and fails if it says so at no point. Otherwise it
-    depends on the setting.
+    depends on the setting. It is open if all intervals hold both answers.
     """
     from attnbench.decision.claims import claims as all_claims
     from attnbench.decision.judging import judge
@@ -52,20 +53,27 @@ def claims(
     table = _rows(results)
     judged = [judge(one, table) for one in wanted]
     if as_json:
-        console.data([_as_data(one) for one in judged])
+        console.data([_as_data(one, table) for one in judged])
         return
     seen = [one for one in judged if one.points]
     for one in seen:
         _print(one)
     _print_rest([one for one in judged if not one.points])
-    counts = {verdict: sum(one.verdict == verdict for one in judged) for verdict in ("holds", "fails", "depends on")}
-    rest = len(judged) - sum(counts.values())
-    told = [
-        f"{count} {verdict.replace('holds', 'hold').replace('fails', 'fail').replace('depends', 'depend')}"
-        for verdict, count in counts.items()
-    ]
+    counts = Counter(one.verdict for one in judged)
+    told = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items())
     console.line()
-    console.line(f"Of {len(judged)} claims: {', '.join(told)} the setting, {rest} not tested here.")
+    for line in textwrap.wrap(f"Of {len(judged)} claims: {told}.", console.width()):
+        console.line(line)
+
+
+_COUNTED: dict[Verdict, str] = {
+    "holds": "hold",
+    "fails": "fail",
+    "depends on": "depend on the setting",
+    "open": "open",
+    "not tested here": "not tested here",
+}
+"""Each verdict in a sentence that counts them."""
 
 
 def _mentions(claim: Claim, text: str) -> bool:
@@ -148,7 +156,10 @@ def _print_rest(judged: list[Judgement]) -> None:
                 console.line(f"  {line}" if number else f"- {line}")
 
 
-def _as_data(judged: Judgement) -> dict[str, object]:
+def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]:
+    from attnbench.decision.claim_points import read_from
+    from attnbench.plots.setting import RUN
+
     claim = judged.claim
     return {
         "claim": claim.id,
@@ -157,6 +168,9 @@ def _as_data(judged: Judgement) -> dict[str, object]:
         "verdict": judged.verdict,
         "evidence": judged.evidence,
         "command": claim.command,
+        "suite": claim.suite,
+        "sweeps": read_from(claim, table, "sweep"),
+        "runs": read_from(claim, table, RUN),
         "points": [
             {"at": one.at, "value": _number(one.value), "low": _number(one.low), "high": _number(one.high)}
             | {"holds": one.holds}

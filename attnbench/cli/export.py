@@ -56,7 +56,14 @@ def export(
     if samples is not None:
         console.note(f"{write_samples(folder, samples)} samples: {samples}")
     if mlflow:
-        console.note(f"MLflow run {log_run(folder)}")
+
+        def page() -> str:
+            from attnbench.report.page import make_page
+            from attnbench.report.sources import read_sources
+
+            return make_page(read_sources([folder.path], warn=lambda doubt: None))  # doubts have been told
+
+        console.note(f"MLflow run {log_run(folder, page)}")
     if format_ is not None:
         text = "\n".join(as_text(table, format_) for table in tables_of(records))
         if out is None:

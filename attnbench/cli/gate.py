@@ -24,7 +24,7 @@ from attnbench.cli.decisions import (
 )
 from attnbench.cli.options import Plugins
 from attnbench.cli.outputs import refuse_files
-from attnbench.errors import Exit
+from attnbench.errors import Exit, StoreError, UsageError
 
 if TYPE_CHECKING:
     from attnbench.cell import Cell
@@ -101,7 +101,7 @@ def _confirmed(
     rounds: int,
     plugins: list[str],
 ) -> Decision:
-    """The decision after more rounds of what fails in it, if something does."""
+    """The decision after more rounds of what fails in it, if something does and the run can go on."""
     from attnbench.decision.confirm import confirm, doubtful
     from attnbench.run.runner import Watcher
 
@@ -119,5 +119,9 @@ def _confirmed(
             def warned(self, message: str) -> None:
                 console.warning(message)
 
-        _, again = confirm(cells, new, olds, question, rounds, plugins=plugins, watcher=Screen())
+        try:
+            _, again = confirm(cells, new, olds, question, rounds, plugins=plugins, watcher=Screen())
+        except (UsageError, StoreError) as error:  # the verdict is known all the same
+            console.warning(f"not measured again: {error}")
+            return decision
     return again

@@ -22,7 +22,8 @@ def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_wit
 
     Args:
         runs: folder, environment, and what is known of each machine that measured it.
-        rates_within: share by which the largest rate may exceed the smallest.
+        rates_within: share by which the largest rate of a machine may exceed the smallest; of one that measured several
+            runs, the median counts.
 
     Raises:
         UsageError: they are not; the message names the run, or the odd one of several, and what differs.
@@ -39,12 +40,14 @@ def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_wit
     machines = [(path, machine) for path, _, machines in runs for machine in machines]
     memories = [(path, memory_bytes(machine)) for path, machine in machines]
     _refuse_odd("memory", [(path, size) for path, size in memories if size], MEMORY_TOLERANCE, format_bytes)
-    by_name: dict[str, list[tuple[Path, float]]] = {}
-    for path, machine in machines:
+    by_name: dict[str, dict[object, list[tuple[Path, float]]]] = {}
+    for number, (path, machine) in enumerate(machines):
+        which = machine.get("host") or machine.get("machine_id") or number
         for name, rate in rates(machine):
-            by_name.setdefault(name, []).append((path, rate))
-    for name, found in by_name.items():
-        _refuse_odd(name, found, rates_within, lambda rate: f"{format_count(rate)}/s")
+            by_name.setdefault(name, {}).setdefault(which, []).append((path, rate))
+    for name, found in by_name.items():  # what one machine measured twice differs by the noise of measuring
+        each = [(known[0][0], median(rate for _, rate in known)) for known in found.values()]
+        _refuse_odd(name, each, rates_within, lambda rate: f"{format_count(rate)}/s")
 
 
 def _decisive(environment: Facts) -> dict[str, Any]:

@@ -72,6 +72,20 @@ def points_of(claim: Claim, frame: pd.DataFrame | None) -> Iterator[Point]:
         yield from _scores(test, rows, _having(measured, {**test.where, **test.bottom_where}))
 
 
+def read_from(claim: Claim, frame: pd.DataFrame | None, column: str) -> list[str]:
+    """The runs, or the sweeps, without whose rows the claim would be judged by other points, or by none.
+
+    Args:
+        column: ``run`` or ``sweep``.
+    """
+    if frame is None or claim.suite is None:
+        return []
+    rows = frame[(frame["suite"] == claim.suite) & (frame["status"] == Status.OK)]
+    seen = list(points_of(claim, rows))
+    names = dict.fromkeys(map(str, rows[column])) if seen else {}
+    return [name for name in names if list(points_of(claim, rows[rows[column] != name])) != seen]
+
+
 def _having(rows: pd.DataFrame, values: Mapping[str, Value]) -> pd.DataFrame:
     for column, value in values.items():
         rows = rows[rows[column].isna() if value is None else rows[column] == value]

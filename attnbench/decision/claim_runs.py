@@ -7,19 +7,22 @@ of threads needs two runs of a suite, and a run of one sweep alone may be newer 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from attnbench.errors import CorruptResults, ResultsError
-from attnbench.plots.load import find_results, read_results, run_names
+from attnbench.plots.load import find_results, is_collection, read_results, run_names
 from attnbench.plots.setting import RUN
-from attnbench.runs import by_age
+from attnbench.runs import by_age, first_row, suites_of
 from attnbench.status import Status
 from attnbench.store import TABLE
 
 _ALIKE = ("suite", "machine_id", "device", "process")
 """Columns in which an older run agrees with the newest of its folder, or it is not read."""
+_COLLECTED = ("device",)
+"""The same where somebody collects runs of several suites: they may be of several boots and machines."""
 _APART = ["suite", "sweep", "threads"]
 
 
@@ -33,25 +36,50 @@ def read_rows(paths: Sequence[Path], warn: Callable[[str], None]) -> pd.DataFram
         CorruptResults: rows are not as they were written.
         ResultsError: there is nothing to read, or it cannot be read.
     """
-    groups = [
-        [file] if path in (file, file.parent) else [file, *_older(file)]
-        for path in paths
-        for file in find_results(path)
-    ]
-    files = [file for group in groups for file in group]
+    groups = [group for path in paths for group in _groups(path, warn)]
+    files = [file for group in groups for file in group.files]
     names = dict(zip(files, run_names(files), strict=True))
     return pd.concat([_fullest(_frames(group, names, warn)) for group in groups], ignore_index=True)
 
 
-def _older(file: Path) -> list[Path]:
-    """The tables of the older runs of a suite's folder, the newest first."""
-    runs = by_age(table.parent for table in file.parent.parent.glob(f"*/{TABLE}") if table.is_file())
-    return [run / TABLE for run in reversed(runs) if run != file.parent]
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Tables of one suite, the newest first."""
+
+    files: Sequence[Path]
+    alike: Sequence[str] = _ALIKE
+    """Columns in which the others agree with the newest."""
 
 
-def _frames(files: Sequence[Path], names: dict[Path, str], warn: Callable[[str], None]) -> list[pd.DataFrame]:
-    """The table of the first file, and those of the others that were measured on the same machine."""
-    newest, *older = files
+def _groups(path: Path, warn: Callable[[str], None]) -> list[_Group]:
+    files = find_results(path)
+    if files == [path] or files[0].parent == path:
+        return [_Group(files)]
+    collected = {file for file in files if is_collection(_beside(file))}
+    own = [file for file in files if file not in collected]
+    groups = [_Group([file, *(run / TABLE for run in _beside(file) if run != file.parent)]) for file in own]
+    known = suites_of(file.parent for file in own)
+    rows = {file: first_row(file.parent) for file in collected}
+    suites: dict[str, list[Path]] = {}
+    for file in sorted(collected, key=lambda file: str(rows[file].get("started_at", "")), reverse=True):
+        suites.setdefault(str(rows[file].get("suite", "")), []).append(file)
+    for suite in sorted(suites):
+        if suite in known:
+            names = ", ".join(file.parent.name for file in suites[suite])
+            warn(f"{path} has runs of its own of suite {suite}; left out: {names}")
+        else:
+            groups.append(_Group(suites[suite], _COLLECTED))
+    return groups
+
+
+def _beside(file: Path) -> list[Path]:
+    """The runs of a folder in which a run lies, the newest first."""
+    return by_age(table.parent for table in file.parent.parent.glob(f"*/{TABLE}") if table.is_file())[::-1]
+
+
+def _frames(group: _Group, names: dict[Path, str], warn: Callable[[str], None]) -> list[pd.DataFrame]:
+    """The table of the first file, and those of the others that were measured alike."""
+    newest, *older = group.files
     frames = [read_results(newest, warn=warn).assign(**{RUN: names[newest]})]
     for file in older:
         try:
@@ -59,8 +87,12 @@ def _frames(files: Sequence[Path], names: dict[Path, str], warn: Callable[[str],
         except (CorruptResults, ResultsError) as error:
             warn(f"{error}; this older run is left out")
             continue
-        if all(frame[column].iloc[0] == frames[0][column].iloc[0] for column in _ALIKE):
+        differ = [name for name in group.alike if frame[name].iloc[0] != frames[0][name].iloc[0]]
+        if not differ:
             frames.append(frame)
+        elif group.alike is _COLLECTED:
+            here, there = (one["device"].iloc[0] for one in (frame, frames[0]))
+            warn(f"{file.parent}: of device {here}, while {names[newest]} is of {there}; this run is left out")
     return frames
 
 

@@ -164,8 +164,11 @@ def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Que
         facts = differing_facts(new, old)
         if not facts:
             continue
+        of_the_method = [fact for fact in facts if fact.startswith("method_version:")]
+        if question.other_machine == "ratios" and of_the_method:
+            facts = of_the_method  # ratios would allow the others
         said = f"{new.path} and {old.path} differ in {'; '.join(facts)}"
-        if new.method_version != old.method_version:
+        if of_the_method:
             raise UsageError(f"{said}: numbers of two methods are not comparable; measure both again")
         if question.other_machine == "refuse":
             raise UsageError(f"{said}: {_remedy(facts, old)}, or give --other-machine ratios")
@@ -177,6 +180,8 @@ def _remedy(facts: Sequence[str], old: MeasuredRun) -> str:
     """What to do about facts in which a machine differs."""
     if all(fact.partition(":")[0] in PRODUCTS for fact in facts):
         return f"a probe chose otherwise; measure the new run again with --fresh --like {old.path}"
+    if all(fact.startswith("threads:") for fact in facts):
+        return f"measure the new run again with --threads {old.environment.get('threads')}"
     return "measure both on one machine"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from typing import Any
@@ -24,11 +24,14 @@ _PARAMETERS = (
 )
 
 
-def log_run(folder: RunFolder) -> str:
+def log_run(folder: RunFolder, report: Callable[[], str]) -> str:
     """Log the run to MLflow, where ``MLFLOW_TRACKING_URI`` says, and return the id of the MLflow run.
 
     The experiment is that of ``MLFLOW_EXPERIMENT_NAME``, else MLflow's default. There is one MLflow run, not one for
     each cell: a server does not bear hundreds.
+
+    Args:
+        report: makes the page of ``attnbench report``, which becomes an artifact.
 
     Raises:
         UsageError: mlflow is not installed, or refuses.
@@ -45,7 +48,8 @@ def log_run(folder: RunFolder) -> str:
                 mlflow.log_metrics(numbers, step=n)
             rows = [record.to_json() for record in records]
             mlflow.log_table({name: [row[name] for row in rows] for name in rows[0]} if rows else {}, "results.json")
-            for name in (TABLE, ENVIRONMENT, SUITE, "report.html"):
+            mlflow.log_text(report(), "report.html")
+            for name in (TABLE, ENVIRONMENT, SUITE):
                 if (folder.path / name).is_file():
                     mlflow.log_artifact(str(folder.path / name))
         return str(run.info.run_id)

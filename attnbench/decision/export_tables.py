@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnbench.axes import FOLLOWING, IN_ROWS
-from attnbench.printable import without_empty
+from attnbench.printable import not_live, without_empty
 from attnbench.record import COLUMNS, Record
 from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
@@ -101,7 +101,7 @@ def _words(row: Sequence[str], escape: Callable[[str], str]) -> list[str]:
 
 
 def _in_markdown(text: str) -> str:
-    return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", text)
+    return not_live(re.sub(r"([\\|*_`<>\[\]])", r"\\\1", text))
 
 
 _LATEX = {

@@ -16,7 +16,8 @@ import pandas as pd
 from attnbench.decision.claim_points import Point, points_of
 from attnbench.decision.claims import Claim
 
-Verdict = Literal["holds", "fails", "depends on", "not tested here"]
+Verdict = Literal["holds", "fails", "depends on", "open", "not tested here"]
+"""``open``: it was tested, and every interval holds both answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Judgement:
     verdict: Verdict
     points: tuple[Point, ...] = ()
     why: str = ""
-    """Why the claim is not tested."""
+    """Why the claim is not tested, or is open."""
 
     @property
     def evidence(self) -> str:
@@ -68,6 +69,6 @@ def judge(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
     answers = {point.holds for point in points}
     if answers == {None}:
         ends = "; ".join(map(str, points[:_FEW]))
-        return Judgement(claim, "not tested here", tuple(points), f"the intervals hold both answers: {ends}")
+        return Judgement(claim, "open", tuple(points), f"the intervals hold both answers: {ends}")
     verdict: Verdict = "holds" if answers == {True} else "fails" if True not in answers else "depends on"
     return Judgement(claim, verdict, tuple(points))

@@ -11,8 +11,8 @@ from attnbench.decision.budget import Budget, Point, error_interval
 from attnbench.decision.matched import Match
 from attnbench.decision.points_of_run import (
     CELL,
-    Measured,
     SHAPE,
+    Measured,
     alike,
     fitting,
     hold,

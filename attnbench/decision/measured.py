@@ -15,7 +15,7 @@ from attnbench.decision.key import Key, key_of
 from attnbench.errors import ResultsError
 from attnbench.machine import MEMORY_TOLERANCE, class_facts, differing_products, machine_class, memory_bytes
 from attnbench.record import READABLE, Record, one_line
-from attnbench.runs import find_runs
+from attnbench.runs import find_runs, suites_of
 from attnbench.status import Status
 from attnbench.store import RECORDS, RunFolder
 from attnbench.units import format_bytes
@@ -92,6 +92,8 @@ def load(path: Path) -> MeasuredRun:
     without = folder.without_samples(records)
     lost = [f"{folder.path}: the samples behind {len(without)} of {len(records)} rows are lost"] if without else []
     gone = {record.cell_id for record in without}
+    _, altered = folder.compare_table(folder.history())
+    edited = [f"{altered}: not what the run stored; the rows of {RECORDS} are used"] if altered else []
     return MeasuredRun(
         path=folder.path,
         name=folder.path.resolve().name,
@@ -100,7 +102,7 @@ def load(path: Path) -> MeasuredRun:
         method_version=records[0].method_version,
         rows=_by_key(records),
         samples={cell_id: rounds for cell_id, rounds in folder.samples().items() if cell_id not in gone},
-        doubts=(*lost, *dict.fromkeys(folder.repairs), *folder.doubts()),
+        doubts=(*lost, *edited, *dict.fromkeys(folder.repairs), *folder.doubts()),
     )
 
 
@@ -134,6 +136,8 @@ def _folder(path: Path) -> RunFolder:
     if not runs:
         raise ResultsError(f"{path}: holds no run; measure first with: attnbench run SUITE")
     suites = sorted({run.path.parent.name for run in runs})
+    if len(suites) == 1:  # or a folder in which somebody collects runs
+        suites = sorted(suites_of(run.path for run in runs))
     if len(suites) > 1:
         raise ResultsError(f"{path}: holds runs of several suites ({one_line(', '.join(suites), 80)}); give one run")
     return runs[-1]

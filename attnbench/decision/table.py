@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from attnbench.decision.decide import Decision
 from attnbench.decision.judge import ENOUGH_ROUNDS, MANY_ROUNDS, MEASURES, Finding
 from attnbench.errors import any_of
 from attnbench.manifest import FRESH
-from attnbench.printable import printable
+from attnbench.printable import not_live, printable
 
 COLUMNS = ("cell", "old", "new", "ratio", "interval", "verdict")
 NUMBERS = ("old", "new", "ratio", "interval")
@@ -115,6 +116,7 @@ def _foot(decision: Decision) -> list[str]:
         more = int(median(one.more_rounds or 0 for one in unsure))
         rounds = f"{'over' if more >= MANY_ROUNDS else 'about'} {more} more round{'s' * (more > 1)}"
         said.append(f"unsure: {len(unsure)}; to settle half of them takes {rounds} of both runs")
+    said += _bound(decision)
     same = Counter(one.measure for one in decision.findings if one.verdict == "same")
     new = sum(one.verdict == "new" for one in decision.findings)
     if new:
@@ -122,8 +124,20 @@ def _foot(decision: Decision) -> list[str]:
     if same:
         said.append(f"unchanged: {', '.join(f'{one} {same[one]}' for one in MEASURES if same[one])}")
     if decision.common is not None:
-        said.append(f"all cells together: {decision.common:.3f} times the old time (median of {decision.times})")
+        what = "time" if decision.unit == "s" else f"time over that of {decision.unit}"
+        said.append(f"all cells together: {decision.common:.3f} times the old {what} (median of {decision.times})")
     return said
+
+
+def _bound(decision: Decision) -> list[str]:
+    """By how much times may have grown at most, where nothing says that they have."""
+    times = [one for one in decision.findings if one.measure == "time" and not one.is_worse]
+    highs = sorted(math.ceil(100 * one.high - 1e-9) / 100 for one in times if one.high is not None)
+    if not highs or all(one.verdict != "unsure" for one in times):
+        return []
+    half = highs[(len(highs) - 1) // 2]
+    others = " else" if len(times) < sum(one.measure == "time" for one in decision.findings) else ""
+    return [f"nothing{others} is slower than x{highs[-1]:.2f}, half of the times not than x{half:.2f}"]
 
 
 def to_text(decision: Decision) -> str:
@@ -164,4 +178,4 @@ def _line(cells: Sequence[str]) -> str:
 def _escaped(text: str) -> str:
     """Foreign text without any meaning in Markdown."""
     text = text.replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{c}" if c in "\\`*_[]|#~" else c for c in text)
+    return not_live("".join(f"\\{c}" if c in "\\`*_[]|#~" else c for c in text))

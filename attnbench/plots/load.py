@@ -16,7 +16,7 @@ import pandas as pd
 from attnbench.axes import FOLLOWING
 from attnbench.errors import CorruptResults, ResultsError
 from attnbench.record import ADDED, COLUMNS, READABLE, Record
-from attnbench.runs import by_age
+from attnbench.runs import by_age, suites_of
 from attnbench.status import Status
 from attnbench.store import CURVES, ENVIRONMENT, RECORDS, RunFolder
 from attnbench.store import TABLE as FILE
@@ -96,6 +96,8 @@ def run_names(files: Sequence[Path]) -> list[str]:
 def find_results(path: Path) -> list[Path]:
     """The CSV files that ``path`` stands for; of a suite's runs only the newest.
 
+    In a folder with runs of several suites, where somebody collects runs, each of them stands for itself.
+
     Raises:
         ResultsError: there is nothing to read.
     """
@@ -109,10 +111,15 @@ def find_results(path: Path) -> list[Path]:
         raise ResultsError(f"{path}: this run has no {FILE} yet; continue it with the attnbench run that began it")
     suites = [path, *sorted(child for child in path.iterdir() if child.is_dir())]
     runs = [by_age(file.parent for file in suite.glob(f"*/{FILE}") if file.is_file()) for suite in suites]
-    newest = [of_suite[-1] / FILE for of_suite in runs if of_suite]
-    if not newest:
+    standing = [run / FILE for together in runs for run in (together if is_collection(together) else together[-1:])]
+    if not standing:
         raise ResultsError(f"{path}: holds no run (no {FILE} inside); measure first with: attnbench run SUITE")
-    return newest
+    return standing
+
+
+def is_collection(runs: Sequence[Path]) -> bool:
+    """Whether these runs of one folder are of several suites, so that none of them takes the place of another."""
+    return len(suites_of(runs)) > 1
 
 
 def _is_in_run(file: Path) -> bool:

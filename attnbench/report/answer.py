@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,11 @@ def answer(frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Proble
     """
     if not views:
         said = [*_scores(problems, {}, {})]
-        return said or [[("No row of this run has a time: it holds errors, or how its cells failed.", False)]]
+        if said:
+            return said
+        if frame["time_median_s"].notna().any():
+            return [[("No row of this run has a speed in examples per second; its times stand in the table.", False)]]
+        return [[("No row of this run has a time: it holds errors, or how its cells failed.", False)]]
     speaker = _Speaker(frame, views[0])
     said = [*speaker.speeds(), *speaker.scores(problems)]
     return [*said, *speaker.fastest(said), *speaker.longer()]
@@ -181,17 +186,19 @@ def share(ratio: float) -> str:
 def _scores(
     problems: Sequence[Problem], speeds: Mapping[str, Relative | None], seconds: Mapping[Hashable, float]
 ) -> Iterator[Sentence]:
-    """The best scores of the last problem (the mean, if there is one) beside speed, and the fastest that learnt it."""
+    """The best scores beside speed, and the fastest that learnt it: of the mean, else of what the best learnt best."""
     if not problems:
         return
-    one = problems[-1]
+    one = problems[-1] if problems[-1].task == MEAN else max(problems, key=_above_floor)
     where = MEAN if one.task == MEAN else one.heading
     names, _ = short_names(pd.DataFrame([(p.label, p.variant) for p in one.parts], columns=["label", "variant"]))
     said: list[Part] = []
+    start = "Best on" if any(learnt(part, one.floor) for part in one.parts) else "Nothing was seen to learn"
     for part in one.parts[:3]:
-        said += [(", " if said else f"Best on {where}: ", False), (names[part.label], True)]
+        said += [(", " if said else f"{start} {where}: ", False), (names[part.label], True)]
         said.append((f" with {part.over_seeds.mean:.3f}{_fast(speeds.get(part.label))}", False))
-    yield [*said, (".", False)]
+    chance = f"; chance is {one.chance:.3f}" if not start.startswith("Best") and one.chance is not None else ""
+    yield [*said, (f"{chance}.", False)]
     fair = [part for part in one.parts if part.label in seconds and part.family != "reference"]
     able = [part for part in fair if learnt(part, one.floor)]
     fastest = min(able, key=lambda part: seconds[part.label], default=None)
@@ -200,6 +207,12 @@ def _scores(
         beside = f", {beside_softmax(found)}" if found else ""
         score = f" with {fastest.over_seeds.mean:.3f}{beside}."
         yield [("The fastest that learnt it: ", False), (names[fastest.label], True), (score, False)]
+
+
+def _above_floor(one: Problem) -> float:
+    """How far the best score lies above what mixing alone gives."""
+    best = max((part.over_seeds.mean for part in one.parts), default=-math.inf)
+    return best - (one.floor or 0.0)
 
 
 def _fast(found: Relative | None) -> str:

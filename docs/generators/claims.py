@@ -7,7 +7,7 @@ from functools import cache
 
 import pandas as pd
 
-from attnbench.decision.claim_points import points_of
+from attnbench.decision.claim_points import points_of, read_from
 from attnbench.decision.claims import Claim, claims
 from attnbench.decision.judging import Judgement, judge
 from attnbench.plots.load import read_results
@@ -32,6 +32,7 @@ VERDICTS = {
     "holds": "It holds.",
     "fails": "It fails.",
     "depends on": "It depends on the setting.",
+    "open": "It is open.",
     "not tested here": "It was not tested here.",
 }
 
@@ -68,11 +69,14 @@ def pages() -> Iterator[tuple[str, str]]:
         + ", ".join(f"[{name}](runs.md#{name})" for name in FROM if (RUNS / name).is_dir())
         + ". The verdicts are computed when this page is built.",
         "A claim *holds* if the whole 95 % interval says so at every measured point, and *fails* if it says so at no "
-        "point. Otherwise it *depends on* the setting. A verdict is about this machine and these sizes. "
-        "`attnbench claims --run` measures what is missing on yours, and prints the same list.",
+        "point. Otherwise it *depends on* the setting. It is *open* if all intervals hold both answers. A verdict is about "
+        "this machine and these sizes. `attnbench claims --run` measures what is missing on yours, and prints the same "
+        "list.",
         table(["claim", "verdict", "what was seen"], [_row(one) for one in found]),
         "## Where each claim comes from",
-        table(["claim", "source", "measured by"], [_origin(one) for one in found]),
+        "The last two columns name the rows that it reads: without this sweep, or without this run, the claim would be "
+        "judged by other points.",
+        table(["claim", "source", "measured by", "sweeps", "runs"], [_origin(one) for one in found]),
     ]
     yield "reference/claims.md", page(*parts)
 
@@ -87,4 +91,8 @@ def _row(one: Judgement) -> list[str]:
 
 
 def _origin(one: Judgement) -> list[str]:
-    return [text(one.claim.says), source(one.claim.source), code(one.claim.command)]
+    claim = one.claim
+    rows = pd.concat(_tables().values(), ignore_index=True)
+    sweeps = ", ".join(map(code, read_from(claim, rows, "sweep")))
+    runs = ", ".join(f"[{name}](runs.md#{name})" for name in read_by(claim))
+    return [text(claim.says), source(claim.source), code(claim.command), sweeps, runs]

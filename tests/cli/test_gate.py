@@ -147,7 +147,9 @@ def test_a_format_goes_to_stdout_alone_or_to_a_file_beside_the_table(
 @pytest.mark.usefixtures("runs")
 def test_other_machines_are_compared_by_ratios_if_that_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gate", "elsewhere", "--against", "old", "--other-machine", "ratios"]) == Exit.OK
-    assert "another machine: only times are judged, each divided by the time of softmax" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "another machine: only times are judged, each divided by the time of softmax" in out
+    assert "times the old time over that of softmax (median of 2)" in out
 
 
 @pytest.mark.usefixtures("runs")
@@ -168,6 +170,41 @@ def test_what_is_slower_is_measured_again_before_the_gate_is_closed(
     assert "2 cells seem slower; 2 more rounds of each" in capsys.readouterr().err
     assert main(["gate", "same", "--against", "old", "--confirm", "2"]) == Exit.OK
     assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_verdict_is_told_where_the_run_cannot_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gate", "slower", "--against", "old", "--confirm", "2"]) == Exit.FAILED
+    said = capsys.readouterr()
+    assert [line.split()[-1] for line in said.out.splitlines() if line.startswith("softmax")] == ["slower"] * 2
+    assert "warning: not measured again: slower: measured by another version" in said.err
+    assert said.err.splitlines()[-1] == "error: failed: 2 slower"
+
+
+def test_other_threads_are_told_with_what_to_type(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(runs / "threads", ROWS, about=environment(threads=2))
+    assert main(["gate", "threads", "--against", "old"]) == Exit.USAGE
+    said = "differ in threads: 2 and 1: measure the new run again with --threads 1, or give --other-machine ratios"
+    assert said in capsys.readouterr().err
+
+
+def test_of_another_method_only_that_is_told_where_ratios_would_allow_the_rest(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(runs / "both", ROWS, about=environment(method=4, processor="Other"))
+    assert main(["gate", "both", "--against", "old", "--other-machine", "ratios"]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "differ in method_version: 4 and 5: numbers of two methods" in said
+    assert "processor" not in said
+    assert main(["gate", "both", "--against", "old"]) == Exit.USAGE
+    assert "processor: Other and Some Processor" in capsys.readouterr().err
+
+
+def test_an_edited_table_is_a_warning(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = runs / "same" / "results.csv"
+    table.write_text(table.read_text().replace(",4096,", ",2048,", 1))
+    assert main(["gate", "same", "--against", "old"]) == Exit.OK
+    assert "warning: same/results.csv:2: not what the run stored" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("runs")

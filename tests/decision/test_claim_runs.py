@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -79,3 +80,37 @@ def test_runs_that_are_given_are_read_whole(tmp_path: Path) -> None:
 def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="holds no run"):
         told([tmp_path])
+
+
+def collected(root: Path, name: str, rows: Iterable[Record]) -> Path:
+    """A run in a folder in which somebody collects runs."""
+    run = root / "collected" / name
+    run.mkdir(parents=True)
+    (run / "results.csv").write_text(csv_text(rows), encoding="utf-8")
+    return run
+
+
+def of_suite(suite: str, seconds: float, **columns: object) -> Record:
+    return replace(timed("softmax", 512, seconds, **columns), suite=suite)
+
+
+def test_each_suite_of_a_folder_of_collected_runs_is_read_whatever_the_runs_are_called(tmp_path: Path) -> None:
+    collected(tmp_path, "a", [of_suite("claims", 1.0, machine_id="one")])
+    collected(tmp_path, "b", [of_suite("claims", 2.0, machine_id="two", sweep="other")])
+    collected(tmp_path, "z", [of_suite("share", 3.0)])
+    for path in (tmp_path, tmp_path / "collected"):
+        frame, warnings = told([path])
+        assert (seconds(frame), warnings) == ([1.0, 2.0, 3.0], [])
+
+
+def test_a_collected_run_that_is_left_out_is_named(tmp_path: Path) -> None:
+    gpu = collected(tmp_path, "a", [of_suite("lra", 1.0, device="cuda", started_at="2026-01-01T00:00:00+00:00")])
+    collected(tmp_path, "b", [of_suite("lra", 2.0, started_at="2026-01-02T00:00:00+00:00")])
+    collected(tmp_path, "c", [of_suite("share", 3.0)])
+    frame, warnings = told([tmp_path])
+    assert seconds(frame) == [2.0, 3.0]
+    assert warnings == [f"{gpu}: of device cuda, while b is of cpu; this run is left out"]
+    ran(tmp_path, NOON, [of_suite("lra", 4.0)])
+    frame, warnings = told([tmp_path])
+    assert seconds(frame) == [3.0, 4.0]
+    assert warnings == [f"{tmp_path} has runs of its own of suite lra; left out: b, a"]

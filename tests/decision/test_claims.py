@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from attnbench.cell import Cell, ModelSize, Pass, Training
 from attnbench.cli.app import main
+from attnbench.decision.claim_points import read_from
 from attnbench.decision.claims import Claim, claims
 from attnbench.decision.judging import Judgement, judge
 from attnbench.plots.load import read_results
@@ -84,7 +85,7 @@ FASTER = {"kind": "ratio", "of": "time_median_s", "top": "linear", "bottom": "so
         ({512: 1.5, 1024: 0.5}, "depends on"),
         ({512: 1.0, 1024: 0.5}, "depends on"),  # at 512 the interval holds 1
         ({512: 1.0, 1024: 1.5}, "fails"),  # it is nowhere seen to hold
-        ({512: 1.0, 1024: 1.0}, "not tested here"),
+        ({512: 1.0, 1024: 1.0}, "open"),
     ],
 )
 def test_a_ratio_needs_the_whole_interval(times: Mapping[int, float], expected: str, tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_ratio_needs_the_whole_interval(times: Mapping[int, float], expected: 
     found = verdict(rows, tmp_path, **FASTER)
     assert found.verdict == expected
     assert len(found.points) == 2
-    if expected == "not tested here":
+    if expected == "open":
         assert "both answers" in found.evidence
 
 
@@ -139,7 +140,7 @@ def test_a_pair_may_differ_in_the_pass_where_the_claim_says_so(tmp_path: Path) -
     assert verdict(rows[:1], tmp_path, **test, bottom_where={"pass": "forward"}).points == ()
 
 
-@pytest.mark.parametrize(("power", "expected"), [(1.0, "holds"), (2.0, "fails"), (1.2, "not tested here")])
+@pytest.mark.parametrize(("power", "expected"), [(1.0, "holds"), (2.0, "fails"), (1.2, "open")])
 def test_growth_is_the_power_between_the_longest_and_a_quarter_of_it(
     power: float, expected: str, tmp_path: Path
 ) -> None:
@@ -162,7 +163,7 @@ def test_growth_of_an_exact_number_may_equal_its_limit(tmp_path: Path) -> None:
         ({512: 0.9, 2048: 0.5, 4096: 0.3, 8192: 0.2}, "fails", "faster from n=512 on, or shorter"),
         ({512: 9.0, 4096: 3.0, 16384: 1.5}, "fails", "not faster up to n=16384"),
         ({512: 2.0, 1024: 0.8, 2048: 0.7, 4096: 0.5}, "fails", "slower at n=512, faster from n=1024 on"),
-        ({512: 2.0, 4096: 1.0}, "not tested here", "not faster up to n=4096"),
+        ({512: 2.0, 4096: 1.0}, "open", "not faster up to n=4096"),
     ],
 )
 def test_a_crossover_lies_between_two_measured_lengths(
@@ -178,7 +179,7 @@ def test_a_crossover_lies_between_two_measured_lengths(
     ("scores", "above", "expected"),
     [
         ([0.90, 0.91, 0.92], -0.02, "holds"),
-        ([0.90, 0.92, 0.91], 0.0, "not tested here"),
+        ([0.90, 0.92, 0.91], 0.0, "open"),
         ([0.50, 0.51, 0.52], -0.02, "fails"),
         ([0.99, 0.98, 0.99], 0.0, "holds"),
     ],
@@ -225,7 +226,7 @@ def test_a_score_may_be_about_several_tasks_each_a_point(tmp_path: Path) -> None
 def test_one_seed_decides_nothing(tmp_path: Path) -> None:
     rows = [*scored("softmax", [0.9]), *scored("linear", [0.1])]
     found = verdict(rows, tmp_path, kind="score", top="linear", bottom="softmax", task="recall", above=-0.02)
-    assert found.verdict == "not tested here"
+    assert found.verdict == "open"
 
 
 def two_runs(first: Iterable[Record], second: Iterable[Record], tmp_path: Path) -> pd.DataFrame:
@@ -378,7 +379,8 @@ def test_the_command_prints_each_claim_and_counts_verdicts(
     out = capsys.readouterr().out
     known = Counter(judge(one, None).verdict for one in claims())  # abilities need no rows
     told = f"{known['holds']} hold, {known['fails']} fail, 0 depend on the setting"
-    assert f"Of {len(claims())} claims: {told}, {known['not tested here']} not tested" in out
+    told += f", 0 open, {known['not tested here']} not tested here."
+    assert f"Of {len(claims())} claims: {told}" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -389,6 +391,37 @@ def test_the_command_reads_rows_and_gives_json(tmp_path: Path, capsys: pytest.Ca
     data = {one["claim"]: one for one in json.load(io.StringIO(capsys.readouterr().out))}
     assert data["fused-exact"]["verdict"] == "holds"
     assert data["crossover-5000-fused"]["verdict"] == "not tested here"
+    assert (data["fused-exact"]["suite"], data["fused-exact"]["sweeps"]) == ("claims", ["forward"])
+    assert (len(data["fused-exact"]["runs"]), data["crossover-5000-fused"]["runs"]) == (1, [])
+
+
+def test_what_was_tested_and_remains_open_is_not_called_untested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [timed(*one) for n in (4096, 8192) for one in (("softmax", n, 1.0), ("sdpa", n, 1.0))]
+    frame(rows, tmp_path)
+    words = ["claims", str(tmp_path / "rows.csv"), "-k", "fused-exact"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("open        Exact attention itself")
+    assert "0 depend on the setting, 1 open, 0 not tested here." in out
+    assert main([*words, "--json"]) == 0
+    (data,) = json.loads(capsys.readouterr().out)
+    assert data["verdict"] == "open"
+
+
+def test_the_runs_and_sweeps_that_a_claim_reads_are_those_without_which_it_is_judged_otherwise(tmp_path: Path) -> None:
+    pair = [timed("softmax", 512, 1.0), timed("linear", 512, 0.5)]
+    wide = [replace(row, sweep="wide", head_dim=128, v_dim=128) for row in pair]
+    rows = pd.concat(
+        [
+            frame([*pair, *wide, replace(timed("local", 512, 0.5), sweep="other")], tmp_path).assign(run="here"),
+            frame([timed("local", 512, 1.0)], tmp_path).assign(run="there"),
+        ]
+    )
+    one = claim(**FASTER)
+    assert (read_from(one, rows, "sweep"), read_from(one, rows, "run")) == (["forward", "wide"], ["here"])
+    assert read_from(one, None, "run") == []
 
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,6 +194,10 @@ class Ledger:
         assert len({len(column) for column in data.values()}) == 1
         self.files.append(artifact_file)
 
+    def log_text(self, text: str, artifact_file: str) -> None:
+        assert text.startswith("<")
+        self.files.append(artifact_file)
+
     def log_artifact(self, path: str) -> None:
         self.files.append(Path(path).name)
 
@@ -201,13 +205,27 @@ class Ledger:
 def test_mlflow_gets_one_run_with_a_series_over_n_for_each_variant(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger()
     monkeypatch.setitem(sys.modules, "mlflow", ledger)  # type: ignore[arg-type]
-    assert log_run(RunFolder(run)) == f"id of {run.name}"
+    assert log_run(RunFolder(run), lambda: "<html>") == f"id of {run.name}"
     assert ledger.parameters["processor"] == "AMD EPYC"
     assert ledger.parameters["suite"] == "s"
     assert {n for name, n in ledger.numbers if name == "time_s/softmax"} == {2, 4, 8, 16}
     assert ledger.numbers["time_s/linear", 4] == 4 / 7
     assert ("time_s/linear", 16) not in ledger.numbers  # it failed
-    assert ledger.files == ["results.json", "results.csv", "environment.json", "suite.yaml"]
+    assert ledger.files == ["results.json", "report.html", "results.csv", "environment.json", "suite.yaml"]
+
+
+def test_the_command_gives_mlflow_a_report_that_nobody_wrote_before(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[str] = []
+
+    class Reading(Ledger):
+        def log_text(self, text: str, artifact_file: str) -> None:
+            pages.append(text)
+
+    monkeypatch.setitem(sys.modules, "mlflow", Reading())  # type: ignore[arg-type]
+    assert main(["export", str(run), "--mlflow"]) == 0
+    (page,) = pages
+    assert page.startswith("<!doctype html>")
+    assert not (run / "report.html").exists()
 
 
 def test_no_two_rows_share_a_name_in_mlflow() -> None:
@@ -225,4 +243,4 @@ def test_what_mlflow_refuses_is_one_line(run: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(sys.modules, "mlflow", Broken())  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--mlflow: no server"):
-        log_run(RunFolder(run))
+        log_run(RunFolder(run), lambda: "<html>")

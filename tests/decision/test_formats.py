@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -8,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from attnbench.decision.decide import Decision, Question, decide
+from attnbench.decision.export_tables import as_text, tables_of
 from attnbench.decision.formats import to_action, to_json, to_junit
 from attnbench.decision.measured import load
 from attnbench.decision.table import MOST_CHARACTERS, table_of, to_markdown, to_text
@@ -148,9 +150,26 @@ def test_what_is_unsure_has_a_line_only_where_it_seems_worse_and_is_counted_othe
     table = table_of(decide(load(new), [load(old)], Question(measures=("time",))))
     assert [row[0] for row in table.rows] == ["softmax n=64"]
     assert table.foot[0].startswith("unsure: 3; to settle half of them takes ")
+    # The largest ratios that fit are 1.2, 1 and 0.9 times 1.25/0.8.
+    assert table.foot[1] == "nothing is slower than x1.88, half of the times not than x1.57"
+    slower = run("slower", 3.0, 1.0, 0.9)
+    besides = table_of(decide(load(slower), [load(old)], Question(measures=("time",))))
+    assert "nothing else is slower than x1.57, half of the times not than x1.41" in besides.foot
     strict = table_of(decide(load(new), [load(old)], Question(measures=("time",), strict=True)))
     assert [row[0] for row in strict.rows] == ["softmax n=64", "softmax n=256", "softmax n=128"]
     assert strict.verdict == "failed: 3 unsure"
+
+
+def test_foreign_text_calls_nobody_and_links_nowhere_in_markdown(tmp_path: Path) -> None:
+    bad = "@everyone see http://evil.example, HTTPS://evil.example or www.evil.example"
+    old, new = (write_run(tmp_path / name, [Row(), Row(n=128)]) for name in ("old", "new"))
+    write_run(tmp_path / "broken", [Row(status=Status.ERROR, reason=bad), Row(n=128)])
+    text = to_markdown(decide(load(tmp_path / "broken"), [load(old)], Question()))
+    assert "everyone" in text
+    tables = as_text(tables_of([replace(load(new).rows[key], label=bad) for key in load(new).rows])[0], "markdown")
+    assert "everyone" in tables
+    for shown in (text, tables):
+        assert not re.search(r"@\w|https?://|www\.", shown, re.IGNORECASE)
 
 
 def test_axes_are_named_only_where_it_takes_them_to_tell_cells_apart(tmp_path: Path) -> None:

@@ -144,6 +144,8 @@ def test_what_is_no_run_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("suite\n")
     for name in ("a", "b"):
         write_run(tmp_path / "several" / name / "run", [Row()])
+    for name in ("x", "y"):
+        write_run(tmp_path / "collected" / name, [Row()], suite=f"of {name}")
     write_run(tmp_path / "no-row", [])
     RunFolder(write_run(tmp_path / "future", [Row()])).correct({"schema_version": 9})
     said = {
@@ -151,12 +153,23 @@ def test_what_is_no_run_is_refused_with_a_remedy(tmp_path: Path) -> None:
         "empty": "holds no run; measure first",
         "table.csv": "a table alone does not say where it was measured",
         "several": r"holds runs of several suites \(a, b\); give one run",
+        "collected": r"holds runs of several suites \(of x, of y\); give one run",
         "no-row": "no row yet; measure first",
         "future": "schema_version 9, this attnbench reads 1 to 2; use the attnbench that wrote it",
     }
     for name, words in said.items():
         with pytest.raises(ResultsError, match=words):
             load(tmp_path / name)
+
+
+def test_an_edited_table_is_told_and_the_rows_of_the_run_are_read(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [Row(), Row(n=128)])
+    assert load(run).doubts == ()
+    table = run / "results.csv"
+    table.write_text(table.read_text().replace(",4096,", ",2048,", 1))
+    read = load(run)
+    assert read.doubts == (f"{table}:2: not what the run stored; the rows of records.jsonl are used",)
+    assert {row.peak_bytes for row in read.rows.values()} == {4096}
 
 
 def test_damage_is_refused_and_lost_samples_are_told(tmp_path: Path) -> None:

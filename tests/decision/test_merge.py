@@ -180,6 +180,16 @@ def test_memories_within_5_percent_pass_and_others_are_refused(tmp_path: Path, m
     assert merge([first, near], tmp_path / "all").notes == []
 
 
+def test_rates_that_one_machine_measured_twice_may_differ_by_noise(
+    tmp_path: Path, measure: Callable[..., Path]
+) -> None:
+    slow = {"copy_rates": [[262_144, 2.7e10]]}  # half as fast as usual
+    first, again = measure(shard=Shard(0, 2)), measure(state(**slow), shard=Shard(1, 2))
+    elsewhere = measure(state(1, **slow), shard=Shard(1, 2))
+    assert "copy rate of 256 KiB of" in refused(tmp_path, [first, elsewhere])
+    assert len(merge([first, again], tmp_path / "all").folder.records()) == 8
+
+
 @pytest.mark.parametrize(
     ("rates", "said"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,6 +13,9 @@ import pytest
 from attnbench.axes import AXES
 from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS
+from attnbench.decision.claim_runs import read_rows
+from attnbench.decision.claims import claims
+from attnbench.decision.judging import judge
 from attnbench.errors import Exit
 from attnbench.qkv import INPUTS
 from attnbench.record import COLUMNS
@@ -163,3 +167,18 @@ def test_the_picture_of_the_layers_is_well_formed_and_names_every_part() -> None
 )
 def test_a_docstring_becomes_markdown(docstring: str, markdown: str) -> None:
     assert generator("markdown").prose(docstring) == markdown
+
+
+def test_each_claim_names_the_sweeps_and_the_runs_that_it_reads() -> None:
+    page = pages("claims")["reference/claims.md"].partition("## Where each claim comes from")[2]
+    rows = {line.split("|")[1].strip(): line.split("|") for line in page.splitlines() if " trains " in line}
+    assert len(rows) == 7  # rows of table 2 that are a speed-up
+    for row in rows.values():
+        assert row[4:6] == [" `speed` ", " [lra-cpu](runs.md#lra-cpu) "]
+
+
+def test_claims_without_a_folder_read_the_runs_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(HERE)
+    frame = read_rows([Path("results/reference")], lambda line: None)
+    page = {one.claim.id: one.verdict for one in generator("claims").judged()}
+    assert {one.id: judge(one, frame).verdict for one in claims()} == page

@@ -8,6 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from attnbench.cli.run import _print_records
+from attnbench.store import RunFolder
 from attnbench.units import format_seconds
 from tests.docs import making, rows
 
@@ -48,6 +50,16 @@ def test_the_printed_comparison_is_that_of_its_rows() -> None:
         assert format_seconds(row["a_time_median_s"]) in line
         assert format_seconds(row["b_time_median_s"]) in line
         assert f" {row['ratio']:.3g} " in line
+
+
+def test_the_printed_run_is_that_of_its_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = (making.HERE / "docs/printed/run.txt").read_text(encoding="utf-8")
+    tables = printed[printed.index("speed, n = ") : printed.index("results: ")]
+    monkeypatch.setenv("COLUMNS", "200")
+    _print_records(RunFolder(making.RUNS / "lra-cpu").in_order())
+    assert capsys.readouterr().out.strip() == tables.strip()
 
 
 def test_every_committed_run_is_named_in_a_page() -> None:

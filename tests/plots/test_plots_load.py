@@ -161,3 +161,12 @@ def test_runs_are_called_by_the_first_folder_that_tells_all_of_them_apart() -> N
     files = [Path("/x/mine/lra/2026A-cpu/results.csv"), Path("/x/theirs/lra/2026B-cpu/results.csv")]
     assert run_names(files) == ["mine", "theirs"]
     assert run_names([*files, Path("/x/mine/lra/2026C-cpu/results.csv")]) == ["2026A-cpu", "2026B-cpu", "2026C-cpu"]
+
+
+def test_in_a_folder_with_runs_of_several_suites_each_stands_for_itself(tmp_path: Path, run: Any) -> None:
+    for name, suite in (("a", "lra"), ("b", "lra"), ("c", "share")):
+        write(tmp_path / "kept" / name / "results.csv", [run.row("softmax", suite=suite)])
+    for path in (tmp_path, tmp_path / "kept"):
+        assert [file.parent.name for file in find_results(path)] == ["a", "b", "c"]
+    (tmp_path / "kept" / "c" / "results.csv").unlink()
+    assert [file.parent.name for file in find_results(tmp_path)] == ["b"]
