@@ -69,9 +69,9 @@ def pages() -> Iterator[tuple[str, str]]:
         + ", ".join(f"[{name}](runs.md#{name})" for name in FROM if (RUNS / name).is_dir())
         + ". The verdicts are computed when this page is built.",
         "A claim *holds* if the whole 95 % interval says so at every measured point, and *fails* if it says so at no "
-        "point. Otherwise it *depends on* the setting. It is *open* if all intervals hold both answers. A verdict is about "
-        "this machine and these sizes. `attnbench claims --run` measures what is missing on yours, and prints the same "
-        "list.",
+        "point. Otherwise it *depends on* the setting. It is *open* if all intervals hold both answers. A verdict is "
+        "about this machine and these sizes. `attnbench claims --run` measures what is missing on yours, and prints the "
+        "same list.",
         table(["claim", "verdict", "what was seen"], [_row(one) for one in found]),
         "## Where each claim comes from",
         "The last two columns name the rows that it reads: without this sweep, or without this run, the claim would be "

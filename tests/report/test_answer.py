@@ -67,6 +67,26 @@ def test_the_best_scores_stand_beside_speed() -> None:
     assert any(one.startswith("Best on recall: ") and "times softmax's speed" in one for one in found)
 
 
+def test_of_several_conditions_the_one_that_was_learnt_best_is_told() -> None:
+    (found,) = said(rows_of("positions-cpu"))
+    assert found.startswith("Best on copy · sinusoid positions, not guided: location with 1.000, softmax with 0.999")
+
+
+def test_scores_at_chance_are_not_called_best() -> None:
+    frame = rows_of("positions-cpu")
+    guided = frame[frame["sweep"] == "guided"].reset_index(drop=True)
+    (found,) = said(guided)
+    assert found.startswith("Nothing was seen to learn copy: linear with 0.063")
+    assert found.endswith("; chance is 0.065.")
+
+
+def test_times_without_a_speed_are_not_denied(lra: pd.DataFrame) -> None:
+    timed_only = lra.assign(examples_per_s=float("nan"), tokens_per_s=float("nan"))
+    assert said(timed_only) == ["No row of this run has a speed in examples per second; its times stand in the table."]
+    nothing = timed_only.assign(time_median_s=float("nan"))
+    assert said(nothing) == ["No row of this run has a time: it holds errors, or how its cells failed."]
+
+
 def test_a_length_that_softmax_did_not_reach_is_told_apart(lra: pd.DataFrame) -> None:
     at = (lra["label"] == "softmax") & (lra["seq_len"] == 4096) & (lra["level"] == "model")
     numbers = [name for name in lra if name.startswith(("time_", "peak_", "examples_", "tokens_"))]
