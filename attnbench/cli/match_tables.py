@@ -47,11 +47,12 @@ def print_match(answer: Match, how: str) -> None:
 def _row(answer: Match, one: Found, times: dict[str, float | None]) -> list[str]:
     """The chosen setting, else what comes nearest to the budget, else the last try."""
     point = one.chosen or one.best(answer.budget) or (one.tries[-1] if one.tries else None)
+    label = _in_parts(one.variant)
     if point is None:
-        return [one.variant, one.knob, "-", "-", "-", "-", "-", "-", "0", "not measured"]
+        return [label, one.knob, "-", "-", "-", "-", "-", "-", "0", "not measured"]
     time = times.get(point.label) if one.chosen else None
     return [
-        one.variant + console.DAGGER * bool(point.own_form),
+        label + console.DAGGER * bool(point.own_form),
         one.knob,
         "-" if point.value is None else str(point.value),
         _error(point),
@@ -62,6 +63,11 @@ def _row(answer: Match, one: Found, times: dict[str, float | None]) -> list[str]
         str(len(one.tries)),
         "met" if one.chosen else "not measured" if point.lacks(answer.budget) else "not met",
     ]
+
+
+def _in_parts(label: str) -> str:
+    """A long label with each option on a line of its own, so that no word is broken."""
+    return label if len(label) <= 24 else label.replace(":", ":\n").replace(",", ",\n")
 
 
 def _error(point: Point) -> str:

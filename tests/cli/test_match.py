@@ -17,6 +17,7 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.cli.match import match as match_command
+from attnbench.cli.match_tables import _in_parts
 from attnbench.cli.score import score
 from attnbench.decision.budget import Point
 from attnbench.decision.match import Prepared
@@ -227,3 +228,9 @@ def test_help_has_an_example_and_show_names_the_knob(capsys: pytest.CaptureFixtu
     assert main(["show", "memory-compressed", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["knob"] == {"option": "compression", "step": 1, "falling": True}
+
+
+def test_a_long_label_is_broken_between_its_options_and_never_within_a_word() -> None:
+    label = "performer:kernel=trig,projection=iid"
+    assert _in_parts(label).split("\n") == ["performer:", "kernel=trig,", "projection=iid"]
+    assert _in_parts("performer") == "performer"
