@@ -11,10 +11,10 @@ GAPS = (2, 1)
 
 
 def fit(columns: Sequence[Sequence[str]], numbers: Sequence[bool], space: int) -> tuple[list[int], int] | None:
-    """Widths of the columns, and the gap between them, so that no word of :data:`LONGEST_WORD` characters is broken.
+    """Widths of the columns, and the gap between them, so that words stay whole.
 
     The widest column of text is narrowed again and again; columns of numbers keep their width. If there is too little
-    room for all such words, the longest are broken.
+    room for all words, those of more than :data:`LONGEST_WORD` characters are broken, and at last the longest.
 
     Args:
         columns: the cells of each column, including its head.
@@ -28,7 +28,9 @@ def fit(columns: Sequence[Sequence[str]], numbers: Sequence[bool], space: int) -
 
     widths = [max(1, *(cell_len(line) for cell in cells for line in cell.split("\n"))) for cells in columns]
     words = [[cell_len(word) for cell in cells for word in cell.split()] for cells in columns]
-    for longest, gap in [(LONGEST_WORD, gap) for gap in GAPS] + [(n, GAPS[-1]) for n in range(LONGEST_WORD - 1, 0, -1)]:
+    whole = max(LONGEST_WORD, *(n for of in words for n in of), 0)
+    tries = [(longest, gap) for longest in (whole, LONGEST_WORD) for gap in GAPS]
+    for longest, gap in tries + [(n, GAPS[-1]) for n in range(LONGEST_WORD - 1, 0, -1)]:
         least = [
             width if fixed else max((n for n in of if n <= longest), default=1)
             for of, width, fixed in zip(words, widths, numbers, strict=True)

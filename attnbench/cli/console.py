@@ -102,7 +102,8 @@ def table(
 ) -> None:
     """Print a table on stdout under its title; columns named in ``right`` hold numbers.
 
-    If it is too wide, columns of text take several lines; if possible, no word of at most 10 characters is broken.
+    If it is too wide, columns of text take several lines; if possible no word is broken, or none of at most 10
+    characters.
     """
     from rich.table import Table
     from rich.text import Text

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from attnbench.pretrained.subject import Layer
     from attnbench.pretrained.summary import Between, Line
 
+_LONGEST_LABEL = 15
+"""Characters of a label that stays on one line."""
 _MOST_LAYERS = 8
 """Layers that have a column each; of more, the table says the median and the largest."""
 
@@ -71,7 +73,7 @@ def _print_together(found: Sequence[Line]) -> None:
     trained = any(line.steps for line in found)
     cells = [
         {
-            "variant": line.label,
+            "variant": _broken(line.label),
             "steps": str(line.steps) if trained else "-",
             "loss": _number(line.loss, ".3f"),
             "over original": _interval(line.over_original),
@@ -157,6 +159,11 @@ def _table(cells: Sequence[dict[str, str]], title: str) -> None:
     """Print the columns that hold anything."""
     used = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
     console.table(used, [[row[name] for name in used] for row in cells], right=used[1:], title=title)
+
+
+def _broken(label: str) -> str:
+    """A label; a long one has a line for each option."""
+    return label if len(label) <= _LONGEST_LABEL else label.replace(":", ":\n").replace(",", ",\n")
 
 
 def _number(value: float | None, how: str) -> str:

@@ -48,6 +48,10 @@ def test_columns_fit_where_their_short_words_do(columns: list[list[str]], space:
     assert sum(widths) + gap * gaps <= space
     if sum(whole) + 2 * gaps <= space:
         assert (widths, gap) == (whole, 2)
+    longest = [max([1, *(len(w) for cell in cells for w in cell.split())]) for cells in columns]
+    longest = [width if number else word for number, width, word in zip(numbers, whole, longest, strict=True)]
+    if sum(longest) + gaps <= space:
+        assert all(width >= word for width, word in zip(widths, longest, strict=True))
     least = [max([1, *(len(w) for cell in cells for w in cell.split() if len(w) <= 10)]) for cells in columns]
     least = [width if number else word for number, width, word in zip(numbers, whole, least, strict=True)]
     if sum(least) + gaps <= space:
