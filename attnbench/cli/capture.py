@@ -17,7 +17,8 @@ def capture(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="listops, which is shipped; or a folder, a .gguf file, pypi:PACKAGE/FILE."
+            metavar="MODEL",
+            help="listops, which is shipped; or a folder, a .gguf file, pypi:PACKAGE/FILE, an id in the hub's cache.",
         ),
     ],
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to read; default the model's own.")] = None,
@@ -48,6 +49,7 @@ def capture(
     """
     refuse_files(out)
 
+    from attnbench.cli.captured_tables import print_layers
     from attnbench.machine import default_threads, resolve_device
     from attnbench.pretrained.capture import Wish
     from attnbench.pretrained.capture import capture as take
@@ -70,14 +72,7 @@ def capture(
         console.data({"file": str(out), **sizes, "left_out": list(found.left_out), **found.about})
         return
     _, L, H, N, D = found.shape
-    rows = [
-        [str(layer), kind, f"{std:.2f}", f"{keys:.1f}"]
-        for layer, kind, std, keys in zip(
-            *(found.about[name] for name in ("layers", "kinds", "logit_std", "attention_perplexity")), strict=True
-        )
-    ]
-    columns = ["layer", "sees", "logit std", "keys attended to"]
-    console.table(columns, rows, right=["layer", "logit std", "keys attended to"], title=f"{model}, {windowed.name}")
+    print_layers(found.about, f"{model}, {windowed.name}")
     for line in found.left_out:
         console.warning(line)
     console.line(f"{out}: {windows} windows, {L} layers, {H} heads of {D}, {N} tokens, {format_bytes(found.bytes)}")

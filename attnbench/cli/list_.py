@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from attnbench.cli import console
 from attnbench.cli.options import AsJson, Plugins
+from attnbench.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,10 +21,19 @@ def list_(
     what: Annotated[
         Literal["variants", "suites", "inputs", "tasks"], typer.Argument(help="What to list.")
     ] = "variants",
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With inputs: what this file of captured q, k and v holds.")
+    ] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the variants by family, or the suites, the inputs, or the tasks to train on."""
+    """List the variants by family, or the suites, the inputs, or the tasks to train on.
+
+    attnbench list inputs --file FILE says what a file of attnbench capture holds.
+    """
+    if file is not None:
+        _file(what, file, as_json)
+        return
     if what == "suites":
         _suites(as_json)
         return
@@ -47,6 +58,20 @@ def _suites(as_json: bool) -> None:
         console.data(rows)
     else:
         console.table(["suite", "what it measures"], [[row["name"], row["description"]] for row in rows])
+
+
+def _file(what: str, file: Path, as_json: bool) -> None:
+    from attnbench.inputs.captured import describe
+
+    if what != "inputs":
+        raise UsageError(f"--file says what an input holds; write: attnbench list inputs --file {file}")
+    found = describe(file)
+    if as_json:
+        console.data({"file": str(file), "shape": list(found.q), "kv_heads": found.v[2], **found.about})
+        return
+    from attnbench.cli.captured_tables import print_described
+
+    print_described(file, found)
 
 
 def _inputs(as_json: bool) -> None:

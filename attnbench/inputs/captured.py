@@ -138,14 +138,42 @@ def extent(inputs: Spec) -> Extent | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Described:
+    """A file of captured q, k and v, in words."""
+
+    q: tuple[int, ...]
+    """``(S, L, H, N, D)``."""
+    v: tuple[int, ...]
+    """``(S, L, K, M, E)``."""
+    about: dict[str, Any]
+    """What ``attnbench capture`` wrote beside them; empty where nobody says."""
+
+
+def describe(path: Path) -> Described:
+    """What a file holds, without reading its tensors.
+
+    Raises:
+        UsageError: it cannot be opened, or is not such a file.
+    """
+    with _stored(str(path), path) as stored:
+        return Described(stored.sizes["q"], stored.sizes["v"], stored.about)
+
+
+@dataclass(frozen=True, slots=True)
 class _Stored:
     """A file that is open: its tensors, not read yet."""
 
     slices: dict[str, Any]
     """q, k and v."""
     sizes: dict[str, tuple[int, ...]]
-    causal: bool | None
-    """What ``attnbench capture`` wrote beside them; None where nobody says."""
+    about: dict[str, Any]
+    """What ``attnbench capture`` wrote beside them; empty where nobody says."""
+
+    @property
+    def causal(self) -> bool | None:
+        """Whether the captured attention was causal; None where nobody says."""
+        causal = self.about.get("causal")
+        return causal if isinstance(causal, bool) else None
 
     @property
     def group(self) -> int:
@@ -208,21 +236,20 @@ def _stored(name: str, path: Path) -> Iterator[_Stored]:
             slices = {tensor: stored.get_slice(tensor) for tensor in "qkv"}
             sizes = {tensor: tuple(part.get_shape()) for tensor, part in slices.items()}
             _check_layout(name, sizes, {part.get_dtype() for part in slices.values()})
-            yield _Stored(slices, sizes, _causal(stored.metadata()))
+            yield _Stored(slices, sizes, _about(stored.metadata()))
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror or error}; {_EXPECTED}") from None
     except SafetensorError as error:
         raise UsageError(f"{name}: not a readable safetensors file ({error}); {_EXPECTED}") from None
 
 
-def _causal(metadata: dict[str, str] | None) -> bool | None:
-    """Whether the captured attention was causal; None where the metadata is not that of ``attnbench capture``."""
+def _about(metadata: dict[str, str] | None) -> dict[str, Any]:
+    """The metadata that ``attnbench capture`` writes; empty where it is another's."""
     try:
         about = json.loads((metadata or {}).get("attnbench", "{}"))
     except (ValueError, RecursionError):
-        return None
-    causal = about.get("causal") if isinstance(about, dict) else None
-    return causal if isinstance(causal, bool) else None
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def _check_layout(name: str, sizes: dict[str, tuple[int, ...]], dtypes: set[str]) -> None:

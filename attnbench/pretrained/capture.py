@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from attnbench.pretrained.subject import Exact, Layer, Subject
 from attnbench.pretrained.windows import Text
 from attnbench.reference import of_query_heads
 
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 2**31
 """A larger file is refused before the model is run."""
 _KEY = "attnbench"
@@ -56,7 +57,8 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
 
     They are taken after rotary embeddings and norms; whatever scale the model has is folded into q, so that
     softmax(q·k/√D) is what the layer computes. Keys and values that heads of queries share are written once. The
-    metadata is JSON under one key, because several would be written in a random order.
+    metadata is JSON under one key, because several would be written in a random order; the spread of the logits in it
+    is that of the numbers in the file, layer by layer and head by head.
 
     Raises:
         UsageError: a layer that does not exist, heads without all that share their keys, or a file of more than 2 GiB.
@@ -77,7 +79,11 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
     if size > MOST_BYTES:
         raise UsageError(f"the file would have {size} bytes; take fewer --layers, --windows, --heads or tokens")
     found = _captured(subject, text, wish, chosen, heads, device)
-    spreads = [_spread(found["q"][:, at], found["k"][:, at], causal=shape.causal) for at in range(len(chosen))]
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in found.items()}
+    spreads = [
+        spread_of(tensors["q"][:, at].float(), tensors["k"][:, at].float(), causal=shape.causal)
+        for at in range(len(chosen))
+    ]
     about: dict[str, Any] = {
         "made_by": "attnbench capture",
         "format": FORMAT,
@@ -92,11 +98,10 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
         "text": text.name,
         "text_digest": text.digest,
         "scale": "folded",
-        "logit_std": [round(one.logit_std, 4) for one in spreads],
-        "attention_perplexity": [round(one.perplexity, 2) for one in spreads],
+        "logit_std": [[round(std, 4) for std in one.logit_std] for one in spreads],
+        "attention_perplexity": [[round(keys, 2) for keys in one.perplexity] for one in spreads],
         "versions": {"torch": torch.__version__, **subject.facts},
     }
-    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in found.items()}
     content = save(tensors, {_KEY: json.dumps(about, sort_keys=True)})
     write_output(out, content)
     return Captured(tuple(tensors["q"].shape), heads // sharing, len(content), about, left_out)
@@ -141,21 +146,24 @@ def _captured(
 
 
 @dataclass(frozen=True, slots=True)
-class _Spread:
-    logit_std: float
-    perplexity: float
+class Spread:
+    """How sharp the attention of one layer is, a number for each head of queries."""
+
+    logit_std: list[float]
+    """Standard deviation of a window's logits, mean over windows."""
+    perplexity: list[float]
     """exp of the mean entropy: how many keys a query attends to."""
 
 
-def _spread(q: Tensor, k: Tensor, *, causal: bool) -> _Spread:
+def spread_of(q: Tensor, k: Tensor, *, causal: bool) -> Spread:
     """Spread of logits and weights of one layer, q ``(S, H, N, D)``, k ``(S, K, N, D)``, over visible pairs."""
     k = of_query_heads(k, q.shape[1])
     visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
     visible = visible.tril() if causal else visible
-    deviations, entropies = [], []
-    for q_head, k_head in zip(q.flatten(0, 1), k.flatten(0, 1), strict=True):
-        logits = q_head @ k_head.T * q.shape[-1] ** -0.5
-        deviations.append(logits[visible].std())
+    deviations, entropies = torch.empty(2, *q.shape[:2])
+    for window, head in itertools.product(range(q.shape[0]), range(q.shape[1])):
+        logits = q[window, head] @ k[window, head].T * q.shape[-1] ** -0.5
+        deviations[window, head] = logits[visible].std()
         weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
-        entropies.append(torch.special.entr(weights).sum(-1).mean())
-    return _Spread(float(torch.stack(deviations).mean()), float(torch.stack(entropies).mean().exp()))
+        entropies[window, head] = torch.special.entr(weights).sum(-1).mean()
+    return Spread(deviations.mean(0).tolist(), entropies.mean(0).exp().tolist())

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit
@@ -121,3 +123,29 @@ def test_capture_writes_a_file_and_says_how_a_suite_reads_it(capsys: pytest.Capt
     assert main(["capture", "listops", *QUICK[:4], "--device", "cpu", "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
     assert (about["file"], about["shape"]) == ("qkv.safetensors", [6, 3, 2, 24, 8])
+
+
+def test_a_captured_file_says_what_it_holds_and_how_a_suite_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["capture", "listops", *QUICK[:4], "--layers", "all", "--device", "cpu", "--out", "x.safetensors"]) == 0
+    written = capsys.readouterr().out.splitlines()
+    assert main(["list", "inputs", "--file", "x.safetensors"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "model: listops"
+    assert told[-1] == written[-1], "the line for a suite"
+    layers = [line for line in written if " to " in line and "full" in line]
+    assert len(layers) == 3
+    assert all(line in told for line in layers)
+    assert main(["list", "inputs", "--file", "x.safetensors", "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["shape"], about["model"], len(about["logit_std"][0])) == ([6, 3, 2, 24, 8], "listops", 2)
+
+
+def test_a_file_without_metadata_has_a_shape_and_no_file_no_line_but_one(capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({name: torch.ones(1, 1, 4 if name == "q" else 2, 8, 16) for name in "qkv"}, "own.safetensors")
+    assert main(["list", "inputs", "--file", "own.safetensors"]) == 0
+    told = capsys.readouterr().out
+    assert "no metadata of attnbench capture" in told
+    assert "inputs: file:path=own.safetensors, seq_len: 8, heads: 4, kv_heads: 2, head_dim: 16" in told
+    for words in (["inputs", "--file", "none.safetensors"], ["variants", "--file", "own.safetensors"]):
+        assert main(["list", *words]) == Exit.USAGE
+        assert capsys.readouterr().err.count("\n") == 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from attnbench.cell import Cell
 from attnbench.errors import Unsupported, UsageError
-from attnbench.inputs.captured import LISTOPS, MINILM, SMOLLM2
+from attnbench.inputs.captured import LISTOPS, MINILM, SMOLLM2, describe
 from attnbench.measure.error import mean_of_visible
 from attnbench.measure.time import TimingRules
 from attnbench.qkv import doubt, draw_qkv
@@ -293,6 +294,11 @@ def test_the_shipped_input_says_what_it_has() -> None:
         draw_qkv(parse_spec("listops"), Shape(1, 2, 4096, 64), 0)
 
 
+BITS = {
+    "smollm2": ("aa1f39299830acad", "3a915b2a81ab0fbd", "7fa9596a1acdc540"),
+    "minilm": ("5fb2266b21202bcb", "dbd17e1afab3ff53", "2b9bb08014a0fa11"),
+}
+"""The first sixteen hex digits of the SHA-256 of q, k and v: the bits on which published errors stand."""
 SHIPPED = {
     "smollm2": (SMOLLM2, [1, 3, 9, 1024, 64], 3, True, [0, 15, 29]),
     "minilm": (MINILM, [1, 3, 12, 256, 32], 12, False, [0, 3, 5]),
@@ -310,6 +316,37 @@ def test_the_shipped_language_models_say_where_they_come_from(name: str) -> None
     assert (about["made_by"], about["causal"], about["layers"]) == ("attnbench capture", causal, layers)
     assert f"{name}.safetensors" in (path.parent / "NOTICE").read_text(encoding="utf-8")
     assert "Apache License" in (path.parent / "LICENSE-Apache-2.0.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_the_bits_of_the_shipped_language_models_are_those_that_errors_were_published_on(name: str) -> None:
+    with safe_open(SHIPPED[name][0], framework="pt") as content:
+        found = [content.get_tensor(tensor).view(torch.uint8).numpy().tobytes() for tensor in "qkv"]
+    assert tuple(hashlib.sha256(one).hexdigest()[:16] for one in found) == BITS[name]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_language_models_say_how_sharp_each_head_is(name: str) -> None:
+    path, (_, layers, heads, _, width), _, causal, _ = SHIPPED[name]
+    with safe_open(path, framework="pt") as content:
+        about = json.loads(content.metadata()["attnbench"])
+        q, k = (content.get_tensor(tensor)[0, -1].float() for tensor in "qk")
+    assert (
+        [len(of) for of in about["logit_std"]] == [len(of) for of in about["attention_perplexity"]] == [heads] * layers
+    )
+    logits = (q @ of_query_heads(k[None], heads)[0].mT * width**-0.5)[-1]
+    seen = logits[torch.ones_like(logits, dtype=torch.bool).tril()] if causal else logits
+    assert about["logit_std"][-1][-1] == pytest.approx(float(seen.std()), abs=1e-3)
+
+
+def test_a_file_is_described_without_its_tensors(tmp_path: Path) -> None:
+    path, content = stored(tmp_path)
+    found = describe(Path(path))
+    assert (found.q, found.v, found.about) == (content["q"].shape, content["v"].shape, {})
+    assert describe(MINILM).about["layers"] == [0, 3, 5]
+    save_file({"k": torch.zeros(1)}, path)
+    with pytest.raises(UsageError, match="no tensor q"):
+        describe(Path(path))
 
 
 def test_the_shipped_language_models_are_small_together() -> None:

@@ -44,7 +44,7 @@ def test_the_file_holds_what_attention_sees_and_softmax_of_it_is_what_the_layer_
     torch.testing.assert_close(weights @ stored["v"], torch.stack(answers, 1), rtol=0, atol=1e-5)
 
 
-def test_the_file_says_where_it_comes_from_and_how_sharp_its_attention_is(tmp_path: Path) -> None:
+def test_the_file_says_where_it_comes_from_and_how_sharp_each_head_is(tmp_path: Path) -> None:
     subject, file = tiny(), tmp_path / "qkv.safetensors"
     capture(subject, Trees(24), ALL, file, "cpu")
     with safe_open(file, framework="pt") as stored:
@@ -52,10 +52,13 @@ def test_the_file_says_where_it_comes_from_and_how_sharp_its_attention_is(tmp_pa
         q, k = (stored.get_tensor(name) for name in "qk")
     assert (about["model"], about["model_digest"]) == ("listops", subject.digest)
     assert (about["layers"], about["causal"], about["scale"]) == ([0, 1, 2], False, "folded")
-    logits = (q[:, 1] @ k[:, 1].mT * 8**-0.5).flatten(0, 1)
-    assert about["logit_std"][1] == pytest.approx(float(torch.stack([one.std() for one in logits]).mean()), abs=1e-3)
-    entropy = torch.special.entr(logits.softmax(-1)).sum(-1).mean()
-    assert about["attention_perplexity"][1] == pytest.approx(math.exp(entropy), abs=0.02)
+    logits = q[:, 1] @ k[:, 1].mT * 8**-0.5
+    for head in range(2):
+        std = torch.stack([one.std() for one in logits[:, head]]).mean()
+        assert about["logit_std"][1][head] == pytest.approx(float(std), abs=1e-3)
+        entropy = torch.special.entr(logits[:, head].softmax(-1)).sum(-1).mean()
+        assert about["attention_perplexity"][1][head] == pytest.approx(math.exp(entropy), abs=0.02)
+    assert about["logit_std"][1][0] != about["logit_std"][1][1]
 
 
 def test_the_same_command_writes_the_same_bytes(tmp_path: Path) -> None:
