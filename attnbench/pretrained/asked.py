@@ -48,7 +48,7 @@ class Asked:
         """Read the arguments of the command or the function, and open the model.
 
         Args:
-            model: ``listops``, a folder, a .gguf file, ``pypi:PACKAGE/FILE``.
+            model: ``listops``, a folder, a .gguf file, ``pypi:PACKAGE/FILE``, an id in the hub's cache.
             given: argument -> value: ``text``, ``layers``, ``length``, ``windows``, ``steps``, ``learning_rate``,
                 ``batch``, ``train``, ``redraw``, ``seeds``, ``device``, ``threads``, ``plugins``, ``out``, ``fresh``.
 

@@ -1,10 +1,11 @@
-"""Models of the transformers library from disk: a folder, a GGUF file, or a file inside an installed package."""
+"""Models of the transformers library from disk: a folder, a GGUF file, a file in a package, or one of a hub's cache."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 from contextlib import redirect_stderr
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from attnbench.pretrained.text import Around, TokenText, words_of
 from attnbench.record import one_line
 
 _PACKAGE = "pypi:"
-_WANTED = "give a folder with config.json, a .gguf file, or pypi:PACKAGE/FILE"
+_WANTED = (
+    "give a folder with config.json, a .gguf file, pypi:PACKAGE/FILE, or the id of a model in the hub's cache on this "
+    "disk (nothing is downloaded)"
+)
 
 
 def open_language_model(name: str, length: int, text: Path | None) -> tuple[LanguageModel, TokenText]:
@@ -45,7 +49,8 @@ def open_language_model(name: str, length: int, text: Path | None) -> tuple[Lang
 def located(name: str) -> Path:
     """The folder or GGUF file that a name stands for.
 
-    A package is found without being imported, since it may want libraries that the file does not need.
+    A package is found without being imported, since it may want libraries that the file does not need. A name that is
+    no path may be the id of a model that another program left in the hub's cache.
 
     Raises:
         UsageError: there is no such file, folder or package.
@@ -59,6 +64,7 @@ def located(name: str) -> Path:
         place = Path(folders[0]) / inside
     else:
         place = Path(name).expanduser()
+        place = place if place.exists() else _cached(name) or place
     if place.is_dir() and not (place / "config.json").is_file():
         inner = sorted([*place.glob("*.gguf"), *(file.parent for file in place.glob("*/config.json"))])
         place = inner[0] if len(inner) == 1 else place
@@ -67,9 +73,24 @@ def located(name: str) -> Path:
     raise UsageError(f"no model {name!r}; {_WANTED}, or listops, which is shipped")
 
 
+def _cached(name: str) -> Path | None:
+    """The folder of a model in the hub's cache on this disk; None without one, or without the library that made it."""
+    _stay_offline()
+    try:
+        hub: Any = import_module("huggingface_hub")
+        found = hub.try_to_load_from_cache(name, "config.json")
+    except (ImportError, ValueError):  # not installed, or no id
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _stay_offline() -> None:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before a library that could ask a hub is imported
+
+
 def _quiet() -> Any:
     """The library without progress bars, without a look at a hub, and without chatter."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # before the library is imported
+    _stay_offline()
     transformers = library()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
