@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attnbench.errors import Unsupported, UsageError
 from attnbench.pretrained.masks import Pattern, pattern_of
 from attnbench.pretrained.subject import Exact
+from attnbench.reference import of_query_heads
 
 NAME = "attnbench"
 """The name of the attention that is registered with the library."""
@@ -49,8 +50,6 @@ class Call:
     value_dim: int
     pattern: Pattern | None
     """None in cross-attention."""
-    scaling: float
-    dropout: float
 
 
 @dataclass(slots=True)
@@ -138,16 +137,17 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What the library calls: q ``(B, H, N, D)``, k and v ``(B, KV, M, D)``, not scaled yet; gives ``(B, N, H, D)``."""
+    """What the library calls: q ``(B, H, N, D)``, k and v ``(B, KV, M, D)``, not scaled yet; gives ``(B, N, H, D)``.
+
+    Dropout, another argument, is left out: no variant has it, and models are read and trained without.
+    """
     for name, why in _CHANGES.items():
         if others.get(name) is not None:
             raise Unsupported(f"{type(module).__name__}: {why}")
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    q = query * (scale * query.shape[-1] ** 0.5)
-    k, v = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    q = query if scaling is None else folded(query, float(scaling))
+    k, v = (of_query_heads(x, query.shape[1]) for x in (key, value))
     mask = _of_self_attention(module, attention_mask, q, others)
 
     def exact() -> Tensor:
@@ -165,12 +165,15 @@ def _attend(
         "head_dim": query.shape[3],
         "value_dim": value.shape[3],
         "mask": mask,
-        "scaling": scale,
-        "dropout": dropout,
     }
     one.calls.append((module, facts))
     answer = exact() if one.at is None else one.at(place, module, q, k, v, exact)
     return answer.transpose(1, 2).contiguous(), None
+
+
+def folded(query: Tensor, scaling: float) -> Tensor:
+    """The query for which softmax(q·k/√D) is softmax(scaling · query·k)."""
+    return query * (scaling * query.shape[-1] ** 0.5)
 
 
 def _of_self_attention(module: Any, mask: Tensor | None, q: Tensor, others: dict[str, Any]) -> Tensor | None:
@@ -217,5 +220,5 @@ def _call(name: str, facts: dict[str, Any], seen: Session) -> Call:
         raise Unsupported(
             f"{name}: its values are {facts['value_dim']} wide and its queries {facts['head_dim']}; no variant takes it"
         )
-    kept = {key: facts[key] for key in ("heads", "kv_heads", "length", "head_dim", "value_dim", "scaling", "dropout")}
+    kept = {key: facts[key] for key in ("heads", "kv_heads", "length", "head_dim", "value_dim")}
     return Call(module=name, pattern=pattern, **kept)

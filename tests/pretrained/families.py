@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import transformers
 
+from attnbench.pretrained.bridge import Session, session
+
 TEXT = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SMALL = {**TEXT, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
 LLAMA = {**SMALL, "num_key_value_heads": 2, "max_position_embeddings": 128}
@@ -108,3 +110,11 @@ def make(builder: Callable[[], Any]) -> Any:
             if parameter.ndim == 2 and "embed" not in name:
                 parameter.mul_(4.0)
     return model
+
+
+def calls_of_a_step(model: Any, tokens: torch.Tensor) -> list[object]:
+    """The calls of attention in one forward and backward pass, after the bridge was put into the model."""
+    model.train()
+    with session(Session()) as seen:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+    return list(seen.calls)

@@ -17,6 +17,7 @@ from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
 from attnbench.task import NO_LABEL
 from attnbench.training.loop import Diverged
+from tests.pretrained import properties
 from tests.pretrained.models import tiny
 
 
@@ -48,9 +49,7 @@ def test_losses_answers_and_divergence_are_those_of_their_formulas(subject: OwnE
     tokens, targets = base.windows.tokens, base.windows.targets
     operators = swapped(subject, "mean-value")
     with torch.no_grad():
-        before = subject.read(tokens).logits
         after = subject.read(tokens, lambda place, q, k, v, exact: operators[place](q, k, v)).logits
-    assert before is not None
     assert after is not None
     losses = [
         float(nn.functional.cross_entropy(after[i], targets[i], ignore_index=NO_LABEL)) for i in range(len(tokens))
@@ -58,12 +57,7 @@ def test_losses_answers_and_divergence_are_those_of_their_formulas(subject: OwnE
     assert found.losses == pytest.approx(losses, rel=1e-5)
     asked = targets != NO_LABEL
     assert found.accuracy == pytest.approx(float((after.argmax(-1) == targets)[asked].double().mean()))
-    p, q = before.double().softmax(-1), after.double().softmax(-1)
-    divergence = (p * (p / q).log()).sum(-1)
-    assert found.kl == pytest.approx(
-        sum(float(divergence[i, asked[i]].mean()) for i in range(len(tokens))) / len(tokens), rel=1e-4
-    )
-    assert found.kl > 0
+    properties.the_divergence_is_that_of_its_formula(subject, operators, base)
 
 
 def test_features_of_a_model_without_answers_are_compared_all_the_same(subject: OwnEncoder) -> None:
@@ -124,8 +118,9 @@ def test_a_variant_that_gives_nan_is_no_number(subject: OwnEncoder, base: Baseli
 
 
 def test_each_layer_has_random_features_of_its_own(subject: OwnEncoder) -> None:
-    drawn = [one.projection for one in swapped(subject, "performer:features=8").values()]
-    assert not torch.equal(drawn[0], drawn[1])
+    operators = swapped(subject, "performer:features=8")
+    properties.each_layer_has_random_features_of_its_own(operators)
+    drawn = [one.projection for one in operators.values()]
     again = [one.projection for one in swapped(subject, "performer:features=8").values()]
     assert all(torch.equal(a, b) for a, b in zip(drawn, again, strict=True))
 

@@ -13,8 +13,10 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="the extra models is not installed")
 
 from attnbench.errors import Unsupported, UsageError
+from attnbench.pretrained.baseline import baseline_of
 from attnbench.pretrained.bridge import Session, calls_of, put_into, session
 from attnbench.pretrained.capture import Wish, capture
+from attnbench.pretrained.evaluate import layer_errors
 from attnbench.pretrained.language_model import LanguageModel
 from attnbench.pretrained.operators import build_operators, replaced
 from attnbench.pretrained.question import Question, Wanted
@@ -26,7 +28,7 @@ from attnbench.qkv import draw_qkv
 from attnbench.reference import of_query_heads, relative_error
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
-from tests.pretrained import families
+from tests.pretrained import families, properties
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the library's own making
 
@@ -60,6 +62,7 @@ def swapped(one: LanguageModel, text: str, *layers: int) -> Tensor:
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_softmax_through_the_bridge_is_the_untouched_model(name: str, made: dict[str, LanguageModel]) -> None:
     untouched = families.make(families.FAMILIES[name])
+    properties.the_bridge_computes_what_the_model_did(families.make(families.FAMILIES[name]), put_into, tokens())
     with torch.no_grad():
         expected = untouched(input_ids=tokens(), output_hidden_states=True).hidden_states[-1]
     one = subject(name, made)
@@ -77,18 +80,13 @@ def test_softmax_through_the_bridge_is_the_untouched_model(name: str, made: dict
 @pytest.mark.parametrize("name", families.REFUSED)
 def test_what_cannot_be_swapped_is_refused_with_the_cause(name: str) -> None:
     builder, said = families.REFUSED[name]
-    with pytest.raises(Unsupported, match=said):
-        LanguageModel(name, families.make(builder), N)
+    properties.it_is_refused(lambda: LanguageModel(name, families.make(builder), N), said)
 
 
 def test_a_family_with_one_module_for_all_layers_has_layers_all_the_same(made: dict[str, LanguageModel]) -> None:
     one = subject("ALBERT", made)
     assert len({call.module for call in one.calls}) == 1
-    with torch.no_grad():
-        plain = one.read(tokens()).hidden
-    first, second = swapped(one, "mean-value", 0), swapped(one, "mean-value", 1)
-    for other in (first, plain):
-        assert not torch.allclose(second, other, atol=1e-3)
+    properties.each_layer_can_be_replaced_alone(one, tokens())
 
 
 def test_a_model_that_only_seems_to_take_another_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +97,7 @@ def test_a_model_that_only_seems_to_take_another_attention_is_refused(monkeypatc
             LanguageModel("m", model, N)
     one = LanguageModel("m", model, N)
     model.set_attn_implementation("sdpa")
-    with pytest.raises(Unsupported, match="0 of its 3 attention layers were reached"):
-        swapped(one, "mean-value")
+    properties.it_is_refused(lambda: swapped(one, "mean-value"), "0 of its 3 attention layers were reached")
 
 
 @pytest.mark.parametrize("name", ["OPT", "ESM", "Granite", "Gemma 3", "Llama"])
@@ -108,20 +105,7 @@ def test_softmax_of_what_is_captured_is_what_the_layer_answers(
     name: str, made: dict[str, LanguageModel], tmp_path: Path
 ) -> None:
     one = subject(name, made)
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def look(place: int, q: Tensor, k: Tensor, v: Tensor, exact: Exact) -> Tensor:
-        logits = q @ k.mT * q.shape[-1] ** -0.5
-        if one.layers[place].shape.causal:
-            logits = logits.masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf)
-        seen.append((logits.softmax(-1) @ v, exact()))
-        return seen[-1][1]
-
-    with torch.no_grad():
-        one.read(tokens(), look)
-    assert seen
-    for ours, theirs in seen:
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    properties.softmax_of_what_is_seen_is_what_each_layer_answers(one, tokens())
     text = TokenText("t", list(range(4, 61)) * 40, N, Around("none"))
     found = capture(one, text, Wish((), 1, None, "float32"), tmp_path / "q.safetensors", "cpu")
     assert found.about["causal"] is (name in CAUSAL)
@@ -173,16 +157,42 @@ def test_keys_that_heads_share_are_written_once_and_drawn_for_each_of_them(
 def test_padding_left_and_right_moves_no_real_token() -> None:
     model = families.make(families.FAMILIES["Llama"])
     put_into(model)
-    real = tokens(1)[:, :10]
+    properties.padding_moves_no_real_token(model, tokens(1)[:, :10])
+
+
+def test_a_window_that_is_longer_than_the_text_is_plain_causal_attention() -> None:
+    """Mistral sees 64 tokens, and reads 24: every variant may take the place of its attention."""
+    config = families.transformers.MistralConfig(**families.LLAMA, sliding_window=64)
+    one = LanguageModel("m", families.make(lambda: families.transformers.MistralForCausalLM(config)), N)
+    assert [(layer.kind, layer.kept) for layer in one.layers] == [("causal", "")] * 3
+    properties.each_layer_can_be_replaced_alone(one, tokens())
+
+
+def test_of_a_model_that_is_mostly_linear_attention_the_other_layers_are_reached() -> None:
+    """Qwen3-Next has softmax attention in one of four layers."""
+    config = families.transformers.Qwen3NextConfig(
+        **{**families.LLAMA, "num_hidden_layers": 4}, head_dim=16, num_experts=2, num_experts_per_tok=1,
+        moe_intermediate_size=32, shared_expert_intermediate_size=32, linear_num_key_heads=2, linear_num_value_heads=2,
+        linear_key_head_dim=16, linear_value_head_dim=16,
+    )  # fmt: skip
+
+    def make() -> object:
+        return families.make(lambda: families.transformers.Qwen3NextForCausalLM(config))
+
+    properties.the_bridge_computes_what_the_model_did(make(), put_into, tokens())
+    one = LanguageModel("m", make(), N)
+    assert [(layer.kind, layer.kept, layer.sharing) for layer in one.layers] == [("causal", "", 2)]
     with torch.no_grad():
-        expected = model(input_ids=real).logits
-        for pad_left in (False, True):
-            pad = torch.zeros(1, 5, dtype=torch.int64)
-            ids = torch.cat([pad, real] if pad_left else [real, pad], 1)
-            mask = (ids != 0).long()
-            rows = slice(5, None) if pad_left else slice(0, 10)
-            found = model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
-            torch.testing.assert_close(found[:, rows], expected, rtol=1e-4, atol=1e-4)
+        plain = one.read(tokens()).hidden
+    assert relative_error(swapped(one, "softmax"), plain) <= 1e-5
+    assert not torch.allclose(swapped(one, "mean-value"), plain, atol=1e-3)
+
+
+def test_a_model_that_computes_its_activations_twice_does_so_no_longer() -> None:
+    model = families.make(families.FAMILIES["Llama"])
+    model.gradient_checkpointing_enable()
+    put_into(model)
+    properties.attention_is_called_once_a_layer_in_a_training_step(families.calls_of_a_step(model, tokens()), 3)
 
 
 def test_packed_sequences_are_refused() -> None:
@@ -263,6 +273,23 @@ def test_a_small_language_model_is_swapped_trained_and_resumed(made: dict[str, L
     assert rows["linformer", "all", 0].reason.startswith("causal: ")
     assert rows["performer:features=8", "1", 0].transformers_version == families.transformers.__version__
     assert swap(asked, subject("Llama", made), text, Place(tmp_path)) == found
+
+
+def test_a_variant_alone_is_fitted_in_a_language_model(made: dict[str, LanguageModel]) -> None:
+    """Hedgehog's maps, to what each layer of the untouched model answers; the model itself stays."""
+    one = subject("Llama", made)
+    text = TokenText("t", list(range(4, 61)) * 40, N, Around("next"))
+    pupil = Pupil(one, one, build_operators(parse_spec("hedgehog"), one.layers, (0, 1, 2), seed=0))
+    base = baseline_of(one, text.held_out(2), "cpu")
+    before = {key: tensor.clone() for key, tensor in one.module.state_dict().items()}
+    errors = [
+        layer_errors(one, pupil.operators, base, "cpu")
+        for _ in tuned(pupil, text, Rules((0, 30), 1e-2, 2, "variant", 0), "cpu")
+    ]
+    assert errors[0] is not None
+    assert errors[1] is not None
+    assert errors[1].attention < 0.9 * errors[0].attention
+    assert all(torch.equal(tensor, before[key]) for key, tensor in one.module.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["Llama", "BERT"])

@@ -20,6 +20,7 @@ from attnbench.pretrained.trees import Trees
 from attnbench.pretrained.tune import Rules
 from attnbench.spec import parse_spec
 from attnbench.status import Status
+from tests.pretrained import properties
 from tests.pretrained.models import tiny
 
 RULES = Rules((0, 2), 1e-3, 2, "all", 0)
@@ -51,7 +52,9 @@ def by_key(rows: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
 
 
 def test_every_variant_has_a_row_for_each_number_of_steps_beside_the_controls(tmp_path: Path) -> None:
-    rows = by_key(ask(tmp_path, "performer:features=8", "local:window=8").rows)
+    found = ask(tmp_path, "performer:features=8", "local:window=8").rows
+    properties.the_controls_stand_in_the_rows(found, (0, 2))
+    rows = by_key(found)
     assert list(rows) == [
         ("exact", "all", 0),
         *((label, "none" if label == "none" else "all", steps)

@@ -8,6 +8,7 @@ import torch
 from attnbench.errors import UsageError
 from attnbench.pretrained.text import Around, TokenText, words_of
 from attnbench.task import NO_LABEL
+from tests.pretrained import properties
 
 IDS = list(range(1000, 2000))
 
@@ -19,13 +20,7 @@ def test_the_next_token_is_asked_for_everywhere_but_at_the_end() -> None:
 
 
 def test_what_is_held_out_is_the_end_of_the_text_and_never_trained_on() -> None:
-    text = TokenText("t", IDS, 10, Around("next"))
-    assert text.most == 10
-    held = text.held_out(10).tokens
-    assert held.min() >= 1900
-    trained = torch.cat([text.batch(0, step, 4).tokens for step in range(60)])
-    assert trained.max() < 1900
-    assert len(trained[:90].unique()) == 900, "an epoch is every window once"
+    properties.what_is_held_out_is_the_end_and_never_trained_on()
 
 
 def test_masked_tokens_are_the_same_for_every_variant_and_only_they_are_asked_for() -> None:
