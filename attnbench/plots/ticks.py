@@ -63,6 +63,16 @@ def power_ticks(low: float, high: float, base: int, most: int = 8) -> list[float
     return [tick for tick in ticks if low <= tick * (1 + 1e-9) and tick <= high * (1 + 1e-9)]
 
 
+def decade_ticks(low: float, high: float) -> list[float]:
+    """Round numbers in every decade between two positive ones: the more, the fewer decades there are."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    decades = math.log10(high / low)
+    steps = (1, 1.5, 2, 3, 5, 7) if decades < 1 else (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
+    ticks = [s * 10.0**power for power in range(first, last + 1) for s in steps]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    return ticks if len(ticks) > 2 else power_ticks(low, high, 10)
+
+
 def padded(
     values: Sequence[float] | np.ndarray | pd.Series[float], share: float = 0.06, least: float = 1.3
 ) -> tuple[float, float]:

