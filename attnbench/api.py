@@ -322,7 +322,8 @@ def swap(
     """Put variants into a trained model in the place of its attention, as ``attnbench swap`` does.
 
     Args:
-        model: ``"listops"``, which is shipped, a folder, a .gguf file, or ``"pypi:PACKAGE/FILE"``.
+        model: ``"listops"``, which is shipped; a folder, a .gguf file, ``"pypi:PACKAGE/FILE"``, or an id in the hub's
+            cache on this disk.
         variants: one or more, with options in the text: ``"local:window=64"``.
         text: a file to read; None: the model's own.
         layers: ``"all"`` together; ``"each"``, or every fifth by ``"each/5"``, alone and untrained; ``"each,all"``; or
