@@ -7,6 +7,7 @@ and causality would be lost without a word.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -173,7 +174,7 @@ def _attend(
 
 def folded(query: Tensor, scaling: float) -> Tensor:
     """The query for which softmax(q·k/√D) is softmax(scaling · query·k)."""
-    return query * (scaling * query.shape[-1] ** 0.5)
+    return query * (scaling * math.sqrt(query.shape[-1]))
 
 
 def _of_self_attention(module: Any, mask: Tensor | None, q: Tensor, others: dict[str, Any]) -> Tensor | None:

@@ -104,7 +104,7 @@ def the_controls_stand_in_the_rows(rows: Sequence[Row], steps: Sequence[int]) ->
 
 
 def what_is_held_out_is_the_end_and_never_trained_on() -> None:
-    """Of a text whose tokens are 1000, 1001 … 1999."""
+    """The text has the tokens 1000, 1001 … 1999, so that a token says where it stands."""
     text = TokenText("t", list(range(1000, 2000)), 10, Around("next"))
     assert text.most == 10
     held = text.held_out(10).tokens
