@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 from attnbench.engines.decoding.kv_cache import Cache
-from attnbench.engines.linear.maps import Map, elu_plus_one, second_power, squared_relu, unit_and_one
+from attnbench.engines.linear.maps import Map, elu_plus_one, products, second_power, squared_relu, unit_and_one
 from attnbench.engines.masks import added_to_logits, emptied
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.recurrent.decayed_sums import Chunk
@@ -29,7 +30,8 @@ _NO_SINK = No("not built here: the sum that divides its weights has no term besi
 @register(
     "kernel",
     family="kernel",
-    source="Tsai et al. 2019, arXiv:1908.11775; Katharopoulos et al. 2020, arXiv:2006.16236, equation 3",
+    source="Tsai et al. 2019, arXiv:1908.11775; Katharopoulos et al. 2020, arXiv:2006.16236, equation 3; for rebased "
+    "Aksenov et al. 2024, arXiv:2402.10644",
     formula="oᵢ = Σ_j sim(qᵢ, kⱼ) vⱼ / Σ_j sim(qᵢ, kⱼ);  Φ(Q)·(Φ(K)ᵀV) or (Φ(Q)·Φ(K)ᵀ)·V",
     cost="O(n·R·d)",
     memory_exponent=1.0,
@@ -51,6 +53,7 @@ _NO_SINK = No("not built here: the sum that divides its weights has no term besi
         "sim=relu2,key_map=elu+1,chunk=5",
         "sim=poly,chunk=5",
         "sim=cosine,chunk=5",
+        "sim=rebased,chunk=5",
         "sim=relu,order=dense",
         "sim=poly,degree=4,order=dense",
         "sim=exp,order=dense",
@@ -67,6 +70,10 @@ class Kernel(nn.Module):
       ``key_map`` gives the keys another of these maps than the queries.
     - ``sim=poly``: (1 + s)^p with an even ``degree`` p, 2 by default; 1 + D + D² features where it is 2.
     - ``sim=cosine``: 1 + cos(q, k), D + 1 features.
+    - ``sim=rebased``: (q′·k′)² with x′ = γ ⊙ norm(x) + β, norm a layer norm over the channels of a head: Aksenov et
+      al. 2024, "Linear Transformers with Learnable Kernel Functions are Better In-Context Models". D² features. γ and β
+      are learned, one pair for the queries and one for the keys, which all heads share; γ starts at 1 and β at 0. The
+      square is of the product of two tokens, as in the authors' code, and not of each channel.
     - ``sim=exp``: exp(s), which is softmax attention. ``sim=gaussian``: exp(-‖q - k‖²/2√D), softmax attention whose
       keys lose weight by exp(-‖k‖²/2√D). Neither has finitely many features.
 
@@ -78,7 +85,9 @@ class Kernel(nn.Module):
     positive weight gives 0. Decoding keeps the sums, or with ``order=dense`` all keys and values. Only ``order=dense``,
     which has a weight for each pair, takes a mask or later queries.
 
-    Differs from the papers: the Gaussian is of q and k over D^¼, as s is; nothing is added to the denominator.
+    Differs from the papers: the Gaussian is of q and k over D^¼, as s is; nothing is added to the denominator. In the
+    code of flash-linear-attention, rebased.py, queries and keys share γ and β, q and k have 16 channels, and only the
+    distinct products of two channels are features.
 
     Raises:
         UsageError: ``key_map`` or ``degree`` with a sim that has none.
@@ -90,7 +99,7 @@ class Kernel(nn.Module):
         shape: Shape,
         *,
         sim: Annotated[
-            Literal["elu+1", "relu", "relu2", "poly", "cosine", "exp", "gaussian"],
+            Literal["elu+1", "relu", "relu2", "poly", "cosine", "rebased", "exp", "gaussian"],
             Field(description="the kernel sim(q, k)"),
         ] = "elu+1",
         order: Annotated[
@@ -114,11 +123,14 @@ class Kernel(nn.Module):
             what = f"(1 + s)^{degree} has D^{degree}" if sim == "poly" else f"{sim} has infinitely many"
             raise Unsupported(f"{what} features, too many to be summed first; write order=dense")
         self.sim, self.order, self.degree = sim, order, degree or 2
-        self.of_queries: Map = {**_MAPS, "poly": second_power, "cosine": unit_and_one}.get(sim, torch.relu)
+        more: dict[str, Map] = {"poly": second_power, "cosine": unit_and_one, "rebased": products}
+        self.of_queries: Map = {**_MAPS, **more}.get(sim, torch.relu)
         self.of_keys: Map = self.of_queries if key_map is None else _MAPS[key_map]
         self.query_map, self.key_map = sim, key_map or sim
         self.causal, self.chunk, self.capacity, self.visible = shape.causal, chunk, shape.M, Visible.of(shape)
         self._hides = shape.causal or shape.mask != "none"
+        if sim == "rebased":
+            self.norm_q, self.norm_k = (nn.LayerNorm(shape.D) for _ in range(2))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The kernel of all pairs, ``(B, H, N, M)``, divided by its row sums."""
@@ -127,6 +139,9 @@ class Kernel(nn.Module):
         match self.sim:
             case "poly":
                 weights = (1 + s) ** self.degree
+            case "rebased":
+                x, y = (_by_its_moments(x, norm) for x, norm in ((q, self.norm_q), (k, self.norm_k)))
+                weights = (x @ y.mT).square()
             case "cosine":
                 weights = 1 + q @ k.mT / (q.norm(dim=-1, keepdim=True) * k.norm(dim=-1)[:, :, None])
             case "exp":
@@ -143,7 +158,7 @@ class Kernel(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
         dtype, out = accumulator(q.dtype), q.dtype
-        q, k, v = (x.to(dtype) for x in (q, k, v))
+        (q, k), v = self._prepared(q, k), v.to(dtype)
         if self.sim in ("exp", "gaussian"):
             return self._softmax(q, k, v, key_mask).to(out)
         values = with_ones(v, key_mask)
@@ -155,11 +170,20 @@ class Kernel(nn.Module):
         )
         return quotient(by_heads(compute, q, k, values)).to(out)
 
+    def _prepared(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k as the kernel takes them, float32 at least."""
+        dtype = accumulator(q.dtype)
+        if self.sim != "rebased":
+            return q.to(dtype), k.to(dtype)
+        return _normed(q.to(dtype), self.norm_q), _normed(k.to(dtype), self.norm_k)
+
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
         """The kernel of all pairs, for kernels that are no exponentials."""
         if self.sim == "poly":
             power: Tensor = (1 + q @ k.mT * q.shape[-1] ** -0.5) ** self.degree
             return power
+        if self.sim == "rebased":
+            return (q @ k.mT).square()
         return self.of_queries(q) @ self.of_keys(k).mT
 
     def _logits(self, q: Tensor, k: Tensor) -> Tensor:
@@ -190,20 +214,22 @@ class Kernel(nn.Module):
         if self.order == "dense":
             return Cache.of(k, v, self.capacity)
         dtype = accumulator(k.dtype)
-        return (self.of_keys(k.to(dtype)).mT @ with_ones(v.to(dtype)),)
+        _, k = self._prepared(q, k)
+        return (self.of_keys(k).mT @ with_ones(v.to(dtype)),)
 
     @torch.no_grad()
     def step(
         self, state: Cache | tuple[Tensor], q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Cache | tuple[Tensor]]:
         """q, k, v ``(B, H, 1, D)``."""
-        out, (q, k, v) = q.dtype, (x.to(accumulator(x.dtype)) for x in (q, k, v))
+        out, dtype = q.dtype, accumulator(q.dtype)
         if not isinstance(state, Cache):
-            sums = state[0] + self.of_keys(k).mT @ with_ones(v)
+            q, k = self._prepared(q, k)
+            sums = state[0] + self.of_keys(k).mT @ with_ones(v.to(dtype))
             return quotient(self.of_queries(q) @ sums).to(out), (sums,)
-        state = state.append(k.to(out), v.to(out))
+        state = state.append(k, v)
         first = self.visible.span(state.length - 1, state.length)[0]
-        keys, values = (x[:, :, first:].to(q.dtype) for x in (state.keys, state.values))
+        (q, keys), values = self._prepared(q, state.keys[:, :, first:]), state.values[:, :, first:].to(dtype)
         if self.sim in ("exp", "gaussian"):
             return (self._logits(q, keys).softmax(-1) @ values).to(out), state
         return quotient(self._weights(q, keys) @ with_ones(values)).to(out), state
@@ -214,3 +240,14 @@ def _by_channel(x: Tensor, name: str) -> Tensor:
     if name == "elu+1":
         return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
     return x.clamp(min=0) ** (2 if name == "relu2" else 1)
+
+
+def _normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """γ ⊙ norm(x) + β."""
+    return layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
+
+
+def _by_its_moments(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """The same from mean and variance."""
+    centred = x - x.mean(-1, keepdim=True)
+    return norm.weight * centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() + norm.bias

@@ -20,7 +20,7 @@ CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
 both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 HOLES = torch.arange(23) % 5 != torch.tensor([[0], [3]])
 
-FINITE = ["sim=elu+1", "sim=relu", "sim=relu2", "sim=poly", "sim=cosine", "sim=relu,key_map=elu+1"]
+FINITE = ["sim=elu+1", "sim=relu", "sim=relu2", "sim=poly", "sim=cosine", "sim=rebased", "sim=relu,key_map=elu+1"]
 
 
 def make(options: str, shape: Shape) -> Kernel:
@@ -95,6 +95,22 @@ def test_elu_plus_one_is_linear_attention_and_exp_is_softmax() -> None:
     close(make("chunk=64", CAUSAL)(q, k, v), build("linear", CAUSAL)(q, k, v))
     close(make("sim=exp,order=dense", CAUSAL)(q, k, v), exact_attention(q, k, v, causal=True))
     assert VARIANTS.get("kernel").claims(parse_spec("kernel:sim=exp,order=dense")).exact
+
+
+def test_rebased_squares_the_product_of_normed_tokens() -> None:
+    q, k, v = qkv(SHAPE)
+    module = make("sim=rebased", SHAPE).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    b, h, i = 1, 2, 11
+    (gamma_q, beta_q), (gamma_k, beta_k) = ((n.weight, n.bias) for n in (module.norm_q, module.norm_k))
+
+    def unit(x: Tensor) -> Tensor:
+        return (x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt()
+
+    x = gamma_q * unit(q[b, h, i]) + beta_q
+    weights = torch.stack([(x @ (gamma_k * unit(y) + beta_k)) ** 2 for y in k[b, h]])
+    close(module(q, k, v)[b, h, i], weights @ v[b, h] / weights.sum())
 
 
 def test_the_gaussian_is_softmax_of_keys_of_one_length() -> None:

@@ -108,6 +108,7 @@ FAULTS = [
     ("LocationByContent", "location", "formula", "differs from the formula"),
     ("CentredInThePadding", "monotonic", "padding", "than without padding"),
     ("OneMapForBoth", "kernel:sim=relu2,key_map=elu+1", "formula", "differs from the formula"),
+    ("SquaredByChannel", "kernel:sim=rebased", "formula", "differs from the formula"),
     ("ReorderedInName", "kernel", "memory", "a forward pass grows as n^"),
     ("TwoNormalisers", "window-linear:window=3", "implied matrix", "the weight"),
     ("CountedInBoth", "window-linear:window=3", "formula", "differs from the formula"),

@@ -839,6 +839,14 @@ class OneMapForBoth(Kernel):
         return super().forward(q, k, v, key_mask=key_mask)
 
 
+class SquaredByChannel(Kernel):
+    """Each channel is squared, and not the product of two tokens."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        self.of_queries = self.of_keys = torch.square
+        return super().forward(q, k, v, key_mask=key_mask)
+
+
 class ReorderedInName(Kernel):
     """Says that it sums keys and values first, and forms all pairs."""
 

@@ -34,6 +34,11 @@ def second_power(x: Tensor) -> Tensor:
     return _two_terms(x, 2.0**0.5, 1.0)
 
 
+def products(x: Tensor) -> Tensor:
+    """D² features whose products are (x·y)²."""
+    return (x[..., :, None] * x[..., None, :]).flatten(-2)
+
+
 def exponential_series(x: Tensor) -> Tensor:
     """1 + D + D² features whose products are 1 + s + s²/2 with s = x·y/√D, three terms of the series of exp(s)."""
     return _two_terms(x, 1.0, 0.5**0.5)
@@ -46,5 +51,4 @@ def spiky(x: Tensor) -> Tensor:
 
 def _two_terms(x: Tensor, linear: float, quadratic: float) -> Tensor:
     x = x * x.shape[-1] ** -0.25
-    pairs = (x[..., :, None] * x[..., None, :]).flatten(-2)
-    return torch.cat([torch.ones_like(x[..., :1]), linear * x, quadratic * pairs], -1)
+    return torch.cat([torch.ones_like(x[..., :1]), linear * x, quadratic * products(x)], -1)
