@@ -69,6 +69,8 @@ from attnbench.attention.differential import Differential as Differential
 from attnbench.attention.gated_softmax import GatedSoftmax as GatedSoftmax
 from attnbench.attention.fox import ForgettingAttention as ForgettingAttention
 from attnbench.attention.path import PaTH as PaTH
+from attnbench.attention.deltaformer import DeltaFormer as DeltaFormer
+from attnbench.attention.parallax import Parallax as Parallax
 from attnbench.attention.window_linear import WindowLinear as WindowLinear
 from attnbench.attention.retnet import RetNet as RetNet
 from attnbench.attention.gla import GLA as GLA

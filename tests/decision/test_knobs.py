@@ -39,7 +39,7 @@ NONE = {
     "another operator than softmax, with no accuracy to buy": {
         *("hca", "mla"),
         *("additive", "bilinear", "kernel", "location", "monotonic", "rwwn"),
-        *("differential", "fox", "gated-softmax", "path"),
+        *("deltaformer", "differential", "fox", "gated-softmax", "parallax", "path"),
         *("conv", "long-conv", "lstm", "gru", "dense"),
     },
 }

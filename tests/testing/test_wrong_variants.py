@@ -234,6 +234,8 @@ FAULTS = [
     ("FadedByEachStep", "delta:steps=2,decay=true,chunk=5", "formula", "differs from the formula"),
     ("StepsAtOnce", "delta:steps=2,chunk=5", "formula", "differs from the formula"),
     ("KeysOfTheRawGate", "gla:rank=3,chunk=8,temperature=2.0,tied_keys=true", "formula", "differs from the formula"),
+    ("ScaledSecondProduct", "parallax", "formula", "differs from the formula"),
+    ("TakesItselfToo", "deltaformer:chunk=5", "formula", "differs from the formula"),
     ("WrittenWhole", "gsa:slots=3,chunk=4", "formula", "differs from the formula"),
     ("NoSoftmaxBetween", "gsa:slots=3,chunk=4", "formula", "differs from the formula"),
     ("LogitsByTheWidth", "gsa:slots=3,chunk=4", "formula", "differs from the formula"),

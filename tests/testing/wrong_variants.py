@@ -17,6 +17,7 @@ from attnbench.attention.compressed.csa import CSA, Overlapping
 from attnbench.attention.compressed.hca import HCA
 from attnbench.attention.conv import Convolution
 from attnbench.attention.delta import Delta
+from attnbench.attention.deltaformer import DeltaFormer
 from attnbench.attention.dense import DenseLayer
 from attnbench.attention.differential import Differential
 from attnbench.attention.efficient import Efficient
@@ -52,6 +53,7 @@ from attnbench.attention.noise import Noise
 from attnbench.attention.nsa import NSA
 from attnbench.attention.nystrom import Nystrom
 from attnbench.attention.oracle_blocks import OracleBlocks
+from attnbench.attention.parallax import Parallax
 from attnbench.attention.path import PaTH
 from attnbench.attention.performer import Performer
 from attnbench.attention.quantised import Quantised
@@ -1880,3 +1882,22 @@ class TellsOneBlockLess(NSA):
     def select(self, q: Tensor, k: Tensor, *, key_mask: Mask = None) -> Choice:
         selection = super().select(q, k, key_mask=key_mask)
         return replace(selection, chosen=selection.chosen[..., :-1])
+
+
+# Softmax with a second reader
+
+
+class ScaledSecondProduct(Parallax):
+    """The product of the second query is divided by √D, as that of the first."""
+
+    def _second(self, q: Tensor) -> Tensor:
+        return super()._second(q) * q.shape[-1] ** -0.5
+
+
+class TakesItselfToo(DeltaFormer):
+    """In the first step a token reads itself as well."""
+
+    def _remaining(self, k: Tensor, v: Tensor, asking: Tensor, beta: Tensor) -> Tensor:
+        later = torch.ones(k.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+        taken = beta * (asking @ k.mT).masked_fill(later, -torch.inf).softmax(-1)
+        return torch.linalg.solve_triangular(taken + torch.eye(k.shape[2], dtype=k.dtype), v, upper=False)

@@ -1,0 +1,48 @@
+"""Parallax: a covariance taken off softmax attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnbench.attention.parallax import Parallax
+from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.reference import exact_attention
+from attnbench.shape import Shape
+
+SHAPE = Shape(batch=2, heads=3, seq_len=150, head_dim=4)
+CAUSAL = Shape(batch=2, heads=3, seq_len=150, head_dim=4, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+
+
+def drawn() -> list[torch.Tensor]:
+    return [torch.randn(2, 3, 150, 4, dtype=torch.float64) for _ in range(3)]
+
+
+@both
+def test_without_a_second_query_it_is_softmax_attention(shape: Shape) -> None:
+    module, inputs = Parallax(shape).double(), drawn()
+    torch.nn.init.zeros_(module.W)
+    torch.testing.assert_close(module(*inputs), exact_attention(*inputs, causal=shape.causal), rtol=1e-10, atol=1e-12)
+
+
+@both
+def test_it_is_the_slope_of_softmax_attention_where_logits_lose_what_the_second_query_finds(shape: Shape) -> None:
+    module, (q, k, v) = Parallax(shape).double(), drawn()
+    step, softmax = 1e-5, exact_attention(q, k, v, causal=shape.causal)
+    # q·k/√D - t r·k has the slope -Cov(r·k, v) at t = 0.
+    turned = [exact_attention(q - t * 2 * q @ module.W.detach(), k, v, causal=shape.causal) for t in (step, -step)]
+    slope = (turned[0] - turned[1]) / (2 * step)
+    torch.testing.assert_close(module(q, k, v), softmax + slope, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_pairs_are_never_all_in_memory(causal: bool) -> None:
+    def peak(n: int) -> int:
+        module = Parallax(Shape(1, 1, n, 8, causal=causal))
+        q, k, v = (torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3))
+        found = peak_tensor_bytes(lambda: module(q, k, v).sum().backward())
+        assert found is not None
+        return found
+
+    assert peak(8192) < 4.3 * peak(2048)
