@@ -26,7 +26,18 @@ PACKAGE = [entry for entry in VARIANTS if entry.make.__module__.startswith("attn
 ALL = [entry for entry in PACKAGE if not entry.traits.compiled]
 """Without what takes seconds for each shape."""
 
-RECURRENT = ("deltaformer", "gsa", "log-linear", "gated-delta", "gated-delta-2", "comba", "kda", "rwkv7", "mamba2")
+RECURRENT = (
+    "deltaformer",
+    "gsa",
+    "log-linear",
+    "gated-delta",
+    "gated-delta-2",
+    "comba",
+    "kda",
+    "rwkv7",
+    "mamba2",
+    "mesa",
+)
 """Layers that read both ways by a form of their own."""
 
 LAWFUL = [

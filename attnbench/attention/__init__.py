@@ -78,6 +78,7 @@ from attnbench.attention.gsa import GSA as GSA
 from attnbench.attention.ssd import SSD as SSD
 from attnbench.attention.log_linear import LogLinear as LogLinear
 from attnbench.attention.mamba2 import Mamba2 as Mamba2
+from attnbench.attention.mesa import Mesa as Mesa
 from attnbench.attention.delta import Delta as Delta
 from attnbench.attention.gated_delta import GatedDelta as GatedDelta
 from attnbench.attention.gated_delta_2 import GatedDelta2 as GatedDelta2

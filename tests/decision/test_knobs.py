@@ -39,7 +39,7 @@ NONE = {
     "another operator than softmax, with no accuracy to buy": {
         *("hca", "mla"),
         *("additive", "bilinear", "kernel", "location", "monotonic", "rwwn"),
-        *("deltaformer", "differential", "fox", "gated-softmax", "parallax", "path"),
+        *("deltaformer", "differential", "fox", "gated-softmax", "mesa", "parallax", "path"),
         *("conv", "long-conv", "lstm", "gru", "dense"),
     },
 }

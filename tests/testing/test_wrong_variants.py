@@ -236,6 +236,8 @@ FAULTS = [
     ("KeysOfTheRawGate", "gla:rank=3,chunk=8,temperature=2.0,tied_keys=true", "formula", "differs from the formula"),
     ("ScaledSecondProduct", "parallax", "formula", "differs from the formula"),
     ("TakesItselfToo", "deltaformer:chunk=5", "formula", "differs from the formula"),
+    ("PenaltyThatFades", "mesa:chunk=5", "formula", "differs from the formula"),
+    ("SolutionWithoutGradient", "mesa:chunk=5", "formula's gradients", "the gradient of"),
     ("WrittenWhole", "gsa:slots=3,chunk=4", "formula", "differs from the formula"),
     ("NoSoftmaxBetween", "gsa:slots=3,chunk=4", "formula", "differs from the formula"),
     ("LogitsByTheWidth", "gsa:slots=3,chunk=4", "formula", "differs from the formula"),

@@ -44,6 +44,7 @@ from attnbench.attention.long_conv import LongConvolution
 from attnbench.attention.lstm import LSTM
 from attnbench.attention.mamba2 import Mamba2
 from attnbench.attention.memory_compressed import MemoryCompressed
+from attnbench.attention.mesa import Mesa
 from attnbench.attention.minference import MInference
 from attnbench.attention.mla import MLA
 from attnbench.attention.moba import MoBA
@@ -1901,3 +1902,39 @@ class TakesItselfToo(DeltaFormer):
         later = torch.ones(k.shape[2], k.shape[2], dtype=torch.bool).triu(1)
         taken = beta * (asking @ k.mT).masked_fill(later, -torch.inf).softmax(-1)
         return torch.linalg.solve_triangular(taken + torch.eye(k.shape[2], dtype=k.dtype), v, upper=False)
+
+
+class SolvedTokenByToken(Mesa):
+    """The recurrence as it stands in the paper, for faults in one of its parts."""
+
+    def _run(self, x: Tensor, _: int) -> Tensor:
+        q, k, v, beta, log_decay, penalty = self._parts(x)
+        sums, ridge, rows = torch.zeros(*k.shape[:2], k.shape[3], 2 * k.shape[3], dtype=k.dtype), penalty, []
+        for t in range(q.shape[2]):
+            kept, now = log_decay[:, :, t, None].exp2(), slice(t, t + 1)
+            new = (beta * k)[:, :, now].mT @ torch.cat([k, v], -1)[:, :, now]
+            sums, ridge = kept * sums + new, self._ridge(ridge, kept)
+            keys, values = sums.chunk(2, -1)
+            solved = torch.linalg.solve(keys + torch.diag_embed(ridge[:, :, 0]), q[:, :, now].mT)
+            rows.append(self._solution(solved).mT @ values)
+        return torch.cat(rows, 2).transpose(1, 2).flatten(2)
+
+    def _ridge(self, ridge: Tensor, kept: Tensor) -> Tensor:
+        return ridge
+
+    def _solution(self, solved: Tensor) -> Tensor:
+        return solved
+
+
+class PenaltyThatFades(SolvedTokenByToken):
+    """The penalty is where the sum of keys starts, and fades with it."""
+
+    def _ridge(self, ridge: Tensor, kept: Tensor) -> Tensor:
+        return ridge * kept
+
+
+class SolutionWithoutGradient(SolvedTokenByToken):
+    """Gradients stop at the solved query."""
+
+    def _solution(self, solved: Tensor) -> Tensor:
+        return solved.detach()
