@@ -74,6 +74,7 @@ from attnbench.attention.parallax import Parallax as Parallax
 from attnbench.attention.window_linear import WindowLinear as WindowLinear
 from attnbench.attention.retnet import RetNet as RetNet
 from attnbench.attention.gla import GLA as GLA
+from attnbench.attention.abc import ABC as ABC
 from attnbench.attention.gsa import GSA as GSA
 from attnbench.attention.ssd import SSD as SSD
 from attnbench.attention.log_linear import LogLinear as LogLinear
@@ -101,6 +102,7 @@ from attnbench.attention.gmlp import GMLP as GMLP
 from attnbench.attention.mlp_mixer import MLPMixer as MLPMixer
 from attnbench.attention.conv import Convolution as Convolution
 from attnbench.attention.long_conv import LongConvolution as LongConvolution
+from attnbench.attention.hyena import Hyena as Hyena
 from attnbench.attention.xca import XCA as XCA
 from attnbench.attention.pooling import Pooling as Pooling
 from attnbench.plugins import load_installed

@@ -58,6 +58,7 @@ def _overview(entries: list[Variant]) -> str:
         "and *= softmax* equals it. *learned* approximates it after fitting. *other* is another operator, whose "
         "difference is no error. *longer* says whether a module takes longer sequences than it was made for. A dagger "
         "(†) marks a form that is not quite the one that the source describes.",
+        "[What is not here, and why](../not-here.md) names the methods that are missing.",
     ]
     for family in FAMILIES:
         members = [entry for entry in entries if entry.family == family]

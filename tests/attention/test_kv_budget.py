@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.kv_budget import H2O, KeyDiff, Knorm, Quest, SnapKV, Tova
+from attnbench.attention.kv_budget.evicted import Evicted
 from attnbench.attention.kv_budget.prompt import AfterPrompt
+from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes, state_bytes
 from attnbench.reference import exact_attention
@@ -341,6 +343,32 @@ def test_a_cache_holds_the_budget_and_what_is_new(name: str) -> None:
     q, k, v = qkv()
     state = make(name, budget=4).begin(*(x[:, :, :PROMPT] for x in (q, k, v)))  # type: ignore[operator]
     assert state_bytes(state) == 2 * 2 * (4 + 19 - PROMPT) * (4 + 3) * 8
+
+
+class HiddenInTheCache(Knorm):
+    """Keeps all keys and hides those that should be gone, as evaluation code does: the same numbers, nothing saved."""
+
+    def _after(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Any:
+        stays = torch.zeros(*k.shape[:2], prompt).scatter(2, self.places(q, k[:, :, :prompt]), 1.0)
+        return Evicted(Cache.of(k, v, self.capacity), k.shape[2], prompt, stays)
+
+    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        cache, hidden = state.cache.append(k, v), state.queries == 0
+        keys, values = (x.repeat_interleave(G, 1) for x in (cache.keys, cache.values))
+        logits = q @ keys.mT / 2
+        logits[..., :PROMPT].masked_fill_(hidden.repeat_interleave(G, 1)[:, :, None], -torch.inf)
+        return logits.softmax(-1) @ values, state._replace(cache=cache)
+
+
+def test_a_mask_over_the_whole_cache_gives_the_same_numbers_and_holds_more_than_the_budget() -> None:
+    q, k, v = qkv()
+    sizes = []
+    for module in (make("knorm", budget=4), HiddenInTheCache(SHAPE, budget=4).double()):
+        close(steps(module, q, k, v), by_hand(q, k, v, of_knorm, 4))
+        sizes.append(state_bytes(module.begin(*(x[:, :, :PROMPT] for x in (q, k, v)))))  # type: ignore[operator]
+    budget, whole = sizes
+    assert budget == 2 * 2 * (4 + 19 - PROMPT) * (4 + 3) * 8
+    assert whole > 1.5 * budget
 
 
 def test_quest_keeps_all_and_two_bounds_a_page() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -144,6 +145,20 @@ def test_the_state_holds_what_the_column_says(label: str) -> None:
     shape = Shape(batch=3, heads=4, head_dim=8, seq_len=10, causal=True)
     state = build(label, shape).begin(torch.randn(3, 10, 32))
     assert state_bytes(state) == 30 * (row(label, shape, "float32").kv_bytes_per_token or 0)
+
+
+class KeepsWholeKeys(MLA):
+    """Keeps a key and a value of each head, as some published layers do."""
+
+    def begin(self, x: Tensor) -> Any:
+        return self._expanded(self._rows(x, 0))
+
+
+def test_keys_and_values_of_all_heads_are_more_than_the_column_says() -> None:
+    shape = Shape(batch=3, heads=4, head_dim=8, seq_len=10, causal=True)
+    column = 30 * (row("mla", shape, "float32").kv_bytes_per_token or 0)
+    assert state_bytes(MLA(shape).begin(torch.randn(3, 10, 32))) == column
+    assert state_bytes(KeepsWholeKeys(shape).begin(torch.randn(3, 10, 32))) > 1.5 * column
 
 
 def test_a_prompt_longer_than_its_room_is_kept() -> None:

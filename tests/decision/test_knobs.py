@@ -40,7 +40,7 @@ NONE = {
         *("hca", "mla"),
         *("additive", "bilinear", "kernel", "location", "monotonic", "rwwn"),
         *("deltaformer", "differential", "fox", "gated-softmax", "mesa", "parallax", "path"),
-        *("conv", "long-conv", "lstm", "gru", "dense"),
+        *("conv", "hyena", "long-conv", "lstm", "gru", "dense"),
     },
 }
 TURNED = sorted(

@@ -15,12 +15,14 @@ TRAPS = {
     "grouped heads: the gradient of shared keys is not summed over the group": ("UnsharedGradients",),
     "gated delta rules: the decay after the update": ("DecayAfterUpdate", "ErasedBeforeDecay", "ReadBeforeDecay"),
     "gated delta rules: powers of the decay instead of differences of exponents": ("QuotientsOfPowers",),
+    "gated delta rules: the triangular inverse in low precision": ("InvertedInHalf",),
     "RWKV-7: the read of the decayed state": ("ReadAfterDecay",),
     "NSA: scores of a block that is not finished": ("OpenBlocks", "BlocksOfTheWholePast"),
     "NSA: top-n for each head instead of once for a group": ("BlocksPerHead", "BlocksOfTheFirstHead"),
     "indexer: the ReLU dropped": ("WithoutReLU",),
     "indexer: a choice of each head": ("ChosenPerHead",),
     "indexer: top-k over rows that are not masked": ("ChosenAmongTheFuture",),
+    "indexer: -1 in rows of few keys read as the last key": ("PaddingReadAsTheLastKey",),
     "block indexer: mean for maximum, one choice for all groups, the future ranked": (
         *("MeanOfTheIndex", "OneChoiceForAllGroups", "RankedWithTheFuture"),
     ),
@@ -35,7 +37,8 @@ TRAPS = {
     "8 bits: keys that are smoothed in name only": ("SmoothedInName",),
     "8 bits: blocks in name only": ("OneScaleForAllTokens",),
     "StreamingLLM: places in the text instead of the cache": ("PlacesInTheText",),
-    "learned sink: added twice, scaled, or dropped before the softmax": ("SinkTwice", "ScaledSink", "SinkThatGives"),
+    "learned sink: added twice, scaled, or given a value": ("SinkTwice", "ScaledSink", "SinkThatGives"),
+    "learned sink: its column dropped before the softmax": ("SinkDropped",),
     "Quest: the bound without the maximum": ("BoundWithoutTheMaximum",),
     "H2O: early keys favoured by their many queries": ("SumsThatFavourTheFirst",),
     "budgets: repeated heads choose for themselves, or the batch chooses together": (
@@ -45,6 +48,7 @@ TRAPS = {
     "XAttention: antidiagonals that hold later keys": ("FutureOnTheDiagonal",),
     "MLA: scaled by the width of the latent": ("ScaledByTheLatent",),
     "MLA: the norm on the rotary key": ("NormedRotaryKey",),
+    "MLA: positions before the absorbed product": ("TurnedBeforeAbsorbing",),
     "compressed runs: seen before they are closed": ("OpenRuns", "ChosenWhileOpen"),
     "compressed runs: a missing first run of zeros": ("FirstRunOfZeros",),
     "compressed runs: values not turned back": ("NotTurnedBack",),
@@ -60,6 +64,14 @@ TRAPS = {
     "memory that was not written yet": ("UnwrittenTimesZero", "UnwrittenCache"),
     "room of a cache that no token was written to": ("WholeRoom", "WholeLatents", "OpenRunFilledWithZeros"),
     "window and linear parts in two normalisers": ("TwoNormalisers",),
+    "ReBased: each channel squared": ("SquaredByChannel",),
+    "Parallax: the second product scaled": ("ScaledSecondProduct",),
+    "DeltaFormer: a token takes itself off": ("TakesItselfToo",),
+    "MesaNet: a penalty that fades, no gradient through the solution": (
+        *("PenaltyThatFades", "SolutionWithoutGradient"),
+    ),
+    "ABC: means over the tokens to come": ("NormalisedAtTheEnd",),
+    "Hyena: the kernel of the input's length": ("ShareOfTheInput",),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from attnbench.attention.abc import ABC
 from attnbench.attention.additive import Additive
 from attnbench.attention.aft.algorithm import AFT
 from attnbench.attention.bigbird.algorithm import BigBird
@@ -31,6 +32,7 @@ from attnbench.attention.gla import GLA, gated_attention
 from attnbench.attention.graph import Graph
 from attnbench.attention.gru import GRU
 from attnbench.attention.gsa import GSA
+from attnbench.attention.hyena import Hyena, Network
 from attnbench.attention.indexed import IndexedAttention
 from attnbench.attention.kda import KimiDeltaAttention
 from attnbench.attention.kernel import Kernel
@@ -466,6 +468,16 @@ class SinkThatGives(Softmax):
         out = super().forward(q, k, v, key_mask=key_mask)
         ones = super().forward(q, k, torch.ones_like(v), key_mask=key_mask)
         return out + (1 - ones) * v.mean(2, keepdim=True) if self.sink is not None else out
+
+
+class SinkDropped(Softmax):
+    """Drops the column of the sink before the softmax, and not after it."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        sink, self.sink = self.sink, None
+        out = super().forward(q, k, v, key_mask=key_mask)
+        self.sink = sink
+        return out
 
 
 class FixedSink(Softmax):
@@ -984,6 +996,13 @@ class NormedRotaryKey(MLA):
         return torch.cat([normed[..., : self.rank] * self.norm.weight, normed[..., self.rank :]], -1)
 
 
+class TurnedBeforeAbsorbing(MLA):
+    """The part of a query that is absorbed is turned by its place first, as the rotary part is."""
+
+    def _absorbed(self, q: Tensor) -> Tensor:
+        return super()._absorbed(rotate(q, *angles(0, q.shape[2], q)))
+
+
 class TurnedFromZero(MLA):
     """A token that is decoded is turned as if it were the first."""
 
@@ -1037,6 +1056,14 @@ class ChosenAmongTheFuture(IndexedAttention):
         self.causal = causal
         later = chosen > torch.arange(q.shape[2])[:, None]
         return chosen.masked_fill(later, -1) if causal else chosen
+
+
+class PaddingReadAsTheLastKey(IndexedAttention):
+    """A row with fewer keys than top_k is filled up with -1, which then counts from the end: the last key."""
+
+    def _choose(self, q: Tensor, k: Tensor, key_mask: Mask) -> Tensor:
+        chosen = super()._choose(q, k, key_mask)
+        return torch.where(chosen < 0, k.shape[2] - 1, chosen)
 
 
 class OpenBlocks(NSA):
@@ -1416,6 +1443,18 @@ class ShortPromptForgotten(GatedDelta):
     def begin(self, x: Tensor) -> Any:
         state = super().begin(x)
         return state if x.shape[1] >= self.short.before else state._replace(last=torch.zeros_like(state.last))
+
+
+class InvertedInHalf(GatedDelta):
+    """The inverse of the triangle of reads is kept in bfloat16, whatever the inputs are."""
+
+    def _read(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor, strict: bool) -> Tensor:
+        q, k, v, beta, log_decay = self.rule(q, k, v, *rates)
+        total = log_decay.cumsum(1)
+        left = (total - total.mT).tril().exp2().tril()
+        triangle = (beta[..., None] * (k @ k.mT) * left).tril(-1)
+        inverse = torch.linalg.inv(triangle + torch.eye(k.shape[1], dtype=k.dtype)).bfloat16().to(k.dtype)
+        return (q @ k.mT * left).tril(-1 if strict else 0) @ (inverse @ (beta[..., None] * v))
 
 
 class AnsweredAndForgotten(GatedDelta):
@@ -1938,3 +1977,20 @@ class SolutionWithoutGradient(SolvedTokenByToken):
 
     def _solution(self, solved: Tensor) -> Tensor:
         return solved.detach()
+
+
+class ShareOfTheInput(Hyena):
+    """The network takes a distance as a share of the length of the input, and not of that of the module."""
+
+    def _kernel(self, network: Network, distances: int, dtype: torch.dtype) -> Tensor:
+        longest, self.longest = self.longest, distances
+        kernel = super()._kernel(network, distances, dtype)
+        self.longest = longest
+        return kernel
+
+
+class NormalisedAtTheEnd(ABC):
+    """The weights of all tokens, those to come included, are what each mean is divided by."""
+
+    def _log_decay(self, s: Tensor) -> Tensor:
+        return super()._log_decay(s + s.logsumexp(2, keepdim=True) - s.logcumsumexp(2))

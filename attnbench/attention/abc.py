@@ -1,0 +1,172 @@
+"""Attention with bounded memory control: softmax over slots, each a weighted mean of the tokens so far."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from attnbench.attention.gsa import slot_attention
+from attnbench.engines.masks import added_to_logits, emptied, seeing
+from attnbench.engines.precision import LOG2E, accumulator, hidden
+from attnbench.engines.recurrent.decayed_sums import STRONGEST
+from attnbench.engines.recurrent.real_tokens import alone, both_ways
+from attnbench.engines.recurrent.stretches import by_heads
+from attnbench.errors import UsageError
+from attnbench.shape import Shape
+from attnbench.variant import Knob, No, Traits, register
+
+
+class Slots(NamedTuple):
+    """What is kept of the tokens so far."""
+
+    filled: Tensor
+    """Keys and values of the slots, ``(B, H, slots, 2·D)``, float32 at least."""
+    total: Tensor
+    """log Σ exp(s) over the tokens so far, ``(B, H, 1, slots)``."""
+
+
+@register(
+    "abc",
+    kind="mixer",
+    family="recurrence",
+    source="Peng et al. 2021, arXiv:2110.02488, section 3, the control called MLP; flash-linear-attention, abc.py",
+    formula="o_t = V_tᵀ softmax(K_t q_t/√D),  K_t = Σ_{i<=t} φ_i k_iᵀ / Σ_{i<=t} φ_i,  V_t likewise,  φ = exp(x W)",
+    cost="O(n·m·d)",
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        cross=No("what fills the slots is the sequence that asks them"),
+        bias=No("a logit belongs to a query and a slot, and not to a pair of tokens"),
+        decode=True,
+        stochastic=True,
+        knob=Knob("slots"),
+        rows_sum_to_one=False,
+    ),
+    settings=("slots=3,chunk=4", "slots=5,chunk=16", "chunk=64"),
+)
+class ABC(nn.Module):
+    """Softmax over slots, each a mean of the tokens by weights that it chose.
+
+    Peng et al. 2021, "ABC: Attention with Bounded-memory Control", the ancestor of ``gsa``. A head has ``slots`` slots.
+    Token i counts φ_i = exp(s_i) in each, with s = x W one number for a slot, and a slot's key and value are the means
+    of k and v by these weights. The output is softmax attention to the slots, o_t = V_tᵀ softmax(K_t q_t/√D). Causal,
+    the means are over the tokens so far; else over all.
+
+    x ``(B, N, C)`` gives q, k and v by a C × C projection each; the output projection is C × C, and no projection has a
+    bias. A padded token counts 0.
+
+    A mean over one token more is the old mean, faded by α = σ(z - s), and the new token with 1 - α, where z is the
+    running log Σ exp(s): so it is computed as ``gsa`` is, with a gate that depends on all tokens so far, and nothing
+    overflows whatever s is. Decoding keeps the slots and z.
+
+    Differs from the paper: every head has a W of its own. In the code of flash-linear-attention keys are half as wide,
+    s is cut off at ±32, q and k are turned by their places, and the output has a norm and a gate.
+
+    Raises:
+        UsageError: ``chunk`` is not a power of two.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        slots: Annotated[int, Field(ge=1, description="keys and values that a head keeps")] = 64,
+        chunk: Annotated[
+            int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
+        ] = 64,
+    ) -> None:
+        super().__init__()
+        if chunk & (chunk - 1):
+            raise UsageError(f"abc: option chunk={chunk} must be a power of two")
+        C = shape.C
+        self.heads, self.causal, self.chunk = shape.H, shape.causal, chunk
+        self.qkv = nn.Linear(C, 3 * C, bias=False)
+        self.control = nn.Linear(C, shape.H * slots, bias=False)
+        self.out = nn.Linear(C, C, bias=False)
+
+    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The means of the tokens that each token sees, from the weights as they stand."""
+        (x,) = emptied(key_mask, x)
+        return alone(self._written_out, x, key_mask)
+
+    def _written_out(self, x: Tensor) -> Tensor:
+        """The formula for one sequence ``(n, C)``."""
+        q, k, v = (torch.unflatten(y, 1, (self.heads, -1)) for y in (x @ self.qkv.weight.T).chunk(3, 1))
+        s = torch.unflatten(x @ self.control.weight.T, 1, (self.heads, -1))
+        rows = []
+        for t in range(len(x)):
+            seen = slice(0, t + 1 if self.causal else len(x))
+            shares = s[seen].softmax(0)
+            keys, values = (torch.einsum("jhm,jhd->hmd", shares, y[seen]) for y in (k, v))
+            weights = (torch.einsum("hmd,hd->hm", keys, q[t]) / q.shape[-1] ** 0.5).softmax(-1)
+            rows.append(torch.einsum("hm,hmd->hd", weights, values).flatten())
+        out: Tensor = self.out(torch.stack(rows))
+        return out
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q over √D, k and v ``(B, H, N, D)``, and s ``(B, H, N, slots)``; float32 at least."""
+        dtype = accumulator(x.dtype)
+        q, k, v = (torch.unflatten(y, 2, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).to(dtype).chunk(3, -1))
+        s = torch.unflatten(self.control(x).to(dtype), 2, (self.heads, -1)).transpose(1, 2)
+        return q * q.shape[-1] ** -0.5, k, v, s
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        (x,) = emptied(key_mask, x)
+        y = both_ways(self._run, x, key_mask, causal=True) if self.causal else self._of_all(x, key_mask)
+        out: Tensor = self.out(y.to(x.dtype))
+        return out
+
+    def _run(self, x: Tensor, _: int) -> Tensor:
+        """Causal o ``(B, N, C)``."""
+        q, k, v, s = self._parts(x)
+        y = by_heads(partial(slot_attention, chunk=self.chunk), q, k, v, self._log_decay(s))
+        return y.transpose(1, 2).flatten(2)
+
+    def _log_decay(self, s: Tensor) -> Tensor:
+        """log2(α) of each token; the first fills empty slots."""
+        before = s.logcumsumexp(2)[:, :, :-1]
+        first = torch.full_like(s[:, :, :1], STRONGEST)
+        return torch.cat([first, _kept(before, s[:, :, 1:])], 2)
+
+    def _of_all(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        """o ``(B, N, C)`` where all tokens fill the slots."""
+        q, k, v, s = self._parts(x)
+        if key_mask is not None:
+            s = s + added_to_logits(key_mask, s.dtype)[:, None, :, None]
+        shares = s.softmax(2).mT
+        y = (q @ (shares @ k).mT).softmax(-1) @ (shares @ v)
+        if key_mask is not None:
+            y = y.masked_fill(~seeing(key_mask, causal=False), 0.0)
+        return y.transpose(1, 2).flatten(2)
+
+    @torch.no_grad()
+    def begin(self, x: Tensor) -> Slots:
+        """x ``(B, n, C)``, n >= 0."""
+        _, k, v, s = self._parts(x)
+        if not x.shape[1]:
+            nothing = k.new_zeros(*k.shape[:2], s.shape[3], 2 * k.shape[3])
+            return Slots(nothing, s.new_full((*s.shape[:2], 1, s.shape[3]), hidden(s.dtype)))
+        return Slots(s.softmax(2).mT @ torch.cat([k, v], -1), s.logsumexp(2, keepdim=True))
+
+    @torch.no_grad()
+    def step(self, state: Slots, x: Tensor) -> tuple[Tensor, Slots]:
+        """x ``(B, 1, C)``."""
+        q, k, v, s = self._parts(x)
+        log_decay = _kept(state.total, s)
+        new = -torch.expm1(log_decay / LOG2E)
+        filled = torch.addcmul(state.filled * log_decay.mT.exp2(), new.mT, torch.cat([k, v], -1))
+        keys, values = filled.chunk(2, -1)
+        y = (q @ keys.mT).softmax(-1) @ values
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2).to(x.dtype))
+        return out, Slots(filled, torch.logaddexp(state.total, s))
+
+
+def _kept(total: Tensor, s: Tensor) -> Tensor:
+    """log2 of the share that a slot keeps of what it has, whose weights sum to exp(total)."""
+    return (logsigmoid(total - s) * LOG2E).clamp(min=STRONGEST)
