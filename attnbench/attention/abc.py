@@ -46,6 +46,7 @@ class Slots(NamedTuple):
         stochastic=True,
         knob=Knob("slots"),
         rows_sum_to_one=False,
+        permutable=True,
     ),
     settings=("slots=3,chunk=4", "slots=5,chunk=16", "chunk=64"),
 )
