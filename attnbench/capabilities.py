@@ -114,11 +114,11 @@ class Budgeted(Protocol):
         """How many of ``prompt`` tokens a step reads."""
         ...
 
-    def keys_read(self, q: Tensor, k: Tensor, prompt: int) -> Tensor:
+    def keys_read(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Tensor:
         """The keys ``(B, K, N - prompt, N)`` bool that the queries after a prompt of ``prompt`` tokens read.
 
         Args:
-            q: ``(B, H, N, D)``, of the prompt and of what follows it; k: ``(B, K, N, D)``.
+            q: ``(B, H, N, D)``, of the prompt and of what follows it; k: ``(B, K, N, D)``; v: ``(B, K, N, E)``.
         """
         ...
 

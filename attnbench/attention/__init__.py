@@ -40,6 +40,7 @@ from attnbench.attention.kv_budget import H2O as H2O
 from attnbench.attention.kv_budget import Tova as Tova
 from attnbench.attention.kv_budget import Knorm as Knorm
 from attnbench.attention.kv_budget import KeyDiff as KeyDiff
+from attnbench.attention.kv_budget import ExpectedAttention as ExpectedAttention
 from attnbench.attention.moba import MoBA as MoBA
 from attnbench.attention.msa import MSA as MSA
 from attnbench.attention.xattention import XAttention as XAttention

@@ -188,7 +188,7 @@ def _kept_mass(operator: nn.Module, problem: _Problem, prompt: int) -> float | N
     if not prompt or not isinstance(operator, Budgeted):
         return None
     q, k, _ = (x.double() for x in problem.qkv)
-    read = operator.keys_read(*problem.qkv[:2], prompt)
+    read = operator.keys_read(*problem.qkv, prompt)
     rows = torch.unflatten(q, 1, (k.shape[1], -1))
     mass = 0.0
     for t in range(prompt, q.shape[2]):

@@ -23,7 +23,7 @@ from attnbench.variant import build
 SHAPE = Shape(batch=2, heads=6, kv_heads=2, seq_len=19, head_dim=4, v_dim=3, causal=True)
 G = SHAPE.G
 PROMPT = 11
-NAMES = ["quest", "snapkv", "h2o", "tova", "knorm", "keydiff"]
+NAMES = ["quest", "snapkv", "h2o", "tova", "knorm", "keydiff", "expected-attention"]
 EVICTING = NAMES[1:]
 each = pytest.mark.parametrize("name", NAMES)
 SMALL: dict[str, dict[str, Any]] = {"quest": {"page": 2}, "snapkv": {"window": 2, "pool": 3}}
@@ -42,6 +42,8 @@ def qkv(shape: Shape = SHAPE, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def make(name: str, shape: Shape = SHAPE, **options: Any) -> AfterPrompt:
+    if name == "expected-attention":  # it says so: values of another width than keys are refused
+        shape = replace(shape, v_dim=None)
     module = build(name, shape, **options).double()
     assert isinstance(module, AfterPrompt)
     return module
@@ -158,6 +160,36 @@ def test_what_stays_is_what_a_loop_over_tokens_keeps(
         expected = by_hand(*inputs, kept, count)
         close(steps(make(name, **options), *inputs), expected)
         close(make(name, prompt=PROMPT, **options)(*inputs)[:, :, PROMPT:], expected)
+
+
+def test_expected_attention_keeps_what_a_normal_query_would_attend_to_by_the_size_of_its_value() -> None:
+    q, k, v = qkv(seed=3)
+
+    def kept(q: Tensor, k: Tensor, b: int, head: int, count: int) -> set[int]:
+        worth = torch.zeros(PROMPT, dtype=torch.float64)
+        for h in range(head * G, head * G + G):
+            asked = q[b, h, :PROMPT]
+            mean = sum(asked, torch.zeros(4, dtype=torch.float64)) / PROMPT
+            shares = []
+            for key in k[b, head, :PROMPT]:
+                variance = sum(float((one - mean) @ key) ** 2 for one in asked) / PROMPT
+                shares.append(float(mean @ key) / 2 + variance / 8)
+            worth += torch.tensor(shares, dtype=torch.float64).softmax(0) / G
+        return best([float(w * v[b, head, j].norm()) for j, w in enumerate(worth)], count)
+
+    expected = by_hand(q, k, v, kept, 4)
+    close(steps(make("expected-attention", budget=4), q, k, v), expected)
+    close(make("expected-attention", budget=4, prompt=PROMPT)(q, k, v)[:, :, PROMPT:], expected)
+
+
+def test_the_expected_exponential_is_that_of_normal_queries() -> None:
+    """The mean of exp(q·k/√D) over many normal q is what the score of k says, but for a factor of all keys."""
+    module, drawn = make("expected-attention"), torch.randn(1, 1, 200_000, 4, dtype=torch.float64)
+    k = torch.randn(1, 1, 3, 4, dtype=torch.float64)
+    q = 0.5 * drawn + 0.2
+    score = module.scores(q, torch.cat([k, k.new_zeros(1, 1, 200_000 - 3, 4)], 2), None)[0, 0]  # type: ignore[operator]
+    mean = (q[0, 0] @ k[0, 0].mT / 2).exp().mean(0)
+    torch.testing.assert_close(score[:3] / score[0], mean / mean[0], rtol=0.02, atol=0)
 
 
 def pages_by_hand(q: Tensor, k: Tensor, v: Tensor, page: int, count: int) -> Tensor:
@@ -293,25 +325,26 @@ def test_examples_of_a_batch_choose_by_themselves_in_any_order(name: str) -> Non
     out = steps(module, *inputs)
     close(steps(module, *(x.flip(0) for x in inputs)), out.flip(0))
     close(steps(module, *(x[1:] for x in inputs)), out[1:])
-    q, k, _ = inputs
-    assert torch.equal(module.keys_read(q.flip(0), k.flip(0), PROMPT), module.keys_read(q, k, PROMPT).flip(0))
+    q, k, v = inputs
+    turned = module.keys_read(q.flip(0), k.flip(0), v.flip(0), PROMPT)
+    assert torch.equal(turned, module.keys_read(q, k, v, PROMPT).flip(0))
 
 
 @each
 def test_a_group_reads_the_same_keys_and_groups_read_others_but_for_tova(name: str) -> None:
-    q, k, _ = qkv()
-    read = make(name, budget=4, **SMALL.get(name, {})).keys_read(q, k, PROMPT)
+    q, k, v = qkv()
+    read = make(name, budget=4, **SMALL.get(name, {})).keys_read(q, k, v, PROMPT)
     assert read.shape == (2, 2, 8, 19)
     assert torch.equal(read[:, 0], read[:, 1]) == (name == "tova")
 
 
 @each
 def test_other_queries_of_another_group_change_nothing_but_in_tova(name: str) -> None:
-    q, k, _ = qkv()
+    q, k, v = qkv()
     module = make(name, budget=4, **SMALL.get(name, {}))
-    before = module.keys_read(q, k, PROMPT)[:, 0]
+    before = module.keys_read(q, k, v, PROMPT)[:, 0]
     q[:, G:] = qkv(seed=9)[0][:, G:]
-    assert torch.equal(module.keys_read(q, k, PROMPT)[:, 0], before) != (name == "tova")
+    assert torch.equal(module.keys_read(q, k, v, PROMPT)[:, 0], before) != (name == "tova")
 
 
 # What is lost, and what it costs
@@ -329,7 +362,7 @@ def test_without_a_budget_to_keep_every_step_is_exact(name: str) -> None:
 def test_the_error_is_at_most_the_lost_probability_times_the_spread_of_the_values(name: str) -> None:
     q, k, v = qkv()
     module = make(name, budget=4, **SMALL.get(name, {}))
-    read = module.keys_read(q, k, PROMPT).repeat_interleave(G, 1)
+    read = module.keys_read(q, k, v, PROMPT).repeat_interleave(G, 1)
     logits = q[:, :, PROMPT:] @ k.repeat_interleave(G, 1).mT / 2
     later = torch.arange(19) > torch.arange(PROMPT, 19)[:, None]
     mass = (logits.masked_fill(later, -torch.inf).softmax(-1) * read).sum(-1)
@@ -349,7 +382,7 @@ class HiddenInTheCache(Knorm):
     """Keeps all keys and hides those that should be gone, as evaluation code does: the same numbers, nothing saved."""
 
     def _after(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Any:
-        stays = torch.zeros(*k.shape[:2], prompt).scatter(2, self.places(q, k[:, :, :prompt]), 1.0)
+        stays = torch.zeros(*k.shape[:2], prompt).scatter(2, self.places(q, k[:, :, :prompt], v[:, :, :prompt]), 1.0)
         return Evicted(Cache.of(k, v, self.capacity), k.shape[2], prompt, stays)
 
     def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:

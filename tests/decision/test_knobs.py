@@ -34,7 +34,9 @@ NONE = {
     "blocks that share a scale cost the same, however many, and so do bits that are emulated": {
         *("quantised", "quantised-cache"),
     },
-    "softmax attention until something follows a prompt": {"h2o", "keydiff", "knorm", "quest", "snapkv", "tova"},
+    "softmax attention until something follows a prompt": {
+        *("expected-attention", "h2o", "keydiff", "knorm", "quest", "snapkv", "tova"),
+    },
     "the rank of its gate is no accuracy": {"gla", "kda", "rwkv7", "gated-delta-2"},
     "another operator than softmax, with no accuracy to buy": {
         *("hca", "mla"),

@@ -45,7 +45,7 @@ SUITES = (
 WITH_A_PLUGIN = ("peers",)
 ORACLES = {"oracle-lowrank", "oracle-topk", "oracle-blocks"}
 EMULATED = {"quantised", "quantised-cache"}
-BUDGETS = {"h2o", "keydiff", "knorm", "quest", "snapkv", "tova"}
+BUDGETS = {"expected-attention", "h2o", "keydiff", "knorm", "quest", "snapkv", "tova"}
 """Softmax attention until something follows a prompt; then they decode."""
 
 

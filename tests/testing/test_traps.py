@@ -44,6 +44,7 @@ TRAPS = {
     "budgets: repeated heads choose for themselves, or the batch chooses together": (
         *("EachHeadItsOwn", "OneChoiceForTheBatch"),
     ),
+    "expected attention: the covariance forgotten": ("SpreadForgotten",),
     "XAttention: a cumulative sum without sorting": ("UnsortedMasses",),
     "XAttention: antidiagonals that hold later keys": ("FutureOnTheDiagonal",),
     "MLA: scaled by the width of the latent": ("ScaledByTheLatent",),

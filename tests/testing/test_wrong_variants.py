@@ -244,6 +244,7 @@ FAULTS = [
     ("SinkDropped", "softmax", "sink", "with a sink and mask none it differs"),
     ("TurnedBeforeAbsorbing", "mla:form=absorbed", "formula", "differs from the formula"),
     ("InvertedInHalf", "gated-delta:chunk=5", "formula", "differs from the formula"),
+    ("SpreadForgotten", "expected-attention:prompt=9,budget=5", "formula", "differs from the formula"),
     ("WrittenWhole", "gsa:slots=3,chunk=4", "formula", "differs from the formula"),
     ("NoSoftmaxBetween", "gsa:slots=3,chunk=4", "formula", "differs from the formula"),
     ("LogitsByTheWidth", "gsa:slots=3,chunk=4", "formula", "differs from the formula"),

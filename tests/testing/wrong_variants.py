@@ -36,7 +36,7 @@ from attnbench.attention.hyena import Hyena, Network
 from attnbench.attention.indexed import IndexedAttention
 from attnbench.attention.kda import KimiDeltaAttention
 from attnbench.attention.kernel import Kernel
-from attnbench.attention.kv_budget import H2O, KeyDiff, Knorm, Quest, SnapKV, Tova
+from attnbench.attention.kv_budget import H2O, ExpectedAttention, KeyDiff, Knorm, Quest, SnapKV, Tova
 from attnbench.attention.kv_budget.received import received
 from attnbench.attention.linear import Linear
 from attnbench.attention.local import Local
@@ -1717,6 +1717,14 @@ class AnchoredInTheFuture(KeyDiff):
         return -nn.functional.cosine_similarity(k, self.mean, dim=-1)
 
 
+class SpreadForgotten(ExpectedAttention):
+    """Every query to come is the mean query."""
+
+    def scores(self, q: Tensor, k: Tensor, real: Mask) -> Tensor:
+        count = q.shape[2] if real is None else real.sum(1).clamp(min=1)[:, None, None]
+        return super().scores((q.sum(2) / count)[:, :, None].expand_as(q), k, real)
+
+
 class OneChoiceForTheBatch(Knorm):
     """The keys of all examples of a batch together decide what each of them keeps."""
 
@@ -1731,7 +1739,7 @@ class EvictedByTheLastQueries(SnapKV):
     def continued(self, q: Tensor, k: Tensor, v: Tensor, prompt: int, key_mask: Mask) -> Tensor:
         asked = torch.cat((q[:, :, : prompt - self.window], q[:, :, -self.window :]), 2)
         moved = torch.cat((asked, q[:, :, prompt:]), 2)
-        read = self.keys_read(moved, k, prompt)
+        read = self.keys_read(moved, k, v, prompt)
         seen = allowed_keys(q, k, True, key_mask).expand(q.shape[0], 1, -1, -1)[:, :, prompt:]
         return masked_attention(q[:, :, prompt:], k, v, read & seen)
 

@@ -45,6 +45,10 @@ class Evicting(AfterPrompt):
             real: ``(B, P)`` bool, True where a token is real.
         """
 
+    def weighed(self, scores: Tensor, v: Tensor) -> Tensor:
+        """The scores after a look at the values ``(B, K, P, E)``, which most methods do not take."""
+        return scores
+
     def observed(self, prompt: int) -> int:
         """How many of the prompt's last queries the score looks at."""
         return 0
@@ -54,15 +58,16 @@ class Evicting(AfterPrompt):
         return 0
 
     @torch.no_grad()
-    def places(self, q: Tensor, k: Tensor, real: Tensor | None = None) -> Tensor:
-        """Which tokens of the prompt stay, ``(B, K, kept)``, in their order; arguments as of :meth:`scores`.
+    def places(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
+        """Which tokens of the prompt stay, ``(B, K, kept)``, in their order; q, k and real as of :meth:`scores`,
+        v ``(B, K, P, E)``.
 
         Of equal scores the first ones count. Padded tokens stay only where there are too few others.
         """
         prompt = k.shape[2]
         kept = self.tokens_kept(prompt)
-        q, k = self._emptied(q, k, real)
-        scores = self.scores(q, k, real).to(accumulator(k.dtype))
+        q, k, v = self._emptied(q, k, v, real)
+        scores = self.weighed(self.scores(q, k, real).to(accumulator(k.dtype)), v)
         last = min(self.always(kept), kept)
         if last:
             scores = torch.cat((scores[..., : prompt - last], torch.full_like(scores[..., :last], torch.inf)), -1)
@@ -73,19 +78,20 @@ class Evicting(AfterPrompt):
         return stays.expand(-1, k.shape[1], -1)
 
     @staticmethod
-    def _emptied(q: Tensor, k: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _emptied(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if real is None:
-            return q, k
-        (k,) = emptied(real, k)
+            return q, k, v
+        k, v = emptied(real, k, v)
         (q,) = emptied(real[:, real.shape[1] - q.shape[2] :], q)
-        return q, k
+        return q, k, v
 
     def continued(self, q: Tensor, k: Tensor, v: Tensor, prompt: int, key_mask: Tensor | None) -> Tensor:
         kept, start = self.tokens_kept(prompt), prompt
         real = None if key_mask is None else key_mask[:, None]
         if kept < prompt:
             asked = q[:, :, prompt - self.observed(prompt) : prompt]
-            places = self.places(asked, k[:, :, :prompt], None if key_mask is None else key_mask[:, :prompt])
+            there = None if key_mask is None else key_mask[:, :prompt]
+            places = self.places(asked, k[:, :, :prompt], v[:, :, :prompt], there)
             k, v, start = left(k, places, prompt), left(v, places, prompt), kept
             if real is not None:
                 real = left(real.expand(-1, k.shape[1], -1)[..., None], places, prompt)[..., 0]
@@ -114,7 +120,7 @@ class Evicting(AfterPrompt):
         kept, n = self.tokens_kept(prompt), k.shape[2]
         room = max(self.capacity, n)
         if kept < prompt:
-            places = self.places(q, k[:, :, :prompt])
+            places = self.places(q, k[:, :, :prompt], v[:, :, :prompt])
             k, v, room = left(k, places, prompt), left(v, places, prompt), room - prompt + kept
         return Evicted(Cache.of(k, v, room), n, prompt, q.new_empty(*q.shape[:2], 0, q.shape[3]))
 
@@ -130,12 +136,13 @@ class Evicting(AfterPrompt):
             return out, Evicted(cache, seen, prompt, queries)
         return out, self._after(queries, cache.keys, cache.values, prompt)
 
-    def keys_read(self, q: Tensor, k: Tensor, prompt: int) -> Tensor:
+    def keys_read(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Tensor:
         """The keys ``(B, K, N - prompt, N)`` bool that the queries behind a prompt read."""
         (B, K, N), kept = k.shape[:3], self.tokens_kept(prompt)
         read = earlier(slice(prompt, N), N, k.device).expand(B, K, -1, -1).clone()
         if kept < prompt:
-            places = self.places(q[:, :, prompt - self.observed(prompt) : prompt], k[:, :, :prompt])
+            asked = q[:, :, prompt - self.observed(prompt) : prompt]
+            places = self.places(asked, k[:, :, :prompt], v[:, :, :prompt])
             stays = torch.zeros(B, K, prompt, dtype=torch.bool, device=k.device).scatter(2, places, True)
             read[..., :prompt] = stays[:, :, None]
         return read

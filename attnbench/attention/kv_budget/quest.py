@@ -155,7 +155,7 @@ class Quest(AfterPrompt):
         read = self._pages_read(q, k, start, real).repeat_interleave(self.page, -1)[..., :M]
         return read & earlier(slice(start, start + q.shape[2]), M, k.device)
 
-    def keys_read(self, q: Tensor, k: Tensor, prompt: int) -> Tensor:
+    def keys_read(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Tensor:
         """The keys ``(B, K, N - prompt, N)`` bool that the queries behind a prompt read."""
         return self._keys_read(q[:, :, prompt:], k, prompt)
 

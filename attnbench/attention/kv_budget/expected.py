@@ -1,0 +1,92 @@
+"""Expected attention: the keys stay to which queries like those of the prompt would attend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attnbench.attention.kv_budget.evicted import Evicting
+from attnbench.attention.kv_budget.prompt import OF_ALL, Budget, Prompt, Ratio
+from attnbench.engines.precision import accumulator, hidden
+from attnbench.shape import Shape
+from attnbench.variant import No, register
+
+
+@register(
+    "expected-attention",
+    family="learned pattern",
+    source="Devoto et al. 2025, arXiv:2510.00636; authors' code, expected_attention_press.py",
+    formula="t ≥ P: oₜ = softmax_{j∈S, P≤j≤t}(qₜ·kⱼ/√D) vⱼ, S the keys of largest exp(kⱼ·μ/√D + kⱼᵀΣkⱼ/2D)·‖vⱼ‖",
+    cost="O(n²·d)",
+    time_exponent=2.0,
+    memory_exponent=1.0,
+    traits=replace(
+        OF_ALL,
+        heads_apart=False,
+        v_dim=No("keys stay by the length of their whole values: no column of these is treated alone"),
+        exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0"),
+    ),
+    settings=("prompt=9,budget=5", "prompt=14,ratio=0.5", "budget=4"),
+)
+class ExpectedAttention(Evicting):
+    """A cache cut once, by the attention that a normal query would pay.
+
+    Devoto et al. 2025, "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries
+    Distribution". q ``(B, H, N, D)``, k ``(B, K, N, D)`` and v ``(B, K, N, E)`` -> ``(B, H, N, E)``. The prompt of P
+    tokens is answered by softmax attention. Queries to come are taken for normal, with the mean μ and the covariance Σ
+    of those of the prompt, so that the expected exponential of a logit is exp(k·μ/√D + kᵀΣk/2D). A key is worth its
+    share of these, times the length of its value; heads of queries that share keys choose together, by the mean of
+    their shares. The ``budget`` keys of largest worth stay. The choice costs O(P·D²), and no probability is formed.
+
+    A whole sequence is a prompt, unless ``prompt`` says where that ends. Without causality it always is.
+
+    Differs from the authors' code: queries have no rotary positions here, over which it averages those to come; the
+    first four tokens do not stay whatever they are worth, and nothing is added to the shares.
+    """
+
+    def __init__(self, shape: Shape, *, budget: Budget = None, ratio: Ratio = None, prompt: Prompt = None) -> None:
+        super().__init__(shape, budget, ratio, prompt)
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Mean, covariance and exponentials head by head."""
+
+        def read(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
+            P, (B, K), D = self.prompt or 0, k.shape[:2], q.shape[3]
+            G, worth = q.shape[1] // K, k.new_zeros(B, K, P)
+            for b in range(B):
+                real = torch.arange(P, device=k.device) if key_mask is None else key_mask[b, :P].nonzero()[:, 0]
+                for h in range(K if len(real) else 0):
+                    keys, sizes = k[b, h, real], (v.detach()[b, h, real] ** 2).sum(-1) ** 0.5
+                    for g in range(G):
+                        asked = q[b, h * G + g, real]
+                        covariance = torch.cov(asked.mT, correction=0).view(D, D)
+                        spread = torch.einsum("jd,de,je->j", keys, covariance, keys)
+                        logits = keys @ asked.mean(0) / D**0.5 + spread / (2 * D)
+                        worth[b, h, real] += logits.softmax(0) * sizes / G
+            return self.formula_of_scores(worth, k, key_mask)
+
+        return self.formula((q, k, v), key_mask, read)
+
+    def observed(self, prompt: int) -> int:
+        return prompt
+
+    def scores(self, q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:
+        dtype, D = accumulator(k.dtype), k.shape[3]
+        asked, keys = torch.unflatten(q.to(dtype), 1, (k.shape[1], -1)), k.to(dtype)[:, :, None]
+        there = asked.new_ones(1, asked.shape[3]) if real is None else real.to(dtype)
+        weights = (there / there.sum(1, keepdim=True).clamp(min=1))[:, None, None, :, None]
+        mean = (asked * weights).sum(3, keepdim=True)
+        apart = asked - mean
+        covariance = (apart * weights).mT @ apart
+        logits = keys @ mean.mT * D**-0.5 + ((keys @ covariance) * keys).sum(-1, keepdim=True) / (2 * D)
+        logits = logits[..., 0]
+        if real is not None:
+            logits = logits.masked_fill(~real[:, None, None], hidden(dtype))
+        shares: Tensor = logits.softmax(-1).mean(2)
+        return shares
+
+    def weighed(self, scores: Tensor, v: Tensor) -> Tensor:
+        size: Tensor = torch.linalg.vector_norm(v.to(scores.dtype), dim=-1)
+        return scores * size
