@@ -70,9 +70,9 @@ def match_run(
             warnings.append(f"the times at n = {n} are of another shape than the errors, and are left out")
     else:
         speed = alike(speed)
-        known, errors = errors, fitting(errors, speed)
+        erred, errors = errors, fitting(errors, speed)
         errors = alike(_of_inputs(errors, inputs), SHAPE)
-        if errors.empty and not known.empty:
+        if errors.empty and not erred.empty:
             warnings.append(f"the errors at n = {n} are of another shape than the {budget.target}, and are left out")
     found = hold(budget, variants, _with_errors(timed_points(speed), errors))
     if warnings:

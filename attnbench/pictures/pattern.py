@@ -149,8 +149,8 @@ def _draw(drawn: Sequence[Pattern], forms: Sequence[bool], n: int, missing: Sequ
         own_form_note(one.name for one in drawn),
     ]
     page = new_page(TITLE, about, notes, height=1.0, room=sum(heads) + len(rows) * tall + 0.17 * len(legend) + 0.1)
-    for row, line in enumerate(legend):
-        _write_legend(page, line, page.top - 0.08 - 0.17 * row)
+    for number, line in enumerate(legend):
+        _write_legend(page, line, page.top - 0.08 - 0.17 * number)
     top = page.top - 0.17 * len(legend) - 0.1
     for row, head in zip(rows, heads, strict=True):
         for column, one in enumerate(row):

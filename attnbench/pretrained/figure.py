@@ -204,7 +204,7 @@ def _head(ax: Axes, text: str) -> None:
 
 def _by_error(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
     """A point for each variant on linear scales, whose common zero is the original."""
-    points = [(line.label, line.attention_error or 0.0, *_damages([line])) for line in found]
+    points = [(line.label, line.attention_error or 0.0, one) for line in found for one in _damages([line])]
     for label, error, damage in points:
         ax.plot([error], [damage], **hows[label].line)
     ax.plot([0], [0], marker="o", color=palette().ink, markerfacecolor=palette().page, clip_on=False)

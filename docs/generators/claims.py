@@ -70,8 +70,8 @@ def pages() -> Iterator[tuple[str, str]]:
         + ". The verdicts are computed when this page is built.",
         "A claim *holds* if the whole 95 % interval says so at every measured point, and *fails* if it says so at no "
         "point. Otherwise it *depends on* the setting. It is *open* if all intervals hold both answers. A verdict is "
-        "about this machine and these sizes. `attnbench claims --run` measures what is missing on yours, and prints the "
-        "same list.",
+        "about this machine and these sizes. `attnbench claims --run` measures what is missing on yours, and prints "
+        "the same list.",
         table(["claim", "verdict", "what was seen"], [_row(one) for one in found]),
         "## Where each claim comes from",
         "The last two columns name the rows that it reads: without this sweep, or without this run, the claim would be "
