@@ -240,7 +240,7 @@ def test_a_bias_is_refused_with_the_reason_of_the_part_that_takes_none() -> None
     refused = claims(parse_spec("per-head:parts=softmax+performer")).bias
     assert isinstance(refused, No)
     assert refused.startswith("performer: ")
-    assert refused.endswith("never formed")
+    assert refused.endswith("no weight for each pair")
     assert claims(parse_spec("per-head:parts=softmax+local")).bias is True
 
 
