@@ -817,7 +817,7 @@ class MultipliedProjections(Additive):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         x, y = self._of_queries(q), self._of_keys(k)
         logits = torch.tanh(x[:, :, :, None] * y[:, :, None]) @ self.w[:, None, :, None]
-        allowed = allowed_keys(q, k, self.causal, key_mask)
+        allowed = allowed_keys(q, k, self.visible, key_mask)
         return torch.matmul(logits[..., 0].masked_fill(~allowed, -1e9).softmax(-1), v)
 
 
@@ -825,7 +825,7 @@ class TransposedForm(Bilinear):
     """kᵀ W q in place of qᵀ W k."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
-        return masked_attention(q @ self.W.mT * q.shape[-1] ** 0.5, k, v, allowed_keys(q, k, self.causal, key_mask))
+        return masked_attention(q @ self.W.mT * q.shape[-1] ** 0.5, k, v, allowed_keys(q, k, self.visible, key_mask))
 
 
 class LocationByContent(Location):
@@ -833,7 +833,7 @@ class LocationByContent(Location):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         keys = (self.locations[:, : k.shape[2]] + k) * q.shape[-1] ** 0.5
-        return masked_attention(q, keys, v, allowed_keys(q, k, self.causal, key_mask))
+        return masked_attention(q, keys, v, allowed_keys(q, k, self.visible, key_mask))
 
 
 class CentredInThePadding(Monotonic):
