@@ -13,6 +13,7 @@ for _name in (
     "linear_attention_transformer",
     "flash_linear_attention",
     "fla_layers",
+    "fla_naive",
     "fast_transformers",
     "linformer",
     "nystrom",
