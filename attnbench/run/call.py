@@ -230,8 +230,12 @@ def _pretrained(cell: Cell) -> tuple[nn.Module, list[Windows], Tensor]:
     from attnbench.pretrained.measured import swapped  # only trained models need it
 
     module, text = swapped(cell)
-    whole = text.tokens.flatten()
-    more = lambda count: whole[torch.arange(count) % len(whole)]  # noqa: E731  # as in the others
+    whole, generator = text.tokens.flatten(), torch.Generator().manual_seed(cell.seed)
+
+    def more(count: int) -> Tensor:
+        """Tokens of the text in no order: the same ones in turn would give a later window what an earlier one has."""
+        return whole[torch.randint(len(whole), (count,), generator=generator)]
+
     return module, [Windows.into(text.tokens.to(cell.device), more, tokens=-1)], text.targets
 
 

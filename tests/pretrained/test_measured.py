@@ -287,3 +287,9 @@ def test_a_visit_keeps_one_model_for_the_next(monkeypatch: pytest.MonkeyPatch) -
     assert record.status == "ok", record.reason
     assert (record.model, record.text, record.windows) == ("listops", "ListOps trees", W)
     assert len(_opened._results) == 1
+
+
+def test_no_two_inputs_of_a_call_are_the_same_however_short_the_text() -> None:
+    few = cell("softmax", shape=replace(SHAPE, batch=1))
+    seen = [prepare(few).on(number)() for number in range(12)]
+    assert not any(torch.equal(one, other) for place, one in enumerate(seen) for other in seen[:place])
