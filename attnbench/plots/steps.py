@@ -101,6 +101,9 @@ def _scale(ax: Axes, panel: Panel) -> None:
     ticks = linear_ticks(0, 1.02 * last)
     ax.set_xticks(ticks, [plain(tick) for tick in ticks])
     ax.set_xlabel("new token")
+    _, high = ax.get_ylim()
+    ax.set_ylim(0, high)
+    ax.set_yticks([tick for tick in linear_ticks(0, high) if tick <= high])
 
 
 def _draw(ax: Axes, line: Line, look: Look) -> None:

@@ -301,7 +301,9 @@ def test_an_answer_that_could_not_be_read_again_is_a_row_and_the_run_goes_on(
     monkeypatch.setattr(runner, "machine_id", lambda device: "m")
     suite = tmp_path / "s.yaml"
     suite.write_text("name: s\nsweeps: [{name: w, measure: [memory], matrix: {variant: linear, seq_len: 1..5+1}}]\n")
-    folder, records = execute(with_answers(make_plan(suite, Options("cpu", out=tmp_path / "out", rounds=1)), tmp_path))
+    folder, records = execute(
+        with_answers(make_plan(suite, Options("cpu", out=tmp_path / "out", rounds=1, unchecked=True)), tmp_path)
+    )
     assert {record.seq_len: record.reason for record in records if record.status is not Status.OK} == {
         3: "the measuring process sent garbage"
     }
@@ -326,7 +328,7 @@ def test_kills_of_the_measuring_process_alone_cost_no_row_and_the_run_goes_on(
                 assert worker._process is not None
                 threading.Timer(0.01, os.kill, (worker._process.pid, signal.SIGKILL)).start()
 
-    plan = with_answers(make_plan(suite, Options("cpu", out=tmp_path / "out", rounds=1)), tmp_path)
+    plan = with_answers(make_plan(suite, Options("cpu", out=tmp_path / "out", rounds=1, unchecked=True)), tmp_path)
     with Worker(plan.settings) as worker:
         _, records = execute(plan, Killer(), worker)
     assert len({record.cell_id for record in records}) == len(records) == 40

@@ -361,7 +361,19 @@ class Process(Own):
 def run(tmp_path: Path, sweeps: str, *options: str) -> tuple[list[dict[str, Any]], str]:
     """Rows of a run, and what it said on stderr."""
     (tmp_path / "s.yaml").write_text(f"name: s\nsweeps: [{sweeps}]\n")
-    command = [sys.executable, "-m", "attnbench", "run", "s.yaml", "--device", "cpu", "--threads", "1", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "attnbench",
+        "run",
+        "s.yaml",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--unchecked",
+        *options,
+    ]
     with forks():
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
