@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from attnbench.attention.gsa import slot_attention
 from attnbench.engines.masks import added_to_logits, emptied, seeing
 from attnbench.engines.precision import LOG2E, accumulator, hidden
 from attnbench.engines.recurrent.decayed_sums import STRONGEST
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
+from attnbench.engines.recurrent.slots import slot_attention, written_share
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
@@ -160,7 +160,7 @@ class ABC(nn.Module):
         """x ``(B, 1, C)``."""
         q, k, v, s = self._parts(x)
         log_decay = _kept(state.total, s)
-        new = -torch.expm1(log_decay / LOG2E)
+        new = written_share(log_decay)
         filled = torch.addcmul(state.filled * log_decay.mT.exp2(), new.mT, torch.cat([k, v], -1))
         keys, values = filled.chunk(2, -1)
         y = (q @ keys.mT).softmax(-1) @ values

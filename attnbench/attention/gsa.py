@@ -12,10 +12,10 @@ from torch.nn.functional import logsigmoid, silu
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import last_state, states_before
-from attnbench.engines.recurrent.fading import faded_by_channel, faded_values
+from attnbench.engines.recurrent.decayed_sums import last_state
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
-from attnbench.engines.recurrent.stretches import by_heads, rows_in_turn, stretches
+from attnbench.engines.recurrent.slots import slot_attention, written_share
+from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
@@ -142,43 +142,13 @@ class GSA(nn.Module):
     def begin(self, x: Tensor) -> Tensor:
         """The slots' keys and values ``(B, H, slots, 2·D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""
         _, k, v, log_decay = self._parts(x)
-        return last_state(_written(log_decay), torch.cat([k, v], -1).to(log_decay.dtype), log_decay)
+        return last_state(written_share(log_decay), torch.cat([k, v], -1).to(log_decay.dtype), log_decay)
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """x ``(B, 1, C)``."""
         q, k, v, log_decay = self._parts(x)
         own = torch.cat([k, v], -1).to(state.dtype)
-        state = torch.addcmul(state * log_decay.mT.exp2(), _written(log_decay).mT, own)
+        state = torch.addcmul(state * log_decay.mT.exp2(), written_share(log_decay).mT, own)
         keys, values = state.chunk(2, -1)
         y = torch.softmax(q.to(state.dtype) @ keys.mT, -1) @ values
         return self._finish(y.transpose(1, 2).flatten(2).to(x.dtype)), state
-
-
-def _written(log_decay: Tensor) -> Tensor:
-    """1 - α, with all its digits where α is nearly 1."""
-    return -torch.expm1(log_decay / LOG2E)
-
-
-def slot_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, chunk: int) -> Tensor:
-    """o_t = V_tᵀ softmax(K_t q_t) over the slots that the tokens up to t have filled.
-
-    Args:
-        q, k: ``(G, N, D)``; v: ``(G, N, E)``.
-        log_decay: log2(α) <= 0, ``(G, N, slots)``.
-        chunk: a power of two.
-    """
-    N = q.shape[1]
-    while chunk >= 2 * N:
-        chunk //= 2
-    return rows_in_turn(_stretch, stretches(chunk, q, k, v, log_decay), N)[0]
-
-
-def _stretch(state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
-    """Chunks ``(G, chunks, c, ·)`` in a row after slots whose keys and values are the state ``(G, slots, D + E)``."""
-    written = _written(log_decay)
-    near, begun, until = faded_values(q @ k.mT, written, log_decay)
-    past, state = states_before((written * until).mT @ torch.cat([k, v], -1), begun[:, :, -1:].mT, state)
-    keys, values = torch.split(past, [k.shape[-1], v.shape[-1]], -1)
-    weights = torch.softmax(near + (q @ keys.mT) * begun, -1)
-    ((shares,),), _, _ = faded_by_channel([weights], [written], log_decay)
-    return (shares @ v + (weights * begun) @ values).flatten(1, 2), state

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.gsa import GSA, slot_attention
+from attnbench.attention.gsa import GSA
 from attnbench.engines.recurrent import stretches
+from attnbench.engines.recurrent.slots import slot_attention
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
