@@ -2000,5 +2000,9 @@ class ShareOfTheInput(Hyena):
 class NormalisedAtTheEnd(ABC):
     """The weights of all tokens, those to come included, are what each mean is divided by."""
 
-    def _log_decay(self, s: Tensor) -> Tensor:
-        return super()._log_decay(s + s.logsumexp(2, keepdim=True) - s.logcumsumexp(2))
+    def _run(self, x: Tensor, _: int) -> Tensor:
+        q, k, v, s = self._parts(x)
+        shares = s.softmax(2)[..., None]
+        keys, values = ((shares * y[:, :, :, None]).cumsum(2) for y in (k, v))
+        weights = (keys @ q[..., None]).softmax(3)
+        return (weights * values).sum(3).transpose(1, 2).flatten(2)
