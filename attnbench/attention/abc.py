@@ -51,7 +51,7 @@ class Slots(NamedTuple):
     settings=("slots=3,chunk=4", "slots=5,chunk=16", "chunk=64"),
 )
 class ABC(nn.Module):
-    """Softmax over slots, each a mean of the tokens by weights that it chose.
+    """Softmax over slots, each a weighted mean of the tokens so far.
 
     Peng et al. 2021, "ABC: Attention with Bounded-memory Control", the ancestor of ``gsa``. A head has ``slots`` slots.
     Token i counts φ_i = exp(s_i) in each, with s = x W one number for a slot, and a slot's key and value are the means

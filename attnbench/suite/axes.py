@@ -265,7 +265,8 @@ def _checked_by(axis: Axis) -> tuple[Check, dict[str, Any]]:
     """What reads the values of an axis, and the JSON Schema of one of them."""
     match axis.values:
         case Specs(kind):
-            return _specs(_REGISTRIES[kind]), _SPEC
+            types = [*_SPEC["type"], *["null"] * (kind == "variant")]
+            return _specs(_REGISTRIES[kind]), {**_SPEC, "type": types}
         case Whole(low, high):
             types = ["integer", "string", *["null"] * bool(axis.same_as)]
             return _whole(low, high, null=bool(axis.same_as)), {"type": types}

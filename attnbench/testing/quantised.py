@@ -31,7 +31,7 @@ WORSE = 0.2
     claim=lambda traits: traits.rounds is not None,
 )
 def rounding_in_blocks(case: Case) -> Iterator[Measured]:
-    """Smaller blocks round less; what all keys share moves no output if it is taken off first, and else it does."""
+    """Smaller blocks round less. What keys share moves an output unless it is taken off first."""
     rounds, shape = case.traits.rounds, Shape(1, 2, 512, 64)
     assert rounds is not None
     q, k, v = case.draw(shape)

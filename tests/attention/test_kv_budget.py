@@ -438,7 +438,7 @@ def test_pages_are_kept_as_a_whole() -> None:
 def test_two_ways_to_say_how_many_are_refused() -> None:
     for name in NAMES:
         with pytest.raises(UsageError, match="remove one of them"):
-            build(name, SHAPE, budget=4, ratio=0.5)
+            make(name, budget=4, ratio=0.5)
     with pytest.raises(UsageError, match="write pool=5"):
         build("snapkv", SHAPE, pool=4)
 

@@ -60,7 +60,7 @@ class Read:
 
 def selection(module: nn.Module, q: Tensor, k: Tensor) -> Selection:
     if isinstance(module, Quest):
-        return Read(module.keys_read(q, k, 0))
+        return Read(module.keys_read(q, k, k, 0))  # values do not matter to its choice
     choosing = chooser(module)
     if choosing is not None:
         return choosing.select(q, k)  # type: ignore[no-any-return]  # a Selection, whose kind is the variant's own
