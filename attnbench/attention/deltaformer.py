@@ -35,6 +35,7 @@ _ROWS = 64
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        meets="all keys",
         cross=No("what a token takes off its value is found in its own sequence"),
         bias=No("the paper adds nothing to its logits"),
         mask=No("it hides later tokens and padding alone"),

@@ -29,6 +29,7 @@ _ROWS = 64
     memory_exponent=1.0,
     traits=Traits(
         target="other",
+        meets="all keys",
         stochastic=True,
         decode=True,
         permutable=True,
