@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-from attnbench.cell import Cell
+from attnbench.cell import UNTOUCHED, Cell
 from attnbench.record import HELD, NOT_TRIED, UNCHECKED, Record, one_line
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.protocol import Request
@@ -99,6 +99,8 @@ class Gate:
         """What is known of the setting of a cell, or found out now."""
         if self._unchecked:
             return Verdict(UNCHECKED)
+        if cell.variant.name == UNTOUCHED:  # a trained model as it is, which claims nothing
+            return Verdict("")
         setting = cell.variant.label, cell.shape.causal
         if setting not in self._known:
             self._known[setting] = self._found(worker, cell)
