@@ -66,6 +66,17 @@ def test_the_causal_model_predicts_english_through_the_bridge() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_the_causal_model_has_the_loss_that_its_library_alone_gives_it() -> None:
+    """On four windows of 512 tokens; measured with the library's own attention and loss, without a line of ours."""
+    pytest.importorskip("gguf", reason="the extra models is not installed")
+    subject, text = open_model(SMOLLM2, 512, None)
+    losses = baseline_of(subject, text.held_out(4), "cpu").losses
+    assert losses is not None
+    assert sum(losses) / 4 == pytest.approx(2.2179, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "run", "module"), [(SMOLLM2, "swap-smollm2", "gguf"), (MINILM, "swap-minilm", "transformers")]
 )

@@ -62,8 +62,17 @@ def test_padded_tokens_count_in_neither_share() -> None:
 
 
 def test_others_have_none_of_these() -> None:
-    for row in (measure("softmax"), measure("local:window=3"), measure("softmax", level="layer", measure=("time",))):
+    for row in (measure("softmax"), measure("softmax", level="layer", measure=("time",))):
         assert (row.select_s, row.kept_mass, row.kept_pairs) == (None, None, None)
+
+
+def test_a_window_keeps_pairs_without_choosing_them() -> None:
+    row = measure("local:window=3")
+    assert row.select_s is None
+    assert row.kept_mass is not None
+    assert row.kept_pairs is not None
+    assert 0 < row.kept_mass < 1
+    assert 0 < row.kept_pairs < 1
 
 
 def test_a_choice_in_a_layer_is_not_timed_alone() -> None:
