@@ -102,7 +102,10 @@ class Variant(Entry, Facts):
         self, shape: Shape, *, key_mask: bool = False, decode: bool = False, spec: Spec | None = None
     ) -> str | None:
         """Why the traits rule out this shape, or None; with the options of ``spec``, if that is given."""
-        traits = self.traits if spec is None else self.claims(spec, causal=shape.causal)
+        traits = self.traits
+        if spec is not None:
+            # With some options steps do not repeat what the whole sequence gives, and can be taken all the same.
+            traits = replace(self.claims(spec, causal=shape.causal), decode=traits.decode)
         shares: bool | No = traits.shares if isinstance(traits.shares, No) else True
         if traits.shares != "by itself" and (shape.bias, shape.sink) != ("none", "none"):
             shares = No(_TURNS)
