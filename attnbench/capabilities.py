@@ -70,7 +70,7 @@ def chooser(module: Any) -> Selecting | None:
 class Patterned(Protocol):
     """Which pairs count is fixed by their places: there is nothing to choose."""
 
-    def pattern(self, keys: int, device: Any) -> Selection | None:
+    def pairs_by_place(self, keys: int, device: Any) -> Selection | None:
         """The pairs among ``keys`` keys; None where what it computes is no softmax of q·k/√D over some of them."""
         ...
 

@@ -108,7 +108,7 @@ class Local(nn.Module):
             near = (i // self.block - j // self.block).abs() <= self.look_around
         return near & (j <= i) if self.causal else near
 
-    def pattern(self, keys: int, device: torch.device) -> Rule | None:
+    def pairs_by_place(self, keys: int, device: torch.device) -> Rule | None:
         """The pairs that count; None where a bias joins them."""
         return Rule(self._sees, keys, device) if self.position_bias is None else None
 

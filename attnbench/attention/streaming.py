@@ -112,7 +112,7 @@ class Streaming(nn.Module):
         near = (j < self.sinks) | ((i - j).abs() < self.window)
         return near & (j <= i) if self.causal else near
 
-    def pattern(self, keys: int, device: torch.device) -> Rule | None:
+    def pairs_by_place(self, keys: int, device: torch.device) -> Rule | None:
         """The pairs that count; None where turned q and k decide their weights."""
         return None if self.rotary else Rule(self._sees, keys, device)
 

@@ -54,7 +54,7 @@ class SharedHeads(nn.Module):
         if chooser(operator) is not None:
             self.select, self.attend = self._select, self._attend
         if isinstance(operator, Patterned):
-            self.pattern = operator.pattern
+            self.pairs_by_place = operator.pairs_by_place
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (B, H, N, D), G = q.shape, self.groups

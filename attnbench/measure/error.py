@@ -342,7 +342,7 @@ def _selection(operator: nn.Module, q: Tensor, k: Tensor, **masked: Tensor) -> S
     if choosing is not None:
         chosen: Selection = choosing.select(q, k, **masked)
         return chosen
-    return operator.pattern(k.shape[2], k.device) if isinstance(operator, Patterned) else None
+    return operator.pairs_by_place(k.shape[2], k.device) if isinstance(operator, Patterned) else None
 
 
 def _kept(selection: Selection, problem: _Problem, shape: Shape) -> Kept:

@@ -65,7 +65,7 @@ def selection(module: nn.Module, q: Tensor, k: Tensor) -> Selection:
     if choosing is not None:
         return choosing.select(q, k)  # type: ignore[no-any-return]  # a Selection, whose kind is the variant's own
     assert isinstance(module, Patterned)
-    found = module.pattern(N, q.device)
+    found = module.pairs_by_place(N, q.device)
     assert found is not None
     return found
 
