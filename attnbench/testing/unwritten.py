@@ -47,10 +47,8 @@ def _poison(x: Tensor, before: int) -> None:
 
 @law("unwritten memory")
 def unwritten_memory(case: Case) -> Iterator[Measured]:
-    """NaN in memory that nothing was written to changes no output, gradient or state.
-
-    In decoding that is also the room which a state has for tokens to come, as far as its parts are :class:`Roomy`.
-    """
+    """NaN in memory that nothing was written to, a state's room included, changes no result."""
+    # The room is what a state has for tokens to come, as far as its parts are Roomy.
     masks: list[Tensor | None] = [None]
     if case.traits.key_padding:
         masks.append(torch.arange(case.shape.N) < torch.tensor([[case.shape.N - 8], [case.shape.N]]))
