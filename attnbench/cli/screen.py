@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from attnbench.store import RunFolder
 
 
+AGAIN = "--retry-failed repeats those that failed, --fresh all"
+
+
 class Screen(Watcher):
     """Shows cells by variant, length and the axes in which the plan's cells differ."""
 
@@ -38,7 +41,7 @@ class Screen(Watcher):
         self.folder = folder
         self._bar.update(self._bar.task_ids[0], total=visits)
         if resumed:
-            console.note(f"resuming {folder}: {resumed} of {cells} cells are measured (--fresh starts anew)")
+            console.note(f"resuming {folder}: {resumed} of {cells} cells have rows ({AGAIN})")
 
     def visiting(self, cell: Cell) -> None:
         self._bar.update(self._bar.task_ids[0], description=self._names[cell.cell_id])

@@ -62,5 +62,5 @@ def test_a_node_that_is_killed_in_mid_run_costs_no_row_and_the_same_command_find
         before = (path / RECORDS).read_bytes()
         again = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=300, env=dict(os.environ))
         assert again.returncode == 0, again.stderr
-        assert "16 of 16 cells are measured" in again.stderr
+        assert "16 of 16 cells have rows" in again.stderr
         assert (path / RECORDS).read_bytes() == before
