@@ -41,8 +41,13 @@ def of_variant(name: str) -> str:
     for run, what in SPEED:
         lines = list(_times(run, name))
         if lines:
-            head = ["options", "n", "pass", "time", "times softmax's speed", "peak memory"]
+            head = ["options", "n", "pass", "time", "times softmax's speed", "times its floor", "peak memory"]
             parts += [f"{what}, {_link(run)}:", table(head, lines)]
+    if parts:
+        parts.append(
+            "The [floor](../measuring/time.md#the-limits-of-the-machine) is the least time that the FLOPs and bytes of "
+            "the call need at the rates of that machine."
+        )
     lines = [line for run in ("lra-cpu", "catalogue-cpu") for line in _errors(run, name)]
     if lines:
         parts += [
@@ -70,8 +75,9 @@ def _times(run: str, name: str) -> list[list[str]]:
             same = same[same[axis] == row[axis]]
         exact = f"{same['time_median_s'].iloc[0] / row['time_median_s']:.2g}" if len(same) else "-"
         peak = "-" if pd.isna(row["peak_bytes"]) else format_bytes(int(row["peak_bytes"]))
+        above = "-" if pd.isna(row["floor_s"]) else f"{row['time_median_s'] / row['floor_s']:.2g}"
         passed = f"{row['level']} {row['pass']}" + (", causal" if row["causal"] else "")
-        lines.append([_options(row), str(row["seq_len"]), passed, format_seconds(row["time_median_s"]), exact, peak])
+        lines.append([_options(row), str(row["seq_len"]), passed, format_seconds(row["time_median_s"]), exact, above, peak])
     return lines
 
 
