@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from attnbench.spec import Spec
 from attnbench.status import Status
 from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
 from attnbench.table import read_table
+from tests.instant import Instant
 
 CASES = int(os.environ.get("ATTNBENCH_CASES", "40"))
 """20000 in make selfcheck."""
@@ -66,32 +66,10 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
     return content
 
 
-class Instant:
-    """Stands for the measuring process: answers at once, the same for the same cell."""
-
-    traces = ""
-
-    def __init__(self, settings: object) -> None: ...
-
-    def __enter__(self) -> Instant:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
+class Worker(Instant):
     def start(self) -> dict[str, Any]:
         facts = {"torch": "2"}
-        return {"machine_id": id_of(facts), "process": "tuned", "process_notes": [], "environment": facts}
-
-    def ask(
-        self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None
-    ) -> dict[str, Any]:
-        meanwhile()
-        cell, round_ = Cell.from_json(request["cell"]), request["round"]
-        samples = [{"seconds": 0.5, "calls": 1, "switches": 0}]
-        return {
-            "record": Record.of(cell, Status.OK, time_median_s=0.5, time_rounds=round_ + 1, process="tuned").to_json(),
-            "samples": {"cell_id": cell.cell_id, "round": round_, "samples": samples},
-        }
+        return super().start() | {"machine_id": id_of(facts), "environment": facts}
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +77,7 @@ def _beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder to work in with one beside it, no process that measures, no waiting for the disk."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr(runner, "Worker", Instant)
+    monkeypatch.setattr(runner, "Worker", Worker)
     monkeypatch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
     monkeypatch.setattr(runner, "load_warning", lambda: None)
     monkeypatch.setattr(os, "fsync", lambda handle: None)

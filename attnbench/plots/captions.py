@@ -121,9 +121,16 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
     first += said(["kv_heads", "v_dim"])
     days = sorted({str(at)[:10] for at in rows["started_at"] if at})
     on = said(["device", "machine_id", "threads", "process", "torch_version", "compile", "quick"])
-    on.append(unheld(rows))
+    on += [_large(rows), unheld(rows)]
     on.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "")
     return [" · ".join(part for part in line if part) for line in ([*first, *said([*rest, "level", "pass"])], on)]
+
+
+def _large(rows: pd.DataFrame) -> str:
+    """Which rows only their size had measured with an allocator that returns memory after each call, in words."""
+    found = rows[rows["large"].astype(bool)] if "large" in rows else rows[:0]
+    names = [_named(str(variant), part, True) for variant, part in found.groupby("variant", sort=False)]
+    return f"allocator as shipped for large cells: {', '.join(names)}" if names else ""
 
 
 def unheld(rows: pd.DataFrame) -> str:

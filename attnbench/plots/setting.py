@@ -141,6 +141,7 @@ def settings(
     """
     if frame.empty:
         return []
+    frame = _large_with_the_others(frame)
     keys = [key for key in (*SAME, *also_same) if key in frame]
     # In self-attention kv_len equals seq_len at each length; in cross-attention each kv_len is another setting.
     crossed = frame["kv_len"].where(frame["kv_len"] != frame["seq_len"], 0)
@@ -157,6 +158,17 @@ def settings(
         told[name] = told[name].where(told[name] != told[other], 0)
     names = difference(told[[*keys, "kv_len"]])
     return [Setting(_one_each(part).drop(columns="_newest"), *name) for part, name in zip(parts, names, strict=True)]
+
+
+def _large_with_the_others(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of a tuned run that only their size had measured with the allocator as shipped, as tuned and marked.
+
+    They belong to the lines and ratios of the cells beside them. The column ``large`` marks them for the caption.
+    """
+    alike = [frame[key] for key in (*_OF_A_RUN, RUN, "sweep", "level", "pass") if key in frame and key != "process"]
+    tuned = (frame["process"] == "tuned").groupby(alike, dropna=False).transform("any")
+    large = tuned & (frame["process"] == "as-shipped") & ~_is_training(frame)
+    return frame.assign(process=frame["process"].mask(large, "tuned"), large=large)
 
 
 def without_room(found: Sequence[Setting]) -> str:

@@ -77,7 +77,9 @@ def _times(run: str, name: str) -> list[list[str]]:
         peak = "-" if pd.isna(row["peak_bytes"]) else format_bytes(int(row["peak_bytes"]))
         above = "-" if pd.isna(row["floor_s"]) else f"{row['time_median_s'] / row['floor_s']:.2g}"
         passed = f"{row['level']} {row['pass']}" + (", causal" if row["causal"] else "")
-        lines.append([_options(row), str(row["seq_len"]), passed, format_seconds(row["time_median_s"]), exact, above, peak])
+        lines.append(
+            [_options(row), str(row["seq_len"]), passed, format_seconds(row["time_median_s"]), exact, above, peak]
+        )
     return lines
 
 

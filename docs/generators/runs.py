@@ -24,6 +24,7 @@ ORIGIN = {
     "headline-cpu": "attnbench run headline",
     "headline-long-cpu": "make bench-long",
     "heads-cpu": "attnbench run heads",
+    "linformer-cpu": "attnbench run linformer --cell-timeout 300",
     "long-cpu": "attnbench run results/reference/long-cpu/suite.yaml",
     "long-cpu-again": "attnbench run results/reference/long-cpu-again/suite.yaml",
     "lra-cpu": "attnbench run lra --rounds 5",

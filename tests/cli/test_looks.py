@@ -12,7 +12,6 @@ import pty
 import re
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,37 +24,19 @@ import attnbench.plots  # noqa: F401  # once, and not in every child
 from attnbench.cell import Cell
 from attnbench.cli import console
 from attnbench.cli.app import main
-from attnbench.record import HELD, Record
+from attnbench.record import HELD
 from attnbench.run import compare, isolation, runner
 from attnbench.run.gate import HoldSetting, Verdict
-from attnbench.status import Status
 from attnbench.testing import Finding
+from tests.instant import Instant, timed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
 
 
-class Instant:
-    """Stands for the measuring process: the same answer whenever it is asked the same."""
-
-    traces = ""
-
+class Worker(Instant):
     def __init__(self, settings: object) -> None:
-        self.state = {
-            "machine_id": "m",
-            "process": "tuned",
-            "process_notes": ["a warning — with a dash"],
-            "environment": {"torch": "2"},
-            "noise_floor": 0.0,
-        }
-
-    def __enter__(self) -> Instant:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def begin(self) -> None:
-        pass
+        told = {"process_notes": ["a warning — with a dash"], "noise_floor": 0.0}
+        self.state = super().start() | told
 
     def seconds_used(self) -> float:
         return 0.0
@@ -63,10 +44,7 @@ class Instant:
     def start(self) -> dict[str, Any]:
         return self.state
 
-    def ask(
-        self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None
-    ) -> dict[str, Any]:
-        meanwhile()
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["do"] == "laws":
             fault = "é — the output is not that of the formula" * (request["variant"] == "twice")
             return {"findings": [asdict(Finding(request["law"], "n = 23", not fault, 0.5, 1.0, fault))]}
@@ -75,11 +53,8 @@ class Instant:
             times = [cell.shape.N * 1e-6 * (1 + i) for i, cell in enumerate(cells)]
             counts = {"disturbed": 0, "taken": 20, "stopped": 0, "others": None}
             return {"ran": list(range(len(cells))), "blocks": [times] * 20, "left_out": [], **counts}
-        cell = Cell.from_json(request["cell"])
-        columns = {"time_median_s": 2e-6, "time_ci_low_s": 1e-6, "time_ci_high_s": 3e-6, "examples_per_s": 5e5}
-        record = Record.of(cell, Status.OK, peak_bytes=1024, time_rounds=1, process="tuned", **columns)
-        samples = [{"seconds": seconds, "calls": 1} for seconds in (1e-6, 2e-6, 3e-6)]
-        return {"record": record.to_json(), "samples": {"cell_id": cell.cell_id, "round": 0, "samples": samples}}
+        columns = {"time_ci_low_s": 1e-6, "time_ci_high_s": 3e-6, "examples_per_s": 5e5, "peak_bytes": 1024}
+        return timed(Cell.from_json(request["cell"]), 0, (1e-6, 2e-6, 3e-6), **columns)
 
 
 @dataclass
@@ -188,7 +163,7 @@ class Twice(torch.nn.Module):
 @pytest.fixture(autouse=True)
 def _instant(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for module in (runner, isolation, compare):
-        monkeypatch.setattr(module, "Worker", Instant)
+        monkeypatch.setattr(module, "Worker", Worker)
     monkeypatch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
     monkeypatch.setattr(runner, "load_warning", lambda: None)
     monkeypatch.chdir(folder)

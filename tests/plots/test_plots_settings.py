@@ -67,6 +67,24 @@ def test_the_subtitle_says_only_what_is_true_of_all_that_is_drawn(run: Any) -> N
     assert "50% padding" in where(run.table(two(run, padding=0.5)[1:]))[0]
 
 
+def test_a_cell_too_large_for_the_tuned_allocator_stays_in_its_line_and_the_subtitle_names_it(
+    run: Any, words: Words, linformer: pd.DataFrame
+) -> None:
+    large = (linformer["label"] == "softmax") & (linformer["seq_len"] == 16384)
+    figure = FIGURES["speedup"].draw(linformer.assign(process=linformer["process"].mask(large, "as-shipped")))
+    assert "allocator as shipped for large cells: softmax (n = 16384)" in " ".join(words(figure).split())
+    assert "no\nsoftmax" not in words(figure)
+    assert "allocator as shipped" not in words(FIGURES["speedup"].draw(linformer))
+
+
+@pytest.mark.parametrize("apart", [{"run": "b"}, {"threads": 1}, {"suite": "other"}], ids=str)
+def test_another_run_as_shipped_is_no_large_cell_of_this_one(run: Any, apart: dict[str, Any]) -> None:
+    name = apart.pop("run", "a")
+    rows = [run.row("linear", time_median_s=0.1), run.row("linear", time_median_s=0.2, process="as-shipped", **apart)]
+    found = settings(timed(run.table(rows).assign(run=["a", name])))
+    assert sorted(one.rows["process"].iloc[0] for one in found) == ["as-shipped", "tuned"]
+
+
 @pytest.mark.parametrize("figure", ["tradeoff", "scaling", "catalogue", "speedup", "error", "map"])
 def test_an_own_form_has_a_dagger_and_one_footnote_that_says_what_it_means(
     run: Any, words: Words, performer: pd.DataFrame, linformer: pd.DataFrame, lra: pd.DataFrame, figure: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,65 +11,49 @@ from attnbench.cell import Cell
 from attnbench.errors import UsageError
 from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.plots.load import read_results
-from attnbench.record import HELD, Record
+from attnbench.record import HELD
 from attnbench.run import again, runner
 from attnbench.run.again import more_rounds
 from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.run.plan import Options, make_plan
-from attnbench.status import Status
 from attnbench.store import SUITE, RunFolder
+from tests.instant import Instant, timed
 
 MACHINE = {"device": "cpu", "torch": "2.13.0", "processor": "p", "cores": 1}
 
 
-class Instant:
-    """Stands for the measuring process; ``seconds`` is what every call takes."""
+class Worker(Instant):
+    """``seconds`` is what every call takes."""
 
     seconds = 1.0
-    traces = ""
     asked: list[tuple[str, int, TimingRules]]
 
     def __init__(self, settings: object = None) -> None:
         self.settings = settings
         self.state: Any = {}
-        Instant.asked = []
-
-    def __enter__(self) -> Instant:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def stop(self) -> None: ...
+        Worker.asked = []
 
     def start(self) -> dict[str, Any]:
         products = {"float32_products": "default", "window_products": "default"}
-        return {"machine_id": "m", "process": "tuned", "process_notes": [], "environment": MACHINE, **products}
+        return super().start() | {"environment": MACHINE, **products}
 
-    def ask(
-        self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None
-    ) -> dict[str, Any]:
-        meanwhile()
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         cell, round_ = Cell.from_json(request["cell"]), request["round"]
-        Instant.asked.append((cell.label, round_, TimingRules(**request["rules"])))
-        taken = [Sample(Instant.seconds * (1 + i / 1000), 1) for i in range(8)]
+        Worker.asked.append((cell.label, round_, TimingRules(**request["rules"])))
+        seconds = [Worker.seconds * (1 + i / 1000) for i in range(8)]
         earlier = [[Sample(**sample) for sample in samples] for samples in request["earlier"]]
-        summary = summarise([*earlier, taken])
+        summary = summarise([*earlier, [Sample(one, 1) for one in seconds]])
         low, high = summary.interval or (None, None)
-        columns = {"time_median_s": summary.median, "time_ci_low_s": low, "time_ci_high_s": high, "process": "tuned"}
-        record = Record.of(cell, Status.OK, time_rounds=round_ + 1, time_samples=summary.used, **columns)
-        samples = [sample.to_json() for sample in taken]
-        return {
-            "record": record.to_json(),
-            "samples": {"cell_id": cell.cell_id, "round": round_, "samples": samples},
-        }
+        columns = {"time_ci_low_s": low, "time_ci_high_s": high, "time_samples": summary.used}
+        return timed(cell, round_, seconds, time_median_s=summary.median, **columns)
 
 
 @pytest.fixture
 def instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Instant, "seconds", 1.0)
+    monkeypatch.setattr(Worker, "seconds", 1.0)
     monkeypatch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
     for module in (runner, again):
-        monkeypatch.setattr(module, "Worker", Instant)
+        monkeypatch.setattr(module, "Worker", Worker)
         monkeypatch.setattr(module, "machine_id", lambda device: "m")
     monkeypatch.setattr(runner, "load_warning", lambda: None)
 
@@ -88,7 +71,7 @@ def test_only_the_named_cells_get_more_rounds_in_the_same_folder(tmp_path: Path)
     path = measured(tmp_path)
     before = {row.label + str(row.seq_len): row for row in RunFolder(path).records().values()}
     more_rounds(path, [before["softmax4"].cell_id], 3)
-    assert [(label, round_) for label, round_, _ in Instant.asked] == [("softmax/n4", round_) for round_ in (2, 3, 4)]
+    assert [(label, round_) for label, round_, _ in Worker.asked] == [("softmax/n4", round_) for round_ in (2, 3, 4)]
     rows = {row.label + str(row.seq_len): row for row in RunFolder(path).records().values()}
     assert {name: row.time_rounds for name, row in rows.items()} == {
         "softmax2": 2, "softmax4": 5, "linear2": 2, "linear4": 2
@@ -105,9 +88,9 @@ def test_only_the_named_cells_get_more_rounds_in_the_same_folder(tmp_path: Path)
 def test_a_further_visit_takes_as_long_as_one_before(tmp_path: Path) -> None:
     path = measured(tmp_path, min_time=0.5)
     (row, *_) = RunFolder(path).records().values()
-    first = Instant.asked[0][2]
+    first = Worker.asked[0][2]
     more_rounds(path, [row.cell_id], 2)
-    rules = Instant.asked[-1][2]
+    rules = Worker.asked[-1][2]
     assert rules.rounds == 4
     for name in ("min_time", "max_time", "warmup_time", "min_samples", "max_samples"):
         assert getattr(rules, name) / rules.rounds == pytest.approx(getattr(first, name) / first.rounds), name
@@ -119,7 +102,7 @@ def test_the_command_that_began_the_run_finds_it_finished_afterwards(tmp_path: P
     (row, *_) = RunFolder(path).records().values()
     more_rounds(path, [row.cell_id], 1)
     assert measured(tmp_path) == path
-    assert Instant.asked == [] or {round_ for _, round_, _ in Instant.asked} == {2}
+    assert Worker.asked == [] or {round_ for _, round_, _ in Worker.asked} == {2}
 
 
 @pytest.mark.usefixtures("instant")

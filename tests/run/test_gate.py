@@ -22,7 +22,7 @@ from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.status import Status
 from attnbench.testing import LAWS, gating_laws
-from tests.run.conftest import Instant
+from tests.run.conftest import Told
 
 PLUGIN = """
 import importlib.util, os, time
@@ -157,7 +157,7 @@ def test_a_law_that_hangs_or_ends_the_process_is_a_row_and_the_run_goes_on(measu
 
 
 def test_each_setting_is_asked_once_in_a_run_and_not_again_when_it_is_resumed(
-    tmp_path: Path, instant: type[Instant]
+    tmp_path: Path, instant: type[Told]
 ) -> None:
     path = suite(tmp_path, "softmax, linear", causal="[false, true]")
     options = Options("cpu", out=tmp_path / "out", threads=1, rounds=1)

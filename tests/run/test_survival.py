@@ -22,7 +22,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attnbench.cell import Cell
 from attnbench.cli.app import main
 from attnbench.record import HELD, Record
 from attnbench.run import identity, isolation, runner
@@ -30,48 +29,12 @@ from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.run.plan import Options, make_plan
 from attnbench.status import Status
 from tests.forked import load
+from tests.instant import Instant
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
 
 KILLS = int(os.environ.get("ATTNBENCH_KILLS", "12"))
 """200 before a release."""
-
-
-class Instant:
-    """Stands for the measuring process: answers at once, the same for the same cell."""
-
-    traces = ""
-
-    def __init__(self, settings: object) -> None:
-        pass
-
-    def __enter__(self) -> Instant:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def begin(self) -> None:
-        pass
-
-    def start(self) -> dict[str, Any]:
-        return {"machine_id": "m", "process": "tuned", "process_notes": [], "environment": {"torch": "2"}}
-
-    def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
-        meanwhile()
-        cell, round_ = Cell.from_json(request["cell"]), request["round"]
-        columns = {"time_median_s": cell.shape.N / 7, "time_rounds": round_ + 1, "process": "tuned"}
-        samples = [{"seconds": cell.shape.N / 7, "calls": 1, "switches": 0}]
-        return {
-            "record": Record.of(cell, Status.OK, **columns).to_json(),
-            "samples": {"cell_id": cell.cell_id, "round": round_, "samples": samples},
-        }
-
-    def said(self) -> list[str]:
-        return []
-
-    def stop(self) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)
@@ -210,9 +173,9 @@ def test_a_folder_that_vanishes_stops_the_run(
     tmp_path: Path, attnbench: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Vanishing(Instant):
-        def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
+        def ask(self, request: dict[str, Any], timeout: float, **options: Any) -> dict[str, Any]:
             shutil.rmtree(tmp_path / "out")
-            return super().ask(request, timeout, meanwhile=meanwhile)
+            return super().ask(request, timeout, **options)
 
     put_in_place(monkeypatch, Vanishing)
     ended = attnbench()
@@ -252,8 +215,8 @@ def test_rows_that_are_taken_away_during_a_run_end_it_with_exit_code_74(
     visits = []
 
     class Harming(Instant):
-        def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
-            answer = super().ask(request, timeout, meanwhile=meanwhile)
+        def ask(self, request: dict[str, Any], timeout: float, **options: Any) -> dict[str, Any]:
+            answer = super().ask(request, timeout, **options)
             visits.append(request)
             if len(visits) == when:
                 (file,) = (tmp_path / "out").glob("s/*/records.jsonl")
@@ -322,7 +285,7 @@ def test_a_second_run_names_the_first_within_two_seconds_and_goes_on_when_that_i
     tmp_path: Path, attnbench: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, suite: Path
 ) -> None:
     class Waiting(Instant):
-        def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
+        def ask(self, request: dict[str, Any], timeout: float, **options: Any) -> dict[str, Any]:
             (tmp_path / "waits").touch()
             time.sleep(30)
             raise AssertionError
@@ -391,9 +354,9 @@ def test_the_row_of_a_visit_is_written_while_the_next_cell_is_built_and_the_last
     tmp_path: Path, attnbench: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Counting(Instant):
-        def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
+        def ask(self, request: dict[str, Any], timeout: float, **options: Any) -> dict[str, Any]:
             before = len(rows(tmp_path / "out"))
-            answer = super().ask(request, timeout, meanwhile=meanwhile)
+            answer = super().ask(request, timeout, **options)
             with (tmp_path / "counts").open("a") as file:
                 file.write(f"{len(rows(tmp_path / 'out')) - before}")
             return answer
@@ -409,11 +372,11 @@ def test_a_second_signal_ends_a_run_that_cannot_end_in_order(
     tmp_path: Path, suite: Path, monkeypatch: pytest.MonkeyPatch, sign: int, code: int
 ) -> None:
     class Undying(Instant):
-        def ask(self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> dict[str, Any]:
+        def ask(self, request: dict[str, Any], timeout: float, **options: Any) -> dict[str, Any]:
             if len(list((tmp_path / "out").glob("s/*/samples.jsonl"))) and len(rows(tmp_path / "out")) == 3:
                 (tmp_path / "asked").touch()
                 time.sleep(30)
-            return super().ask(request, timeout, meanwhile=meanwhile)
+            return super().ask(request, timeout, **options)
 
         def stop(self) -> None:
             (tmp_path / "stops").touch()
