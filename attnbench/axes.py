@@ -140,6 +140,10 @@ class Axis:
         return value in (self.default, self.usual)
 
 
+def _heads(count: float) -> str:
+    return f"{count:.0f} head{'' if count == 1 else 's'}"
+
+
 _SIZE = Whole(1, 2**20)
 _LENGTH = Whole(1, 2**30)  # beyond any device; keeps products of sizes printable
 _PLAIN = Shape()
@@ -195,7 +199,7 @@ _TABLE = (
         "H: a number, '>=8' or a range",
         default=_PLAIN.heads,
         asked=3,
-        words=lambda heads: f"{heads:.0f} head{'' if heads == 1 else 's'}",
+        words=_heads,
     ),
     Axis(
         "kv_heads",
@@ -206,7 +210,7 @@ _TABLE = (
         same_as="heads",
         added=True,
         asked=3,
-        words=lambda heads: f"{heads:.0f} of keys and values" if heads else "as many of keys and values",
+        words=lambda heads: f"{_heads(heads)} of keys and values" if heads else "as many heads of keys and values",
     ),
     Axis(
         "head_dim",

@@ -47,6 +47,8 @@ class Agreement:
     said: str
     trivial: float
     """Error of answering mean(V) on the same inputs; NaN where it was not measured."""
+    inputs: str = ""
+    """Label of the inputs on which the error was measured."""
     lines: Mapping[str, float] = field(default_factory=dict)
     """Name -> score, for chance and for a model that mixes no tokens."""
     band: tuple[float, float] | None = None
@@ -59,7 +61,8 @@ def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setti
     """The values of ``column`` on the problem most like the timed one.
 
     Args:
-        inputs: label or name of the inputs; by default ``listops``, else the first in the table.
+        inputs: label or name of the inputs; by default those of the timed rows if their sweep has several, else
+            ``listops``, else the first in the table.
         n: the wanted length; if it has no value, the longest length that has one is taken.
 
     Raises:
@@ -72,7 +75,9 @@ def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setti
     rows = compared(same_run(frame, speed), column)
     if rows.empty:
         return _nothing(column)
-    rows = rows[rows["inputs"] == _inputs(list(dict.fromkeys(rows["inputs"])), inputs)]
+    own = _own(frame, speed) if inputs is None else None
+    chosen = _inputs(list(dict.fromkeys(rows["inputs"])), inputs, own)
+    rows = rows[rows["inputs"] == chosen]
     rows = alike(rows, speed).rows
     rows = rows[rows["status"] == Status.OK]
     lengths = rows.loc[rows[column].notna(), "seq_len"]
@@ -83,7 +88,8 @@ def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setti
     )
     values["y_std"] = rows["rel_error_std"] if column == "rel_error" else math.nan
     trivial = rows["trivial_error"].dropna() if column == "rel_error" else pd.Series(dtype=float)
-    return Agreement(values, column, _said(rows, at, n), float(trivial.median()) if len(trivial) else math.nan)
+    said = _said(rows, at, n, "the timed inputs" if chosen == own else f"inputs {chosen}")
+    return Agreement(values, column, said, float(trivial.median()) if len(trivial) else math.nan, chosen)
 
 
 def same_run(frame: pd.DataFrame, setting: Setting) -> pd.DataFrame:
@@ -94,13 +100,22 @@ def same_run(frame: pd.DataFrame, setting: Setting) -> pd.DataFrame:
 def alike(rows: pd.DataFrame, setting: Setting) -> Setting:
     """The setting among other rows (errors or decoding steps) that is most like a given one."""
     first = setting.rows.iloc[0]
-    order = dict.fromkeys(["suite", "causal", "machine_id", "dtype", "head_dim", "heads", *OF_MODEL])
+    order = dict.fromkeys(["suite", "causal", "machine_id", "dtype", "head_dim", "heads", *OF_MODEL, "pass"])
     return settings(rows, {key: (first[key],) for key in order if key in rows})[0]
 
 
-def _inputs(known: list[str], wanted: str | None) -> str:
+def _own(frame: pd.DataFrame, speed: Setting) -> str | None:
+    """The inputs of the timed rows, if their sweep has several: then a figure has a panel for each."""
+    first = speed.rows.iloc[0]
+    beside = frame[(frame["suite"] == first["suite"]) & (frame["sweep"] == first["sweep"])]
+    return str(first["inputs"]) if beside.loc[beside["time_median_s"].notna(), "inputs"].nunique() > 1 else None
+
+
+def _inputs(known: list[str], wanted: str | None, own: str | None) -> str:
     if wanted is not None:
         return pick_inputs(known, wanted)
+    if own in known:
+        return str(own)
     return next((label for label in known if label.partition(":")[0] == "listops"), known[0])
 
 
@@ -111,7 +126,8 @@ def _scores(frame: pd.DataFrame, speed: Setting, n: int) -> Agreement:
         return _nothing("score")
     timed = list(speed.rows.loc[speed.rows["seq_len"] == n, "label"])
     rows = found.rows.assign(error_kind="", y_std=math.nan)
-    return Agreement(rows, "score", found.said, math.nan, found.lines, found.band, tuple(notes(frame, found, timed)))
+    left_out = tuple(notes(frame, found, timed))
+    return Agreement(rows, "score", found.said, math.nan, "", found.lines, found.band, left_out)
 
 
 def _of_trained(speed: Setting, n: int, column: str) -> Agreement:
@@ -134,13 +150,13 @@ def _nothing(column: str) -> Agreement:
     return Agreement(empty, column, f"no {what} measured", math.nan)
 
 
-def _said(rows: pd.DataFrame, at: int, n: int) -> str:
+def _said(rows: pd.DataFrame, at: int, n: int, on: str) -> str:
     if rows.empty:
         return "no error measured"
     row, draws = rows.iloc[0], rows["error_draws"].max()
     parts = [f"error: {in_words('level', row['level'])}", row["dtype"]]
-    parts += [f"{in_words('heads', row['heads'])} × {row['head_dim']}", f"inputs {row['inputs']}"]
-    parts += [f"{draws:.0f} draws"] if pd.notna(draws) else []
+    parts += [f"{in_words('heads', row['heads'])} × {row['head_dim']}", on]
+    parts += [f"{draws:.0f} draw{'' if draws == 1 else 's'}"] if pd.notna(draws) else []
     parts += [f"n = {at} (none at {n})"] if at != n else []
     return " · ".join(parts)
 

@@ -15,7 +15,7 @@ from attnbench.plots.agreement import ROUNDING
 from attnbench.plots.captions import bare, failures, own_form_note, where
 from attnbench.plots.error_lines import Line, Panel, at_length, panels_of
 from attnbench.plots.keys import write_entry
-from attnbench.plots.options import logit_std, options_of, varying_numbers
+from attnbench.plots.options import most_peaked, options_of, varying_numbers
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, shorten, stacked, text_width, wrap
 from attnbench.plots.palette import palette
 from attnbench.plots.setting import PANELS, compared, only_length, restrict, settings, without_room
@@ -34,7 +34,7 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
     rows = rows[(rows["error_kind"] == "approximation") & (rows["rel_error"] >= ROUNDING)]
     if rows.empty:
         return False
-    std = {logit_std(label) for label in rows["inputs"].unique()} - {None}
+    std = most_peaked(rows["inputs"].unique())
     return len(std) > 1 or any(varying_numbers(options_of(part).values()) for _, part in rows.groupby("variant"))
 
 

@@ -13,7 +13,15 @@ import pandas as pd
 from attnbench.errors import UsageError
 from attnbench.plots.agreement import ROUNDING
 from attnbench.plots.captions import bare
-from attnbench.plots.options import is_number, logit_std, options_of, pick_inputs, varying_numbers, written
+from attnbench.plots.options import (
+    is_number,
+    logit_std,
+    options_of,
+    pick_inputs,
+    varying_numbers,
+    without_logit_std,
+    written,
+)
 from attnbench.plots.setting import check_length, fullest
 from attnbench.status import Status
 
@@ -54,9 +62,11 @@ def panels_of(heading: str, rows: pd.DataFrame, inputs: str | None, option: str 
     if spent:
         known = trivial(ok[ok["inputs"] == here])
         panels.append(Panel(heading, spent, f"{axis} (log2 scale)", f"inputs {here}", known))
-    if peaked := over_logit_std(drawn, options):
-        axis = "standard deviation of the logits (log2 scale)"
-        panels.append(Panel(heading, peaked, axis, "inputs with a logit_std", trivial(ok)))
+    kinds = ok["inputs"].map({one: without_logit_std(one) for one in ok["inputs"].unique() if logit_std(one)})
+    for kind in kinds.dropna().unique():
+        if peaked := over_logit_std(drawn[kinds[drawn.index] == kind], options):
+            axis = "standard deviation of the logits (log2 scale)"
+            panels.append(Panel(heading, peaked, axis, f"inputs {kind}", trivial(ok[kinds == kind])))
     return panels
 
 

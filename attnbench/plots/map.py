@@ -18,7 +18,7 @@ from attnbench.errors import UsageError
 from attnbench.plots.captions import bare, failures, own_form_note, where
 from attnbench.plots.error_lines import ORACLES, at_length, differing
 from attnbench.plots.heat import Heat, draw_colour_key, draw_heat
-from attnbench.plots.options import is_number, logit_std, options_of, varying_numbers, written
+from attnbench.plots.options import is_number, most_peaked, options_of, varying_numbers, written
 from attnbench.plots.page import NothingToDraw, narrow, new_page, shorten
 from attnbench.plots.setting import PANELS, compared, only_length, restrict, settings, without_room
 from attnbench.plots.style import SMALL_SIZE, in_style
@@ -40,7 +40,7 @@ def _mapped(rows: pd.DataFrame) -> list[str]:
     """Variants that have a map, the one with most rows first."""
     names = {}
     for variant, part in rows.groupby("variant", sort=False):
-        spread = {logit_std(label) for label in part["inputs"].unique()} - {None}
+        spread = most_peaked(part["inputs"].unique())
         if not np.isfinite(part.loc[part["error_kind"] == "approximation", "rel_error"]).any():
             continue
         if len(spread) > 1 and variant not in ORACLES and varying_numbers(options_of(part).values()):
@@ -80,7 +80,7 @@ def draw_map(
     rows = pd.concat(shown)
     options = options_of(rows)
     varying = varying_numbers(options.values())
-    stds = rows["inputs"].map({label: logit_std(label) for label in rows["inputs"].unique()})
+    stds = rows["inputs"].map(most_peaked(rows["inputs"].unique()))
     size = next(iter(varying), None)
     if size is None or stds.nunique() < 2 or not (rows["status"] == Status.OK).any():
         raise NothingToDraw("; ".join(failures(rows)) or f"needs {NEEDS}")
@@ -93,7 +93,7 @@ def draw_map(
         own_form_note(rows["label"]),
         f"Number: relative error against exact attention. Colour: the same over the error of answering mean(V); "
         f"the middle of the scale is no better than that, red is worse. Rows: {size}.",
-        f"Rows without a stated {size} or logit_std, not drawn: {int(unknown.sum())}." if unknown.any() else "",
+        f"Not drawn: {int(unknown.sum())} rows without a {size}, or on other inputs." if unknown.any() else "",
         *(f"Not measured — {line}" for line in failures(rows, at_n=False)),
         without_room(found),
     ]

@@ -55,6 +55,22 @@ def logit_std(inputs: str) -> float | None:
     return float(value) if is_number(value) else None
 
 
+def without_logit_std(inputs: str) -> str:
+    """An inputs label without its ``logit_std``: what two inputs have in common that differ in it alone."""
+    name, options = parse_spec(inputs).name, dict(parse_spec(inputs).options)
+    told = ",".join(f"{key}={written(value)}" for key, value in options.items() if key != "logit_std")
+    return f"{name}:{told}" if told else name
+
+
+def most_peaked(inputs: Iterable[str]) -> dict[str, float]:
+    """Label -> ``logit_std``, for the labels that differ in it alone: of the kind of inputs that has most of them."""
+    kinds: dict[str, dict[str, float]] = {}
+    for label in inputs:
+        if std := logit_std(label):
+            kinds.setdefault(without_logit_std(label), {})[label] = std
+    return max(kinds.values(), key=len, default={})
+
+
 def pick_inputs(known: Sequence[str], wanted: str) -> str:
     """The label that means ``wanted`` (``gaussian:logit_std=2`` is ``gaussian:logit_std=2.0``), or has that name.
 

@@ -163,8 +163,7 @@ def _ok(found: Contenders) -> pd.DataFrame:
 
 
 def _inputs(found: Contenders | None) -> str:
-    parts = found.agreed.said.split(" · ") if found else []
-    return next((part.removeprefix("inputs ") for part in parts if part.startswith("inputs ")), "")
+    return found.agreed.inputs if found else ""
 
 
 def beside_softmax(one: Relative) -> str:

@@ -108,7 +108,19 @@ def test_a_map_of_rows_whose_defaults_are_unknown_says_how_many_are_left_out(run
     rows = run.performer_rows((16, 64), (0.5, 2))
     at = {"suite": "performer", "sweep": "map", "seq_len": 2048, "error_kind": "approximation", "trivial_error": 0.5}
     rows.append(run.row("performer", inputs="gaussian:logit_std=2", rel_error=0.1, **at))
-    assert "Rows without a stated features or logit_std, not drawn: 1." in words(draw_map(run.table(rows)))
+    assert "Not drawn: 1 rows without a features, or on other inputs." in words(draw_map(run.table(rows)))
+
+
+def test_inputs_that_differ_in_more_than_logit_std_share_no_line_and_no_map(run: Any, words: Words) -> None:
+    rows = run.performer_rows((16, 64), (0.5, 2))
+    at = {"suite": "performer", "sweep": "map", "seq_len": 2048, "error_kind": "approximation", "trivial_error": 0.5}
+    label = "performer:features=16,kernel=positive,projection=iid"
+    rows.append(run.row(label, inputs="clustered:clusters=4,logit_std=1", rel_error=77.0, **at))
+    table = run.table(rows)
+    assert "clustered" not in words(draw_error(table))
+    said = words(draw_map(table))
+    assert "Not drawn: 1 rows without a features, or on other inputs." in said
+    assert "77" not in said
 
 
 def test_a_third_option_gets_panels_of_its_own_and_no_row_is_lost(run: Any) -> None:

@@ -177,6 +177,21 @@ def test_a_frame_that_is_no_results_table_is_refused() -> None:
         draw_tradeoff(pd.DataFrame({"a": [1]}))
 
 
+def test_a_sweep_timed_on_several_inputs_has_the_error_of_each(run: Any, words: Words) -> None:
+    at = {"error_kind": "approximation", "error_draws": 1, "trivial_error": 0.9, "sweep": "timed"}
+    rows = [
+        run.row(name, inputs=inputs, time_median_s=0.1, examples_per_s=10.0, rel_error=error, **at)
+        for inputs, error in (("listops", 0.11), ("gaussian:logit_std=2", 0.22))
+        for name in ("linear", "local")
+    ]
+    table = run.table(rows)
+    found = {one.rows["inputs"].iloc[0]: one for one in settings(timed(table), also_same=("inputs",))}
+    for inputs, error in (("listops", 0.11), ("gaussian:logit_std=2", 0.22)):
+        agreed = agreement(table, "rel_error", None, found[inputs], rows[0]["seq_len"])
+        assert (agreed.inputs, set(agreed.rows["y"])) == (inputs, {error})
+    assert "the timed inputs · 1 draw" in words(draw_tradeoff(table))
+
+
 def test_inputs_choose_the_error_row(lra: pd.DataFrame) -> None:
     frame = lra.copy()
     other = (frame["label"] == "performer") & (frame["inputs"] == "gaussian:logit_std=2")
