@@ -50,6 +50,8 @@ class Rounds:
     smooth: str = ""
     """The option that takes off the keys what all of them have in common before they are rounded, which then moves no
     output; ``always`` where there is no choice."""
+    kept: str = ""
+    """The option that counts the last tokens, which are not rounded."""
     values: bool = False
     """Values of several tokens share scales, too. Laws about later tokens then turn the signs of their values alone."""
 

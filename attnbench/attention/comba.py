@@ -107,7 +107,7 @@ class Comba(ErasingLayer):
             log_alpha = (-self.log_A.exp()[:, None] * softplus(steps + self.step_bias[:, None]))[..., None]
             total = log_alpha.cumsum(1)
             system = eye + left_to_read(b * beta * k, k, total - log_alpha, total)
-            updates = torch.linalg.solve(system, beta * v)
+            updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
             y = left_to_read(q - p * k, k, total, total, own=side is x) @ updates * q.shape[2] ** -0.5
             read.append(y if side is x else y.flip(1))
         y = torch.stack(read).sum(0)

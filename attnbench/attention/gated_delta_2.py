@@ -108,7 +108,7 @@ class GatedDelta2(ErasingLayer):
             b, w, steps = (torch.unflatten(part, 1, (H, -1)).transpose(0, 1) for part in (b, w, steps))
             total = (-self.log_A.exp()[:, None, None] * softplus(steps)).cumsum(1)
             system = eye + left_to_read(self.strongest * torch.sigmoid(b) * k, k, total, total)
-            updates = torch.linalg.solve(system, torch.sigmoid(w) * v)
+            updates = torch.linalg.solve_triangular(system, torch.sigmoid(w) * v, upper=False, unitriangular=True)
             y = left_to_read(q, k, total, total, own=side is x) @ updates * q.shape[2] ** -0.5
             read.append(y if side is x else y.flip(1))
         y = torch.stack(read).sum(0)

@@ -31,7 +31,7 @@ from attnbench.variant import No, Rounds, Traits, register
         bias=No("the caches that it stands for hold keys and values, and nothing is added to their logits"),
         decode=True,
         shares="by itself",
-        rounds=Rounds(("group",), smooth="always"),
+        rounds=Rounds(("group",), smooth="always", kept="recent"),
         v_dim=No("neighbouring channels of a value share a scale, so that no column is treated alone"),
         emulated="numbers are rounded to a few bits and kept as float32, which says nothing of a cache of few bits",
         exact_with=("recent={n}",),

@@ -154,9 +154,8 @@ class RWKV7(nn.Module):
 
         taken, undecayed, earlier = a * kappa, total - log_w, upto.tril(-1)
         eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
-        removed = torch.linalg.solve(
-            eye + pairs(kappa, taken, undecayed, earlier), -pairs(kappa, k, undecayed, earlier) @ v
-        )
+        system, right = eye + pairs(kappa, taken, undecayed, earlier), -pairs(kappa, k, undecayed, earlier) @ v
+        removed = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
         o = pairs(r, taken, total, upto) @ removed + pairs(r, k, total, upto) @ v
         o = (o - o.mean(-1, keepdim=True)) / (o.var(-1, correction=0, keepdim=True) + self.eps).sqrt()
         y = o.transpose(0, 1).flatten(1) * self.weight + self.bias

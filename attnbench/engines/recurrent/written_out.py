@@ -34,7 +34,7 @@ def erased_and_written(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_alpha:
     """
     total = log_alpha.cumsum(1)
     system = torch.eye(q.shape[1], dtype=q.dtype, device=q.device) + left_to_read(beta[..., None] * k, k, total, total)
-    updates = torch.linalg.solve(system, beta[..., None] * v)
+    updates = torch.linalg.solve_triangular(system, beta[..., None] * v, upper=False, unitriangular=True)
     out: Tensor = left_to_read(q, k, total, total, own=not strict) @ updates * q.shape[2] ** -0.5
     return out
 
