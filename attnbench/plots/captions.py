@@ -195,6 +195,12 @@ def _named(variant: str, rows: pd.DataFrame, at_n: bool) -> str:
     return f"{name} (n = {', '.join(str(n) for n in sorted(set(rows['seq_len'])))})" if at_n else name
 
 
+def named_as(rows: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the labels of others: a variant may be an own form without causality and none with it."""
+    known = {label.removesuffix(OWN_FORM): label for label in others["label"]}
+    return rows.assign(label=[known.get(label.removesuffix(OWN_FORM), label) for label in rows["label"]])
+
+
 def bare(variant: str, label: str) -> str:
     """The variant's name without options, but with the mark of an own form if its label has one."""
     return variant + OWN_FORM * label.endswith(OWN_FORM)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.plots.agreement import alike, same_run
-from attnbench.plots.captions import failures, own_form_note, where
+from attnbench.plots.captions import failures, named_as, own_form_note, where
 from attnbench.plots.catalogue_panels import Panel, cost, decoding, error, note_on_errors, records
 from attnbench.plots.page import NothingToDraw, Page, new_page, only_on_a_page, shorten, stacked
 from attnbench.plots.palette import palette
@@ -114,8 +114,8 @@ def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFr
     rows = setting.rows[setting.rows["seq_len"] == n].drop_duplicates("label", keep="last")
     errors, steps = compared(same_run(frame, setting)), same_run(steps, setting)
     panels = cost(rows)
-    panels += error(alike(errors, setting).rows) if len(errors) else []
-    panels += decoding(alike(steps, setting).rows) if len(steps) else []
+    panels += error(named_as(alike(errors, setting).rows, rows)) if len(errors) else []
+    panels += decoding(named_as(alike(steps, setting).rows, rows)) if len(steps) else []
     return _List(setting.about, rows, panels)
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from attnbench.plots.agreement import Agreement, agreement, kind_of
 from attnbench.plots.bubbles import pareto
-from attnbench.plots.captions import failures
+from attnbench.plots.captions import failures, named_as
 from attnbench.plots.setting import Setting, fullest
 
 TRIVIAL = "answering mean(V)"
@@ -109,7 +109,8 @@ def contenders(
         points[f"x_{end}"] = here[x] * ratio if x == "time_median_s" else here[x] / ratio
     for name in {"y_low", "y_high", "learnt"} - {*agreed.rows}:
         points[name] = math.nan
-    points = points.merge(agreed.rows.drop(columns="family").drop_duplicates("label"), on="label", how="left")
+    told = named_as(agreed.rows, points).drop(columns="family").drop_duplicates("label")
+    points = points.merge(told, on="label", how="left")
     known = zip(points["error_kind"], points["target"], points["y"].astype(float), strict=True)
     points["kind"] = [kind_of(kind, target, value, agreed.column) for kind, target, value in known]
     return Contenders(setting, n, points, agreed, fast_low=x == "time_median_s")

@@ -126,7 +126,7 @@ def test_two_gpus_of_one_kind_are_one_class_and_their_own_memory_counts() -> Non
 def test_the_committed_runs_of_two_boots_are_one_machine_by_class_and_two_by_id() -> None:
     score, rates = load(REFERENCE / "score-cpu"), load(REFERENCE / "score-rates")
     assert differing_facts(score, rates) == []
-    old, new = load(REFERENCE / "catalogue-cpu"), load(REFERENCE / "headline-cpu")
+    old, new = load(REFERENCE / "peers-cpu"), load(REFERENCE / "headline-cpu")
     assert old.environment["machine_id"] != new.environment["machine_id"]
     assert old.machine_class == new.machine_class
     assert differing_facts(old, new) == ["method_version: 4 and 5"]

@@ -113,3 +113,12 @@ def test_a_table_without_errors_or_decoding_has_fewer_panels(run: Any) -> None:
 def test_a_length_that_was_not_measured_is_refused(frame: pd.DataFrame) -> None:
     with pytest.raises(UsageError, match="no rows at n = 99; there are: 2048"):
         draw_catalogue(frame, n=99)
+
+
+def test_a_variant_that_is_an_own_form_in_some_rows_only_has_all_its_marks_in_one_line(frame: pd.DataFrame) -> None:
+    def marks(drawn: Figure) -> int:
+        return sum(len(line.get_xdata()) for ax in drawn.axes for line in ax.lines)
+
+    layers = frame["sweep"] == "layers"
+    own = frame.assign(own_form=frame["own_form"].mask(layers, "both ways, where the paper goes one way"))
+    assert marks(draw_catalogue(own)) == marks(draw_catalogue(frame))
