@@ -54,5 +54,7 @@ def diff(
 
     before, now = read([old, new])
     limits = Limits(above, memory_above, error_above)
-    question = Question(measures, limits, relative_to, select, other_machine=other_machine, as_measured=as_measured)
+    question = Question(
+        measures, limits, relative_to, select, other_machine=other_machine, as_measured=as_measured, closes=False
+    )
     show(decide(now, [before], question), format_, out)

@@ -24,7 +24,7 @@ from attnbench.cli.decisions import (
 )
 from attnbench.cli.options import Plugins
 from attnbench.cli.outputs import refuse_files
-from attnbench.errors import Exit, StoreError, UsageError
+from attnbench.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from attnbench.cell import Cell
@@ -86,9 +86,9 @@ def gate(
     if confirm:
         decision = _confirmed(decision, now, before, question, confirm, plugin or [])
     show(decision, format_, out)
-    if not decision.passed:
+    if decision.exit_code:
         console.error(verdict_line(decision))
-        raise typer.Exit(Exit.FAILED)
+        raise typer.Exit(decision.exit_code)
     if format_ == "table" or out is not None:
         console.line(verdict_line(decision))
 

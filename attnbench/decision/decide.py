@@ -17,7 +17,7 @@ from attnbench.decision.measured import MeasuredRun, differing_facts, load
 from attnbench.decision.pace import Pace, at_one_speed
 from attnbench.decision.relative import drift, over, ratios_of_times
 from attnbench.decision.words import address
-from attnbench.errors import ResultsError, UsageError, any_of
+from attnbench.errors import Exit, ResultsError, UsageError, any_of
 from attnbench.machine import PRODUCTS
 from attnbench.suite.select import matches
 
@@ -41,6 +41,8 @@ class Question:
     """Whether a cell that may be worse, but need not be, fails as well."""
     as_measured: bool = False
     """Whether times are judged as they are, and not at one speed of the machine."""
+    closes: bool = True
+    """Whether the exit code says that a cell is worse, as that of ``gate`` does; that of ``diff`` does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,11 @@ class Decision:
     @property
     def passed(self) -> bool:
         return not self.failures
+
+    @property
+    def exit_code(self) -> Exit:
+        """How the command ends."""
+        return Exit.FAILED if self.question.closes and not self.passed else Exit.OK
 
     def counts(self, findings: Sequence[Finding] | None = None) -> dict[Verdict, int]:
         """How many findings have each verdict, in the order of :data:`~attnbench.decision.judge.VERDICTS`."""

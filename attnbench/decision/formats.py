@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 
 from attnbench.decision import words
 from attnbench.decision.decide import Decision
-from attnbench.decision.judge import Finding
+from attnbench.decision.judge import Finding, Measure
+from attnbench.decision.table import verdict_line
 from attnbench.printable import printable
 
 SCHEMA = 1
@@ -20,13 +21,19 @@ _UNITS = {"time": "s", "memory": "bytes", "error": "relative error", "score": "s
 
 
 def to_json(decision: Decision) -> dict[str, Any]:
-    """``{schema, gate, limits, machine, cells: [{key, measure, old, new, ratio, low, high, verdict}]}``."""
+    """``{schema, gate, summary, exit, limits, cells: [{key, measure, old, new, ratio, low, high, verdict}]}`` and more.
+
+    docs/gate.md says what each key holds.
+    """
     question = decision.question
     return {
         "schema": SCHEMA,
         "gate": "passed" if decision.passed else "failed",
+        "summary": verdict_line(decision),
+        "exit": int(decision.exit_code),
         "counts": decision.counts(),
-        "limits": {**asdict(question.limits), "missing": question.missing, "strict": question.strict},
+        "limits": _limits(decision),
+        "judged": judged(decision),
         "machine": {"class": decision.new.machine_class, "id": decision.new.environment.get("machine_id")},
         "new": str(decision.new.path),
         "old": [str(old.path) for old in decision.olds],
@@ -38,6 +45,30 @@ def to_json(decision: Decision) -> dict[str, Any]:
         "machine_speed": [pace.share for pace in decision.paces] or None,
         "cells": [_cell(one) for one in decision.findings],
     }
+
+
+def _limits(decision: Decision) -> dict[str, Any]:
+    question = decision.question
+    return {**asdict(question.limits), "missing": question.missing, "strict": question.strict}
+
+
+def judged(decision: Decision) -> dict[Measure, str]:
+    """Measure -> what makes it worse in this decision, for the measures that are judged."""
+    limits = decision.question.limits
+    how = "at one speed of the machine" if decision.paces else "as measured"
+    if decision.unit != "s":
+        how = f"each over the time of {decision.unit}"
+    elif decision.drift is not None:
+        how += f", ratios over {decision.drift:.3f}, the median ratio of {decision.question.relative_to}"
+    said: dict[Measure, str] = {
+        "time": f"slower if the whole interval of its ratio is above {limits.time:g}; times {how}",
+        "memory": f"more if its ratio is above {limits.memory:g}",
+        "error": f"more if the whole interval of its ratio is above {limits.error:g}",
+        "score": "lower if the intervals over test examples have nothing in common",
+        "status": "broken if it was ok before and is not now",
+    }
+    asked = decision.question.measures if decision.unit == "s" else ("time",)
+    return {measure: said[measure] for measure in said if measure in asked}
 
 
 def _cell(one: Finding) -> dict[str, Any]:
@@ -58,12 +89,18 @@ def _cell(one: Finding) -> dict[str, Any]:
 
 
 def to_junit(decision: Decision) -> str:
-    """A ``testcase`` for each cell: failed with all that fails in it, skipped where it is unsure or missing."""
+    """A ``testcase`` for each cell: failed with all that fails in it, skipped where it is unsure or missing.
+
+    Properties of the suite say what the command said of all cells together, and by which limits.
+    """
     axes = words.telling({one.pair.key: one.pair.shown for one in decision.findings}.values())
     cells: dict[Any, list[Finding]] = {}
     for one in decision.findings:
         cells.setdefault(one.pair.key, []).append(one)
     suite = ElementTree.Element("testsuite", name="attnbench gate")
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in _properties(decision).items():
+        ElementTree.SubElement(properties, "property", name=name, value=value)
     counts = {"tests": len(cells), "failures": 0, "errors": 0, "skipped": 0}
     for found in cells.values():
         row = found[0].pair.shown
@@ -85,6 +122,17 @@ def to_junit(decision: Decision) -> str:
     root.append(suite)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _properties(decision: Decision) -> dict[str, str]:
+    """``summary``, ``exit``, ``count.slower``, ``limit.time``, ``judged.time`` and so on."""
+    return {
+        "summary": verdict_line(decision),
+        "exit": str(int(decision.exit_code)),
+        **{f"count.{verdict}": str(count) for verdict, count in decision.counts().items()},
+        **{f"limit.{name}": str(value) for name, value in _limits(decision).items()},
+        **{f"judged.{measure}": printable(said) for measure, said in judged(decision).items()},
+    }
 
 
 def _sentences(found: Iterable[Finding], decision: Decision) -> str:

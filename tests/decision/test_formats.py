@@ -10,11 +10,11 @@ import pytest
 
 from attnbench.decision.decide import Decision, Question, decide
 from attnbench.decision.export_tables import as_text, tables_of
-from attnbench.decision.formats import to_action, to_json, to_junit
+from attnbench.decision.formats import judged, to_action, to_json, to_junit
 from attnbench.decision.measured import load
 from attnbench.decision.table import MOST_CHARACTERS, table_of, to_markdown, to_text
 from attnbench.status import Status
-from tests.decision.fixture_runs import Row, write_run
+from tests.decision.fixture_runs import Row, environment, write_run
 
 HOSTILE = 'a | b <script>alert("x")</script> & `c` \x1b[2J \x00 *d* \ud800'.replace("\ud800", "")
 
@@ -46,6 +46,52 @@ def test_json_holds_every_finding_with_its_key_and_numbers(decision: Decision) -
     assert sum(data["counts"].values()) == len(data["cells"])
 
 
+@pytest.mark.parametrize(
+    ("question", "gate", "code", "times"),
+    [
+        (Question(), "failed", 1, "as measured"),
+        (Question(closes=False), "failed", 0, "as measured"),
+        (Question(select="linear"), "passed", 0, "as measured"),
+        (Question(relative_to="linear"), "failed", 1, "as measured, ratios over 1.001, the median ratio of linear"),
+    ],
+)
+def test_programs_get_the_line_that_answers_how_it_was_judged_and_the_exit(
+    question: Question, gate: str, code: int, times: str, decision: Decision
+) -> None:
+    found = decide(decision.new, decision.olds, question)
+    data = to_json(found)
+    assert (data["gate"], data["exit"], data["summary"]) == (gate, code, table_of(found).verdict)
+    assert data["summary"].startswith(gate)
+    assert data["judged"] == {
+        "time": f"slower if the whole interval of its ratio is above 1.05; times {times}",
+        "memory": "more if its ratio is above 1.02",
+        "error": "more if the whole interval of its ratio is above 1.1",
+        "status": "broken if it was ok before and is not now",
+    }
+    told = {one.get("name"): one.get("value") for one in ElementTree.fromstring(to_junit(found)).iter("property")}
+    assert told == {
+        "summary": data["summary"],
+        "exit": str(code),
+        **{f"count.{verdict}": str(count) for verdict, count in data["counts"].items()},
+        **{f"limit.{name}": str(value) for name, value in data["limits"].items()},
+        **{f"judged.{measure}": said for measure, said in data["judged"].items()},
+    }
+
+
+def test_how_times_were_judged_is_told_also_at_one_speed_and_of_another_machine(tmp_path: Path) -> None:
+    def run(name: str, seed: int, processor: str = "Some Processor") -> Path:
+        about = environment(processor=processor)
+        return write_run(tmp_path / name, [Row(), Row("linear")], speeds=(1, 0.6), seed=seed, about=about)
+
+    new, old = load(run("new", 1)), load(run("old", 0))
+    assert judged(decide(new, [old], Question()))["time"].endswith("; times at one speed of the machine")
+    assert judged(decide(new, [old], Question(as_measured=True)))["time"].endswith("; times as measured")
+    other = load(run("other", 0, "Other"))
+    assert judged(decide(new, [other], Question(other_machine="ratios"))) == {
+        "time": "slower if the whole interval of its ratio is above 1.05; times each over the time of softmax"
+    }
+
+
 def test_a_ratio_to_nothing_is_null_and_not_infinite(tmp_path: Path) -> None:
     old, new = write_run(tmp_path / "old", [Row(peak=0)]), write_run(tmp_path / "new", [Row(peak=8)])
     found = decide(load(new), [load(old)], Question(measures=("memory",)))
@@ -57,8 +103,8 @@ def test_a_ratio_to_nothing_is_null_and_not_infinite(tmp_path: Path) -> None:
 def test_junit_has_one_case_for_each_cell_of_which_the_failed_and_the_open_ones_say_so(decision: Decision) -> None:
     root = ElementTree.fromstring(to_junit(decision))
     (suite,) = root
-    cases = {case.get("name"): case for case in suite}
-    assert {case.get("classname") for case in suite} == {"s.w"}
+    cases = {case.get("name"): case for case in suite.iter("testcase")}
+    assert {case.get("classname") for case in cases.values()} == {"s.w"}
     assert set(cases) == {f"softmax n={n}" for n in (64, 128, 256, 512)} | {"linear n=64", "linear n=128"}
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors"), suite.get("skipped")) == (
         "6",

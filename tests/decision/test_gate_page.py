@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from attnbench.cli.app import main
-from attnbench.decision.decide import Question
+from attnbench.decision.decide import Question, decide
+from attnbench.decision.formats import to_json, to_junit
 from attnbench.decision.judge import VERDICTS, Limits
+from attnbench.decision.measured import load
 from attnbench.errors import Exit
-from tests.decision.fixture_runs import copy_with
+from tests.decision.fixture_runs import Row, copy_with, write_run
 
 HERE = Path(__file__).parents[2]
 
@@ -40,3 +43,13 @@ def test_the_page_names_every_verdict_and_the_limits_as_they_are() -> None:
     limits = Limits()
     assert all(f"{limit:g}" in section for limit in (limits.time, limits.memory, limits.error))
     assert Question().missing == "warn"
+
+
+def test_the_page_names_every_key_of_the_json_and_every_kind_of_property(tmp_path: Path) -> None:
+    old, new = (load(write_run(tmp_path / name, [Row()], seed=len(name))) for name in ("old", "newer"))
+    found = decide(new, [old], Question())
+    section = (HERE / "docs/gate.md").read_text(encoding="utf-8").partition("## In continuous integration")[2]
+    assert all(f"`{key}`" in section for key in to_json(found))
+    kinds = {str(one.get("name")).partition(".")[0] for one in ElementTree.fromstring(to_junit(found)).iter("property")}
+    assert kinds == {"summary", "exit", "count", "limit", "judged"}
+    assert all(f"`{kind}`" in section or f"`{kind}." in section for kind in kinds)
