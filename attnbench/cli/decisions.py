@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,6 +20,25 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "markdown", "json", "junit", "action"]
 
+MOST = 1_000_000
+"""The largest limit of a ratio."""
+
+
+def limit(text: str | float) -> float:
+    """A ratio that is too much, new over old; nothing is below, above or equal to ``nan``.
+
+    Raises:
+        BadParameter: it is no number from 1 to :data:`MOST`.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 1 <= value <= MOST:
+        raise typer.BadParameter(f"must be a ratio from 1 to {MOST}, such as 1.05, not {str(text)[:60]!r}")
+    return value
+
+
 FormatOption = Annotated[Format, typer.Option("--format", help="junit: XML; action: JSON of github-action-benchmark.")]
 OutOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the format to this file, and print the table.")
@@ -26,8 +46,8 @@ OutOption = Annotated[
 OnOption = Annotated[
     str, typer.Option("--on", metavar="MEASURES", help="What is compared: time, memory, error, status, score.")
 ]
-MemoryAbove = Annotated[float, typer.Option(min=1, max=1e6, metavar="RATIO", help="The same for peak memory.")]
-ErrorAbove = Annotated[float, typer.Option(min=1, max=1e6, metavar="RATIO", help="The same for the error.")]
+MemoryAbove = Annotated[float, typer.Option(parser=limit, metavar="RATIO", help="The same for peak memory.")]
+ErrorAbove = Annotated[float, typer.Option(parser=limit, metavar="RATIO", help="The same for the error.")]
 RelativeTo = Annotated[
     str | None, typer.Option(metavar="VARIANT", help="Divide times by the drift of this unchanged variant.")
 ]

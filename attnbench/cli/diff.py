@@ -17,6 +17,7 @@ from attnbench.cli.decisions import (
     OutOption,
     RelativeTo,
     Select,
+    limit,
     measures_of,
     read,
     show,
@@ -29,7 +30,9 @@ def diff(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The run that is compared with it.")],
     above: Annotated[
         float,
-        typer.Option(min=1, max=1e6, metavar="RATIO", help="A ratio of times beyond it counts as slower or faster."),
+        typer.Option(
+            parser=limit, metavar="RATIO", help="A ratio of times beyond it counts as slower or faster; 1 or more."
+        ),
     ] = 1.05,
     memory_above: MemoryAbove = 1.02,
     error_above: ErrorAbove = 1.1,

@@ -18,6 +18,7 @@ from attnbench.cli.decisions import (
     OutOption,
     RelativeTo,
     Select,
+    limit,
     measures_of,
     read,
     show,
@@ -38,7 +39,7 @@ def gate(
         list[Path], typer.Option(metavar="OLD", help="A run that was good; the rounds of several are pooled.")
     ],
     fail_above: Annotated[
-        float, typer.Option(min=1, max=1e6, metavar="RATIO", help="Fail if a time is above it, new over old.")
+        float, typer.Option(parser=limit, metavar="RATIO", help="Fail if a time is above it, new over old; 1 or more.")
     ] = 1.05,
     memory_above: MemoryAbove = 1.02,
     error_above: ErrorAbove = 1.1,

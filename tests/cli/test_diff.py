@@ -56,7 +56,11 @@ def test_the_other_way_round_it_is_faster(capsys: pytest.CaptureFixture[str]) ->
         ("diff a a", "a is given twice; give two different runs"),
         ("diff a nowhere", "nowhere: no such folder; give a folder written by attnbench run"),
         ("diff a elsewhere", "elsewhere and a differ in cores: 64 and 2: measure both on one machine"),
-        ("diff a b --above 0.5", "--above must be at least 1; attnbench diff --help lists the options"),
+        *(
+            (f"diff a b {option} {value}", f"{option} must be a ratio from 1 to 1000000, such as 1.05, not '{value}'; ")
+            for option in ("--above", "--memory-above", "--error-above")
+            for value in ("nan", "inf", "0.5")
+        ),
         ("diff a b --on speed", "--on 'speed': must be time, memory, error, score or status"),
     ],
 )

@@ -93,10 +93,15 @@ BAD = [
     ("gate old --against old", Exit.USAGE, "old is given twice; give two different runs"),
     ("gate same --against old --against old/results.csv", Exit.USAGE, "old is given twice"),
     ("gate others --against old", Exit.USAGE, "others and old have no cell in common: they differ in seq_len"),
-    ("gate same --against old --fail-above 0.9", Exit.USAGE, "--fail-above must be at least 1; attnbench gate --help"),
-    ("gate same --against old --fail-above nan", Exit.USAGE, "--fail-above must be"),
-    ("gate same --against old --memory-above 0", Exit.USAGE, "--memory-above must be at least 1"),
-    ("gate same --against old --error-above -1", Exit.USAGE, "--error-above must be at least 1"),
+    *(
+        (
+            f"gate same --against old {option} {value}",
+            Exit.USAGE,
+            f"{option} must be a ratio from 1 to 1000000, such as 1.05, not '{value}'; attnbench gate --help",
+        )
+        for option in ("--fail-above", "--memory-above", "--error-above")
+        for value in ("nan", "inf", "-inf", "0.99", "-1", "1e7", "5%")
+    ),
     ("gate same --against old --format xml", Exit.USAGE, "--format must be table, markdown, json, junit or action"),
     ("gate same --against old --missing never", Exit.USAGE, "--missing must be fail, warn or ignore, not 'never'"),
     ("gate same --against old --other-machine any", Exit.USAGE, "--other-machine must be refuse or ratios"),
