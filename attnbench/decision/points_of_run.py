@@ -151,22 +151,26 @@ def _without(spec: Spec, knob: Knob) -> Spec:
 
 def _choose(budget: Budget, label: str, rest: Spec, knob: Knob | None, note: str, points: Measured) -> Found:
     mine, before = _rows_of(label, rest, knob, points)
+    if not mine:
+        return Found(label, knob.option if knob else "", (), None, "the run has no row of it")
     if knob is None:
-        if not mine:
-            return Found(label, "", (), None, "the run has no row of it")
-        point = next(iter(mine.values()))
-        return Found(label, "", (point,), point if point.within(budget) else None, note, before)
+        return _as_it_stands(budget, label, mine, note, before)
     by_value: dict[int, Point] = {}
     for (_, options), point in mine.items():
         value = dict(options).get(knob.option)
         if isinstance(value, int) and not isinstance(value, bool):
             by_value[value] = replace(point, value=value, label=_with_value(point.label, knob, value))
-    if not by_value:
-        return Found(label, knob.option, (), None, "the run has no row of it")
+    if not by_value:  # rows of a time before the knob, or whose value was left to the variant
+        return _as_it_stands(budget, label, mine, f"its row says nothing of {knob.option}", before)
     rising = [by_value[value] for value in sorted(by_value, reverse=knob.falling)]
     within = [point for point in rising if point.within(budget)]
     chosen = within[-1 if budget.bounds_cost else 0] if within else None
     return Found(label, knob.option, tuple(rising), chosen, before=before)
+
+
+def _as_it_stands(budget: Budget, label: str, mine: Measured, note: str, before: str) -> Found:
+    point = next(iter(mine.values()))
+    return Found(label, "", (point,), point if point.within(budget) else None, note, before)
 
 
 def _rows_of(label: str, rest: Spec, knob: Knob | None, points: Measured) -> tuple[Measured, str]:

@@ -105,6 +105,14 @@ def test_what_the_run_has_not_measured_is_said(run: pd.DataFrame) -> None:
         match_run(run, ["performer"], Budget("time", 0.02), level="model", pass_="training")
 
 
+@pytest.mark.parametrize("names", [[], ["performer"]])
+def test_a_row_that_says_nothing_of_the_knob_takes_part_as_it_stands(names: list[str]) -> None:
+    frame = table(timed("performer", 1e-3, 100), erred("performer", 0.01)).assign(options="{}")
+    (one,) = match_run(frame, names, Budget("error", 0.02)).found
+    assert one.chosen is not None
+    assert (one.knob, one.note, one.chosen.error) == ("", "its row says nothing of features", 0.01)
+
+
 def test_a_setting_that_failed_in_the_run_is_no_answer_and_gives_its_reason() -> None:
     frame = table(
         timed("performer:features=64", 1e-3, 100),
