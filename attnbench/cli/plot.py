@@ -77,8 +77,12 @@ def plot(
         typer.Option(metavar="PLUGIN", help="FILE.py or module with more variants, for pattern and weights."),
     ] = None,
     overlay: Annotated[
-        Literal["published"] | None,
-        typer.Option(help="Add panels with published numbers to tradeoff, scores, scaling and speedup."),
+        str | None,
+        typer.Option(
+            metavar="published|FILE",
+            help="Add panels with published numbers to tradeoff, scores, scaling and speedup; or with the points of a "
+            "CSV file to scaling.",
+        ),
     ] = None,
     title: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Title of the figures in place of their own.")

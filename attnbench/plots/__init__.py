@@ -70,7 +70,8 @@ def draw(
         width: ``page``, or ``column`` for one column of a paper, 3.3 inches, with letters of the same size.
         on_left_out: called with the name of each figure that was not drawn, and why.
         options: passed to the figures that know them (``n``, ``x``, ``inputs``, ``overlay`` and so on); None counts as
-            not given. A figure that cannot use a value is left out.
+            not given. A figure that cannot use a value is left out. With a file of points as ``overlay`` only
+            ``scaling`` is drawn.
 
     Returns:
         Figures by name: ``tradeoff`` and so on, prefixed with the suite's name if there are several suites.
@@ -95,6 +96,11 @@ def draw(
             if name not in there:
                 hint = did_you_mean(name, there) or f"; there are: {', '.join(there)}"
                 raise UsageError(f"unknown {what} {name!r}{hint}")
+    if options.get("overlay") not in (None, "published"):  # a file of points, which no other figure could show
+        for name in figures or ():
+            if name != "scaling":
+                raise UsageError(f"{name} takes no file of points; only the figure scaling does")
+        figures = ["scaling"]
     restrict(frame, only or {})  # raises where no suite has such rows
     drawn: list[tuple[str, Figure]] = []
     left_out: list[tuple[str, AttnbenchError]] = []

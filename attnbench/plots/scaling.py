@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from matplotlib.lines import Line2D
 
 from attnbench.plots.captions import failures, own_form_note, short_names, where
 from attnbench.plots.keys import on_all, write_entry
-from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, shorten, stacked, text_width
+from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, only_on_a_page, shorten, stacked, text_width
 from attnbench.plots.palette import palette
-from attnbench.plots.published import OWN_ROOM, WIDE, only_published
-from attnbench.plots.published_lines import draw_lines
+from attnbench.plots.points import read_points
+from attnbench.plots.published import OWN_ROOM, WIDE
+from attnbench.plots.published_lines import NYSTROMFORMER, draw_lines
 from attnbench.plots.series import LONGEST, Series, names_room, panels_of
 from attnbench.plots.setting import PANELS, restrict, settings, timed, without_room
 from attnbench.plots.style import SMALL_SIZE, in_style
@@ -42,7 +44,7 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 @in_style
 def draw_scaling(
-    frame: pd.DataFrame, *, only: Mapping[str, object] | None = None, overlay: str | None = None
+    frame: pd.DataFrame, *, only: Mapping[str, object] | None = None, overlay: str | Path | None = None
 ) -> Figure:
     """Draw two log-log panels with a table of fitted and claimed powers of n, and mark where each variant stopped.
 
@@ -51,14 +53,18 @@ def draw_scaling(
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         only: column -> value of the rows to draw.
-        overlay: ``published`` adds panels with the Nyströmformer paper's own measurements.
+        overlay: ``published`` adds panels with the Nyströmformer paper's own measurements; a path adds those of
+            :mod:`a file of points <attnbench.plots.points>`.
 
     Raises:
-        UsageError: no row has a value, or there is no such overlay.
+        UsageError: no row has a value, or the file of points is none.
         NothingToDraw: no row has a time or a memory.
         ResultsError: this is not a results table.
     """
-    only_published("scaling", overlay)
+    points = None
+    if overlay:
+        only_on_a_page(f"scaling with --overlay {overlay}")
+        points = read_points(NYSTROMFORMER if overlay == "published" else Path(overlay))
     rows = timed(restrict(frame, only or {}))
     prefer = {"level": ("operator", "layer", "model"), "pass": ("forward", "training")}
     every = settings(rows, prefer, also_same=("inputs",))
@@ -80,11 +86,11 @@ def draw_scaling(
     ]
     rooms = [3.6 + _table_height(drawn) if narrow() else max(4.2, 0.5 + 0.16 * len(drawn)) for _, drawn in panels]
     headings = [heading for heading, _ in panels]
-    page = new_page(TITLE, where(shown), notes, width=WIDE if overlay else 8.0, room=stacked(rooms, headings))
+    page = new_page(TITLE, where(shown), notes, width=WIDE if points else 8.0, room=stacked(rooms, headings))
     for place, (part, (_, drawn)) in enumerate(zip(page.parts(headings, rooms), panels, strict=True)):
-        _block(replace(part, right=part.left + OWN_ROOM) if overlay else part, drawn)
-        if overlay and place == 0:
-            draw_lines(part, part.left + OWN_ROOM + 0.4)
+        _block(replace(part, right=part.left + OWN_ROOM) if points else part, drawn)
+        if points and place == 0:
+            draw_lines(part, part.left + OWN_ROOM + 0.4, points)
     return page.figure
 
 

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
 from attnbench.plots import draw
-from attnbench.plots.published_lines import read_nystromformer
+from attnbench.plots.points import read_points
+from attnbench.plots.published_lines import NYSTROMFORMER
 from attnbench.plots.published_ratios import read_linformer
 from attnbench.plots.scaling import draw_scaling
 from attnbench.plots.speedup import draw_speedup
@@ -27,7 +28,7 @@ def test_linformers_table_has_every_rank_below_the_length_and_saves_more_the_lon
 
 
 def test_nystromformers_table_has_the_factors_that_its_text_names() -> None:
-    table = read_nystromformer().set_index(["model", "n"])
+    table = read_points(NYSTROMFORMER).table.set_index(["model", "n"])
     assert len(table) == 25
     transformer, own = table.loc[("Transformer", 8192)], table.loc[("Nyströmformer-32", 8192)]
     assert transformer["memory_mb"] / own["memory_mb"] == pytest.approx(26.7, abs=0.05)
@@ -50,9 +51,14 @@ def test_the_overlay_has_axes_of_its_own_and_leaves_those_of_the_run(
     assert set(faults(beside)) <= set(faults(alone))  # small words in the cells of the run's own table
 
 
-@pytest.mark.parametrize("drawn", [draw_scaling, draw_speedup])
-def test_an_overlay_that_does_not_exist_or_fit_is_refused(drawn: Callable[..., Any], linformer: pd.DataFrame) -> None:
-    with pytest.raises(UsageError, match="overlay must be published, not 'mine'"):
+@pytest.mark.parametrize(
+    ("drawn", "said"),
+    [(draw_scaling, "mine: no such file; give published, or a CSV file of points"), (draw_speedup, "not 'mine'")],
+)
+def test_an_overlay_that_does_not_exist_or_fit_is_refused(
+    drawn: Callable[..., Any], said: str, linformer: pd.DataFrame
+) -> None:
+    with pytest.raises(UsageError, match=said):
         drawn(linformer, overlay="mine")
     name = drawn.__name__.removeprefix("draw_")
     with pytest.raises(UsageError, match=f"{name} with --overlay published is too wide for one column"):
