@@ -92,6 +92,11 @@ def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setti
     return Agreement(values, column, said, float(trivial.median()) if len(trivial) else math.nan, chosen)
 
 
+def of_trained(rows: pd.DataFrame) -> str | None:
+    """What trained models say of their new attention; a loss where they predict something, else the last features."""
+    return next((column for column in OF_TRAINED if rows[column].notna().any()), None)
+
+
 def same_run(frame: pd.DataFrame, setting: Setting) -> pd.DataFrame:
     """The rows of the run that a setting belongs to."""
     return frame[frame[RUN] == setting.rows[RUN].iloc[0]] if RUN in frame else frame

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from attnbench.cell import UNTOUCHED
 from attnbench.errors import UsageError
-from attnbench.plots.agreement import OF_TRAINED, Y_AXES
+from attnbench.plots.agreement import OF_TRAINED, Y_AXES, of_trained
 from attnbench.plots.bands import Layout, arrange, draw_bands
 from attnbench.plots.bubbles import draw_circles, draw_front, draw_keys, keys_height, round_sizes
 from attnbench.plots.captions import failures, own_form_note, short_names, where
@@ -59,7 +59,7 @@ _BOTTOM = 0.42
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
     """Something was timed (or failed), errors or scores exist, and a scatter plot can name all labels."""
     rows = timed(restrict(frame, only or {}))
-    known = not compared(frame).empty or bool(tasks_of_both(frame, rows)) or _of_trained(rows) is not None
+    known = not compared(frame).empty or bool(tasks_of_both(frame, rows)) or of_trained(rows) is not None
     some = not rows.empty and known
     return some and not too_many_to_name(frame, only)
 
@@ -108,7 +108,7 @@ def draw_tradeoff(
     check_length(n, set(rows["seq_len"]), "rows")
     both = tasks_of_both(frame, rows) if y is None else set()
     trained = rows["level"] == "pretrained"
-    own = _of_trained(rows) if trained.all() or compared(frame).empty else None
+    own = of_trained(rows) if trained.all() or compared(frame).empty else None
     y = y or ("score" if both else own or "rel_error")
     rest = ""
     if both:
@@ -128,11 +128,6 @@ def draw_tradeoff(
     title = f"Speed, memory and {what.get(y, 'agreement with exact attention')}"
     rest = " ".join(part for part in (rest, without_room([one.setting for one in found])) if part)
     return _draw(found[:PANELS], title, x, overlay, rest)
-
-
-def _of_trained(rows: pd.DataFrame) -> str | None:
-    """What trained models say of their new attention; a loss where they predict something, else the last features."""
-    return next((column for column in OF_TRAINED if rows[column].notna().any()), None)
 
 
 def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, rest: str) -> Figure:

@@ -1,4 +1,4 @@
-"""The sentences that answer: what is fastest, by how much, in how much memory, at what error or score."""
+"""The sentences that answer: what is fastest, by how much, in how much memory, at what error, score or loss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from attnbench.scores import MEAN, learnt
 from attnbench.units import format_seconds
 
 CLOSE = 0.1
-"""Relative error up to which an approximation is called close."""
+"""Relative error, or nats of loss, up to which an approximation is called close."""
+_WITHIN = {
+    "rel_error": (f"an error of {CLOSE:g}", "error {}"),
+    "loss_delta": (f"{CLOSE:g} nats of the untouched model's loss", "{} nats from it"),
+    "hidden_error": (f"an error of {CLOSE:g} in the last features", "error {}"),
+}
+"""Column -> what an approximation comes within, and how its number is said."""
 
 Part = tuple[str, bool]
 """Some words, and whether they are what the sentence is about."""
@@ -61,14 +67,14 @@ class _Speaker:
 
     def speeds(self) -> Iterator[Sentence]:
         """The fastest exact attention, and the fastest approximation that is close, or the closest."""
-        errors = self._errors()
+        errors = self._agreed()
         points = errors.points.set_index("label") if errors else pd.DataFrame(columns=["kind", "y"])
         fair = self.fair.assign(**{name: self.fair["label"].map(points[name].to_dict()) for name in ("kind", "y")})
         exact = fair[(fair["family"] == "exact") | (fair["kind"] == "exact")]
         yield self._exact(exact)
         near = fair[fair["kind"] == "measured"]
         if len(near):
-            yield self._near(near, exact, _inputs(errors))
+            yield self._near(near, exact, errors)
 
     def fastest(self, told: Sequence[Sentence]) -> Iterator[Sentence]:
         """The fastest of all, unless an earlier sentence has named it."""
@@ -84,8 +90,8 @@ class _Speaker:
                 (".", False),
             ]
 
-    def _errors(self) -> Contenders | None:
-        if self.found.agreed.column == "rel_error":
+    def _agreed(self) -> Contenders | None:
+        if self.found.agreed.column in _WITHIN:
             return self.found
         return contenders(self.frame, self.view.setting, self.n, "examples_per_s", "rel_error", None)
 
@@ -105,13 +111,15 @@ class _Speaker:
         end = f"; {_listed(tied[:3])} cannot be told apart from it." if tied else "."
         return [(start, False), (self._name(best), True), (what, False), self._speed(best), (end, False)]
 
-    def _near(self, near: pd.DataFrame, exact: pd.DataFrame, inputs: str) -> Sentence:
+    def _near(self, near: pd.DataFrame, exact: pd.DataFrame, found: Contenders | None) -> Sentence:
         close = near[near["y"] <= CLOSE]
+        inputs = _inputs(found)
         on = f" on {inputs}" if inputs else ""
+        within, what = _WITHIN[found.agreed.column if found else "rel_error"]
         if close.empty:
             best = near.iloc[int(near["y"].argmin())]
             return [
-                (f"No approximation comes within an error of {CLOSE:g}{on}; nearest is ", False),
+                (f"No approximation comes within {within}{on}; nearest is ", False),
                 (self._name(best), True),
                 (f" with {_two(best['y'])}", False),
                 self._speed(best),
@@ -121,9 +129,9 @@ class _Speaker:
         slower = len(exact) and exact["time_median_s"].iloc[0] < best["time_median_s"]
         end = f", slower than {self._name(exact.iloc[0])}." if slower else "."
         return [
-            (f"Within an error of {CLOSE:g}{on}, the fastest approximation is ", False),
+            (f"Within {within}{on}, the fastest approximation is ", False),
             (self._name(best), True),
-            (f", error {_two(best['y'])}", False),
+            (f", {what.format(_two(best['y']))}", False),
             self._speed(best),
             (end, False),
         ]

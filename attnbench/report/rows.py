@@ -20,10 +20,12 @@ COLUMNS = (
     *("label", "family", "about", "n", "status", "reason", "warnings"),
     *("time", "time_low", "time_high", "speed", "ratio", "ratio_low", "ratio_high", "peak", "memory"),
     *("error_kind", "error", "error_std", "score", "score_low", "score_high"),
+    *("loss", "loss_delta", "loss_low", "loss_high", "features"),
     *("change", "change_low", "change_high", "verdict"),
 )
-"""What a row holds, in order: ``speed`` in examples per second, ``ratio`` and ``memory`` beside softmax, ``change``
-as its time over that of an older run."""
+"""What a row holds, in order: ``speed`` in examples per second, ``ratio`` and ``memory`` beside softmax, ``loss_delta``
+and its ends over the untouched model's loss, ``features`` the error of a model's last features, ``change`` as its time
+over that of an older run."""
 
 _RULES = (
     *(name for name, axis in AXES.items() if axis.only == "score"),
@@ -87,6 +89,7 @@ def _row(
         compact(beside.memory if beside else None),
         *(row["error_kind"], compact(row["rel_error"]), compact(row["rel_error_std"])),
         *(compact(row[name]) for name in ("score", "score_low", "score_high")),
+        *(compact(row[name]) for name in ("loss", "loss_delta", "loss_delta_low", "loss_delta_high", "hidden_error")),
         *((*map(compact, (change.ratio, change.low, change.high)), change.verdict) if change else ()),
     ]
     while values[-1] in (None, ""):  # most rows lack the last columns

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.plots.agreement import KINDS, Y_AXES
+from attnbench.plots.agreement import KINDS, Y_AXES, of_trained
 from attnbench.plots.captions import LEVELS, in_words, short_names
 from attnbench.plots.contenders import TRIVIAL, Contenders, contenders
 from attnbench.plots.matched import tasks_of_both
@@ -19,7 +19,11 @@ from attnbench.plots.style import DASHES, MARKERS, looks
 from attnbench.report.numbers import compact
 
 _PREFER = {"level": ("model", "layer", "operator"), "pass": ("training", "forward")}
-_APART = ("inputs", "layers", "ffn")
+_APART = ("inputs", "layers", "ffn", "model")
+_VALUES = {"score": "score", "rel_error": "error", "loss_delta": "loss_delta", "hidden_error": "features"}
+"""Column of the vertical axis -> what a row of the page calls it."""
+_WORDS = {"loss_delta": "loss", "features": "error"}
+"""The same -> what sentences call it, where that is another word."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def views(frame: pd.DataFrame) -> list[View]:
 
 
 def _view(frame: pd.DataFrame, setting: Setting) -> View | None:
-    column = "score" if tasks_of_both(frame, setting.rows) else "rel_error"
+    column = of_trained(setting.rows) or ("score" if tasks_of_both(frame, setting.rows) else "rel_error")
     first = contenders(frame, setting, None, "examples_per_s", column, None)
     if first is None:
         return None
@@ -80,10 +84,14 @@ def _lines(setting: Setting) -> list[Series]:
 def as_data(view: View) -> dict[str, Any]:
     """The view for the scripts, with rows as their numbers in the table."""
     one = view.at[view.n]
+    value = _VALUES[one.agreed.column]
     return {
         "name": view.name,
         "n": view.n,
-        "y": "score" if one.agreed.column == "score" else "error",
+        "value": value,
+        "y": _WORDS.get(value, value),
+        "log": one.log,
+        "down": one.down,
         "axis": Y_AXES[one.agreed.column].partition("\n")[0],
         "at": {str(n): _points(found) for n, found in view.at.items()},
         "lines": [_line(line) for line in view.lines],
@@ -109,7 +117,7 @@ def _points(found: Contenders) -> dict[str, Any]:
 
 
 def _ends(one: Mapping[Hashable, Any]) -> tuple[float, float]:
-    """The interval of a score, or one standard deviation of an error over draws."""
+    """The interval of a score or a loss, or one standard deviation of an error over draws."""
     if math.isfinite(one["y_low"]) and math.isfinite(one["y_high"]):
         return one["y_low"], one["y_high"]
     return one["y"] - one["y_std"], one["y"] + one["y_std"]

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.plots.load import read_results
 from attnbench.units import format_bytes, format_seconds
+from tests.plots.trained_rows import table
 from tests.report.chromium import PROGRAM, Chromium
 from tests.report.reading import Read, page_of, page_of_run, rows_of
 
@@ -61,6 +63,26 @@ def test_every_row_is_shown_with_the_units_of_the_command_line(browser: Chromium
         assert text.startswith(row["label"])
         assert row["time"] is None or format_seconds(row["time"]) in text
         assert row["peak"] is None or format_bytes(row["peak"]) in text
+
+
+def test_a_trained_model_that_loses_less_is_higher_and_its_row_says_how_much(browser: Chromium, tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    table().to_csv(file, index=False)
+    report = tmp_path / "report.html"
+    report.write_text(page_of(read_results(file)), encoding="utf-8")
+    browser.open(report)
+    found = browser.ask(
+        "[...document.querySelectorAll('#tradeoff-1 .point')].map(point => [point.getAttribute('aria-label')"
+        ".split(',')[0], Number(point.querySelector('circle').getAttribute('cy'))])"
+    )
+    heights = dict(found)
+    order = ["sdpa", "better", "local", "performer", "mean-value", "linear"]
+    assert sorted(order, key=heights.__getitem__) == order
+    gaps = [heights["performer"] - heights["better"], heights["linear"] - heights["performer"]]
+    assert gaps[0] / gaps[1] == pytest.approx(0.9 / 1.2), "the scale is linear"
+    assert browser.ask("document.querySelector('#tradeoff-title-1').textContent") == "Speed against loss"
+    rows = browser.ask("[...document.querySelectorAll('#table-1 tbody tr')].map(row => row.textContent)")
+    assert [one for one in ("2.000 (+0.000)", "2.140 (+0.140)", "1.800 (-0.200)") if one in "".join(rows)][2:]
 
 
 def test_words_filter_and_words_after_a_minus_leave_out(browser: Chromium, report: Path) -> None:

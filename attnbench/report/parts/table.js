@@ -11,6 +11,8 @@ const TABLE = [
   { key: "peak", title: "peak memory", number: NUMBER, value: (row) => row.peak, cell: (cell, row) => write(cell, row.peak === null ? "" : bytes(row.peak)) },
   { key: "error", title: "error", number: NUMBER, value: (row) => row.error, cell: errorCell },
   { key: "score", title: "score", number: NUMBER, value: (row) => row.score, cell: scoreCell, bar: scoreBar },
+  { key: "loss", title: "loss", number: NUMBER, value: (row) => row.loss_delta, cell: lossCell },
+  { key: "features", title: "features", number: NUMBER, value: (row) => row.features, cell: featuresCell },
   { key: "change", title: "vs older run", number: NUMBER, value: (row) => row.change, cell: changeCell },
   { key: "verdict", title: "verdict", value: (row) => row.verdict, cell: (cell, row) => write(cell, row.verdict || "") },
   { key: "about", title: "measured", value: (row) => row.about || null, cell: aboutCell },
@@ -98,6 +100,16 @@ function scoreCell(cell, row) {
   if (row.score === null) return;
   cell.textContent = row.score.toFixed(3);
   if (row.score_low !== null) cell.title = ends(row.score_low, row.score_high, (value) => value.toFixed(3));
+}
+
+function lossCell(cell, row) {
+  if (row.loss === null) return;
+  cell.textContent = `${row.loss.toFixed(3)} (${signed(row.loss_delta)})`;
+  cell.title = lossText(row);
+}
+
+function featuresCell(cell, row) {
+  if (row.features !== null) cell.textContent = plain(Number(row.features.toPrecision(2)));
 }
 
 function statusCell(cell, row) {

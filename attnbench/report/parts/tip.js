@@ -67,6 +67,8 @@ function aboutRow(row) {
   }
   if (row.error !== null || row.error_kind === "learned") lines.push(["error", errorText(row)]);
   if (row.score !== null) lines.push(["score", scoreText(row)]);
+  if (row.loss !== null) lines.push(["loss", lossText(row)]);
+  if (row.features !== null) lines.push(["last features", `${plain(Number(row.features.toPrecision(2)))} relative error`]);
   if (row.change !== null) {
     const said = ends(row.change_low, row.change_high, speedup);
     lines.push(["older run", `${speedup(row.change)} its time${said && ` (${said})`}, ${row.verdict}`]);
@@ -81,6 +83,14 @@ function errorText(row) {
   if (row.error_kind === "learned") return KIND_WORDS.learned;
   const spread = row.error_std ? ` ± ${plain(Number(row.error_std.toPrecision(2)))}` : "";
   return `${plain(Number(row.error.toPrecision(2)))}${spread}${KIND_WORDS[row.error_kind] || ""}`;
+}
+
+const signed = (value) => (value < 0 ? "" : "+") + value.toFixed(3);
+
+// In nats, with what it is above the loss of the untouched model.
+function lossText(row) {
+  const said = ends(row.loss_low, row.loss_high, signed);
+  return `${row.loss.toFixed(3)}, ${signed(row.loss_delta)}${said && ` (${said})`} over the untouched model's`;
 }
 
 function scoreText(row) {

@@ -1,4 +1,4 @@
-// Speed to the right, agreement or score upwards, peak memory as area.
+// Speed to the right, agreement, score or less loss upwards, peak memory as area.
 
 const EXACT = 0;
 const MEASURED = 1;
@@ -12,14 +12,13 @@ function drawTradeoff(section) {
   const view = section.views[section.state.view];
   const found = view && view.at[section.state.n];
   if (!found) return;
-  const score = view.y === "score";
   const width = Math.max(300, holder.clientWidth);
   const largest = Math.min(24, width / 26);
   const points = pointsOf(section, found, largest);
   const exact = points.filter((point) => point.kind === EXACT);
   const placeless = points.filter((point) => point.kind > MEASURED);
   const measured = points.filter((point) => point.kind === MEASURED);
-  const frame = { left: score ? 40 : 48, right: width - 14, top: 4 };
+  const frame = { left: view.log ? 48 : 40, right: width - 14, top: 4 };
   const x = logScale(...padded(points.flatMap((p) => [p.speed, p.fast, p.slow]), 0.08), frame.left + largest, frame.right - largest);
   for (const point of points) {
     point.x = x(point.speed);
@@ -32,12 +31,12 @@ function drawTradeoff(section) {
   const scaleBottom = scaleTop + tall;
   frame.bottom = scaleBottom + (below && tall ? 8 : 0) + below;
   const svg = canvas(holder, width, frame.bottom + 44, `${about(view)} at n = ${section.state.n}; arrow keys go from variant to variant`);
-  const y = measured.length ? scaleOf(score, found, measured, scaleTop + largest * 0.7, scaleBottom - largest * 0.7) : null;
+  const y = measured.length ? scaleOf(view, found, measured, scaleTop + largest * 0.7, scaleBottom - largest * 0.7) : null;
   const inner = { ...frame, top: scaleTop, bottom: scaleBottom };
   const taken = [];
-  if (above) band(svg, frame, frame.top, above, "exact: no error but rounding", taken);
-  if (below) band(svg, frame, frame.bottom - below, below, whyPlaceless(placeless, score), taken);
-  if (y) backdrop(svg, inner, y, found, score);
+  if (above) band(svg, frame, frame.top, above, whyExact(view), taken);
+  if (below) band(svg, frame, frame.bottom - below, below, whyPlaceless(placeless, view), taken);
+  if (y) backdrop(svg, inner, y, found, view, taken);
   axes(svg, frame, x, y || linearScale(0, 1, 0, 1), {
     xBase: 2, xText: halves, xTitle: "examples per second, faster →",
     yBase: 10, yText: y ? plain : () => "",
@@ -83,8 +82,14 @@ function pointsOf(section, found, largest) {
   });
 }
 
-function whyPlaceless(points, score) {
-  if (score) return "no score";
+const ofTrained = (view) => view.value === "loss_delta" || view.value === "features";
+
+function whyExact(view) {
+  return ofTrained(view) ? "as the untouched model, but for rounding" : "exact: no error but rounding";
+}
+
+function whyPlaceless(points, view) {
+  if (view.value !== "error") return `no ${view.y}`;
   const missing = points.every((point) => point.kind === MISSING);
   return missing ? "no error measured" : "another operator, not fitted, or no error measured";
 }
@@ -99,13 +104,14 @@ function bandHeight(points) {
   return TITLE + most - least + 9;
 }
 
-function scaleOf(score, found, measured, top, bottom) {
+function scaleOf(view, found, measured, top, bottom) {
   const values = measured.flatMap((point) => [point.value, point.low, point.high]).filter((value) => value !== null);
   values.push(...found.lines.map(([, value]) => value));
-  if (!score) return logScale(...padded(values, 0.04), top, bottom);
+  if (view.log) return logScale(...padded(values, 0.04), top, bottom);
   const low = Math.min(...values);
   const high = Math.max(...values);
   const extra = Math.max(0.03 * (high - low), 0.005);
+  if (view.down) return linearScale(low - extra, high + extra, top, bottom);
   return linearScale(Math.max(0, low - extra), Math.min(1, high + extra), bottom, top);
 }
 
@@ -115,17 +121,19 @@ function band(svg, frame, top, height, said, taken) {
   taken.push({ left: frame.left, right: frame.left + widthOf(said, 12) + 8, top, bottom: top + 15 });
 }
 
-function backdrop(svg, inner, y, found, score) {
+function backdrop(svg, inner, y, found, view, taken) {
   const wide = inner.right - inner.left;
   if (found.trivial !== null && found.trivial !== undefined) {
     const top = Math.max(inner.top, y(found.trivial));
     draw(svg, "rect", { class: "worse", x: inner.left, y: top, width: wide, height: Math.max(0, inner.bottom - top) });
   }
-  if (score && found.band) {
+  if (found.band) {
     const [low, high] = found.band;
     draw(svg, "rect", { class: "band", x: inner.left, y: y(high), width: wide, height: Math.max(1, y(low) - y(high)) });
   }
-  draw(svg, "text", { class: "soft", x: 0, y: inner.top - 5 }, score ? "score" : "relative error, less upwards");
+  const said = view.axis + (view.down ? ", less upwards" : "");
+  draw(svg, "text", { class: "soft", x: 0, y: inner.top - 5 }, said);
+  taken.push({ left: 0, right: widthOf(said, 12), top: inner.top - 16, bottom: inner.top - 2 });
 }
 
 function referenceLines(svg, inner, y, found, taken) {
@@ -160,15 +168,16 @@ function front(svg, section, found, points, bottom) {
 function mark(svg, section, point, y) {
   const { row } = point;
   const group = colour(draw(svg, "g", { class: "point", role: "button", "data-row": point.place }), row.family);
+  const view = section.views[section.state.view];
   const said = point.kind === MEASURED && point.value !== null ? plain(Number(point.value.toPrecision(2))) : "";
-  const what = point.kind === EXACT ? "exact" : said && `${section.views[section.state.view].y} ${said}`;
+  const what = point.kind === EXACT ? "exact" : said && `${view.y} ${said}`;
   const parts = [row.label, `${plain(Number(row.speed.toPrecision(3)))} examples per second`, what, `peak memory ${bytes(row.peak)}`];
   group.setAttribute("aria-label", parts.filter(Boolean).join(", "));
   group.setAttribute("aria-pressed", "false");
   if (!point.known) group.classList.add("unknown");
   draw(group, "circle", { class: "dot", cx: point.x, cy: point.y, r: point.radius });
   if (point.spread) draw(group, "line", { x1: point.spread[0], x2: point.spread[1], y1: point.y, y2: point.y });
-  if (point.kind === MEASURED && point.low !== null && point.high !== null && point.low > 0) {
+  if (point.kind === MEASURED && point.low !== null && point.high !== null && (point.low > 0 || !view.log)) {
     draw(group, "line", { x1: point.x, x2: point.x, y1: y(point.low), y2: y(point.high) });
   }
   tells(group, () => [row.label, aboutPoint(section, point)]);
@@ -184,9 +193,9 @@ function mark(svg, section, point, y) {
 // The row, with the error or score that stands beside it; that is often measured in a row of its own.
 function aboutPoint(section, point) {
   const lines = aboutRow(point.row);
-  const { y } = section.views[section.state.view];
-  if (point.kind === EXACT) lines.push(["error", "exact"]);
-  if (point.kind === MEASURED && point.row[y] === null) {
+  const { value, y } = section.views[section.state.view];
+  if (point.kind === EXACT && value === "error") lines.push(["error", "exact"]);
+  if (point.kind === MEASURED && point.row[value] === null) {
     const said = ends(point.low, point.high, (value) => plain(Number(value.toPrecision(2))));
     lines.push([y, plain(Number(point.value.toPrecision(3))) + (said && ` (${said})`)]);
   }
@@ -213,6 +222,13 @@ function keyOf(section, points, largest) {
   }
 }
 
+const SPREAD = {
+  error: "; of an error, one standard deviation over draws",
+  score: " and of a score",
+  loss_delta: ", and of the median loss over windows",
+  features: "",
+};
+
 function captionOf(section, view, found, unnamed) {
   const caption = byId(`caption-${section.id}`);
   caption.replaceChildren();
@@ -220,7 +236,7 @@ function captionOf(section, view, found, unnamed) {
   const shaded = found.trivial === null || found.trivial === undefined ? "" : " Shaded: no better than answering mean(V).";
   const band = found.band ? " Band: softmax's interval." : "";
   const names = unnamed ? ` ${unnamed} without room for a name say it when pointed at.` : "";
-  add(caption, "p", {}, `Area: peak memory. Crosses: 95 % intervals of time; of an error, one standard deviation over draws.${front}${shaded}${band}${names}`);
+  add(caption, "p", {}, `Area: peak memory. Crosses: 95 % intervals of time${SPREAD[view.value]}.${front}${shaded}${band}${names}`);
   add(caption, "p", {}, `${view.name}. ${found.said}.`);
   for (const line of found.left) add(caption, "p", {}, line);
 }
