@@ -22,6 +22,8 @@ class Input(Entry):
     """Called with the options before anything is measured; raises UsageError if it cannot read what they name."""
     doubt: Callable[..., str] | None = None
     """Called with a shape and the options; says what in the shape is not as where the input comes from, or nothing."""
+    refuse: Callable[..., None] | None = None
+    """Called with a shape and the options; raises Unsupported if the input cannot give this shape."""
 
 
 INPUTS: Registry[Input] = Registry("input", home="attnbench.inputs", own="'attnbench list inputs' shows the names")
@@ -30,18 +32,23 @@ Draw = TypeVar("Draw", bound=Callable[..., "tuple[Tensor, Tensor, Tensor]"])
 
 
 def register_input(
-    name: str, *, look_at: Callable[..., None] | None = None, doubt: Callable[..., str] | None = None
+    name: str,
+    *,
+    look_at: Callable[..., None] | None = None,
+    doubt: Callable[..., str] | None = None,
+    refuse: Callable[..., None] | None = None,
 ) -> Callable[[Draw], Draw]:
     """Decorator for ``draw(shape, generator, **options) -> (q, k, v)``, float32 on the CPU.
 
     Args:
         look_at: called with the options before anything is measured (see :class:`Input`).
         doubt: called with a shape and the options (see :class:`Input`).
+        refuse: called with a shape and the options (see :class:`Input`); None where only a draw can tell.
     """
 
     def add(draw: Draw) -> Draw:
         summary = (draw.__doc__ or "").strip().partition("\n")[0]
-        INPUTS.add(Input(name=name, make=draw, summary=summary, look_at=look_at, doubt=doubt))
+        INPUTS.add(Input(name=name, make=draw, summary=summary, look_at=look_at, doubt=doubt, refuse=refuse))
         return draw
 
     return add
@@ -67,6 +74,19 @@ def doubt(inputs: Spec, shape: Shape) -> str:
     """
     entry = INPUTS.get(inputs.name)
     return entry.doubt(shape, **entry.check(dict(inputs.options))) if entry.doubt else ""
+
+
+def draw_sizes(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As :func:`draw_qkv`, but with random numbers in place of what a file holds: for whoever needs no more than sizes.
+
+    Raises:
+        UsageError, Unsupported: as for :func:`draw_qkv`.
+    """
+    entry = INPUTS.get(inputs.name)
+    if entry.refuse is None:
+        return draw_qkv(inputs, shape, seed)
+    entry.refuse(shape, **entry.check(dict(inputs.options)))
+    return draw_qkv(Spec("gaussian"), shape, seed)
 
 
 def draw_qkv(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ was causal, which ``attnbench capture`` says there. Anything else in the file is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +57,19 @@ def _doubt_file(shape: Shape, **options: Any) -> str:
     return _doubt(*_named(**options), shape)
 
 
-@register_input("listops", doubt=partial(_doubt_shipped, "listops"))
+def _refuse_shipped(name: str, shape: Shape, *, layer: int | None = None) -> None:
+    _refuse(name, _SHIPPED[name], shape, layer)
+
+
+def _refuse_file(shape: Shape, *, layer: int | None = None, **options: Any) -> None:
+    _refuse(*_named(**options), shape, layer)
+
+
+def _about_shipped(name: str) -> dict[str, Callable[..., Any]]:
+    return {"doubt": partial(_doubt_shipped, name), "refuse": partial(_refuse_shipped, name)}
+
+
+@register_input("listops", **_about_shipped("listops"))
 def listops(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple[Tensor, Tensor, Tensor]:
     """Captured from a small encoder that was trained on ListOps; shipped.
 
@@ -67,7 +79,7 @@ def listops(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple
     return _draw("listops", LISTOPS, shape, generator, layer)
 
 
-@register_input("smollm2", doubt=partial(_doubt_shipped, "smollm2"))
+@register_input("smollm2", **_about_shipped("smollm2"))
 def smollm2(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple[Tensor, Tensor, Tensor]:
     """Captured from SmolLM2-135M-Instruct, a causal language model; shipped.
 
@@ -78,7 +90,7 @@ def smollm2(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple
     return _draw("smollm2", SMOLLM2, shape, generator, layer)
 
 
-@register_input("minilm", doubt=partial(_doubt_shipped, "minilm"))
+@register_input("minilm", **_about_shipped("minilm"))
 def minilm(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple[Tensor, Tensor, Tensor]:
     """Captured from all-MiniLM-L6-v2, an encoder of sentences; shipped.
 
@@ -88,7 +100,7 @@ def minilm(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple[
     return _draw("minilm", MINILM, shape, generator, layer)
 
 
-@register_input("file", look_at=_look_at, doubt=_doubt_file)
+@register_input("file", look_at=_look_at, doubt=_doubt_file, refuse=_refuse_file)
 def file(
     shape: Shape,
     generator: Generator,
@@ -193,15 +205,16 @@ def _doubt(name: str, path: Path, shape: Shape) -> str:
     return "; ".join(said)
 
 
+def _refuse(name: str, path: Path, shape: Shape, layer: int | None) -> None:
+    with _stored(name, path) as stored:
+        _pairs(name, stored, shape, layer)
+
+
 def _draw(
     name: str, path: Path, shape: Shape, generator: Generator, layer: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     with _stored(name, path) as stored:
-        _check_fit(name, stored, shape, layer)
-        S, L = stored.sizes["q"][:2]
-        pairs = [(s, l) for s in range(S) for l in (range(L) if layer is None else (layer,))]
-        if len(pairs) < shape.B:
-            raise Unsupported(f"{name} has {len(pairs)} (sequence, layer) pairs, fewer than batch {shape.B}")
+        pairs = _pairs(name, stored, shape, layer)
         start = generator.initial_seed()
         chosen = [pairs[(start + b) % len(pairs)] for b in range(shape.B)]
         places = slice(shape.q_start, shape.q_start + shape.N)
@@ -261,8 +274,14 @@ def _check_layout(name: str, sizes: dict[str, tuple[int, ...]], dtypes: set[str]
         raise UsageError(f"{name}: dtype {dtype} is not one of {', '.join(_DTYPES)}")
 
 
-def _check_fit(name: str, stored: _Stored, shape: Shape, layer: int | None) -> None:
-    _, L, H, N, D = stored.sizes["q"]
+def _pairs(name: str, stored: _Stored, shape: Shape, layer: int | None) -> list[tuple[int, int]]:
+    """The (sequence, layer) pairs that this shape may take.
+
+    Raises:
+        UsageError: there is no such layer.
+        Unsupported: the file cannot give this shape.
+    """
+    S, L, H, N, D = stored.sizes["q"]
     K, M = stored.sizes["k"][2:4]
     if layer is not None and layer >= L:
         raise UsageError(f"{name}: no layer {layer}, it has {L}, counted from 0")
@@ -278,3 +297,7 @@ def _check_fit(name: str, stored: _Stored, shape: Shape, layer: int | None) -> N
     for wanted, has, what in ((shape.H, H, "heads"), (last, N, "positions"), (shape.M, M, "keys")):
         if wanted > has:
             raise Unsupported(f"{name} has {has} {what}, fewer than {wanted}")
+    pairs = [(s, l) for s in range(S) for l in (range(L) if layer is None else (layer,))]
+    if len(pairs) < shape.B:
+        raise Unsupported(f"{name} has {len(pairs)} (sequence, layer) pairs, fewer than batch {shape.B}")
+    return pairs

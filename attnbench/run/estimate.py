@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from attnbench.cell import Cell
 from attnbench.measure.flops import Prediction, move_fake, predict
-from attnbench.qkv import draw_qkv
+from attnbench.qkv import draw_sizes
 from attnbench.record import one_line
 from attnbench.run.call import first_examples, prepare
 from attnbench.run.outcome import status_of
 from attnbench.task import Examples
+from attnbench.variant import build
 
 
 def estimate(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Prediction]]:
@@ -38,22 +39,30 @@ def estimate(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Predic
 
 def _follow(cell: Cell) -> Prediction:
     steps = cell.training.pretrain_steps + cell.training.steps if cell.training else 1
-    if not {"time", "memory", "score"} & {*cell.measure}:
-        return Prediction(None, None, "error only")
     if cell.level == "pretrained":
         return Prediction(None, None, "not foreseen: that would take the weights")
     try:
+        if not {"time", "memory", "score"} & {*cell.measure}:
+            predict(lambda: _refuse(cell))
+            return Prediction(None, None, "error only")
         # Fake tensors carry any device; the CPU is the one that every machine has.
         cell = replace(cell, device="cpu", compile=False)
         seen = first_examples(cell) if cell.task else None  # drawn out here, where tensors are real
         fake = (lambda _: (seen[0], _fake(seen[1]))) if seen else first_examples
-        one = predict(lambda: prepare(cell, move=move_fake, draw=draw_qkv, examples=fake).run)
+        one = predict(lambda: prepare(cell, move=move_fake, draw=draw_sizes, examples=fake).run)
         if "score" not in cell.measure:
             return one
         flops = None if one.matmul_flops is None else steps * one.matmul_flops
         return replace(one, matmul_flops=flops, reason=one.reason or f"of {steps} steps")
     except Exception as error:
-        return Prediction(None, None, one_line("{}: {}".format(*status_of(error)), 60))
+        return Prediction(None, None, one_line("{}: {}".format(*status_of(error))))
+
+
+def _refuse(cell: Cell) -> Callable[[], None]:
+    """Build the variant and draw its input as for an error: either refuses what it does not allow."""
+    draw_sizes(cell.inputs, cell.whole_shape, cell.seed)
+    build(cell.variant, cell.whole_shape, seed=cell.seed)
+    return lambda: None
 
 
 def _fake(real: Examples) -> Examples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 
 import pytest
 import torch
@@ -15,12 +16,15 @@ from attnbench.measure.error import ErrorResult, measure_error
 from attnbench.measure.fit import learnt
 from attnbench.measure.time import TimingRules
 from attnbench.qkv import INPUTS, draw_qkv, register_input
-from attnbench.reference import exact_attention
+from attnbench.reference import exact_attention, relative_error
 from attnbench.run.execute import run_cell
 from attnbench.run.protocol import VisitCell
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.status import Status
+from attnbench.suite.expand import expand
+from attnbench.suite.messages import Origin
+from attnbench.suite.schema import Suite
 from attnbench.variant import VARIANTS, No, Traits, build, register
 
 SHAPE = Shape(2, 2, 12, 8)
@@ -158,18 +162,28 @@ def test_what_no_gradient_reaches_is_unsupported_and_so_is_a_shape() -> None:
         fitted("remembered", replace(SHAPE, causal=True))
 
 
-@pytest.mark.parametrize("variant", ["linformer:rank=8", "hedgehog"])
-def test_the_methods_that_learn_come_closer_than_they_start(variant: str) -> None:
-    shape = Shape(2, 2, 32, 8)
-    first, last = (fitted(variant, shape, fit=steps).rel_error for steps in (1, 200))
-    assert first is not None
-    assert last is not None
-    assert last < first - 0.01
-
-
-def test_a_row_says_how_it_was_fitted() -> None:
-    record, _ = run_cell(VisitCell(cell("remembered", inputs="three", draws=3, fit=7), TimingRules(quick=True)))
-    assert (record.status, record.error_kind, record.fit_steps) == (Status.OK, "approximation", 7)
-    assert record.warnings == "fitted to the inputs that it is measured on: three has no others"
-    plain, _ = run_cell(VisitCell(cell("softmax", fit=7), TimingRules(quick=True)))
-    assert (plain.fit_steps, plain.warnings) == (None, "")
+def test_a_suite_fits_to_a_captured_model_and_its_rows_have_less_error_and_say_what_they_were_fitted_to() -> None:
+    sweep = {
+        "name": "fitted",
+        "measure": ["error"],
+        "error_draws": 3,  # the three captured layers
+        "fit": 100,
+        "matrix": {
+            "variant": ["linformer:rank=8", "hedgehog"],
+            "inputs": "minilm",
+            "seq_len": 24,
+            "heads": 2,
+            "head_dim": 32,
+        },
+    }
+    for one in expand(Suite.of({"name": "tiny", "sweeps": [sweep]}, Origin())):
+        operator, before = build(one.variant, one.shape, seed=one.seed), list[float]()
+        for seed in range(3):
+            q, k, v = draw_qkv(one.inputs, one.shape, seed)
+            before.append(relative_error(operator(q, k, v), exact_attention(q, k, v)))
+        record, _ = run_cell(VisitCell(one, TimingRules(quick=True)))
+        assert record.status is Status.OK, record.reason
+        assert (record.error_kind, record.fit_steps, record.error_draws) == ("approximation", 100, 3)
+        assert record.rel_error is not None
+        assert record.rel_error < 0.6 * median(before)
+        assert "fitted to the inputs that it is measured on: minilm has no others" in record.warnings

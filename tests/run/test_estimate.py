@@ -8,7 +8,7 @@ import torch
 import attnbench.attention
 import attnbench.inputs
 import attnbench.tasks  # noqa: F401  # these fill their tables
-from attnbench.cell import Cell, ModelSize, Training
+from attnbench.cell import Cell, Measure, ModelSize, Training
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.run.call import prepare
 from attnbench.run.estimate import estimate
@@ -44,3 +44,43 @@ def test_a_training_is_foreseen_from_its_first_step(task: str) -> None:
     assert one.matmul_flops is not None
     assert (whole.matmul_flops, whole.peak_bytes) == (7 * one.matmul_flops, one.peak_bytes)
     assert whole.reason == "of 7 steps"
+
+
+SMOLLM2 = Shape(heads=9, kv_heads=3, seq_len=1024, head_dim=64, causal=True)
+
+
+@pytest.mark.parametrize("measure", [("error",), ("time", "memory")])
+@pytest.mark.parametrize(
+    ("inputs", "shape", "reason"),
+    [
+        ("smollm2", replace(SMOLLM2, seq_len=1025), "smollm2 has 1024 positions, fewer than 1025"),
+        ("smollm2", replace(SMOLLM2, heads=12), "smollm2 has 9 heads, fewer than 12"),
+        ("smollm2", replace(SMOLLM2, batch=4), "smollm2 has 3 (sequence, layer) pairs, fewer than batch 4"),
+        ("smollm2", replace(SMOLLM2, head_dim=32), "smollm2 has heads of width 64, not 32"),
+        ("minilm", Shape(heads=12, seq_len=257, head_dim=32), "minilm has 256 positions, fewer than 257"),
+        ("listops", Shape(heads=2, seq_len=2049, head_dim=64), "listops has 2048 positions, fewer than 2049"),
+        ("low-rank:rank=9", Shape(heads=1, seq_len=8, head_dim=8), "low-rank: rank 9 exceeds head_dim 8"),
+    ],
+    ids=str,
+)
+def test_a_shape_that_the_inputs_cannot_give_is_unsupported_before_anything_is_run(
+    measure: tuple[Measure, ...], inputs: str, shape: Shape, reason: str
+) -> None:
+    cell = Cell("s", "w", Spec("softmax"), shape, inputs=parse_spec(inputs), measure=measure)
+    ((_, predicted),) = estimate([cell], 1)
+    assert (predicted.reason, predicted.peak_bytes) == (f"unsupported: {reason}", None)
+
+
+def test_a_variant_that_cannot_have_an_error_is_unsupported_before_anything_is_run() -> None:
+    cell = Cell("s", "w", Spec("linformer"), SMOLLM2, inputs=Spec("smollm2"), measure=("error",))
+    ((_, refused), (_, fine)) = estimate([cell, replace(cell, variant=Spec("linear"))], 1)
+    assert refused.reason.startswith("unsupported: causal: each projected row mixes keys from the whole sequence")
+    assert fine.reason == "error only"
+
+
+def test_what_is_timed_on_captured_inputs_is_foreseen_as_on_random_ones() -> None:
+    shape = replace(SMOLLM2, seq_len=64)
+    captured = Cell("s", "w", Spec("softmax"), shape, inputs=Spec("smollm2"))
+    (_, one), (_, other) = estimate([captured, replace(captured, inputs=Spec("gaussian"))], 1)
+    assert one == other
+    assert one.peak_bytes == pytest.approx(peak_tensor_bytes(prepare(captured).run), rel=0.05)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from attnbench.cell import UNTOUCHED, Cell
-from attnbench.errors import SuiteError
+from attnbench.errors import SuiteError, Unsupported
+from attnbench.qkv import doubt, draw_sizes
+from attnbench.spec import Spec
 from attnbench.suite.document import read_document
 from attnbench.suite.expand import expand
 from attnbench.suite.load import load_suite, shipped_descriptions, shipped_suites, suite_path
@@ -117,6 +119,29 @@ def test_speed_and_error_of_the_long_range_arena_suite_share_their_labels() -> N
     }
     error = {cell.variant for cell in cells if cell.sweep == "error"}
     assert {spec.label for spec in speed - error} == {"identity"}
+
+
+@pytest.mark.parametrize("suite", ["lra", "catalogue"])
+@pytest.mark.parametrize("inputs", ["smollm2", "minilm"])
+def test_errors_on_a_captured_model_are_of_all_that_have_one_there_and_of_what_it_holds(
+    suite: str, inputs: str
+) -> None:
+    cells = [cell for cell in expand(load_suite(suite)) if cell.measure == ("error",)]
+    on_captured = [cell for cell in cells if cell.sweep == inputs]
+    assert {cell.inputs.name for cell in on_captured} == {inputs, "gaussian"}
+    (shape,) = {cell.shape for cell in on_captured}
+    draw_sizes(Spec(inputs), shape, 0)  # raises where the file does not hold it
+    assert doubt(Spec(inputs), shape) == ""
+
+    def fits(spec: Spec) -> bool:
+        try:
+            build(spec, shape)
+        except Unsupported:
+            return False
+        return True
+
+    elsewhere = {cell.variant for cell in cells if cell.sweep in ("error", "oracles")}
+    assert {cell.variant for cell in on_captured} == {spec for spec in elsewhere if fits(spec)}
 
 
 def test_the_linformer_suite_leaves_out_ranks_that_save_nothing() -> None:
