@@ -290,13 +290,13 @@ def _pairs(name: str, stored: _Stored, shape: Shape, layer: int | None) -> list[
     if stored.sizes["v"][4] != shape.E:
         width = stored.sizes["v"][4]
         raise Unsupported(f"{name} has values of width {width}, not {shape.E}; set v_dim to {width}")
-    if stored.group % shape.G:
-        said = f"{H // K} heads of queries share one head of keys" if H > K else "each head of queries has its own keys"
-        raise Unsupported(f"{name}: {said}; for {shape.H} heads set kv_heads to {max(1, shape.H * K // H)}")
     last = shape.q_start + shape.N
     for wanted, has, what in ((shape.H, H, "heads"), (last, N, "positions"), (shape.M, M, "keys")):
         if wanted > has:
             raise Unsupported(f"{name} has {has} {what}, fewer than {wanted}")
+    if stored.group % shape.G:
+        said = f"{H // K} heads of queries share one head of keys" if H > K else "each head of queries has its own keys"
+        raise Unsupported(f"{name}: {said}; for {shape.H} heads set kv_heads to {max(1, shape.H * K // H)}")
     pairs = [(s, l) for s in range(S) for l in (range(L) if layer is None else (layer,))]
     if len(pairs) < shape.B:
         raise Unsupported(f"{name} has {len(pairs)} (sequence, layer) pairs, fewer than batch {shape.B}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from contextlib import redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -113,9 +114,24 @@ def _loaded(transformers: Any, place: Path) -> tuple[Any, Any]:
         how["quantization_config"] = transformers.GgufConfig(dequantize=True)
     else:
         how["use_safetensors"] = True
-    with redirect_stderr(StringIO()):  # a bar for the tensors of a GGUF file that no setting turns off
+    with _without_bars():
         model = _class_for(transformers, config, gguf=place.is_file()).from_pretrained(folder, **how)
     return tokenizer, model.get_encoder() if config.is_encoder_decoder else model
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hide the bar for the tensors of a GGUF file, which no setting turns off, and start no thread that watches bars.
+
+    That thread would outlive the bar, so that the process could not measure any more.
+    """
+    bars: Any = import_module("tqdm").tqdm
+    before, bars.monitor_interval = bars.monitor_interval, 0
+    try:
+        with redirect_stderr(StringIO()):
+            yield
+    finally:
+        bars.monitor_interval = before
 
 
 def _class_for(transformers: Any, config: Any, *, gguf: bool) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit, UsageError
-from attnbench.pretrained.loading import _class_for, located, open_language_model
+from attnbench.pretrained.loading import _class_for, _without_bars, located, open_language_model
 
 
 def test_a_folder_a_gguf_file_and_a_file_of_a_package_are_found(
@@ -111,3 +111,15 @@ def test_the_class_with_the_trained_head_is_chosen_and_a_gguf_file_holds_a_decod
     assert chosen("LlamaForCausalLM") == chosen("GPT2LMHeadModel") == "AutoModelForCausalLM"
     assert chosen("BertForMaskedLM") == "AutoModelForMaskedLM"
     assert chosen("BertModel") == chosen() == "AutoModel"
+
+
+def test_a_bar_that_no_setting_turns_off_is_not_seen_and_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bars = pytest.importorskip("tqdm.auto").tqdm
+    monkeypatch.setattr(bars, "monitor", None)
+    with _without_bars():
+        assert list(bars(range(3))) == [0, 1, 2]
+    assert bars.monitor is None, "the thread that watches bars"
+    assert bars.monitor_interval > 0, "as it was"
+    assert capsys.readouterr().err == ""
