@@ -12,7 +12,7 @@ from torch.nn.functional import silu, softplus
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk
-from attnbench.engines.recurrent.erasing_layer import ErasingLayer
+from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Groups
 from attnbench.engines.recurrent.real_tokens import alone
 from attnbench.engines.recurrent.short_convolution import Width
 from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
@@ -42,7 +42,7 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the c
         knob=Knob("expand", step=1),
         given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
-    settings=("chunk=5", "expand=1,width=1,negative=true,chunk=64"),
+    settings=("chunk=5", "expand=1,width=1,negative=true,chunk=64", "value_groups=2,chunk=5"),
 )
 class GatedDelta(ErasingLayer):
     """Gated DeltaNet: DeltaNet that also forgets, as Mamba-2 does.
@@ -62,7 +62,10 @@ class GatedDelta(ErasingLayer):
     Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds what the
     tokens after it left there; the paper defines the causal form.
 
-    Differs from the authors' code: there are as many heads of values as of keys; linear layers start as PyTorch's.
+    With ``value_groups`` G above 1 each of the H heads of q and k serves G heads of values, as Qwen3-Next has 16 for
+    32: head h of the G·H heads of values reads head h // G, and has a state, β, α and gate of its own.
+
+    Differs from the authors' code: linear layers start as PyTorch's.
     """
 
     def __init__(
@@ -70,15 +73,17 @@ class GatedDelta(ErasingLayer):
         shape: Shape,
         *,
         expand: Annotated[int, Field(ge=1, description="width of a value, in widths of a key")] = 2,
+        value_groups: Groups = 1,
         negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
         width: Width = 4,
         chunk: Chunk = 64,
     ) -> None:
-        super().__init__(shape, expand=expand, width=width, chunk=chunk, gates=2 * shape.H)
+        H = shape.H * value_groups
+        super().__init__(shape, expand=expand, width=width, chunk=chunk, gates=2 * H, groups=value_groups)
         self.strongest = 2.0 if negative else 1.0
-        self.gate = nn.Linear(shape.C, shape.H * expand * shape.D, bias=False)
-        self.log_A = nn.Parameter((16 * (1 - torch.rand(shape.H))).log())  # torch.rand may give 0, and never 1
-        self.step_bias = nn.Parameter(drawn_step_sizes(shape.H))
+        self.gate = nn.Linear(shape.C, H * expand * shape.D, bias=False)
+        self.log_A = nn.Parameter((16 * (1 - torch.rand(H))).log())  # torch.rand may give 0, and never 1
+        self.step_bias = nn.Parameter(drawn_step_sizes(H))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """O = tril(QKᵀ ⊙ Γ) U / √D with (I + tril(B KKᵀ ⊙ Γ, -1)) U = B V and Γ_ij = α_{j+1}···α_i."""
@@ -90,7 +95,7 @@ class GatedDelta(ErasingLayer):
         read = []
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v, rest = projected(self, side)
-            beta, steps = torch.split(rest.T, self.heads)
+            beta, steps = rest.T.chunk(2)
             log_alpha = -self.log_A.exp()[:, None] * softplus(steps + self.step_bias[:, None])
             y = erased_and_written(
                 q, k, v, self.strongest * torch.sigmoid(beta), log_alpha[..., None], strict=side is not x

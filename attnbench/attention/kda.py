@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.erasing_layer import ErasingLayer
+from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Groups
 from attnbench.engines.recurrent.real_tokens import alone
 from attnbench.engines.recurrent.short_convolution import Width
 from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
@@ -45,7 +45,7 @@ _LOWEST = -5.0
         rows_sum_to_one=False,
         given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
-    settings=("chunk=4", "chunk=16,decay=bounded,negative=true"),
+    settings=("chunk=4", "chunk=16,decay=bounded,negative=true", "value_groups=3,chunk=4"),
 )
 class KimiDeltaAttention(ErasingLayer):
     """Kimi delta attention: gated DeltaNet that forgets channel by channel.
@@ -68,6 +68,9 @@ class KimiDeltaAttention(ErasingLayer):
     Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds what the
     tokens after it left there; the paper defines the causal form.
 
+    With ``value_groups`` G above 1 head h of G·H heads of values reads head h // G of q and k, with a state and rates
+    of its own, as in flash-linear-attention's layer and ``gated-delta``; in the paper there are as many of both.
+
     Differs from the paper: in its models each fourth layer is softmax attention, and here all layers are alike; linear
     layers start as PyTorch's.
 
@@ -82,6 +85,7 @@ class KimiDeltaAttention(ErasingLayer):
         decay: Annotated[
             Literal["softplus", "bounded"], Field(description="what keeps the logarithm of α below 0")
         ] = "softplus",
+        value_groups: Groups = 1,
         negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
         width: Width = 4,
         chunk: Annotated[
@@ -90,8 +94,8 @@ class KimiDeltaAttention(ErasingLayer):
     ) -> None:
         if chunk & (chunk - 1):
             raise UsageError(f"kda: option chunk={chunk} must be a power of two")
-        H, D = shape.H, shape.D
-        super().__init__(shape, expand=1, width=width, chunk=chunk, gates=H + D)
+        H, D = shape.H * value_groups, shape.D
+        super().__init__(shape, expand=1, width=width, chunk=chunk, gates=H + D, groups=value_groups)
         self.bounded, self.strongest = decay == "bounded", 2.0 if negative else 1.0
         self.decay = nn.Linear(D, H * D, bias=False)
         self.gate = nn.Sequential(nn.Linear(shape.C, D, bias=False), nn.Linear(D, H * D))
@@ -105,7 +109,7 @@ class KimiDeltaAttention(ErasingLayer):
 
     def _written_out(self, x: Tensor) -> Tensor:
         """The formula for one sequence ``(n, C)``."""
-        H, read = self.heads, []
+        H, read = self.heads * self.groups, []
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v, rest = projected(self, side)
             A = self.log_A.exp()[:, None, None]
@@ -120,7 +124,7 @@ class KimiDeltaAttention(ErasingLayer):
         return out
 
     def rates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
-        dtype, H = accumulator(gates.dtype), self.heads
+        dtype, H = accumulator(gates.dtype), self.heads * self.groups
         steps = self.decay(gates[..., H:]).to(dtype) + self.step_bias.to(dtype)
         steps = torch.unflatten(steps, -1, (H, -1)).transpose(1, 2)
         A = self.log_A.to(dtype).exp()[:, None, None]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import pad, rms_norm, silu, softplus
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention, last_state
+from attnbench.engines.recurrent.decayed_sums import Chunk, last_state
+from attnbench.engines.recurrent.key_groups import KeyGroups, attended_in_groups, divided, of_heads
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.recurrent.short_convolution import ShortConvolution, Width
 from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
-from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
@@ -29,7 +28,7 @@ class Spaces(NamedTuple):
     state: Tensor
     """``(B, expand·H, state, D)``, float32 at least."""
     last: Tensor
-    """What the convolution reads of the last tokens, ``(B, width - 1, expand·C + 2·state)``."""
+    """What the convolution reads of the last tokens, ``(B, width - 1, expand·C + 2·groups·state)``."""
 
 
 @register(
@@ -50,7 +49,7 @@ class Spaces(NamedTuple):
         knob=Knob("state"),
         given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
-    settings=("state=3,chunk=5", "state=4,expand=1,width=1,chunk=64"),
+    settings=("state=3,chunk=5", "state=4,expand=1,width=1,chunk=64", "state=3,groups=2,chunk=5"),
 )
 class Mamba2(nn.Module):
     """The layer of Mamba-2: convolution, state space, skip and gate.
@@ -60,7 +59,8 @@ class Mamba2(nn.Module):
     ``expand``·H heads, which are D wide. Each channel of x, B and C goes through a causal convolution over ``width``
     tokens, with a bias, and silu. A head's h_t = a_t h_{t-1} + B_t (Δ_t x_t)ᵀ with a_t = exp(-Δ_t A) gives
     y_t = C_tᵀ h_t + p x_t, p one number for each head; all heads share B and C. A root-mean-square norm over all
-    channels of y ⊙ silu(z), and the output projection, follow. Computed chunk by chunk.
+    channels of y ⊙ silu(z), and the output projection, follow. Computed chunk by chunk. With ``groups`` above 1 the
+    heads fall into so many groups, one after the other; each has a B and a C, and a norm over its channels alone.
 
     As in the authors' code ``state`` is 128, ``expand`` 2 and ``width`` 4; A is drawn from U[1, 16], the bias of Δ such
     that its softplus is log-uniform in [0.001, 0.1], and p is 1. A padded token is passed over as if it were absent.
@@ -68,7 +68,10 @@ class Mamba2(nn.Module):
     Not causal: a second recurrence runs over the turned sequence, convolution included, and what both give is added
     before the norm; the paper defines the causal form.
 
-    Differs from the authors' code: linear layers start as PyTorch's; B and C are always one group.
+    Differs from the authors' code: linear layers start as PyTorch's.
+
+    Raises:
+        Unsupported: ``groups`` does not divide the heads.
     """
 
     def __init__(
@@ -77,15 +80,17 @@ class Mamba2(nn.Module):
         *,
         state: Annotated[int, Field(ge=1, description="width of B and C, rows of the state")] = 128,
         expand: Annotated[int, Field(ge=1, description="width of x, in widths of u")] = 2,
+        groups: KeyGroups = 1,
         width: Width = 4,
         chunk: Chunk = 64,
     ) -> None:
         super().__init__()
         H, inner = expand * shape.H, expand * shape.C
-        self.heads, self.causal, self.chunk = H, shape.causal, chunk
-        self.sizes = [inner, state, state]
-        self.project = nn.Linear(shape.C, 2 * inner + 2 * state + H, bias=False)
-        self.short = ShortConvolution(inner + 2 * state, width, bias=True)
+        divided(H, groups, "mamba2")
+        self.heads, self.groups, self.causal, self.chunk = H, groups, shape.causal, chunk
+        self.sizes = [inner, groups * state, groups * state]
+        self.project = nn.Linear(shape.C, inner + sum(self.sizes) + H, bias=False)
+        self.short = ShortConvolution(sum(self.sizes), width, bias=True)
         self.norm = nn.RMSNorm(inner, eps=1e-5)
         self.out = nn.Linear(inner, shape.C, bias=False)
         self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
@@ -113,10 +118,14 @@ class Mamba2(nn.Module):
             total = (-size * self.log_A.exp()[:, None]).cumsum(1)
             between = (total[:, :, None] - total[:, None]).tril().exp()
             x = torch.unflatten(x, 1, (self.heads, -1)).transpose(0, 1)
-            y = (C @ B.T * between).tril() @ (size[..., None] * x) + self.skip[:, None, None] * x
+            C, B = (torch.unflatten(part, 1, (self.groups, -1)).transpose(0, 1) for part in (C, B))
+            C, B = (part.repeat_interleave(self.heads // self.groups, 0) for part in (C, B))
+            y = (C @ B.mT * between).tril() @ (size[..., None] * x) + self.skip[:, None, None] * x
             read.append(y if side is u else y.flip(1))
         y = torch.stack(read).sum(0).transpose(0, 1).flatten(1) * z * torch.sigmoid(z)
-        out: Tensor = self.out(y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight)
+        y = torch.unflatten(y, 1, (self.groups, -1))
+        y = (y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(1)
+        out: Tensor = self.out(y * self.norm.weight)
         return out
 
     def forward(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -137,14 +146,14 @@ class Mamba2(nn.Module):
         return self._skipped(self._mix(query, key, values, log_decay), x)
 
     def _mix(self, *parts: Tensor) -> Tensor:
-        return by_heads(partial(decayed_attention, causal=True, chunk=self.chunk), *parts)
+        return attended_in_groups(*parts, causal=True, chunk=self.chunk)
 
     def prompted(self, u: Tensor) -> tuple[Tensor, Spaces]:
         """u ``(B, n, C)``, n >= 1, projected and convolved once for the outputs and the state."""
         z, driving = self._split(u)
         tokens, steps = self._tokens(driving)
         x, query, key, values, log_decay = self._parts(self.short(tokens), steps)
-        state = last_state(key.to(values.dtype), values, log_decay[..., None])
+        state = last_state(of_heads(key, self.heads).to(values.dtype), values, log_decay[..., None])
         y = self._skipped(self._mix(query, key, values, log_decay), x)
         return self._finish(y, z), Spaces(state, self.short.begin(tokens))
 
@@ -153,14 +162,14 @@ class Mamba2(nn.Module):
         return driving[..., : sum(self.sizes)], driving[..., sum(self.sizes) :]
 
     def _parts(self, tokens: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """x ``(B, H, N, D)``, C and B ``(B, H, N, state)``, Δx ``(B, H, N, D)``, and log2(a) ``(B, H, N)``."""
+        """x ``(B, H, N, D)``, C and B ``(B, groups, N, state)``, Δx ``(B, H, N, D)``, and log2(a) ``(B, H, N)``."""
         x, key, query = torch.split(silu(tokens), self.sizes, -1)
         dtype = accumulator(tokens.dtype)
         size = softplus(steps.to(dtype) + self.step_bias.to(dtype))
         log_decay = size * (self.log_A.to(dtype).exp() * -LOG2E)
         x = torch.unflatten(x, -1, (self.heads, -1))
         values = (x * size[..., None]).transpose(1, 2)
-        query, key = (each[:, None].expand(-1, self.heads, -1, -1) for each in (query, key))
+        query, key = (torch.unflatten(each, -1, (self.groups, -1)).transpose(1, 2) for each in (query, key))
         return x.transpose(1, 2), query, key, values, log_decay.mT
 
     def _skipped(self, y: Tensor, x: Tensor) -> Tensor:
@@ -168,7 +177,13 @@ class Mamba2(nn.Module):
         return (y + x * self.skip[:, None, None]).transpose(1, 2).flatten(2)
 
     def _finish(self, y: Tensor, z: Tensor) -> Tensor:
-        out: Tensor = self.out(self.norm(y * silu(z)))
+        y = y * silu(z)
+        if self.groups == 1:
+            y = self.norm(y)
+        else:
+            y = torch.unflatten(y, -1, (self.groups, -1))
+            y = rms_norm(y, y.shape[-1:], eps=1e-5).flatten(-2) * self.norm.weight
+        out: Tensor = self.out(y)
         return out
 
     def begin(self, u: Tensor) -> Spaces:
@@ -176,7 +191,10 @@ class Mamba2(nn.Module):
         tokens, steps = self._tokens(self._split(u)[1])
         convolved = self.short(tokens) if u.shape[1] else tokens
         _, _, key, values, log_decay = self._parts(convolved, steps)
-        return Spaces(last_state(key.to(values.dtype), values, log_decay[..., None]), self.short.begin(tokens))
+        return Spaces(
+            last_state(of_heads(key, self.heads).to(values.dtype), values, log_decay[..., None]),
+            self.short.begin(tokens),
+        )
 
     def step(self, state: Spaces, u: Tensor) -> tuple[Tensor, Spaces]:
         """u ``(B, 1, C)``."""
@@ -184,6 +202,7 @@ class Mamba2(nn.Module):
         tokens, steps = self._tokens(driving)
         tokens, last = self.short.step(state.last, tokens)
         x, query, key, values, log_decay = self._parts(tokens, steps)
+        query, key = (of_heads(each, self.heads) for each in (query, key))
         h = torch.addcmul(state.state * log_decay[..., None].exp2_(), key.to(values.dtype).mT, values)
         y = (query.to(h.dtype) @ h).to(u.dtype)
         return self._finish(self._skipped(y, x), z), Spaces(h, last)

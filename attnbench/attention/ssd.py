@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 import torch
@@ -12,9 +11,9 @@ from torch.nn.functional import softplus
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention, last_state
+from attnbench.engines.recurrent.decayed_sums import Chunk, last_state
+from attnbench.engines.recurrent.key_groups import KeyGroups, attended_in_groups, divided, of_heads
 from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
-from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
@@ -39,7 +38,7 @@ _BOTH_WAYS = "the decay between two tokens is the same in both directions; the p
         knob=Knob("state"),
         given=(("causal=false", {"own_form": _BOTH_WAYS}),),
     ),
-    settings=("state=3,chunk=5", "chunk=64"),
+    settings=("state=3,chunk=5", "chunk=64", "state=3,groups=2,chunk=5"),
 )
 class SSD(nn.Module):
     """Mamba-2: linear attention with a decay per token and head.
@@ -48,7 +47,8 @@ class SSD(nn.Module):
     y_t = C_tᵀ h_t, with one number a_t = exp(-Δ_t A) per token and head. This is a product with the semiseparable
     matrix (C_i·B_j) a_{j+1}···a_i Δ_j. u ``(B, N, C)`` gives x (by C × C), Δ (one per head), and B and C, of width
     ``state``, which all heads share; the output projection is C × C. Computed chunk by chunk; the state of a head is
-    ``state`` × D.
+    ``state`` × D. With ``groups`` above 1 the heads fall into so many groups, one after the other, and each group has a
+    B and a C of its own.
 
     A is drawn from U[1, 16] for each head, and the bias of Δ such that its softplus is log-uniform in [0.001, 0.1].
     A padded token has Δ = 0: it neither writes nor lets the state fade.
@@ -58,6 +58,9 @@ class SSD(nn.Module):
 
     Differs from the authors' code: the block around the layer is left out, that is the short convolution of x, B and C,
     the gate with its norm, and the skip connection of x.
+
+    Raises:
+        Unsupported: ``groups`` does not divide the heads.
     """
 
     def __init__(
@@ -65,13 +68,15 @@ class SSD(nn.Module):
         shape: Shape,
         *,
         state: Annotated[int, Field(ge=1, description="width of B and C, rows of the state")] = 64,
+        groups: KeyGroups = 1,
         chunk: Chunk = 64,
     ) -> None:
         super().__init__()
         H, C = shape.H, shape.C
-        self.heads, self.causal, self.chunk = H, shape.causal, chunk
+        divided(H, groups, "ssd")
+        self.heads, self.groups, self.causal, self.chunk = H, groups, shape.causal, chunk
         self.value = nn.Linear(C, C, bias=False)
-        self.key_query = nn.Linear(C, 2 * state, bias=False)
+        self.key_query = nn.Linear(C, 2 * groups * state, bias=False)
         self.step_size = nn.Linear(C, H)
         self.out = nn.Linear(C, C, bias=False)
         self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
@@ -82,12 +87,13 @@ class SSD(nn.Module):
         """The semiseparable matrix of each head, written out."""
         (u,) = emptied(key_mask, u)
         B, N, C = u.shape
-        key, query = self.key_query(u).chunk(2, -1)
+        of_groups = torch.unflatten(self.key_query(u), -1, (2, self.groups, -1)).permute(2, 0, 3, 1, 4)
+        key, query = (x.repeat_interleave(self.heads // self.groups, 1) for x in of_groups)
         size = softplus(self.step_size(u))
         if key_mask is not None:
             size = size * key_mask[..., None]
         total = (-size * self.log_A.exp()).cumsum(1).mT  # (B, H, N)
-        matrix = (query @ key.mT)[:, None] * torch.exp(-(total[..., :, None] - total[..., None, :]).abs())
+        matrix = query @ key.mT * torch.exp(-(total[..., :, None] - total[..., None, :]).abs())
         if self.causal:
             matrix = matrix.tril()
         y = torch.einsum("bhij,bjh,bjhd->bihd", matrix, size, self.value(u).view(B, N, self.heads, C // self.heads))
@@ -95,9 +101,9 @@ class SSD(nn.Module):
         return out
 
     def _parts(self, u: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """C and B ``(B, H, N, state)``, Δx ``(B, H, N, D)``, and log2(a) ``(B, H, N)``."""
+        """C and B ``(B, groups, N, state)``, Δx ``(B, H, N, D)``, and log2(a) ``(B, H, N)``."""
         B, N, C = u.shape
-        key, query = (x[:, None].expand(-1, self.heads, -1, -1) for x in self.key_query(u).chunk(2, -1))
+        key, query = (torch.unflatten(x, -1, (self.groups, -1)).transpose(1, 2) for x in self.key_query(u).chunk(2, -1))
         dtype = accumulator(u.dtype)
         size = softplus(self.step_size(u).to(dtype))
         if key_mask is not None:
@@ -112,22 +118,23 @@ class SSD(nn.Module):
         return self._join(self._mix(*self._parts(u, key_mask)))
 
     def _mix(self, *parts: Tensor) -> Tensor:
-        return by_heads(partial(decayed_attention, causal=self.causal, chunk=self.chunk), *parts)
+        return attended_in_groups(*parts, causal=self.causal, chunk=self.chunk)
 
     def prompted(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """u ``(B, n, C)``, projected once for the outputs and the state."""
         query, key, values, log_decay = self._parts(u)
-        state = last_state(key.to(values.dtype), values, log_decay[..., None])
+        state = last_state(of_heads(key, self.heads).to(values.dtype), values, log_decay[..., None])
         return self._join(self._mix(query, key, values, log_decay)), state
 
     def begin(self, u: Tensor) -> Tensor:
         """The state ``(B, H, state, D)`` after u ``(B, n, C)``, n >= 0, float32 at least."""
         _, key, values, log_decay = self._parts(u)
-        return last_state(key.to(values.dtype), values, log_decay[..., None])
+        return last_state(of_heads(key, self.heads).to(values.dtype), values, log_decay[..., None])
 
     def step(self, state: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """u ``(B, 1, C)``."""
         query, key, values, log_decay = self._parts(u)
+        query, key = (of_heads(x, self.heads) for x in (query, key))
         state = torch.addcmul(state * log_decay[..., None].exp2_(), key.mT.to(state.dtype), values)
         return self._join((query.to(state.dtype) @ state).to(u.dtype)), state
 

@@ -36,6 +36,8 @@ layers = pytest.mark.parametrize(
         "kda:chunk=4",
         "kda:chunk=16,decay=bounded,width=2",
         "kda:chunk=4,negative=true",
+        "gated-delta:chunk=5,value_groups=3",
+        "kda:chunk=4,value_groups=2",
     ],
 )
 HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
@@ -61,7 +63,7 @@ def tokens(shape: Shape) -> Tensor:
 
 def log_alpha(module: ErasingLayer, gates: Tensor, h: int) -> Tensor:
     """One number for each example, or D, of the columns for the gates of one token."""
-    p, H, D = dict(module.named_parameters()), module.heads, module.sizes[0]
+    p, H, D = dict(module.named_parameters()), module.heads * module.groups, module.sizes[0]
     A = p["log_A"][h].exp()
     if isinstance(module, GatedDelta | Comba):
         return -A * torch.log1p(torch.exp(gates[:, H + h, None] + p["step_bias"][h]))
@@ -74,11 +76,12 @@ def log_alpha(module: ErasingLayer, gates: Tensor, h: int) -> Tensor:
 
 def one_way(module: ErasingLayer, x: Tensor, *, backwards: bool) -> Tensor:
     """What the heads read, ``(B, N, H, E)``; values in rows of the state and keys in columns, as in the papers."""
-    p, H, (D, _, E) = dict(module.named_parameters()), module.heads, module.sizes
-    taps, mixed = p["short.weight"], H * (2 * D + E)
+    p, H, G, D = dict(module.named_parameters()), module.heads, module.groups, module.sizes[0]
+    E = module.sizes[2] // G
+    taps, mixed = p["short.weight"], H * (2 * D + G * E)
     columns = x @ p["project.weight"].T
-    state = [torch.zeros(len(x), E, D, dtype=x.dtype) for _ in range(H)]
-    y = torch.zeros(*x.shape[:2], H, E, dtype=x.dtype)
+    state = [torch.zeros(len(x), E, D, dtype=x.dtype) for _ in range(H * G)]
+    y = torch.zeros(*x.shape[:2], H * G, E, dtype=x.dtype)
     for t in range(x.shape[1]):
         now = torch.zeros(len(x), mixed, dtype=x.dtype)
         for s in range(taps.shape[1]):
@@ -86,8 +89,8 @@ def one_way(module: ErasingLayer, x: Tensor, *, backwards: bool) -> Tensor:
                 now = now + columns[:, t - s, :mixed] * taps[:, taps.shape[1] - 1 - s]
         now = now / (1 + torch.exp(-now))
         gates = columns[:, t, mixed:]
-        for h in range(H):
-            q, k = (now[:, i * H * D + h * D : i * H * D + (h + 1) * D] for i in range(2))
+        for h in range(H * G):
+            q, k = (now[:, i * H * D + h // G * D : i * H * D + (h // G + 1) * D] for i in range(2))
             v = now[:, 2 * H * D + h * E : 2 * H * D + (h + 1) * E]
             q, k = (z / z.square().sum(-1, keepdim=True).sqrt() for z in (q, k))
             left = state[h] * log_alpha(module, gates, h).exp()[:, None]
@@ -193,7 +196,7 @@ def test_the_state_is_one_matrix_per_head_and_the_last_tokens(label: str) -> Non
     module, x = make(label, CAUSAL), tokens(CAUSAL)
     for n in (0, 1, 2, 9):
         state = module.begin(x[:, :n])
-        assert state.state.shape == (2, 3, 4, module.sizes[2])
+        assert state.state.shape == (2, 3 * module.groups, 4, module.sizes[2] // module.groups)
         assert state.last.shape == (2, module.short.before, 3 * sum(module.sizes))
         _, stepped = module.step(state, x[:, n : n + 1])
         after = module.begin(x[:, : n + 1])
@@ -206,6 +209,45 @@ def test_the_width_of_values_is_that_of_the_state() -> None:
     assert isinstance(module, GatedDelta)
     assert module.begin(tokens(CAUSAL).float()).state.shape == (2, 3, 4, 12)
     assert module.out.weight.shape == (12, 36)
+
+
+@pytest.mark.parametrize("label", ["gated-delta:chunk=5", "kda:chunk=4"])
+def test_heads_of_values_that_share_a_key_get_what_each_gets_alone_and_their_gradients_add_up(label: str) -> None:
+    shared, alone = make(f"{label},value_groups=2", CAUSAL), make(label, CAUSAL)
+    columns, wide = 2 * 3 * 4, shared.sizes[2] // 2
+    drawn = torch.randn(2, 23, shared.project.out_features, dtype=torch.float64, requires_grad=True)
+    channels = 4 if label.startswith("kda") else 1
+    rates = [torch.rand(2, 6, 23, dtype=torch.float64), -torch.rand(2, 6, 23, channels, dtype=torch.float64)]
+    shared.rates = lambda _: tuple(rates)  # type: ignore[method-assign]
+    together = torch.unflatten(shared._run(drawn, 0), 2, (3, 2, wide))
+    direction, gradients = torch.randn_like(together), []
+    q_and_k, v, _ = torch.split(drawn, [columns, 6 * wide, drawn.shape[2] - columns - 6 * wide], 2)
+    v = torch.unflatten(v, 2, (3, 2, wide))
+    for g in range(2):
+        of_v = columns + torch.arange(6 * wide).view(3, 2, wide)[:, g].flatten()
+        with torch.no_grad():
+            alone.short.weight.copy_(shared.short.weight[torch.cat([torch.arange(columns), of_v])])
+        alone.rates = lambda _, g=g: tuple(rate[:, g::2] for rate in rates)  # type: ignore[method-assign]
+        gates = drawn.new_zeros(2, 23, alone.project.out_features - columns - 3 * wide)
+        y = torch.unflatten(alone._run(torch.cat([q_and_k, v[:, :, :, g].flatten(2), gates], 2), 0), 2, (3, wide))
+        close(together[:, :, :, g], y)
+        gradients.append(torch.autograd.grad((y * direction[:, :, :, g]).sum(), drawn)[0][..., :columns])
+    (whole,) = torch.autograd.grad((together * direction).sum(), drawn)
+    close(whole[..., :columns], gradients[0] + gradients[1])
+
+
+@pytest.mark.parametrize("name", ["gated-delta", "kda"])
+def test_queries_and_keys_are_not_copied_for_their_heads_of_values(name: str) -> None:
+    peaks = []
+    for groups in (1, 8):  # as many heads of values, with as many heads of keys and with one
+        shape = Shape(1, 8 // groups, 2048, 32, causal=True)
+        module, x = build(f"{name}:value_groups={groups}", shape), torch.randn(1, 2048, shape.C)
+        with torch.inference_mode():
+            peaks.append(peak_tensor_bytes(lambda m=module, x=x: m(x)))
+    own, shared = peaks
+    assert own is not None
+    assert shared is not None
+    assert shared < own
 
 
 def test_with_one_rate_for_all_channels_both_are_the_same_operator() -> None:

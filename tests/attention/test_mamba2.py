@@ -8,6 +8,7 @@ from attnbench.attention.mamba2 import Mamba2
 from attnbench.attention.ssd import SSD
 from attnbench.engines import tiling
 from attnbench.engines.recurrent import stretches
+from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
@@ -20,8 +21,8 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
-def make(shape: Shape, *, chunk: int = 7, expand: int = 2, width: int = 4) -> Mamba2:
-    module = Mamba2(shape, state=5, chunk=chunk, expand=expand, width=width).double()
+def make(shape: Shape, *, chunk: int = 7, expand: int = 2, width: int = 4, groups: int = 1) -> Mamba2:
+    module = Mamba2(shape, state=5, chunk=chunk, expand=expand, width=width, groups=groups).double()
     with torch.no_grad():
         module.step_bias.add_(3)  # decays that matter over some tokens
         module.skip.add_(torch.randn_like(module.skip))
@@ -36,19 +37,20 @@ def tokens(shape: Shape) -> Tensor:
 def one_way(module: Mamba2, u: Tensor) -> Tensor:
     """y of the paper's recurrence, token by token and head by head, ``(B, N, H·D)``."""
     p = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    inner, H, width = module.sizes[0], module.heads, p["short.weight"].shape[1]
+    inner, H, G, width = module.sizes[0], module.heads, module.groups, p["short.weight"].shape[1]
     driving = u @ p["project.weight"][inner:].T
     h, rows = torch.zeros(len(u), H, 5, inner // H, dtype=u.dtype), []
     for t in range(u.shape[1]):
         now = p["short.b"]
         for s in range(min(width, t + 1)):
-            now = now + driving[:, t - s, : inner + 10] * p["short.weight"][:, width - 1 - s]
+            now = now + driving[:, t - s, : inner + 10 * G] * p["short.weight"][:, width - 1 - s]
         now = now / (1 + torch.exp(-now))
-        x, B, C = now[:, :inner].view(len(u), H, -1), now[:, inner : inner + 5], now[:, inner + 5 :]
+        x, ours = now[:, :inner].view(len(u), H, -1), now[:, inner:].view(len(u), 2, G, 5)
         y = torch.zeros_like(x)
         for head in range(H):
-            size = torch.log1p(torch.exp(driving[:, t, inner + 10 + head] + p["step_bias"][head]))[:, None, None]
+            size = torch.log1p(torch.exp(driving[:, t, inner + 10 * G + head] + p["step_bias"][head]))[:, None, None]
             decay = torch.exp(-size * p["log_A"][head].exp())
+            B, C = ours[:, 0, head // (H // G)], ours[:, 1, head // (H // G)]
             h[:, head] = decay * h[:, head] + B[:, :, None] * (size * x[:, None, head])
             y[:, head] = torch.einsum("bs,bsd->bd", C, h[:, head]) + p["skip"][head] * x[:, head]
         rows.append(y.flatten(1))
@@ -61,7 +63,8 @@ def by_hand(module: Mamba2, u: Tensor) -> Tensor:
         y = y + one_way(module, u.flip(1)).flip(1)
     z = u @ module.project.weight.detach()[: module.sizes[0]].T
     y = y * z / (1 + torch.exp(-z))
-    y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * module.norm.weight.detach()
+    y = y.unflatten(2, (module.groups, -1))
+    y = (y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(2) * module.norm.weight.detach()
     return y @ module.out.weight.detach().T
 
 
@@ -71,6 +74,25 @@ def by_hand(module: Mamba2, u: Tensor) -> Tensor:
 def test_equals_the_recurrence_of_the_paper(shape: Shape, chunk: int, expand: int, width: int) -> None:
     module, u = make(shape, chunk=chunk, expand=expand, width=width), tokens(shape)
     close(module(u), by_hand(module, u))
+
+
+@both
+@pytest.mark.parametrize("groups", [2, 3, 6])
+def test_groups_have_a_b_a_c_and_a_norm_of_their_own(shape: Shape, groups: int) -> None:
+    module, u = make(shape, groups=groups), tokens(shape).requires_grad_()
+    close(module(u), by_hand(module, u.detach()))
+    wanted = [u, *module.parameters()]
+    for one, other in zip(
+        torch.autograd.grad(module(u).square().sum(), wanted),
+        torch.autograd.grad(module.dense(u).square().sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_groups_that_are_not_of_one_size_are_refused() -> None:
+    with pytest.raises(Unsupported, match=r"^mamba2: 6 heads do not fall into groups=4 of one size"):
+        make(SHAPE, groups=4)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])

@@ -43,6 +43,21 @@ def test_equals_the_dense_semiseparable_matrix_for_every_chunk(shape: Shape, chu
         close(module(u, key_mask=key_mask), module.dense(u, key_mask=key_mask))
 
 
+@pytest.mark.parametrize("groups", [2, 3])
+def test_a_group_of_heads_is_a_layer_with_a_b_and_a_c_of_its_own(groups: int) -> None:
+    six = Shape(batch=2, heads=6, seq_len=23, head_dim=4, causal=True)
+    module, u = SSD(six, state=5, groups=groups, chunk=7).double(), tokens(six)
+    part, heads = SSD(six, state=5, chunk=7).double(), 6 // groups
+    read = torch.unflatten(module._mix(*module._parts(u)).detach(), 1, (groups, heads))
+    for g in range(groups):
+        with torch.no_grad():
+            own = module.key_query.weight.view(2, groups, 5, 24)[:, g].flatten(0, 1)
+            for name, value in {**module.state_dict(), "key_query.weight": own}.items():
+                part.get_parameter(name).copy_(value)
+        close(read[:, g], part._mix(*part._parts(u))[:, g * heads : (g + 1) * heads])
+    close(module(u), module.dense(u))
+
+
 def test_equals_the_recurrence_of_the_paper() -> None:
     module, u = make(CAUSAL), tokens(CAUSAL)
     weight = {name: parameter.detach() for name, parameter in module.named_parameters()}

@@ -218,6 +218,7 @@ FAULTS = [
     ("ShortPromptForgotten", "gated-delta:chunk=5", "decoding", "right after a prompt of"),
     ("AnsweredAndForgotten", "gated-delta:chunk=5", "decoding", "in one go, or what follows it, differs"),
     ("ConvolvedOverPadding", "gated-delta:chunk=5", "hidden keys", "not the formula with a mask"),
+    ("KeysInTurn", "gated-delta:value_groups=2,chunk=5", "formula", "differs from the formula"),
     ("OneGateForBoth", "gated-delta-2:chunk=4", "formula", "differs from the formula"),
     ("GatesSwapped", "gated-delta-2:chunk=4", "formula", "differs from the formula"),
     ("ErasedBeforeDecay", "gated-delta-2:chunk=4", "formula", "differs from the formula"),
@@ -253,6 +254,8 @@ FAULTS = [
     ("WeightsOfTheKey", "log-linear:state=3,chunk=4", "formula", "differs from the formula"),
     ("NothingCarried", "log-linear:state=3,chunk=4", "decoding", "differs"),
     ("NormBeforeGate", "mamba2:state=3,chunk=5", "formula", "differs from the formula"),
+    ("GroupsInTurn", "mamba2:state=3,groups=2,chunk=5", "formula", "differs from the formula"),
+    ("OneNormForAllGroups", "mamba2:state=3,groups=2,chunk=5", "formula", "differs from the formula"),
     ("SkipOfTheStep", "mamba2:state=3,chunk=5", "formula", "differs from the formula"),
 ]
 

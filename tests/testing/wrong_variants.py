@@ -1497,6 +1497,19 @@ class GatesSwapped(GatedDelta2):
         return w, b, log_decay
 
 
+class KeysInTurn(GatedDelta):
+    """Head h of the values reads head h mod H of queries and keys, and not h // G."""
+
+    def _in_turn(self, tokens: Tensor, gates: Tensor) -> list[tuple[Tensor, ...]]:
+        q, k, v = self._heads(self.short(tokens))
+        of_turn = torch.unflatten(v.transpose(1, 2).flatten(2), 2, (self.groups, self.heads, -1)).transpose(1, 3)
+        rates = (torch.unflatten(rate, 1, (self.groups, -1)).unbind(1) for rate in self.rates(gates))
+        return [(q, k, some, *more) for some, *more in zip(of_turn.unbind(2), *rates, strict=True)]
+
+    def _side_by_side(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts, 1)
+
+
 class ErasedBeforeDecay(GatedDelta2):
     """What is erased is read before the decay."""
 
@@ -1665,6 +1678,22 @@ class NormBeforeGate(Mamba2):
 
     def _finish(self, y: Tensor, z: Tensor) -> Tensor:
         return self.out(self.norm(y) * nn.functional.silu(z))
+
+
+class GroupsInTurn(Mamba2):
+    """Head h reads B and C of group h mod groups, and not those of its block of heads."""
+
+    def _mix(self, *parts: Tensor) -> Tensor:
+        order = torch.arange(self.heads).view(-1, self.groups).T.flatten()
+        query, key, values, log_decay = parts
+        return super()._mix(query, key, values[:, order], log_decay[:, order])[:, order.argsort()]
+
+
+class OneNormForAllGroups(Mamba2):
+    """The norm is taken over the channels of all groups."""
+
+    def _finish(self, y: Tensor, z: Tensor) -> Tensor:
+        return self.out(self.norm(y * nn.functional.silu(z)))
 
 
 class SkipOfTheStep(Mamba2):

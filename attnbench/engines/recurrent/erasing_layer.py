@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize, silu
 
@@ -17,14 +18,17 @@ from attnbench.engines.recurrent.short_convolution import ShortConvolution
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 
+Groups = Annotated[int, Field(ge=1, description="heads of values that read one head of queries and keys")]
+"""The option of layers that may have more heads of values than of keys."""
+
 
 class Erased(NamedTuple):
     """What is kept of the tokens so far."""
 
     state: Tensor
-    """``(B, H, D, E)``, float32 at least."""
+    """``(B, H·groups, D, E)``, float32 at least."""
     last: Tensor
-    """What the convolution reads of the last tokens, ``(B, width - 1, H·(2D + E))``."""
+    """What the convolution reads of the last tokens, ``(B, width - 1, H·(2D + groups·E))``."""
 
 
 class Rule(NamedTuple):
@@ -46,22 +50,26 @@ class ErasingLayer(nn.Module):
     Every head's output goes through a root-mean-square norm over its E = ``expand``·D channels before the gate. A
     padded token is passed over. Not causal: a token also reads what the tokens after it leave, by a recurrence that
     runs from the end.
+
+    With ``groups`` above 1 each head of q and k serves as many heads of values, with a state and rates of their own:
+    head h of the H·groups heads of values reads head h // groups. Below, they stand side by side in the columns of
+    v ``(..., groups·E)``. No q or k is copied: the groups take turns, and gradients of q and k add up.
     """
 
-    def __init__(self, shape: Shape, *, expand: int, width: int, chunk: int, gates: int) -> None:
+    def __init__(self, shape: Shape, *, expand: int, width: int, chunk: int, gates: int, groups: int = 1) -> None:
         super().__init__()
-        H, C, E = shape.H, shape.C, expand * shape.D
-        self.heads, self.causal, self.chunk = H, shape.causal, chunk
+        H, C, E = shape.H, shape.C, groups * expand * shape.D
+        self.heads, self.groups, self.causal, self.chunk = H, groups, shape.causal, chunk
         self.sizes = shape.D, shape.D, E
         self.project = nn.Linear(C, H * sum(self.sizes) + gates, bias=False)
         self.short = ShortConvolution(H * sum(self.sizes), width)
-        self.norm = nn.RMSNorm(E, eps=1e-5)
+        self.norm = nn.RMSNorm(E // groups, eps=1e-5)
         self.out = nn.Linear(H * E, C, bias=False)
 
     def rates(self, gates: Tensor) -> tuple[Tensor, ...]:
-        """What :meth:`rule` takes beside q, k and v, each ``(B, H, ...)``, of columns ``(B, N, gates)``.
+        """What :meth:`rule` takes beside q, k and v, each ``(B, H·groups, ...)``, of columns ``(B, N, gates)``.
 
-        By default β ``(B, H, N)`` and log2(α) <= 0, ``(B, H, N, 1)`` or ``(B, H, N, D)``.
+        By default β ``(B, H·groups, N)`` and log2(α) <= 0, ``(B, H·groups, N, 1)`` or ``(B, H·groups, N, D)``.
         """
         raise NotImplementedError
 
@@ -83,7 +91,22 @@ class ErasingLayer(nn.Module):
         """What tokens read of those before them, and of themselves if ``direction`` is 0, ``(B, N, H·E)``."""
         tokens, gates = self._split(projected)
         compute = partial(self._read, strict=direction == 1)
-        return by_heads(compute, *self._heads(self.short(tokens)), *self.rates(gates)).transpose(1, 2).flatten(2)
+        read = [by_heads(compute, *parts) for parts in self._in_turn(tokens, gates)]
+        return self._side_by_side(read).transpose(1, 2).flatten(2)
+
+    def _in_turn(self, tokens: Tensor, gates: Tensor) -> list[tuple[Tensor, ...]]:
+        """q, k, v and the rates, all with H heads, for the first head of values of each group, then for the next."""
+        q, k, v = self._heads(self.short(tokens))
+        rates = self.rates(gates)
+        if self.groups == 1:
+            return [(q, k, v, *rates)]
+        values = torch.unflatten(v, 3, (self.groups, -1)).unbind(3)
+        own = zip(*(torch.unflatten(rate, 1, (-1, self.groups)).unbind(2) for rate in rates), strict=True)
+        return [(q, k, some, *more) for some, more in zip(values, own, strict=True)]
+
+    def _side_by_side(self, parts: list[Tensor]) -> Tensor:
+        """``(B, H·groups, ...)`` of what each turn gave, ``(B, H, ...)``."""
+        return parts[0] if len(parts) == 1 else torch.stack(parts, 2).flatten(1, 2)
 
     def _read(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor, strict: bool) -> Tensor:
         return erase_and_write(*self.rule(*activated(q, k, v), *rates), chunk=self.chunk, strict=strict)[0]
@@ -94,13 +117,13 @@ class ErasingLayer(nn.Module):
         return projected[..., :mixed], projected[..., mixed:]
 
     def _heads(self, tokens: Tensor) -> list[Tensor]:
-        """q and k ``(B, H, N, D)`` and v ``(B, H, N, E)``."""
+        """q and k ``(B, H, N, D)`` and v ``(B, H, N, groups·E)``."""
         parts = torch.split(tokens, [self.heads * size for size in self.sizes], -1)
         return [torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in parts]
 
     def _finish(self, x: Tensor, y: Tensor) -> Tensor:
-        """Norm, gate and output projection of the heads' outputs ``(B, N, H·E)``."""
-        y = self.norm(torch.unflatten(y, -1, (self.heads, -1))).flatten(2)
+        """Norm, gate and output projection of the heads' outputs ``(B, N, H·groups·E)``."""
+        y = self.norm(torch.unflatten(y, -1, (self.heads * self.groups, -1))).flatten(2)
         out: Tensor = self.out(y * self.opened(x))
         return out
 
@@ -108,7 +131,8 @@ class ErasingLayer(nn.Module):
         """x ``(B, n, C)``, n >= 0."""
         tokens, gates = self._split(self.project(x))
         dtype = accumulator(x.dtype)
-        state = x.new_zeros(x.shape[0], self.heads, *self.sizes[1:], dtype=dtype)
+        _, D, E = self.sizes
+        state = x.new_zeros(x.shape[0], self.heads * self.groups, D, E // self.groups, dtype=dtype)
         if x.shape[1]:
             state = self._pass(tokens, gates)[1]
         return Erased(state, self.short.begin(tokens))
@@ -120,27 +144,37 @@ class ErasingLayer(nn.Module):
         return self._finish(x, y.transpose(1, 2).flatten(2).to(x.dtype)), Erased(state, self.short.begin(tokens))
 
     def _pass(self, tokens: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs of the heads ``(B, H, n, E)`` and the last state, in the dtype of sums."""
-        parts = [*self._heads(self.short(tokens)), *self.rates(gates)]
-        q, k, v, *rates = (part.flatten(0, 1).to(accumulator(tokens.dtype)) for part in parts)
-        read = erase_and_write(*self.rule(*activated(q, k, v), *rates), chunk=self.chunk)
-        y, state = (torch.unflatten(z, 0, (len(tokens), self.heads)) for z in read)
-        return y, state
+        """The outputs of the heads ``(B, H·groups, n, E)`` and the last state, in the dtype of sums."""
+        outputs, states = [], []
+        for parts in self._in_turn(tokens, gates):
+            q, k, v, *rates = (part.flatten(0, 1).to(accumulator(tokens.dtype)) for part in parts)
+            read = erase_and_write(*self.rule(*activated(q, k, v), *rates), chunk=self.chunk)
+            y, state = (torch.unflatten(z, 0, (len(tokens), self.heads)) for z in read)
+            outputs.append(y)
+            states.append(state)
+        return self._side_by_side(outputs), self._side_by_side(states)
 
     def step(self, state: Erased, x: Tensor) -> tuple[Tensor, Erased]:
         """x ``(B, 1, C)``."""
         tokens, gates = self._split(self.project(x))
         tokens, last = self.short.step(state.last, tokens)
-        q, k, v, erase, log_decay = self.rule(*self._activated(tokens.to(state.state.dtype)), *self.rates(gates))
-        left = state.state * log_decay.mT.exp2()
+        parts, rates = self._activated(tokens.to(state.state.dtype)), self.rates(gates)
+        before = state.state
+        if self.groups > 1:  # one axis more: a query and a key for all heads of values of a group
+            q, k, v = parts
+            parts = q[:, :, None], k[:, :, None], v.view(*k.shape[:2], self.groups, 1, -1)
+            before, *rates = (torch.unflatten(x, 1, (-1, self.groups)) for x in (before, *rates))
+        q, k, v, erase, log_decay = self.rule(*parts, *rates)
+        left = before * log_decay.mT.exp2()
         if isinstance(erase, BeforeDecay):
-            change = v - erase.erase @ state.state
+            change = v - erase.erase @ before
         elif erase.ndim == v.ndim:
             change = v - erase @ left
         else:
             change = erase[..., None] * (v - k @ left)
         left.addcmul_(k.mT, change)
-        return self._finish(x, (q @ left).transpose(1, 2).flatten(2).to(x.dtype)), Erased(left, last)
+        y = (q @ left).view(len(x), 1, -1).to(x.dtype)
+        return self._finish(x, y), Erased(left.view_as(state.state), last)
 
     def _activated(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What :func:`activated` gives for one token ``(B, 1, ·)``, in half as many calls: they take the time here."""

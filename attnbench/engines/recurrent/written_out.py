@@ -10,16 +10,21 @@ from attnbench.engines.recurrent.erasing_layer import ErasingLayer
 
 
 def projected(layer: ErasingLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q and k ``(H, n, D)`` of length 1, v ``(H, n, E)`` and the other columns, of one sequence ``(n, C)``."""
+    """q and k ``(H, n, D)`` of length 1, v ``(H, n, E)`` and the other columns, of one sequence ``(n, C)``.
+
+    H counts the heads of values; where several read one head of q and k, these stand there as often.
+    """
     widths = [layer.heads * size for size in layer.sizes]
     tokens, rest = torch.split(layer.project(x), [sum(widths), layer.project.out_features - sum(widths)], 1)
     taps = layer.short.weight.T.flip(0)  # the token's own first
     mixed = torch.stack([pad(tokens, (0, 0, s, 0))[: len(x)] * tap for s, tap in enumerate(taps)]).sum(0)
     mixed = mixed * torch.sigmoid(mixed)
     parts = torch.split(mixed, widths, 1)
-    q, k, v = (torch.unflatten(part, 1, (layer.heads, -1)).transpose(0, 1) for part in parts)
+    counts = layer.heads, layer.heads, layer.heads * layer.groups
+    q, k, v = (torch.unflatten(part, 1, (H, -1)).transpose(0, 1) for H, part in zip(counts, parts, strict=True))
     lengths = [torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (q, k)]
     q, k = (part / size.masked_fill(size == 0, 1.0) for part, size in zip((q, k), lengths, strict=True))
+    q, k = (part.repeat_interleave(layer.groups, 0) for part in (q, k))
     return q, k, v, rest
 
 
