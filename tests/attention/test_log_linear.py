@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,8 @@ from attnbench.attention.log_linear import LogLinear
 from attnbench.attention.ssd import SSD
 from attnbench.engines import tiling
 from attnbench.engines.recurrent import stretches
-from attnbench.engines.recurrent.levels import levelled_attention, tree
+from attnbench.engines.recurrent.erase_and_write import erase_and_write
+from attnbench.engines.recurrent.levels import levelled_attention, levelled_delta_rule, tree
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
@@ -26,9 +29,13 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
-def make(shape: Shape, *, levels: int | None = None, chunk: int = 4) -> LogLinear:
+Base = Literal["ssd", "gated-delta"]
+bases = pytest.mark.parametrize("base", ["ssd", "gated-delta"])
+
+
+def make(shape: Shape, *, levels: int | None = None, chunk: int = 4, base: Base = "ssd") -> LogLinear:
     """With decays that matter over some tokens."""
-    module = LogLinear(shape, state=5, levels=levels, chunk=chunk).double()
+    module = LogLinear(shape, base=base, state=5, levels=levels, chunk=chunk).double()
     with torch.no_grad():
         module.log_A.uniform_(-2, 1)
         module.slope.uniform_(0.5, 2)
@@ -66,10 +73,34 @@ def one_way(module: LogLinear, x: Tensor) -> Tensor:
     return y
 
 
+def erased(module: LogLinear, x: Tensor) -> Tensor:
+    """As :func:`one_way` over the gated delta rule: what a token wrote is kept alone, and each later one changes it."""
+    p = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    (B, N, C), H = x.shape, module.heads
+    heads = [z.view(B, N, H, 5) for z in (x @ p["key_query.weight"].T).chunk(2, -1)]
+    k, q = ((z / (1 + torch.exp(-z))) for z in heads)
+    k, q = (z / z.square().sum(-1, keepdim=True).sqrt() for z in (k, q))
+    v = (x @ p["value.weight"].T).view(B, N, H, -1)
+    beta = 1 / (1 + torch.exp(-(x @ p["beta.weight"].T)))
+    size = torch.log1p(torch.exp(x @ p["step_size.weight"].T + p["step_size.bias"]))
+    weights = torch.log1p(torch.exp((x @ p["weight.weight"].T).view(B, N, H, -1) * p["slope"]))
+    y, written = x.new_zeros(B, N, H, C // H), []
+    for t in range(N):
+        step = torch.eye(5, dtype=x.dtype) - beta[:, t, :, None, None] * k[:, t, :, :, None] * k[:, t, :, None]
+        step = step * torch.exp(-size[:, t] * p["log_A"].exp())[..., None, None]
+        own = beta[:, t, :, None, None] * k[:, t, :, :, None] * v[:, t, :, None]
+        written = [step @ state for state in written] + [own]
+        for level, piece in pieces(t):
+            read = sum(torch.einsum("bhs,bhsd->bhd", q[:, t], written[s]) for s in piece)
+            y[:, t] += weights[:, t, :, min(level, module.levels - 1), None] * read / 5**0.5
+    return y.flatten(2)
+
+
 def by_hand(module: LogLinear, x: Tensor) -> Tensor:
-    y = one_way(module, x)
+    run = erased if module.erases else one_way
+    y = run(module, x)
     if not module.causal:
-        y = y + one_way(module, x.flip(1)).flip(1)
+        y = y + run(module, x.flip(1)).flip(1)
     return y @ module.out.weight.detach().T
 
 
@@ -87,31 +118,36 @@ def test_the_seventh_token_reads_pieces_of_four_and_two() -> None:
 
 
 @both
+@bases
 @counts
 @torch.no_grad()
-def test_equals_the_sum_over_pieces(shape: Shape, levels: int | None) -> None:
-    module, x = make(shape, levels=levels), tokens(shape)
+def test_equals_the_sum_over_pieces(shape: Shape, base: Base, levels: int | None) -> None:
+    module, x = make(shape, levels=levels, base=base), tokens(shape)
     close(module(x), by_hand(module, x))
 
 
 @both
+@bases
 @counts
 @pytest.mark.parametrize("chunk", [1, 8, 64])
 @pytest.mark.parametrize("n", [1, 2, 3, 16, 23, 70])
 @torch.no_grad()
-def test_equals_the_formula_for_every_chunk_and_length(shape: Shape, levels: int | None, chunk: int, n: int) -> None:
-    module, x = make(shape, levels=levels, chunk=chunk), tokens(shape, n)
+def test_equals_the_formula_for_every_chunk_and_length(
+    shape: Shape, base: Base, levels: int | None, chunk: int, n: int
+) -> None:
+    module, x = make(shape, levels=levels, chunk=chunk, base=base), tokens(shape, n)
     close(module(x), module.dense(x))
 
 
+@bases
 @counts
 @pytest.mark.parametrize("stretch", [1, 8, 16])
 @torch.no_grad()
 def test_the_states_go_on_from_stretch_to_stretch(
-    levels: int | None, stretch: int, monkeypatch: pytest.MonkeyPatch
+    base: Base, levels: int | None, stretch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stretches, "STRETCH", stretch)
-    module, x = make(CAUSAL, levels=levels), tokens(CAUSAL, 41)
+    module, x = make(CAUSAL, levels=levels, base=base), tokens(CAUSAL, 41)
     close(module(x), module.dense(x))
 
 
@@ -139,22 +175,54 @@ def test_one_level_is_the_state_space_times_a_weight_for_each_token() -> None:
     close(module(x), base(x) * weights)
 
 
+def rule(n: int = 23) -> tuple[Tensor, ...]:
+    """q, k of length 1, v, log2(α) and β of the gated delta rule."""
+    q, k, v, log_decay = drawn(n)
+    return q, torch.nn.functional.normalize(k, dim=-1), v, log_decay, torch.rand(2, n, dtype=torch.float64)
+
+
+def test_weights_of_one_leave_the_gated_delta_rule() -> None:
+    q, k, v, log_decay, beta = rule()
+    ones = torch.ones(2, 23, 6, dtype=torch.float64)
+    expected, _ = erase_and_write(q, k, v, beta, log_decay[..., None], chunk=5)
+    close(levelled_delta_rule(q, k, v, log_decay, ones, beta, chunk=4), expected)
+
+
+def test_one_level_is_the_gated_delta_rule_times_a_weight_for_each_token() -> None:
+    q, k, v, log_decay, beta = rule()
+    weights = torch.rand(2, 23, 1, dtype=torch.float64)
+    expected, _ = erase_and_write(q, k, v, beta, log_decay[..., None], chunk=5)
+    close(levelled_delta_rule(q, k, v, log_decay, weights, beta, chunk=4), weights * expected)
+
+
+def test_without_decay_orthonormal_keys_are_only_added_each_with_the_weight_of_its_level() -> None:
+    q, v = (torch.randn(1, 16, 16, dtype=torch.float64) for _ in range(2))
+    k, one = torch.linalg.qr(torch.randn(1, 16, 16, dtype=torch.float64)).Q, torch.ones(1, 16, dtype=torch.float64)
+    weights = torch.rand(1, 16, 5, dtype=torch.float64)
+    expected = ((q @ k.mT).tril() * weights.gather(2, tree(16, q.device)[None])) @ v
+    close(levelled_delta_rule(q, k, v, 0 * one, weights, one, chunk=4), expected)
+
+
 @both
+@bases
 @counts
-def test_a_padded_token_is_as_if_absent(shape: Shape, levels: int | None) -> None:
-    module, x = make(shape, levels=levels), tokens(shape)
+def test_a_padded_token_is_as_if_absent(shape: Shape, base: Base, levels: int | None) -> None:
+    module, x = make(shape, levels=levels, base=base), tokens(shape)
     out = module(x, key_mask=HOLES)
     for b in range(2):
         close(out[b, HOLES[b]], module.dense(x[b : b + 1, HOLES[b]])[0])
 
 
 @both
+@bases
 @pytest.mark.parametrize("limit", [1, 2**19])
-def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_equal_those_of_the_dense_formula(
+    shape: Shape, base: Base, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
     # Computed again, or kept.
     monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
-    module, x = make(shape), tokens(shape).requires_grad_()
+    module, x = make(shape, base=base), tokens(shape).requires_grad_()
     wanted, direction = [x, *module.parameters()], tokens(shape) * HOLES[..., None]
     mine = torch.autograd.grad(module(x, key_mask=HOLES), wanted, direction)
     theirs = torch.autograd.grad(module.dense(x, key_mask=HOLES), wanted, direction)
@@ -162,10 +230,11 @@ def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, mo
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
+@bases
 @counts
 @torch.no_grad()
-def test_steps_carry_the_states_as_one_counts(levels: int | None) -> None:
-    module, x = make(CAUSAL, levels=levels), tokens(CAUSAL, 40)
+def test_steps_carry_the_states_as_one_counts(base: Base, levels: int | None) -> None:
+    module, x = make(CAUSAL, levels=levels, base=base), tokens(CAUSAL, 40)
     whole, state = module(x), module.begin(x[:, :0])
     for t in range(40):
         out, state = module.step(state, x[:, t : t + 1])
@@ -190,10 +259,14 @@ def test_the_strongest_decays_neither_overflow_nor_lose_digits(strength: float) 
     torch.testing.assert_close(levelled_attention(*inputs, chunk=32).double(), exact, rtol=1e-4, atol=1e-5)
 
 
-def test_training_takes_memory_in_proportion_to_the_length() -> None:
+@bases
+def test_training_takes_memory_in_proportion_to_the_length(base: Base) -> None:
     peaks = []
     for n in (1024, 4096):
-        module, x = LogLinear(Shape(1, 1, n, 16, causal=True), state=16), torch.randn(1, n, 16, requires_grad=True)
+        module, x = (
+            LogLinear(Shape(1, 1, n, 16, causal=True), base=base, state=16),
+            torch.randn(1, n, 16, requires_grad=True),
+        )
         peaks.append(peak_tensor_bytes(lambda m=module, x=x: m(x).sum().backward()))
     few, many = peaks
     assert few is not None

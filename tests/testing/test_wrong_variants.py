@@ -252,6 +252,13 @@ FAULTS = [
     ("SlopesFromOne", "retnet:chunk=5,rotation=false,decay=lightning", "formula", "differs from the formula"),
     ("LevelOfTheDistance", "log-linear:state=3,chunk=4", "formula", "differs from the formula"),
     ("WeightsOfTheKey", "log-linear:state=3,chunk=4", "formula", "differs from the formula"),
+    (
+        "WeighedBeforeTheSolve",
+        "log-linear:base=gated-delta,state=3,chunk=4",
+        "formula",
+        "differs from the formula",
+    ),
+    ("ErasedFromTheSum", "log-linear:base=gated-delta,state=3,chunk=4", "decoding", "differs"),
     ("NothingCarried", "log-linear:state=3,chunk=4", "decoding", "differs"),
     ("NormBeforeGate", "mamba2:state=3,chunk=5", "formula", "differs from the formula"),
     ("GroupsInTurn", "mamba2:state=3,groups=2,chunk=5", "formula", "differs from the formula"),

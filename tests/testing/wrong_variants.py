@@ -84,6 +84,7 @@ from attnbench.engines.gathered.index import Index
 from attnbench.engines.masks import emptied
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule
+from attnbench.engines.recurrent.levels import carried
 from attnbench.engines.rotation import angles, rotate
 from attnbench.reference import exact_attention, masked_attention, of_query_heads
 from attnbench.shape import Shape
@@ -1663,6 +1664,35 @@ class WeightsOfTheKey(LevelOfTheDistance):
         place = torch.arange(u.shape[1])
         _, level = torch.frexp((place[:, None] ^ place).double())
         return self._weighed(u, level, of_keys=True)
+
+
+class WeighedBeforeTheSolve(LogLinear):
+    """The weights of the levels are on the products of q and k, and not on what a query reads of each token."""
+
+    def _run(self, u: Tensor, _: int) -> Tensor:
+        query, key, values, log_decay, weights, beta = self._parts(u)
+        place = torch.arange(u.shape[1])
+        _, level = torch.frexp((place[:, None] ^ place).double())
+        chosen = weights.gather(3, level.long().clamp(max=self.levels - 1).expand(*log_decay.shape, -1))
+        total = log_decay.cumsum(2)
+        between = (total[..., :, None] - total[..., None, :]).tril().exp2().tril()
+        system = torch.eye(u.shape[1], dtype=u.dtype) + (beta[..., None] * (key @ key.mT * between)).tril(-1)
+        updates = torch.linalg.solve(system, beta[..., None] * values)
+        return (query @ key.mT * between * chosen @ updates).transpose(1, 2).flatten(2)
+
+
+class ErasedFromTheSum(LogLinear):
+    """A step takes what all states hold for its key out of the smallest, and leaves the others as they were."""
+
+    def step(self, state: Any, u: Tensor) -> tuple[Tensor, Any]:
+        query, key, values, log_decay, weights, beta = self._parts(u)
+        states = state.states * log_decay[..., None, None].exp2()
+        whole = beta[..., None] * (key.mT @ (key @ states.sum(2)))
+        states = torch.cat([states[:, :, :1] - whole[:, :, None], states[:, :, 1:]], 2)
+        added = beta[..., None] * (key.mT @ values)
+        read = (weights[:, :, 0, 1:, None, None] * states).sum(2) + weights[..., :1] * added
+        y = (query @ read).transpose(1, 2).flatten(2)
+        return self.out(y), state._replace(states=carried(states, added, state.seen), seen=state.seen + 1)
 
 
 class NothingCarried(LogLinear):
