@@ -14,6 +14,7 @@ for _name in (
     "flash_linear_attention",
     "fla_layers",
     "fla_naive",
+    "fla_selecting",
     "fast_transformers",
     "linformer",
     "nystrom",

@@ -28,7 +28,7 @@ from attnbench.shape import Shape
 from attnbench.variant import VARIANTS, No, Traits, register
 from attnbench_peers.needs import a_gpu, first, function
 
-INSTALL = "pip install --no-deps fla-core==0.6.0, and triton where torch did not bring it"
+INSTALL = "fla.ops is in fla-core: pip install --no-deps fla-core==0.6.0, and triton where torch did not bring it"
 LN2 = log(2.0)
 Form = Annotated[
     Literal["kernel", "naive"], Field(description="its Triton code for a GPU, or the plain form of its tests")

@@ -12,10 +12,11 @@ pytest.importorskip("attnbench_peers", reason="make peers installs it")
 import attnbench_peers  # noqa: F401  # fills the table of variants, whatever ATTNBENCH_PLUGINS says
 
 from attnbench import Shape, build
+from attnbench.attention.indexed import IndexedAttention
 from attnbench.errors import Unsupported
 
 SHAPE = Shape(batch=2, heads=2, seq_len=37, head_dim=8, causal=True)
-each = pytest.mark.parametrize("ours", ["gsa", "comba", "gated-delta-2", "log-linear", "fox"])
+each = pytest.mark.parametrize("ours", ["gsa", "comba", "gated-delta-2", "log-linear", "fox", "rwkv7"])
 
 
 @each
@@ -46,3 +47,57 @@ def test_without_the_package_the_reason_says_how_to_get_it(ours: str, monkeypatc
 def test_the_other_direction_is_refused(ours: str) -> None:
     with pytest.raises(Unsupported, match="causal"):
         build(f"peer.{ours}.fla", Shape(batch=2, heads=2, seq_len=37, head_dim=8))
+
+
+CHOSEN = [
+    ("indexed:top_k=9", "peer.indexed.fla:top_k=9"),
+    ("indexed:top_k=40", "peer.indexed.fla:top_k=40"),
+    ("nsa:branch=selected,block=4,length=4,stride=4,top_n=4", "peer.nsa.fla:block=4,top_n=4"),
+    ("nsa:branch=compressed,block=4,length=4,stride=4", "peer.nsa.fla:block=4,branch=compressed"),
+]
+GROUPED = Shape(batch=2, heads=4, seq_len=37, head_dim=8, causal=True, kv_heads=2)
+
+
+def untied(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """``(B, 1, N, 1)``: the queries whose choice no tie decides. An index is 0 where no product is above 0."""
+    if not isinstance(module, IndexedAttention):
+        return torch.ones(1, 1, 1, 1)
+    assert module.index is not None
+    with torch.no_grad():
+        index = module.index(q, k)
+    above = (torch.einsum("bnhd,bmd->bnmh", index.a, index.b) > 0).any(-1).tril().sum(-1)
+    kept = (above >= module.top_k) | (torch.arange(q.shape[2]) < module.top_k)
+    assert kept.float().mean() > 0.8
+    return kept[:, None, :, None]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), CHOSEN)
+@pytest.mark.parametrize("shape", [SHAPE, GROUPED], ids=["own-keys", "shared-keys"])
+@pytest.mark.filterwarnings("ignore")  # what the package says of itself and of this machine
+def test_chosen_keys_and_gradients_are_those_of_our_operator(ours: str, theirs: str, shape: Shape) -> None:
+    pytest.importorskip("fla.ops", reason="fla-core and triton are installed by hand")
+    mine, peer = build(ours, shape, seed=3), build(theirs, shape, seed=3)
+    sizes = [(2, heads, 37, 8) for heads in (shape.H, shape.K, shape.K)]
+    inputs = [torch.randn(size, requires_grad=True) for size in sizes]
+    kept = untied(mine, *inputs[:2])
+    outputs = [module(*inputs) * kept for module in (mine, peer)]
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+    expected, found = (torch.autograd.grad(y.square().sum(), inputs) for y in outputs)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("theirs", ["peer.indexed.fla", "peer.nsa.fla"])
+def test_without_the_package_those_that_choose_say_how_to_get_it(theirs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fla", None)
+    for name in [name for name in sys.modules if name.startswith("fla.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(Unsupported, match=r"pip install --no-deps fla-core==\d"):
+        build(theirs, SHAPE)
+
+
+def test_blocks_without_a_gpu_are_refused() -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(Unsupported, match="run on an NVIDIA GPU, and there is none"):
+            build("peer.moba.fla", SHAPE)
+    with pytest.raises(Unsupported, match="causal"):
+        build("peer.moba.fla", Shape(batch=2, heads=2, seq_len=37, head_dim=8))
