@@ -91,12 +91,14 @@ class Variant(Entry, Facts):
     def cached_bytes(self, spec: Spec, shape: Shape, width: int) -> int | None:
         """Bytes that a cache of all tokens holds of each in one layer, ``width`` to a number; None if it keeps none.
 
-        An operator keeps a key and a value in each shared head, K·(D + E) numbers, unless its class says otherwise.
+        An operator keeps a key and a value in each shared head, K·(D + E) numbers, or less, unless its class says
+        otherwise, or its queries read a state or nothing.
         """
         own: Callable[..., int] | None = getattr(self.make, "cached_bytes", None)
         if own is not None:
             return own(shape, width, **dict(self.complete(spec).options))
-        return shape.K * (shape.D + shape.E) * width if self.kind == "operator" else None
+        keeps = self.kind == "operator" and self.claims(spec).meets not in ("state", "nothing")
+        return shape.K * (shape.D + shape.E) * width if keeps else None
 
     def unsupported_reason(
         self, shape: Shape, *, key_mask: bool = False, decode: bool = False, spec: Spec | None = None

@@ -156,6 +156,11 @@ class DeltaFormer(nn.Module):
         out: Tensor = self.out(y.transpose(1, 2).flatten(2).to(x.dtype))
         return out, state
 
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        """The keys of a token and what remains of its values, float32 at least."""
+        return 2 * shape.C * max(width, 4)
+
 
 def _taken(asking: Tensor, k: Tensor, beta: Tensor) -> Tensor:
     """β times the weights of all earlier keys, ``(G, c, m)``, for the last c of m tokens; 0 from itself on."""

@@ -131,6 +131,11 @@ class ForgettingAttention(nn.Module):
         added = (totals[..., -1:] - totals)[:, :, None].to(log_f.dtype)
         return self._joined(attend(q, cache.keys, cache.values, added)), Remembered(cache, totals)
 
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        """The keys and values of a token, and each head's sum of log f in float64."""
+        return 2 * shape.C * width + shape.H * 8
+
 
 def _between(log_f: Tensor, i: int, j: int) -> Tensor:
     """Σ log f over the tokens after the earlier of two, up to the later one; ``(B, H)``."""

@@ -122,3 +122,8 @@ class GatedSoftmax(nn.Module):
         """x ``(B, 1, C)``."""
         y, state = self.attend.step(state, *self._projected(x))
         return self._joined(x, y), state
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        """The keys and values of a token."""
+        return 2 * shape.C * width

@@ -169,3 +169,10 @@ class GMLP(nn.Module):
             return x.new_empty(x.shape[0], 1, x.shape[1], 0)
         kept: Tensor = self.qkv(x)[:, None]
         return kept[..., kept.shape[-1] // 3 :]
+
+    @staticmethod
+    def cached_bytes(
+        shape: Shape, width: int, *, ffn: int | None = None, attention: int | None = None, **_: object
+    ) -> int:
+        """The half of a token's hidden units that is mixed, and the key and value of the head in the gate."""
+        return ((6 * shape.C if ffn is None else ffn) // 2 + 2 * (attention or 0)) * width

@@ -185,6 +185,11 @@ class Hyena(nn.Module):
         out: Tensor = self.out((second * (mixed.to(u.dtype) + self.skip * u)).to(x.dtype))
         return out, Gated(cache, given[:, 1:])
 
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, /, **_: object) -> int:  # its own option is called width, too
+        """What of a token goes into the long convolution, float32 at least."""
+        return shape.C * max(width, 4)
+
 
 class Network(nn.Module):
     """Three hidden layers with sines between, ``(n, 3)`` to ``(n, channels)``, in the dtype of the input."""

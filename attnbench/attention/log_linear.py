@@ -221,7 +221,7 @@ class LogLinear(nn.Module):
             state = torch.cat([state, state.new_zeros(B * H, D, E)], 2)
             _, state = erase_and_write(k, k, torch.cat([others, v], 2), b, g[..., None], chunk=self.chunk, state=state)
             start += 2**s
-        return torch.unflatten(state, 0, (B, H)).split(E, 3) if pieces else ()
+        return torch.split(torch.unflatten(state, 0, (B, H)), E, 3) if pieces else ()
 
     def step(self, state: Subtrees, u: Tensor) -> tuple[Tensor, Subtrees]:
         """u ``(B, 1, C)``."""

@@ -95,3 +95,8 @@ class LongConvolution(nn.Module):
         kernel = self.later[:, : state.length].flip(1).double()
         mixed = torch.einsum("cn,bnc->bc", kernel, state.values[:, 0].double())[:, None]
         return mixed.to(x.dtype) + self.skip * x, state
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        """The token."""
+        return shape.C * width

@@ -151,3 +151,8 @@ class MoBA(BlockSelecting):
         batch, head = (torch.arange(size, device=x.device) for size in (B, H))
         far = blocks[batch[:, None, None], head[:, None] // shared, which].flatten(2, 3)
         return torch.cat((far, of_query_heads(x[:, :, start:], H)), 2)
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, *, block: int, **_: object) -> int:
+        """A token's key and value in each head of keys, and its part of the block's mean, rounded up."""
+        return shape.K * (shape.D + shape.E) * width - (-shape.K * shape.D * max(width, 4) // block)

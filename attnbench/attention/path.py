@@ -189,6 +189,11 @@ class PaTH(nn.Module):
         y = attend(q.to(room.dtype), cache.keys, cache.values)
         return self._joined(y), Reflected(cache, given[:, 1:])
 
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        """The keys of a token, float32 at least since each step changes them, and its values."""
+        return shape.C * (max(width, 4) + width)
+
 
 class _Carried(NamedTuple):
     """Chunks ``(G, chunks, c, ·)`` with queries carried to the start of their chunk and keys to its end."""

@@ -1695,6 +1695,34 @@ class ErasedFromTheSum(LogLinear):
         return self.out(y), state._replace(states=carried(states, added, state.seen), seen=state.seen + 1)
 
 
+class KeepsWhatItExpands(MLA):
+    """Beside the latents it keeps the keys and values of all heads that it makes of them."""
+
+    def begin(self, x: Tensor) -> Any:
+        state = super().begin(x)
+        return state, self._expanded(state.rows)
+
+    def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
+        out, latents = super().step(state[0], x)
+        return out, (latents, self._expanded(latents.rows))
+
+
+class MeansUncounted(MoBA):
+    """What it says it keeps leaves out the means of the blocks."""
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        return shape.K * (shape.D + shape.E) * width
+
+
+class MoreThanItKeeps(MLA):
+    """It states keys and values of all heads, and keeps latents."""
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        return 2 * shape.C * width
+
+
 class NothingCarried(LogLinear):
     """A step adds its token to the smallest state, and never joins two into a larger one."""
 

@@ -162,3 +162,8 @@ class AFT(nn.Module):
         """x ``(B, 1, C)``."""
         mean, new = self.mode.step(state, *self._keys(x), self._learned())
         return self._gate(x, mean), new
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, *, mode: str, **_: object) -> int:
+        """The keys and values of a token, float32 at least; only sums and a window unless ``mode`` is full."""
+        return 2 * shape.C * max(width, 4) if mode == "full" else 0

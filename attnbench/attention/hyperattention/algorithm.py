@@ -245,6 +245,11 @@ class HyperAttention(Decoding, nn.Module):
         own, sampled = torch.split(seen, [C * columns, S], 1)
         return asked, own.view(B * H, C, columns), sampled, bias.repeat_interleave(H, 0)
 
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        """A token's key and value, and its hash and its place among the sorted, 4 bytes each."""
+        return shape.K * (shape.D + shape.E) * width + 8 * shape.H
+
 
 def _ranks(codes: list[int]) -> list[int]:
     """The places of the tokens in the order of their hashes; equal hashes are ordered by position."""

@@ -200,6 +200,11 @@ class Quest(AfterPrompt):
         k, v = (_of_pages(x, chosen, page)[:, :, :read] for x in (cache.k, cache.v))
         return attend(q, k, v), after
 
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, *, page: int, **_: object) -> int:
+        """A token's key and value in each head of keys, and its part of the page's bounds, rounded up."""
+        return shape.K * (shape.D + shape.E) * width - (-2 * shape.K * shape.D * width // page)
+
 
 def _of_pages(x: Tensor, chosen: Tensor, page: int) -> Tensor:
     """The tokens ``(B, K, n · page, d)`` of n pages ``(B, K, n)`` of x ``(B, K, room, d)``, which has whole pages."""

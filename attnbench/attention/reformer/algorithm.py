@@ -165,7 +165,7 @@ class Reformer(nn.Module):
         if not self.same_bucket:
             raise Unsupported("decode: with members=chunk later tokens move the borders between chunks")
         B, H, n, _ = k.shape
-        hashes, columns = self._sizes(self.length)
+        hashes, columns = _sizes(self.length, self.chunk, self.buckets)
         buckets, ring = (2 * columns) ** hashes, self.chunk + 1
         code = self.hashes(k, length=self.length).permute(1, 2, 0, 3)
         count = code.new_zeros((B, H, self.rounds, buckets)).scatter_add_(3, code, torch.ones_like(code))
@@ -201,11 +201,6 @@ class Reformer(nn.Module):
         count = state.fill.scatter_add(3, code, torch.ones_like(code))
         return out.to(v.dtype), State(cache, latest, count)
 
-    def _sizes(self, N: int) -> tuple[int, int]:
-        """How many hashes make one code at length N, and how many columns the rotation of each has."""
-        half = max(1, (N + self.chunk) // (2 * self.chunk)) if self.buckets is None else self.buckets // 2
-        return (1, half) if half <= _COLUMNS else (2, min(math.ceil(math.sqrt(half / 2)), _COLUMNS))
-
     def hashes(self, x: Tensor, real: Tensor | None = None, *, length: int | None = None) -> Tensor:
         """The bucket of every token in every round.
 
@@ -219,7 +214,7 @@ class Reformer(nn.Module):
         """
         N, D = x.shape[-2:]
         dtype = accumulator(x.dtype)
-        hashes, columns = self._sizes(N if length is None else length)
+        hashes, columns = _sizes(N if length is None else length, self.chunk, self.buckets)
         limits = None
         if real is not None and self.buckets is None:
             halves = ((real.sum(-1) + self.chunk) // (2 * self.chunk)).clamp(min=1)
@@ -268,3 +263,18 @@ class Reformer(nn.Module):
             hidden[:T] = 0 if real is None else APART * ~real.reshape(-1)
         reach = C if self.same_bucket and self.causal else 1
         return Plan(T, N, C, chunks, back, order, place, reach, hidden, self.same_bucket, self.correction, self.causal)
+
+    @staticmethod
+    def cached_bytes(
+        shape: Shape, width: int, *, chunk: int, rounds: int, buckets: int | None = None, **_: object
+    ) -> int:
+        """A token's key and value, and its part of the buckets' places and counts, 8 bytes each, rounded up."""
+        hashes, columns = _sizes(shape.M, chunk, buckets)
+        places = 0 if buckets else rounds * (2 * columns) ** hashes * (chunk + 2)
+        return shape.K * (shape.D + shape.E) * width - (-8 * shape.H * places // shape.M)
+
+
+def _sizes(N: int, chunk: int, buckets: int | None) -> tuple[int, int]:
+    """How many hashes make one code at length N, and how many columns the rotation of each has."""
+    half = max(1, (N + chunk) // (2 * chunk)) if buckets is None else buckets // 2
+    return (1, half) if half <= _COLUMNS else (2, min(math.ceil(math.sqrt(half / 2)), _COLUMNS))

@@ -206,3 +206,8 @@ class Sinkhorn(Decoding, nn.Module):
             total = pad(total.cumsum(1), (0, 0, 1, -1)) + x[:, :, 0].to(dtype)
             count = pad(count.cumsum(1), (0, 0, 1, -1)) + first
         return total / count.clamp(min=1)
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, *, block: int, iterations: int, **_: object) -> int:
+        """A token's key and value, and its block's part of the sums of each normalisation, rounded up."""
+        return shape.K * (shape.D + shape.E) * width - (-shape.H * iterations * max(width, 4) // block)

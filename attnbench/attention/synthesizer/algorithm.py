@@ -221,3 +221,8 @@ class Synthesizer(nn.Module):
         values = self.value(x).view(*x.shape[:2], self.heads, x.shape[2] // self.heads).transpose(1, 2)
         keys = self._key_rows(x)
         return values[..., :0] if keys is None else keys.transpose(0, 1), values
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, *, mode: str, mixture: str = "", **_: object) -> int:
+        """The values of a token, and its keys where products are in the mixture."""
+        return (2 if mode == "mixture" and "dot" in mixture else 1) * shape.C * width
