@@ -30,9 +30,10 @@ def of_variant(entry: Variant) -> str:
     known = next((row for row in rows.values() if row), None)
     parts = [table(["law", "what it says", "number", "bound"], lines)]
     if known is not None:
+        dates = " and ".join(sorted({row["date"] for row in rows.values() if row}))
         parts.append(
             f"The numbers are those of `attnbench check {entry.name}` on {text(known['processor'])} with torch "
-            f"{text(known['torch'])}, {known['date']}. Of all settings, each number is the one that came nearest to "
+            f"{text(known['torch'])}, {dates}. Of all settings, each number is the one that came nearest to "
             "its bound. A law holds where the number is not above the bound.\n"
         )
     return "\n".join(parts)
