@@ -151,6 +151,7 @@ def compare(
     memory_limit: int | str | None = None,
     process: Process = "tuned",
     plugins: Sequence[str] = (),
+    unchecked: bool = False,
     progress: bool = True,
 ) -> Compared:
     """Time variants in turn in one process at each length, as ``attnbench compare`` does.
@@ -176,13 +177,14 @@ def compare(
         error: measure the error against exact attention as well, at level ``operator``.
         timeout: time limit in seconds for each length.
         min_time: least time in seconds that is spent on samples at each length.
-        device, threads, memory_limit, process, plugins, progress: as for :func:`run`.
+        device, threads, memory_limit, process, plugins, unchecked, progress: as for :func:`run`.
 
     Raises:
         UsageError: a variant or an option is wrong, or there are fewer than two different variants.
     """
     given = dict(locals())
-    question = Question.of(variants, lengths, given, error=error, memory_limit=_bytes(memory_limit)).prepare()
+    own = {"error": error, "memory_limit": _bytes(memory_limit), "unchecked": unchecked}
+    question = Question.of(variants, lengths, given, **own).prepare()
     _must_be_importable(cell.variant for cell in question.cells)
     with console.progress(len(question.lengths), wanted=progress) as bar:
 

@@ -374,10 +374,9 @@ class Record:
     """How the variant differs from the method that its source describes, in one sentence; empty if it does not."""
     laws: str = ""
     """Whether the variant, with these options, keeps the laws of ``attnbench check`` on small shapes, which is tried
-    before it is measured: ``held``; the name of the law that is broken, in a row without numbers; ``unchecked`` after
-    ``--unchecked``; ``not tried`` where it compiles itself for each shape, cannot be built so small or computes on no
-    CPU. Empty in older rows, in those of a trained model as it is, and in those of trainings, which are held to their
-    formula alone."""
+    before it is measured or trained: ``held``; the name of the law that is broken, in a row without numbers;
+    ``unchecked`` after ``--unchecked``; ``not tried`` where it compiles itself for each shape, cannot be built so small
+    or computes on no CPU. Empty in older rows, and in those of a trained model as it is."""
     machine_id: str = ""
     """Digest of the processor, the memory, the system and torch: rows of different ones are never compared silently."""
     torch_version: str = ""

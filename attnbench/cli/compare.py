@@ -30,6 +30,7 @@ from attnbench.cli.options import (
     ProcessState,
     Seed,
     Threads,
+    Unchecked,
     Width,
     bytes_of,
 )
@@ -115,6 +116,7 @@ def compare(
     memory_limit: MemoryLimit = None,
     process: ProcessState = "tuned",
     plugin: Plugins = None,
+    unchecked: Unchecked = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file.")] = None,
     as_json: AsJson = False,
     format_: Annotated[
@@ -140,6 +142,7 @@ def compare(
     from attnbench.run.question import Question
 
     own = {"pass_": pass_, "memory_limit": bytes_of(memory_limit), "plugins": tuple(plugin or ())}
+    own["unchecked"] = unchecked
     question = Question.of(variants or [], n, given, error=error, **own).prepare()
     lengths = question.lengths
     with console.progress(total=len(lengths)) as bar:
@@ -214,6 +217,7 @@ def _print(comparison: Comparison, table: Printer) -> None:
         console.line(f"no errors from n = {comparison.without_error[0]} on: exact attention in float64 takes too long")
     console.error_notes({record.error_kind for record in records})
     console.own_form_note(record.own_form for record in records)
+    console.unchecked_note(record.laws for record in records)
 
 
 def _time_row(row: Row) -> list[str]:

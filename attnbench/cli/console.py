@@ -169,6 +169,14 @@ def own_form_note(forms: Iterable[str]) -> None:
         note("† not the form that the source describes; attnbench show NAME says what differs")
 
 
+def unchecked_note(laws: Iterable[str]) -> None:
+    """Print that rows were measured unchecked, if some were."""
+    from attnbench.record import UNCHECKED
+
+    if UNCHECKED in laws:
+        note("no variant was held to its laws first: --unchecked")
+
+
 def error_text(record: Record) -> str:
     """A row's error, marked if the number is not an error."""
     if record.error_kind == "learned":

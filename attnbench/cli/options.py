@@ -43,6 +43,9 @@ Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of inputs and 
 MinTime = Annotated[
     float, typer.Option(min=0.001, max=3600, metavar="SECONDS", help="Least seconds spent on samples at each length.")
 ]
+Unchecked = Annotated[
+    bool, typer.Option("--unchecked", help="Measure without holding variants to their laws; rows say so.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 Width = Annotated[
     Literal["page", "column"], typer.Option(help="Width of the drawing; column: 3.3 inches, as in a paper.")

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.cli import completion, console
-from attnbench.cli.options import Device, Fresh, MemoryLimit, On, Out, Plugins, ProcessState, Threads, bytes_of
+from attnbench.cli.options import (
+    Device,
+    Fresh,
+    MemoryLimit,
+    On,
+    Out,
+    Plugins,
+    ProcessState,
+    Threads,
+    Unchecked,
+    bytes_of,
+)
 from attnbench.cli.plan import predict, print_heading
 from attnbench.cli.startup import importing, worker_ahead
 from attnbench.errors import NothingMeasured, UsageError
@@ -83,9 +94,7 @@ def run(
     on: On = None,
     fresh: Fresh = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed cells again.")] = False,
-    unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Measure without holding variants to their laws; rows say so.")
-    ] = False,
+    unchecked: Unchecked = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs and memory; run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows, or the prediction, as JSON on stdout.")] = False,
 ) -> None:
@@ -206,7 +215,7 @@ def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool
 def _print_records(records: list[Record]) -> None:
     """Print a table for each sweep, with its longest measured length; the CSV has the other lengths."""
     from attnbench.axes import IN_ROWS
-    from attnbench.record import COLUMNS, UNCHECKED
+    from attnbench.record import COLUMNS
 
     trainings = [record for record in records if record.steps is not None]
     records = [record for record in records if record.steps is None]
@@ -238,8 +247,7 @@ def _print_records(records: list[Record]) -> None:
         console.note("features: relative error of the last features against the untouched model's")
     console.error_notes({record.error_kind for record in records})
     console.own_form_note(record.own_form for record in [*records, *trainings])
-    if any(record.laws == UNCHECKED for record in records):
-        console.note("no variant was held to its laws first: --unchecked")
+    console.unchecked_note(record.laws for record in [*records, *trainings])
 
 
 def _axis_text(record: Record, axis: str) -> str:

@@ -22,6 +22,7 @@ from attnbench.cli.options import (
     Rates,
     Seeds,
     Steps,
+    Unchecked,
 )
 from attnbench.errors import NothingMeasured, UsageError
 
@@ -69,6 +70,7 @@ def score(
     ] = 60.0,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, one learning rate.")] = False,
     fresh: Fresh = False,
+    unchecked: Unchecked = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON on stdout.")] = False,
 ) -> None:
     """Train variants on a task, each inside the same small encoder, and compare their scores.
@@ -108,6 +110,7 @@ def score(
         cell_timeout=cell_timeout,
         quick=quick,
         fresh=fresh,
+        unchecked=unchecked,
     )
     _train(make_plan(suite, options), as_json=as_json)
 
@@ -136,6 +139,7 @@ def _train(plan: Plan, *, as_json: bool) -> None:
             console.line(f"encoder: {what}, on {plan.settings.device}")
         print_scores(records, {record.label: console.name_text(record) for record in records})
         console.own_form_note(record.own_form for record in records)
+        console.unchecked_note(record.laws for record in records)
         console.line(f"results: {folder.path / 'results.csv'}")
     if not any(record.status == "ok" for record in records):
         raise NothingMeasured(f"nothing could be trained; reasons: {folder.path / 'results.csv'}")

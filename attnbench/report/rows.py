@@ -12,6 +12,7 @@ from attnbench.plots.captions import OWN_FORM, in_words
 from attnbench.plots.scored import short_tasks
 from attnbench.plots.setting import RUN
 from attnbench.printable import printable
+from attnbench.record import UNCHECKED
 from attnbench.report.against import Change
 from attnbench.report.numbers import compact
 from attnbench.report.relative import Relative
@@ -46,10 +47,18 @@ _ABOUT = (
 """Columns that tell rows of one label and length apart; a task is among the inputs."""
 
 
+_UNCHECKED = "not held to its laws before it was measured (--unchecked)"
+
+
 def marked(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows with the mark after the labels of own forms, as the figures have them, and text fit to be shown."""
+    """The rows with the mark after the labels of own forms, as the figures have them, and text fit to be shown.
+
+    What was measured unchecked has a warning that says so.
+    """
     text = {name: frame[name].map(printable) for name in frame.columns if frame[name].dtype == object}
     frame = frame.assign(**text)
+    more = frame["warnings"].where(frame["warnings"] == "", frame["warnings"] + "; ") + _UNCHECKED
+    frame = frame.assign(warnings=frame["warnings"].mask(frame["laws"] == UNCHECKED, more))
     own = frame["own_form"] != ""
     return frame.assign(label=frame["label"].mask(own, frame["label"].str.removesuffix(OWN_FORM) + OWN_FORM))
 

@@ -18,6 +18,7 @@ from attnbench.qkv import doubt
 from attnbench.record import COLUMNS, Record, inferred
 from attnbench.run.different import refuse_equal
 from attnbench.run.doubt import Doubts
+from attnbench.run.gate import Gate
 from attnbench.run.isolation import Settings, Worker
 from attnbench.run.length import Length, measure_length, without_error
 from attnbench.status import STOPPING, Status
@@ -104,6 +105,7 @@ class Comparison:
                     flat |= {
                         f"{name}_status": str(side.record.status),
                         f"{name}_reason": side.record.reason,
+                        f"{name}_laws": side.record.laws,
                         f"{name}_own_form": side.record.own_form,
                         f"{name}_time_median_s": side.time,
                         f"{name}_time_ci_low_s": low,
@@ -146,7 +148,9 @@ class Contest:
     settings: Settings
     rules: TimingRules
     timeout: float = 120.0
-    """Seconds for one length, whatever fails there."""
+    """Seconds for one length, whatever fails there, and for one law."""
+    unchecked: bool = False
+    """Whether variants are measured whatever laws they break."""
 
     def answer(self, on_length: Callable[[int], None] = lambda n: None, *, against_itself: bool = False) -> Comparison:
         """Measure.
@@ -198,6 +202,8 @@ class Contest:
         ran_out: dict[int, Record] = {}
         with Worker(self.settings) as worker:
             result.environment = {**worker.start(), "threads": self.settings.threads}
+            gate = Gate(self.timeout, unchecked=self.unchecked)
+            verdicts = [gate.verdict(worker, cell) for cell in self.cells]
             throttled = throttled_periods()
             for n in self.lengths:
                 on_length(n)
@@ -205,6 +211,8 @@ class Contest:
                 if result.without_error or here[0].shape.B * here[0].shape.H * n * n > LONGEST_ERROR:
                     here = [without_error(cell) for cell in here]
                 known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
+                broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}
+                known |= {i: verdict.row(here[i]) for i, verdict in broken.items()}
                 load = OtherLoad(worker.seconds_used)
                 visit = measure_length(worker, here, self.rules, timeout=self.timeout, fewest=turns, known=known)
                 if visit.pairs is None:  # no turns were taken, which would have measured it
@@ -212,7 +220,8 @@ class Contest:
                 if any("error" in cell.measure for cell in self.cells) and not visit.with_error:
                     result.without_error.append(n)
                 for i, record in visit.records.items():
-                    if record.status in STOPPING and i not in visit.unsure:
+                    record.laws = verdicts[i].laws
+                    if record.status in STOPPING and i not in visit.unsure and i not in broken:
                         ran_out.setdefault(i, record)
                 visits.append(visit)
         held_back = throttling_warning(throttled_periods() - throttled)

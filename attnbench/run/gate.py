@@ -33,6 +33,10 @@ class Verdict:
     reason: str = ""
     stderr: Sequence[str] = ()
 
+    def row(self, cell: Cell, *, quick: bool = False) -> Record:
+        """The row of a cell that is not measured because of it."""
+        return Record.of(cell, self.status, self.reason, quick=quick, laws=self.laws)
+
 
 @dataclass(frozen=True, slots=True)
 class HoldSetting(Request[Verdict]):

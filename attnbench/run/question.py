@@ -46,6 +46,7 @@ class Question:
     memory_limit: int | None = None
     process: Process = "tuned"
     plugins: Sequence[str] = ()
+    unchecked: bool = False
 
     @classmethod
     def of(
@@ -105,7 +106,7 @@ class Question:
         )
         cells = tuple(self._cell({**at, "variant": spec, "seq_len": lengths[0]}, device) for spec in specs)
         rules = TimingRules(min_time=self.min_time, max_time=10 * self.min_time)
-        return Contest(cells, lengths, settings, rules, self.timeout)
+        return Contest(cells, lengths, settings, rules, self.timeout, self.unchecked)
 
     def _cell(self, at: Mapping[str, Any], device: str) -> Cell:
         with_error = self.error and self.level == "operator"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from attnbench.cell import Cell
 from attnbench.record import Record, one_line
 from attnbench.run.outcome import failed
 from attnbench.run.process import keep_freed_memory
-from attnbench.run.unseen import hold_to_formula
 from attnbench.status import Status
 
 
@@ -40,7 +38,6 @@ def score_cell(
     if cell.device == "cpu":
         keep_freed_memory()  # page faults cost time, and no digit depends on them
     try:
-        hold_to_formula(replace(cell, level="operator"))
         scored = score(cell, folder=folder, tell=tell, alone=alone)
     except Exception as error:
         return failed(cell, error, quick=quick, memory_limit=memory_limit), []

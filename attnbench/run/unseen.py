@@ -8,9 +8,7 @@ it says: then it differs from its formula.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -18,15 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.cell import UNTOUCHED, Cell
-from attnbench.errors import BrokenContract, Unsupported
+from attnbench.cell import Cell
+from attnbench.errors import BrokenContract
 from attnbench.measure.stopwatch import Stopwatch
 from attnbench.measure.time import Kept, garbage_collection_off
 from attnbench.run.call import Call
 from attnbench.run.turns import SEEN, UNSEEN
-from attnbench.spec import Spec
-from attnbench.testing import check_variant
-from attnbench.variant import VARIANTS
 
 _LOOKED_AT = 1024
 """Numbers of each result that are kept: so few that looking at them leaves caches and memory as they were."""
@@ -39,9 +34,6 @@ _SLOWER = 1.5
 _FEWEST, _CLEARLY, _LONG = 3, 10.0, 1.0
 """After this many attempts, calls that take this many times as long plus this many seconds are surely slower: no core
 is away for so long."""
-
-_OFF = 1e-3
-"""An error, as a share of the larger of 1 and the largest output: in float64 no rounding is so large."""
 
 _NOT_EACH = "it gives other numbers while it is timed: it does not compute in each call"
 _UNDECIDED = "too busy to tell whether it keeps results; measure it again on a quiet machine"
@@ -180,32 +172,3 @@ def hold_to_unseen(
         slower = min(unseen) / min(seen)
         raise BrokenContract(f"it keeps results: inputs that it has not seen take {slower:.1f} times as long as others")
     return numbers[-1], found, None if computes else _UNDECIDED
-
-
-def hold_to_formula(cell: Cell) -> None:
-    """Hold the variant, with the cell's options, to its own formula, on a few tokens in float64.
-
-    This asks nothing of a variant without a formula, of one that cannot be built so small, or of one that compiles
-    itself, which takes seconds for each shape. ``attnbench check`` asks more, and of all variants.
-
-    Raises:
-        BrokenContract: it computes something else.
-    """
-    if cell.variant.name == UNTOUCHED:
-        return
-    if VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).compiled:
-        return
-    if fault := _off_its_formula(cell.variant):
-        raise BrokenContract(f"it does not compute its formula: {fault}; see attnbench check {cell.variant.name}")
-
-
-@lru_cache(maxsize=256)
-def _off_its_formula(spec: Spec) -> str:
-    """What is wrong, in words; empty where nothing is, or nothing can be said."""
-    setting = spec.label.partition(":")[2]
-    try:
-        report = check_variant(replace(VARIANTS.get(spec.name), settings=(setting,)), laws=["formula"])
-    except Unsupported:
-        return ""
-    far = (one.fault for one in report.findings if one.number is not None and _OFF < one.number < math.inf)
-    return next(far, "")

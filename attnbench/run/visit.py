@@ -12,7 +12,7 @@ from attnbench.cell import Cell
 from attnbench.machine import oom_kills
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record, one_line, with_traces
-from attnbench.run.gate import Gate
+from attnbench.run.gate import Gate, Verdict
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.protocol import Train, VisitCell
 from attnbench.status import Status
@@ -89,9 +89,7 @@ class Visitor:
         verdict = self.gate.verdict(worker, request.cell) if request.round == 0 else None
         if verdict and verdict.status is not Status.OK:
             meanwhile()
-            columns = {"quick": self._rules.quick, "laws": verdict.laws}
-            refused = Record.of(request.cell, verdict.status, verdict.reason, **columns)
-            return Outcome(refused, None, refused, verdict.stderr)
+            return self._refused(request.cell, verdict)
         measure = partial(self._measure, worker, request, meanwhile)
         outcome = self._ask(request.cell, worker, measure)
         short = outcome.record.status is Status.OOM and not self._has_its_own_process(request.cell)
@@ -102,12 +100,17 @@ class Visitor:
         return outcome
 
     def train(self, worker: Worker, cell: Cell, folder: Path, tell: Callable[[int, int], None]) -> Outcome:
-        """Train one cell, and try again where it may not be the cell that failed; the second try resumes the first.
+        """Train a cell whose setting keeps its laws, and try again where it may not be the cell that failed.
+
+        The second try resumes the first.
 
         Args:
             folder: for the checkpoint.
             tell: called with the steps done and all steps.
         """
+        verdict = self.gate.verdict(worker, cell)
+        if verdict.status is not Status.OK:
+            return self._refused(cell, verdict)
         points: list[dict[str, Any]] = []
 
         def measure() -> tuple[Record, None]:
@@ -121,7 +124,12 @@ class Visitor:
         outcome = self._ask(cell, worker, measure)
         if outcome.killed or outcome.record.status is Status.OOM:
             outcome = self._again(cell, worker, measure)
+        outcome.record.laws = verdict.laws
         return replace(outcome, points=points if outcome.record.status is Status.OK else ())
+
+    def _refused(self, cell: Cell, verdict: Verdict) -> Outcome:
+        refused = verdict.row(cell, quick=self._rules.quick)
+        return Outcome(refused, None, refused, verdict.stderr)
 
     def _again(self, cell: Cell, worker: Worker, measure: Callable[[], tuple[Record, Any]]) -> Outcome:
         worker.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from attnbench.run.isolation import CellFailed, Settings
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.status import Status
+from attnbench.testing import Finding
 
 LENGTHS = (512, 1024, 2048, 4096)
 SLOPE = {"softmax": 2.0, "linear": 1.0, "sdpa": 2.0}
@@ -57,10 +58,15 @@ class MadeUp:
     def garbage(self) -> CellFailed:
         return CellFailed(Status.CRASH, "garbage")
 
+    faults: ClassVar[dict[str, Any]] = {}
+    """Variant -> the law that it breaks."""
+
     def seconds(self, cell: Cell) -> float:
         return (cell.shape.N / 1500) ** SLOPE[cell.variant.name]
 
-    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], timeout: float, **_: Any) -> dict[str, Any]:
+        if request["do"] == "setting":
+            return {"tried": 1, "fault": self.faults.get(Cell.from_json(request["cell"]).variant.name)}
         if request["do"] == "cell":
             return self.look(Cell.from_json(request["cell"]), timeout)
         return self.turns([Cell.from_json(cell) for cell in request["cells"]], timeout)
@@ -88,9 +94,20 @@ def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
-def of(*names: str, settings: Settings | None = None, **more: Any) -> Comparison:
+def of(*names: str, settings: Settings | None = None, unchecked: bool = False, **more: Any) -> Comparison:
     cells = [Cell("s", "w", Spec(name), Shape(heads=1, seq_len=8, head_dim=4)) for name in names]
-    return Contest(cells, LENGTHS, settings or Settings(), TimingRules()).answer(**more)
+    return Contest(cells, LENGTHS, settings or Settings(), TimingRules(), unchecked=unchecked).answer(**more)
+
+
+def test_who_breaks_a_law_is_not_timed_and_the_row_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = asdict(Finding("causality", "causal", False, 1.0, 1e-9, "later tokens moved the outputs"))
+    monkeypatch.setattr(MadeUp, "faults", {"linear": found})
+    for row in of("softmax", "linear").rows["softmax", "linear"]:
+        assert (row.b.record.status, row.b.record.laws, row.b.time) == (Status.ERROR, "causality", None)
+        assert row.b.record.reason.startswith("it breaks the law 'causality' (1, at most 1e-09): later tokens")
+        assert (row.a.record.laws, row.ratio) == ("held", None)
+    rows = of("softmax", "linear", unchecked=True).rows["softmax", "linear"]
+    assert {(row.b.record.laws, row.verdict) for row in rows} == {("unchecked", "faster"), ("unchecked", "slower")}
 
 
 def test_a_against_b_and_b_against_a_mirror_each_other_on_the_same_samples() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.record import Record
+from attnbench.record import HELD, UNCHECKED, Record
 from attnbench.run.isolation import Settings
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.runner import Watcher, execute
@@ -144,12 +144,38 @@ def test_what_cannot_be_trained_is_a_row_with_the_reason(tmp_path: Path) -> None
     assert found["linformer:rank=4", "recall"] == (Status.OK, "")
 
 
+FUTURE = """
+from dataclasses import replace
+from attnbench import register
+from attnbench.attention.softmax import Softmax
+from attnbench.variant import VARIANTS
+
+@register("own-future", family="exact", source="-", formula="-", cost="-", traits=VARIANTS.get("softmax").traits)
+class Future(Softmax):
+    def __init__(self, shape):
+        super().__init__(replace(shape, causal=False))
+"""
+
+
+def test_who_breaks_a_law_is_not_trained_and_unchecked_it_is(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FUTURE)
+    what = suite(variant=["linear", "softmax"], causal=True).to_yaml().replace("linear", "own-future")
+    (tmp_path / "s.yaml").write_text(what)
+    command = [sys.executable, "-m", "attnbench", "run", "s.yaml", "--plugin", "own.py", "--json", "--device", "cpu"]
+    for more, wrong, true in (([], ("formula", "error"), (HELD, "ok")), (["--unchecked"], *2 * [(UNCHECKED, "ok")])):
+        done = subprocess.run([*command, *more, "--out", f"{len(more)}"], cwd=tmp_path, capture_output=True, text=True)
+        found = {row["label"]: (row["laws"], row["status"]) for row in json.loads(done.stdout)}
+        assert found == {"own-future": wrong, "softmax": true}, done.stderr
+
+
 DIVERGES = """
 import torch
 from torch import nn
 from attnbench import register
+from attnbench.variant import Traits
 
-@register("own-diverges", family="reference", source="-", formula="-", cost="-")
+@register("own-diverges", family="reference", source="-", formula="-", cost="-",
+          traits=Traits(target="other", cross=False, key_padding=False))
 class Diverges(nn.Module):
     def __init__(self, shape):
         super().__init__()
