@@ -163,7 +163,8 @@ class ErasingLayer(nn.Module):
         if self.groups > 1:  # one axis more: a query and a key for all heads of values of a group
             q, k, v = parts
             parts = q[:, :, None], k[:, :, None], v.view(*k.shape[:2], self.groups, 1, -1)
-            before, *rates = (torch.unflatten(x, 1, (-1, self.groups)) for x in (before, *rates))
+            before, *own = (torch.unflatten(x, 1, (-1, self.groups)) for x in (before, *rates))
+            rates = tuple(own)
         q, k, v, erase, log_decay = self.rule(*parts, *rates)
         left = before * log_decay.mT.exp2()
         if isinstance(erase, BeforeDecay):
