@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.variant import VARIANTS, build
@@ -39,6 +38,24 @@ class Crossing(nn.Module):
         return out
 
 
+class Taking(nn.Module):
+    """x ``(B, N, C)`` takes from y ``(B, M, C)`` through a mixer that has projections of its own."""
+
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.operator = mixer
+
+    def forward(self, x: Tensor, y: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """As :meth:`Crossing.forward`."""
+        out: Tensor = self.operator(x, source=y, key_mask=key_mask)
+        return out
+
+
+def as_crossing(module: nn.Module, spec: Spec, shape: Shape) -> Crossing | Taking:
+    """What :func:`crossing` made, with projections where it has none."""
+    return Taking(module) if VARIANTS.get(spec.name).kind == "mixer" else Crossing(module, shape)
+
+
 def crossing(spec: Spec, shape: Shape, *, seed: int = 0) -> nn.Module:
     """The variant for N queries of one sequence and M keys of another, which may be as long; not causal, no bias.
 
@@ -49,7 +66,4 @@ def crossing(spec: Spec, shape: Shape, *, seed: int = 0) -> nn.Module:
     shape = replace(shape, causal=False, bias="none", mask="none", sink="none", added_tokens=0, query_stride=1)
     if not shape.cross:  # equally long by chance: what needs them to be one sequence says so only where they are not
         build(spec, replace(shape, kv_len=shape.M + 1))
-    module = build(spec, shape, seed=seed)
-    if VARIANTS.get(spec.name).kind == "mixer":
-        raise Unsupported("cross-attention: a mixer reads one sequence")
-    return module
+    return build(spec, shape, seed=seed)

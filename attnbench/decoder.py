@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.cell import ModelSize
-from attnbench.crossing import Crossing, crossing
+from attnbench.crossing import Crossing, Taking, as_crossing, crossing
 from attnbench.model import Block, Encoder, seeds, tied
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
@@ -83,7 +83,7 @@ class Decoder(Encoder):
 class CrossAttention(nn.Module):
     """What a sequence takes from another, on top of what it has: ``x + crossing(LayerNorm(x), y)``."""
 
-    def __init__(self, crossing: Crossing, width: int, size: ModelSize) -> None:
+    def __init__(self, crossing: Crossing | Taking, width: int, size: ModelSize) -> None:
         super().__init__()
         self.crossing = crossing
         self.before = nn.LayerNorm(width)
@@ -127,7 +127,7 @@ class EncoderDecoder(nn.Module):
         self.decoder = Decoder(spec, shape, size, seed=of_decoder)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(own)
-            crossings = [Crossing(operator, shape) for operator in operators]
+            crossings = [as_crossing(operator, spec, shape) for operator in operators]
             tied(*crossings)
             self.cross = nn.ModuleList(CrossAttention(one, shape.C, size) for one in crossings)
         self.eval()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnbench.crossing import Crossing
+from attnbench.crossing import Crossing, Taking
 
 
 class FewerQueries(nn.Module):
@@ -16,7 +16,7 @@ class FewerQueries(nn.Module):
     arXiv:2006.03236, section 2.2, whose blocks open with such a layer.
     """
 
-    def __init__(self, crossing: Crossing, stride: int) -> None:
+    def __init__(self, crossing: Crossing | Taking, stride: int) -> None:
         super().__init__()
         self.crossing = crossing
         self.stride = stride

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attnbench.added_tokens import AddedTokens
 from attnbench.capabilities import Decoding, answered
 from attnbench.cell import ModelSize
-from attnbench.crossing import Crossing, crossing
+from attnbench.crossing import as_crossing, crossing
 from attnbench.engines.rotation import Rotary
 from attnbench.errors import Unsupported, UsageError
 from attnbench.fewer_queries import FewerQueries, means, remaining
@@ -140,7 +140,7 @@ def _with_fewer_queries(spec: Spec, shape: Shape, seed: int, *, rotary: bool) ->
     operator = crossing(spec, fewer, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds(seed, 1)[0])
-        return FewerQueries(Crossing(operator, shape), shape.query_stride).eval()
+        return FewerQueries(as_crossing(operator, spec, shape), shape.query_stride).eval()
 
 
 class Encoder(nn.Module):

@@ -3,7 +3,8 @@
 An *operator* is an ``nn.Module`` made by ``Class(shape, **options)`` whose ``forward(q, k, v, *, key_mask=None)``
 maps q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)`` to ``(B, H, N, E)``. K is H, unless the variant
 shares heads by itself (``Traits.shares``): then head h of the queries reads head h // (H / K) of k and v. A *mixer*
-replaces the whole attention layer: ``forward(x, *, key_mask=None)`` maps ``(B, N, C)`` to ``(B, N, C)``. ``key_mask``
+replaces the whole attention layer: ``forward(x, *, key_mask=None)`` maps ``(B, N, C)`` to ``(B, N, C)``; one that
+claims ``cross`` also takes ``source=``, the tokens ``(B, M, C)`` that are asked in place of its own. ``key_mask``
 is ``(B, M)`` bool, True where a key is real. The constructor is never timed; ``forward`` is. So the output is as long
 as q, and that of a mixer as its input; a layer around an operator may ask fewer queries (``Shape.outputs``).
 

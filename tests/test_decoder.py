@@ -167,3 +167,23 @@ def test_layers_of_cross_attention_draw_their_own_numbers() -> None:
     first, second = (dict(layer.crossing.operator.named_buffers()) for layer in model.cross)  # type: ignore[union-attr]
     assert first
     assert not any(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("name", ["mla", "gated-softmax"])
+def test_a_mixer_that_takes_a_source_crosses_with_its_own_projections(name: str) -> None:
+    model = EncoderDecoder(name, CROSS, SIZE).double()
+    tokens, source = words(9), words(13, seed=1)
+    real = torch.arange(13) < torch.tensor([[10], [13]])
+    y = model.encoder.read(source, key_mask=real)
+    x = model.decoder.placed(model.decoder.embedded(tokens))
+    for block, cross in zip(model.decoder.layers, model.cross, strict=True):
+        assert isinstance(block, Block)
+        x = x + block.layer(norm(x))
+        x = x + cross.crossing.operator.dense(norm(x), source=y, key_mask=real)  # type: ignore[operator,union-attr]
+        x = x + block.ffn(norm(x))
+    close(model(tokens, source, key_mask=real), model.decoder.head(norm(x)))
+
+
+def test_a_mixer_without_a_source_is_refused() -> None:
+    with pytest.raises(Unsupported, match="cross-attention: one recurrence runs over one sequence"):
+        EncoderDecoder("gated-delta", CROSS, SIZE)

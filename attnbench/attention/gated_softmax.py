@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from attnbench.engines.masks import emptied
 from attnbench.position_bias import PositionBias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.sink import Sink
-from attnbench.variant import VARIANTS, No, Traits, register
+from attnbench.variant import VARIANTS, Traits, register
 from attnbench.visible import Visible
 
 
@@ -29,7 +30,6 @@ from attnbench.visible import Visible
     traits=Traits(
         target="other",
         meets="all keys",
-        cross=No("the gate belongs to the token that asks, and a layer reads one sequence"),
         bias=True,
         mask=True,
         sink=True,
@@ -49,7 +49,8 @@ class GatedSoftmax(nn.Module):
     give nothing, so that no token has to serve as a sink.
 
     x ``(B, N, C)`` gives q, k and v by C × C projections; the output projection is C × C, and none has a bias. The
-    attention is one call of PyTorch's fused kernel (``sdpa``); the gate costs O(N·C²) beside it, or O(N·C·H). Decoding
+    attention is one call of PyTorch's fused kernel (``sdpa``). With a ``source`` ``(B, M, C)`` k and v are made of it,
+    and the gate still of x; the gate costs O(N·C²) beside it, or O(N·C·H). Decoding
     keeps keys and values.
 
     Differs from the paper: q and k have no norm and are not turned by their places; heads of keys and values are not
@@ -72,14 +73,19 @@ class GatedSoftmax(nn.Module):
         self.out = nn.Linear(C, C, bias=False)
         self.attend = VARIANTS.get("sdpa").make(shape)
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The N × N weights of each head, and the gates beside them."""
-        (x,) = emptied(key_mask, x)
-        B, N, C = x.shape
-        q, k, v = (part.view(B, N, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        allowed = self.places.pairs(slice(0, N), slice(0, N), N, x.device)
+    def dense(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
+        """The N × M weights of each head, and the gates beside them."""
+        if source is None:
+            (x,) = emptied(key_mask, x)
+            source = x
+        else:
+            (source,) = emptied(key_mask, source)
+        (B, N, C), M = x.shape, source.shape[1]
+        ours = zip((x, source, source), self.qkv.weight.chunk(3), strict=True)
+        q, k, v = ((y @ weight.T).view(B, -1, self.heads, C // self.heads).transpose(1, 2) for y, weight in ours)
+        allowed = self.places.pairs(slice(0, N), slice(0, M), M, x.device)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
-        added = None if self.position_bias is None else self.position_bias(slice(0, N), slice(0, N), x.dtype)
+        added = None if self.position_bias is None else self.position_bias(slice(0, N), slice(0, M), x.dtype)
         y = masked_attention(q, k, v, allowed, added, None if self.sink is None else self.sink.logit)
         gate = 1 / (1 + torch.exp(-self.gate(x)))
         out: Tensor = self.out(y.transpose(1, 2).reshape(B, N, C) * gate.repeat_interleave(C // gate.shape[-1], -1))
@@ -97,10 +103,18 @@ class GatedSoftmax(nn.Module):
         found: Sink | None = self.attend.sink
         return found
 
-    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
-        (x,) = emptied(key_mask, x)
-        return self._joined(x, self.attend(*self._projected(x), key_mask=key_mask))
+    def forward(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
+        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real, or ``(B, M)`` with a ``source``."""
+        if source is None:
+            (x,) = emptied(key_mask, x)
+            return self._joined(x, self.attend(*self._projected(x), key_mask=key_mask))
+        (source,) = emptied(key_mask, source)
+        own, others = torch.split(self.qkv.weight, [x.shape[2], 2 * x.shape[2]])
+        q, k, v = (
+            torch.unflatten(part, 2, (self.heads, -1)).transpose(1, 2)
+            for part in (linear(x, own), *linear(source, others).chunk(2, -1))
+        )
+        return self._joined(x, self.attend(q, k, v, key_mask=key_mask))
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v ``(B, H, n, D)``."""

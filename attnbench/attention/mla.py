@@ -16,7 +16,7 @@ from attnbench.engines.rotation import angles, rotate
 from attnbench.errors import UsageError
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import Traits, register
 
 
 class Latents(NamedTuple):
@@ -61,7 +61,6 @@ class Latents(NamedTuple):
     memory_exponent=1.0,
     traits=Traits(
         target="other",
-        cross=No("the layer makes queries, and what it keeps of keys and values, of one sequence"),
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,
@@ -84,6 +83,8 @@ class MLA(nn.Module):
     decoding. Decoding in the expanded form makes keys and values of all earlier tokens anew at each step, and shows
     what absorbing saves. Either way a token costs kv_rank + rope_dim numbers of cache, where attention with H heads
     keeps 2·H·D.
+
+    With a ``source`` ``(B, M, C)`` latents and rotary keys are those of its tokens, each turned by its place there.
 
     The defaults are those of DeepSeek-V3 in proportion to its head dimension of 128: kv_rank = 4·D (512), q_rank = 12·D
     (1536), rope_dim = D/2 (64), value_dim = D (128). A rank is at most C, since a longer latent of C numbers says no
@@ -130,27 +131,31 @@ class MLA(nn.Module):
         self.q_up = nn.Linear(query_rank, self.H * (self.D + self.P), bias=False)
         self.out = nn.Linear(self.H * self.E, C, bias=False)
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Head by head with keys, values and the N × N matrix of weights."""
-        (x,) = emptied(key_mask, x)
-        N, P = x.shape[1], self.P
-        latent, query = x @ self.down.weight[: self.rank].mT, x @ self.q_down.weight.mT
+    def dense(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
+        """Head by head with keys, values and the N × M matrix of weights."""
+        if source is None:
+            (x,) = emptied(key_mask, x)
+            source = x
+        else:
+            (source,) = emptied(key_mask, source)
+        N, M, P = x.shape[1], source.shape[1], self.P
+        latent, query = source @ self.down.weight[: self.rank].mT, x @ self.q_down.weight.mT
         latent, query = (
             y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight
             for y, norm in ((latent, self.norm), (query, self.q_norm))
         )
-        i = torch.arange(N, device=x.device, dtype=x.dtype)[:, None]
+        i = torch.arange(max(N, M), device=x.device, dtype=x.dtype)[:, None]
         angle = i * 10000.0 ** (-torch.arange(0, P, 2, device=x.device, dtype=x.dtype) / P)
         turn = torch.polar(torch.ones_like(angle), angle)
 
         def turned(y: Tensor) -> Tensor:
-            y = torch.complex(y[..., : P // 2], y[..., P // 2 :]) * turn
+            y = torch.complex(y[..., : P // 2], y[..., P // 2 :]) * turn[: y.shape[1]]
             return torch.cat([y.real, y.imag], -1)
 
-        allowed = torch.ones(N, N, dtype=torch.bool, device=x.device)
+        allowed = torch.ones(N, M, dtype=torch.bool, device=x.device)
         allowed = allowed.tril() if self.causal else allowed
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
-        rotary_key = turned(x @ self.down.weight[self.rank :].mT)
+        rotary_key = turned(source @ self.down.weight[self.rank :].mT)
         heads = []
         for to_key_and_value, to_query in zip(
             self.up.weight.chunk(self.H), self.q_up.weight.chunk(self.H), strict=True
@@ -163,11 +168,15 @@ class MLA(nn.Module):
         out: Tensor = self.out(torch.cat(heads, -1))
         return out
 
-    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
-        (x,) = emptied(key_mask, x)
+    def forward(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
+        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real, or ``(B, M)`` with a ``source``."""
+        if source is None:
+            (x,) = emptied(key_mask, x)
+            source = x
+        else:
+            (source,) = emptied(key_mask, source)
         q, turned = self._queries(x, 0)
-        rows = self._rows(x, 0)
+        rows = self._rows(source, 0)
         attend = partial(fused_attention, causal=self.causal, scale=self.scale, key_mask=key_mask)
         if self.form == "absorbed":
             keys = rows[:, None]

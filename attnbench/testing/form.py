@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -72,7 +72,7 @@ def longer_sequences(case: Case) -> Iterator[Measured]:
 @law(
     "cross-attention",
     few_shapes=True,
-    applies=lambda case: case.operator and bool(case.traits.cross) and not case.causal,
+    applies=lambda case: bool(case.traits.cross) and not case.causal,
     claim=lambda traits: bool(traits.cross),
 )
 def cross_attention(case: Case) -> Iterator[Measured]:
@@ -80,6 +80,9 @@ def cross_attention(case: Case) -> Iterator[Measured]:
     for length in (9, 31):
         shape = replace(case.shape, kv_len=length)
         module, inputs = case.module(shape), case.draw(shape)
+        if not case.operator:
+            yield from _asked(case, module, inputs[0], case.draw(replace(case.shape, seq_len=length), seed=1)[0])
+            continue
         out = module(*inputs)
         good = out.shape == inputs[0].shape and bool(out.isfinite().all())
         yield Measured(
@@ -88,6 +91,30 @@ def cross_attention(case: Case) -> Iterator[Measured]:
         oracle = case.oracle(module)
         if oracle is not None:
             yield Measured(gap(out, oracle(*inputs)), case.close, f"not the formula with {length} keys")
+
+
+def _asked(case: Case, module: nn.Module, x: Tensor, source: Tensor) -> Iterator[Measured]:
+    """A mixer whose tokens x ask those of another sequence, also with padding, and itself."""
+    N, M = x.shape[1], source.shape[1]
+    padded, oracle = torch.arange(M) < torch.tensor([[M - 4], [M]]), case.oracle(module)
+    leaves = [y.detach().requires_grad_() for y in (x, source)]
+    for mask in (None, padded):
+        out, what = module(leaves[0], source=leaves[1], key_mask=mask), "" if mask is None else " and padding"
+        good = out.shape == x.shape and bool(out.isfinite().all())
+        yield Measured(int(not good), 0, f"{N} tokens that ask {M} others give shape {tuple(out.shape)}, or NaN")
+        if oracle is not None and good:
+            expected = oracle(leaves[0], source=leaves[1], key_mask=mask)
+            yield Measured(gap(out, expected), case.close, f"not the formula with {M} tokens of a source{what}")
+            direction = torch.randn_like(out)
+            for name, mine, other in zip(
+                ("x", "the source"), *(_gradients(y, leaves, direction) for y in (out, expected)), strict=True
+            ):
+                yield Measured(gap(mine, other), 10 * case.close, f"another gradient for {name}{what}")
+    others = torch.where(padded[..., None], source, torch.nan)
+    far = gap(module(x, source=others, key_mask=padded), module(x, source=source, key_mask=padded))
+    yield Measured(far, case.close, f"NaN in padded tokens of a source moves the output by {far:.2g}")
+    far = gap(module(x, source=x), module(x))
+    yield Measured(far, case.close, f"asking itself differs by {far:.2g} from asking nobody else")
 
 
 @law("strides")

@@ -1695,6 +1695,38 @@ class ErasedFromTheSum(LogLinear):
         return self.out(y), state._replace(states=carried(states, added, state.seen), seen=state.seen + 1)
 
 
+class UngatedForAnother(GatedSoftmax):
+    """With a source nothing is gated."""
+
+    def _joined(self, x: Tensor, y: Tensor) -> Tensor:
+        if getattr(self, "asked", False):
+            return self.out(y.transpose(1, 2).flatten(2))
+        return super()._joined(x, y)
+
+    def forward(self, x: Tensor, *, source: Mask = None, key_mask: Mask = None) -> Tensor:
+        self.asked = source is not None
+        return super().forward(x, source=source, key_mask=key_mask)
+
+
+class DeafToTheSource(MLA):
+    """It asks itself, whatever source it is given."""
+
+    def forward(self, x: Tensor, *, source: Mask = None, key_mask: Mask = None) -> Tensor:
+        same = source is not None and key_mask is not None and key_mask.shape[1] != x.shape[1]
+        return super().forward(x, key_mask=None if same else key_mask)
+
+
+class SourceAfterTheAsker(MLA):
+    """The rotary keys of a source stand at the places behind the tokens that ask."""
+
+    def forward(self, x: Tensor, *, source: Mask = None, key_mask: Mask = None) -> Tensor:
+        self.behind = 0 if source is None or source is x else x.shape[1]
+        return super().forward(x, source=source, key_mask=key_mask)
+
+    def _rows(self, x: Tensor, first: int) -> Tensor:
+        return super()._rows(x, first + getattr(self, "behind", 0))
+
+
 class KeepsWhatItExpands(MLA):
     """Beside the latents it keeps the keys and values of all heads that it makes of them."""
 
