@@ -35,6 +35,8 @@ ORIGIN = {
     "peers-cpu-as-shipped": "attnbench run peers --set seq_len=4096 --process as-shipped --rounds 6",
     "positions-cpu": "attnbench run positions",
     "prefill-cpu": "attnbench run prefill",
+    "pretrained-cpu": "attnbench run pretrained",
+    "recall-state-cpu": "attnbench run recall-state",
     "score-cpu": "attnbench run score",
     "score-rates": "attnbench run results/reference/score-rates/suite.yaml",
     "score-short-cpu": "attnbench score performer:features=32 linear linformer:rank=32 softmax --n 128 --rates 0.004",

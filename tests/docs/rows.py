@@ -19,7 +19,7 @@ import pandas as pd
 
 from attnbench.plots.peers import Pair, pairs
 from attnbench.units import format_bytes, format_seconds
-from tests.docs import headline_rows, score_rows, selection_rows, swap_rows  # noqa: F401  # they add theirs to ROWS
+from tests.docs import headline_rows, recall_rows, score_rows, selection_rows, swap_rows  # noqa: F401  # they add theirs to ROWS
 from tests.docs.making import HERE, MARK, PAGES, ROWS, digits, points, rows, run, table
 
 ARENA = ("softmax", "sdpa", "identity", "local", "linformer", "linear", "performer", "reformer", "sinkhorn", "bigbird")
