@@ -40,10 +40,11 @@ def claims(
     """Compare published claims with what was measured on this machine.
 
     A claim holds if the whole interval says so at every point, and fails if it says so at no point. Otherwise it
-    depends on the setting. It is open if all intervals hold both answers.
+    depends on the setting. It is open if all intervals hold both answers. It is not tested while a row is missing that
+    its suite would measure. --json names all rows by run and cell.
     """
     from attnbench.decision.claims import claims as all_claims
-    from attnbench.decision.judging import judge
+    from attnbench.decision.judging import judge_all_rows
 
     wanted = [one for one in all_claims() if _mentions(one, select or "")]
     if not wanted:
@@ -51,7 +52,7 @@ def claims(
     if run:
         _measure(wanted, results, narrow=select is not None)
     table = _rows(results)
-    judged = [judge(one, table) for one in wanted]
+    judged = [judge_all_rows(one, table) for one in wanted]
     if as_json:
         console.data([_as_data(one, table) for one in judged])
         return
@@ -97,7 +98,7 @@ def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -
         narrow: measure only the sweeps that these claims read, not their whole suites.
     """
     from attnbench.cli.screen import measured
-    from attnbench.decision.judging import judge
+    from attnbench.decision.judging import judge_all_rows
     from attnbench.machine import available_cores
     from attnbench.run.plan import Options, make_plan
 
@@ -105,7 +106,8 @@ def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -
         raise UsageError("--run measures into one results folder; give one")
     folder = results[0] if results else Path("results")
     table = _rows(results) if folder.is_dir() and any(folder.iterdir()) else None
-    lacking = [one for one in wanted if one.runs and not judge(one, table).points]
+    known = {one.id: judge_all_rows(one, table) for one in wanted if one.runs}
+    lacking = [one for one in wanted if one.runs and (known[one.id].missing or not known[one.id].points)]
     most = available_cores()
     for run in dict.fromkeys(run for one in lacking for run in one.runs):
         if run.threads is not None and run.threads > most:
@@ -157,10 +159,11 @@ def _print_rest(judged: list[Judgement]) -> None:
 
 
 def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]:
-    from attnbench.decision.claim_points import read_from
-    from attnbench.plots.setting import RUN
+    from attnbench.decision.claim_cells import needed_by, rows_by_run, rows_of
 
     claim = judged.claim
+    read = None if table is None else rows_of(table, needed_by(claim, table))
+    rows = {} if read is None else rows_by_run(read)
     return {
         "claim": claim.id,
         "says": claim.says,
@@ -169,8 +172,9 @@ def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]
         "evidence": judged.evidence,
         "command": claim.command,
         "suite": claim.suite,
-        "sweeps": read_from(claim, table, "sweep"),
-        "runs": read_from(claim, table, RUN),
+        "sweeps": [] if read is None else list(dict.fromkeys(map(str, read["sweep"]))),
+        "rows": {run: list(cells) for run, cells in rows.items()},
+        "missing": [one._asdict() for one in judged.missing],
         "points": [
             {"at": one.at, "value": _number(one.value), "low": _number(one.low), "high": _number(one.high)}
             | {"holds": one.holds}

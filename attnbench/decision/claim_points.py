@@ -12,7 +12,8 @@ from attnbench.decision.claim_rows import (
     AS_HEADS,
     AS_LENGTH,
     Row,
-    has_options,
+    having,
+    is_spec,
     lines_of,
     names_of,
     select,
@@ -21,7 +22,7 @@ from attnbench.decision.claim_rows import (
 from attnbench.decision.claims import Ability, Claim, Crossover, Growth, Ratio, Score, Value
 from attnbench.plots.setting import RUN
 from attnbench.scores import Summary, difference, summary
-from attnbench.spec import Spec, parse_spec
+from attnbench.spec import parse_spec
 from attnbench.status import Status
 from attnbench.trained import Setting, choose, trained
 from attnbench.variant import VARIANTS
@@ -61,35 +62,15 @@ def points_of(claim: Claim, frame: pd.DataFrame | None) -> Iterator[Point]:
     if test is None or isinstance(test, Ability) or frame is None:
         return
     measured = frame[(frame["suite"] == claim.suite) & (frame["status"] == Status.OK)]
-    rows = _having(measured, test.where)
+    rows = having(measured, test.where)
     if isinstance(test, Ratio):
-        yield from _ratios(test, rows, _having(measured, {**test.where, **test.bottom_where}))
+        yield from _ratios(test, rows, having(measured, {**test.where, **test.bottom_where}))
     elif isinstance(test, Growth):
         yield from _growths(test, rows)
     elif isinstance(test, Crossover):
         yield from _crossovers(test, rows)
     elif isinstance(test, Score):
-        yield from _scores(test, rows, _having(measured, {**test.where, **test.bottom_where}))
-
-
-def read_from(claim: Claim, frame: pd.DataFrame | None, column: str) -> list[str]:
-    """The runs, or the sweeps, without whose rows the claim would be judged by other points, or by none.
-
-    Args:
-        column: ``run`` or ``sweep``.
-    """
-    if frame is None or claim.suite is None:
-        return []
-    rows = frame[(frame["suite"] == claim.suite) & (frame["status"] == Status.OK)]
-    seen = list(points_of(claim, rows))
-    names = dict.fromkeys(map(str, rows[column])) if seen else {}
-    return [name for name in names if list(points_of(claim, rows[rows[column] != name])) != seen]
-
-
-def _having(rows: pd.DataFrame, values: Mapping[str, Value]) -> pd.DataFrame:
-    for column, value in values.items():
-        rows = rows[rows[column].isna() if value is None else rows[column] == value]
-    return rows
+        yield from _scores(test, rows, having(measured, {**test.where, **test.bottom_where}))
 
 
 def _ability(test: Ability) -> Point:
@@ -178,10 +159,10 @@ def _crossovers(test: Crossover, rows: pd.DataFrame) -> Iterator[Point]:
 
 def _scores(test: Score, rows: pd.DataFrame, below: pd.DataFrame) -> Iterator[Point]:
     top, bottom, wanted = parse_spec(test.top), parse_spec(test.bottom), [parse_spec(task) for task in test.tasks]
-    others = [one for one in _summaries(below) if _is(parse_spec(one.label), bottom)]
+    others = [one for one in _summaries(below) if is_spec(parse_spec(one.label), bottom)]
     for one in _summaries(rows):
         task = parse_spec(one.task)
-        if not _is(parse_spec(one.label), top) or not any(_is(task, one) for one in wanted):
+        if not is_spec(parse_spec(one.label), top) or not any(is_spec(task, one) for one in wanted):
             continue
         for other in others:
             if other.task == one.task and _alike(one.setting, other.setting, test.bottom_where):
@@ -207,7 +188,3 @@ def _alike(one: Setting, other: Setting, but: Mapping[str, Value]) -> bool:
     """Whether two settings agree in all columns but these."""
     apart = with_followers(but)
     return [part for part in one if part[0] not in apart] == [part for part in other if part[0] not in apart]
-
-
-def _is(spec: Spec, wanted: Spec) -> bool:
-    return spec.name == wanted.name and has_options(dict(spec.options), wanted)

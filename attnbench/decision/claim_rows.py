@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.axes import FOLLOWING, exists
+from attnbench.decision.claims import Value
 from attnbench.plots.setting import RUN, SAME
 from attnbench.spec import Scalar, Spec, parse_spec
 
@@ -59,10 +60,8 @@ def select(rows: pd.DataFrame, column: str, label: str, other: str | None = None
     spec, beside = parse_spec(label), parse_spec(other) if other else None
     named = {name for one in (spec, beside) if one for name, _ in one.options}
     found = []
-    for row in rows[(rows["variant"] == spec.name) & rows[column].notna()].to_dict("records"):
+    for row in of_variant(rows[rows[column].notna()], label).to_dict("records"):
         options = json.loads(row["options"])
-        if not has_options(options, spec):
-            continue
         place = {name: row[name] for name in _ALIKE if name in row}
         if beside is None or beside.name == spec.name:
             place |= {name: value for name, value in options.items() if name not in named}
@@ -72,6 +71,25 @@ def select(rows: pd.DataFrame, column: str, label: str, other: str | None = None
             continue
         found.append(Row(place | {"options": options}, value, low, high))
     return found
+
+
+def having(rows: pd.DataFrame, values: Mapping[str, Value]) -> pd.DataFrame:
+    """The rows that have these values in these columns; None for an empty one."""
+    for column, value in values.items():
+        rows = rows[rows[column].isna() if value is None else rows[column] == value]
+    return rows
+
+
+def of_variant(rows: pd.DataFrame, label: str) -> pd.DataFrame:
+    """The rows of a variant with all options that ``label`` names."""
+    spec = parse_spec(label)
+    rows = rows[rows["variant"] == spec.name]
+    return rows[[has_options(json.loads(options), spec) for options in rows["options"]]]
+
+
+def is_spec(spec: Spec, wanted: Spec) -> bool:
+    """Whether it is ``wanted``, perhaps with further options."""
+    return spec.name == wanted.name and has_options(dict(spec.options), wanted)
 
 
 def has_options(options: Mapping[str, Scalar], spec: Spec) -> bool:

@@ -2,17 +2,18 @@
 
 A point is one place at which a claim can be seen to hold or to fail: a pair of rows that were measured alike, say. It
 answers only if its whole interval lies on one side of the claim's limit. A claim holds if every point says so, fails if
-none does, and depends where points disagree.
+none does, and depends where points disagree. It has no verdict while a row is missing that its suite would measure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pandas as pd
 
+from attnbench.decision.claim_cells import Needed, missing_of, needed_by, rows_of
 from attnbench.decision.claim_points import Point, points_of
 from attnbench.decision.claims import Claim
 
@@ -29,12 +30,18 @@ class Judgement:
     points: tuple[Point, ...] = ()
     why: str = ""
     """Why the claim is not tested, or is open."""
+    missing: tuple[Needed, ...] = ()
+    """Rows that it needs and that are not there; its points are those of the others."""
 
     @property
     def evidence(self) -> str:
         """The points in few words: all of them if they are few or disagree little, else where it holds and fails."""
         if self.why:
-            return self.why
+            return self.why + (f"; so far {self._seen}" if self.missing and self.points else "")
+        return self._seen
+
+    @property
+    def _seen(self) -> str:
         if len(self.points) <= _FEW:
             return "; ".join(map(str, self.points))
         places = {
@@ -55,8 +62,25 @@ def _most(points: Sequence[Point]) -> str:
     return f"{shown}{rest} ({min(values):.3g} to {max(values):.3g})"
 
 
+def judge_all_rows(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
+    """Hold a claim to those rows of a table that its suite measures, and to all of them.
+
+    Args:
+        frame: as for :func:`judge`.
+    """
+    needed = needed_by(claim, frame)
+    if frame is None or not needed:
+        return replace(judge(claim, frame), missing=needed)
+    found, missing = judge(claim, rows_of(frame, needed)), missing_of(frame, needed)
+    if not missing or len(missing) == len(needed):
+        return replace(found, missing=missing)
+    verb, object_ = ("is", "it") if len(missing) == 1 else ("are", "them")
+    why = f"{len(missing)} of {len(needed)} rows {verb} missing; measure {object_} with: {claim.command}"
+    return replace(found, verdict="not tested here", why=why, missing=missing)
+
+
 def judge(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
-    """Hold a claim to the rows of a table.
+    """Hold a claim to the rows of a table, whether or not these are all that it needs.
 
     Args:
         frame: a table as :func:`attnbench.plots.load.read_results` gives it; None where there is none.

@@ -7,10 +7,11 @@ from functools import cache
 
 import pandas as pd
 
-from attnbench.decision.claim_points import points_of, read_from
-from attnbench.decision.claims import Claim, claims
-from attnbench.decision.judging import Judgement, judge
+from attnbench.decision.claim_cells import needed_by, rows_by_run, rows_of
+from attnbench.decision.claims import claims
+from attnbench.decision.judging import Judgement, judge_all_rows
 from attnbench.plots.load import read_results
+from attnbench.plots.setting import RUN
 from generators.markdown import code, page, source, table, text
 from generators.reference_rows import RUNS
 
@@ -39,25 +40,14 @@ VERDICTS = {
 
 def judged() -> list[Judgement]:
     """Every claim, held to the committed runs."""
-    table = pd.concat(_tables().values(), ignore_index=True)
-    return [judge(claim, table) for claim in claims()]
+    return [judge_all_rows(claim, rows()) for claim in claims()]
 
 
 @cache
-def _tables() -> dict[str, pd.DataFrame]:
-    return {name: read_results(RUNS / name) for name in FROM if (RUNS / name).is_dir()}
-
-
-def read_by(claim: Claim) -> list[str]:
-    """The committed runs without which the claim would be judged by other points, or by none."""
-    tables = _tables()
-    seen = list(points_of(claim, pd.concat(tables.values(), ignore_index=True)))
-    return [
-        name
-        for name, own in tables.items()
-        if (own["suite"] == claim.suite).any()
-        and list(points_of(claim, pd.concat([one for other, one in tables.items() if other != name]))) != seen
-    ]
+def rows() -> pd.DataFrame:
+    """The rows of these runs."""
+    runs = [read_results(RUNS / name).assign(**{RUN: name}) for name in FROM if (RUNS / name).is_dir()]
+    return pd.concat(runs, ignore_index=True)
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -69,14 +59,14 @@ def pages() -> Iterator[tuple[str, str]]:
         + ", ".join(f"[{name}](runs.md#{name})" for name in FROM if (RUNS / name).is_dir())
         + ". The verdicts are computed when this page is built.",
         "A claim *holds* if the whole 95 % interval says so at every measured point, and *fails* if it says so at no "
-        "point. Otherwise it *depends on* the setting. It is *open* if all intervals hold both answers. A verdict is "
-        "about this machine and these sizes. `attnbench claims --run` measures what is missing on yours, and prints "
-        "the same list.",
+        "point. Otherwise it *depends on* the setting. It is *open* if all intervals hold both answers, and not tested "
+        "while a row is missing that its suite would measure. A verdict is about this machine and these sizes. "
+        "`attnbench claims --run` measures what is missing on yours, and prints the same list.",
         table(["claim", "verdict", "what was seen"], [_row(one) for one in found]),
         "## Where each claim comes from",
-        "The last two columns name the rows that it reads: without this sweep, or without this run, the claim would be "
-        "judged by other points.",
-        table(["claim", "source", "measured by", "sweeps", "runs"], [_origin(one) for one in found]),
+        "The last two columns name the rows that it reads: the claim has no verdict while one of them is missing. "
+        "`attnbench claims results/reference --json` names each by its run and `cell_id`.",
+        table(["claim", "source", "measured by", "sweeps", "rows"], [_origin(one) for one in found]),
     ]
     yield "reference/claims.md", page(*parts)
 
@@ -92,7 +82,7 @@ def _row(one: Judgement) -> list[str]:
 
 def _origin(one: Judgement) -> list[str]:
     claim = one.claim
-    rows = pd.concat(_tables().values(), ignore_index=True)
-    sweeps = ", ".join(map(code, read_from(claim, rows, "sweep")))
-    runs = ", ".join(f"[{name}](runs.md#{name})" for name in read_by(claim))
-    return [text(claim.says), source(claim.source), code(claim.command), sweeps, runs]
+    read = rows_of(rows(), needed_by(claim, rows()))
+    sweeps = ", ".join(map(code, dict.fromkeys(map(str, read["sweep"]))))
+    counts = ", ".join(f"[{name}](runs.md#{name}): {len(cells)}" for name, cells in rows_by_run(read).items())
+    return [text(claim.says), source(claim.source), code(claim.command), sweeps, counts]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -16,7 +14,6 @@ from pydantic import ValidationError
 
 from attnbench.cell import Cell, ModelSize, Pass, Training
 from attnbench.cli.app import main
-from attnbench.decision.claim_points import read_from
 from attnbench.decision.claims import Claim, claims
 from attnbench.decision.judging import Judgement, judge
 from attnbench.plots.load import read_results
@@ -382,46 +379,6 @@ def test_the_command_prints_each_claim_and_counts_verdicts(
     told += f", 0 open, {known['not tested here']} not tested here."
     assert f"Of {len(claims())} claims: {told}" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
-
-
-def test_the_command_reads_rows_and_gives_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [timed(*one) for n in (4096, 8192) for one in (("softmax", n, 1.0), ("sdpa", n, 0.5))]
-    frame(rows, tmp_path)
-    assert main(["claims", str(tmp_path / "rows.csv"), "-k", "fused", "--json"]) == 0
-    data = {one["claim"]: one for one in json.load(io.StringIO(capsys.readouterr().out))}
-    assert data["fused-exact"]["verdict"] == "holds"
-    assert data["crossover-5000-fused"]["verdict"] == "not tested here"
-    assert (data["fused-exact"]["suite"], data["fused-exact"]["sweeps"]) == ("claims", ["forward"])
-    assert (len(data["fused-exact"]["runs"]), data["crossover-5000-fused"]["runs"]) == (1, [])
-
-
-def test_what_was_tested_and_remains_open_is_not_called_untested(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [timed(*one) for n in (4096, 8192) for one in (("softmax", n, 1.0), ("sdpa", n, 1.0))]
-    frame(rows, tmp_path)
-    words = ["claims", str(tmp_path / "rows.csv"), "-k", "fused-exact"]
-    assert main(words) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("open        Exact attention itself")
-    assert "0 depend on the setting, 1 open, 0 not tested here." in out
-    assert main([*words, "--json"]) == 0
-    (data,) = json.loads(capsys.readouterr().out)
-    assert data["verdict"] == "open"
-
-
-def test_the_runs_and_sweeps_that_a_claim_reads_are_those_without_which_it_is_judged_otherwise(tmp_path: Path) -> None:
-    pair = [timed("softmax", 512, 1.0), timed("linear", 512, 0.5)]
-    wide = [replace(row, sweep="wide", head_dim=128, v_dim=128) for row in pair]
-    rows = pd.concat(
-        [
-            frame([*pair, *wide, replace(timed("local", 512, 0.5), sweep="other")], tmp_path).assign(run="here"),
-            frame([timed("local", 512, 1.0)], tmp_path).assign(run="there"),
-        ]
-    )
-    one = claim(**FASTER)
-    assert (read_from(one, rows, "sweep"), read_from(one, rows, "run")) == (["forward", "wide"], ["here"])
-    assert read_from(one, None, "run") == []
 
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS
 from attnbench.decision.claim_runs import read_rows
 from attnbench.decision.claims import claims
-from attnbench.decision.judging import judge
+from attnbench.decision.judging import judge_all_rows
 from attnbench.errors import Exit
 from attnbench.qkv import INPUTS
 from attnbench.record import COLUMNS
@@ -178,11 +178,11 @@ def test_each_claim_names_the_sweeps_and_the_runs_that_it_reads() -> None:
     }
     assert len(rows) == 7  # rows of table 2 that are a speed-up
     for row in rows.values():
-        assert row[4:6] == [" `speed` ", " [lra-cpu](runs.md#lra-cpu) "]
+        assert row[4:6] == [" `speed` ", " [lra-cpu](runs.md#lra-cpu): 2 "]
 
 
 def test_claims_without_a_folder_read_the_runs_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
     frame = read_rows([Path("results/reference")], lambda line: None)
     page = {one.claim.id: one.verdict for one in generator("claims").judged()}
-    assert {one.id: judge(one, frame).verdict for one in claims()} == page
+    assert {one.id: judge_all_rows(one, frame).verdict for one in claims()} == page
