@@ -18,6 +18,8 @@ _METRICS = {"time_s": "time_median_s", "peak_bytes": "peak_bytes", "rel_error": 
 """First part of a metric's name -> its column."""
 _SPELLED = {"=": "-", ",": " "}
 """Characters of labels that MLflow takes in no name -> what stands for them."""
+_REMEDY = "set MLFLOW_TRACKING_URI to a server, or to file:///FOLDER with MLFLOW_ALLOW_FILE_STORE=true"
+"""For mlflow-skinny 3.17, which refuses sqlite:/// and, without that variable, folders."""
 _PARAMETERS = (
     *("attnbench", "method_version", "machine_id", "machine_class", "threads", "process", "started_at", "noise_floor"),
     *("suite_digest", "shard"),
@@ -54,9 +56,7 @@ def log_run(folder: RunFolder, report: Callable[[], str]) -> str:
                     mlflow.log_artifact(str(folder.path / name))
         return str(run.info.run_id)
     except mlflow.exceptions.MlflowException as error:
-        raise UsageError(
-            f"--mlflow: {one_line(str(error))}; set MLFLOW_TRACKING_URI to a server or a database"
-        ) from None
+        raise UsageError(f"--mlflow: {one_line(str(error))}; {_REMEDY}") from None
 
 
 def parameters(environment: dict[str, Any], records: Sequence[Record]) -> dict[str, str]:

@@ -242,5 +242,5 @@ def test_what_mlflow_refuses_is_one_line(run: Path, monkeypatch: pytest.MonkeyPa
             raise Refused("no server")
 
     monkeypatch.setitem(sys.modules, "mlflow", Broken())  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="--mlflow: no server"):
+    with pytest.raises(UsageError, match="--mlflow: no server; set MLFLOW_TRACKING_URI to a server, or to file:///"):
         log_run(RunFolder(run), lambda: "<html>")
