@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -98,17 +99,33 @@ def test_the_scripts_have_no_fault_that_shellcheck_knows(recipe: Path) -> None:
     subprocess.run(["shellcheck", str(recipe)], check=True)
 
 
-def test_the_line_for_duckdb_reads_the_tables_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_for_duckdb_reads_the_tables_as_they_are_also_those_of_an_older_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if importlib.util.find_spec("duckdb") is None:
         pytest.skip("needs duckdb")
     run = measuring(tmp_path, monkeypatch)(rounds=1, fails=lambda cell: cell.label == "linear/n16")
     (tmp_path / "results" / "s").mkdir(parents=True)
-    run.rename(tmp_path / "results" / "s" / run.name)
+    run = run.rename(tmp_path / "results" / "s" / run.name)
+    lacking = ["own_form", "time_rounds", "schema_version"]  # in the middle, and the last
+    table = pd.read_csv(run / "results.csv").drop(columns=lacking).iloc[::-1].assign(time_median_s=5.0)
+    for suite in ("before", "then"):  # in the order of their names one older table comes first, the other last
+        older = tmp_path / "results" / suite / "20260101T000000Z-cpu" / "results.csv"
+        older.parent.mkdir(parents=True)
+        table.to_csv(older, index=False)
     monkeypatch.chdir(tmp_path)
     query = re.search(r'^duckdb -c "(.*)"$', (DOCS / "export.md").read_text(), re.MULTILINE)
     assert query is not None
-    asked = f"import duckdb, json; print(json.dumps(duckdb.sql({query[1]!r}).fetchall()))"  # it is loud when it ends
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=200, check=True)
-    assert sorted(map(tuple, json.loads(done.stdout))) == sorted(
-        (name, n, n / 7) for name in ("softmax", "linear") for n in (2, 4, 8, 16) if (name, n) != ("linear", 16)
+    kept = [(name, n) for name in ("softmax", "linear") for n in (2, 4, 8, 16) if (name, n) != ("linear", 16)]
+    told = json.loads(_asked(query[1]).stdout)
+    assert sorted(map(tuple, told)) == sorted(
+        [*((name, n, n / 7) for name, n in kept), *((*one, 5.0) for one in kept * 2)]
     )
+    lacked = json.loads(_asked(query[1].replace("time_median_s", "time_rounds")).stdout)
+    assert sorted(count is None for *_, count in lacked) == [False] * 7 + [True] * 14
+
+
+def _asked(query: str) -> subprocess.CompletedProcess[str]:
+    """What DuckDB answers, as JSON, in a process of its own: it is loud when it ends."""
+    asked = f"import duckdb, json; print(json.dumps(duckdb.sql({query!r}).fetchall()))"
+    return subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=200, check=True)
