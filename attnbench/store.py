@@ -14,7 +14,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from attnbench.errors import CannotCreate, CorruptResults, StoreError
+from attnbench.errors import CannotCreate, CorruptResults, ResultsError, StoreError
 from attnbench.files import refuse_link, refuse_other_than_file, replace_file
 from attnbench.journal import GONE, Journal
 from attnbench.lock import held
@@ -179,16 +179,21 @@ class RunFolder:
         (record.seal,) = self.append(RECORDS, [record.to_json()])
 
     def history(self) -> list[Record]:
-        """Every row ever stored, in order: the record in line 1, in line 2, and so on."""
+        """Every row ever stored, in order: the record in line 1, in line 2, and so on.
+
+        Raises:
+            CorruptResults: a line is not as it was written.
+            ResultsError: the run is of a schema that this version does not read.
+        """
         environment: dict[str, Any] = {}
         with suppress(CorruptResults):  # doubts() reports it
             environment = self.environment
+        self._refuse_other_schema(environment)
         records = []
         for number, row in enumerate(self.rows(RECORDS), start=1):
+            self._refuse_other_schema(row)
             try:
                 record = checked(Record.from_json(row))
-                if record.schema_version not in READABLE:
-                    raise ValueError(f"schema_version is {record.schema_version}")
                 if bool(record.seal) != (record.schema_version > 1):
                     raise ValueError(
                         f"a row of schema {record.schema_version} {'with' if record.seal else 'without'} a seal"
@@ -200,6 +205,14 @@ class RunFolder:
                 raise CorruptResults(f"{self.path / RECORDS}:{number}: a row of another run: {foreign}")
             records.append(record)
         return records
+
+    def _refuse_other_schema(self, facts: dict[str, Any]) -> None:
+        schema = facts.get("schema_version", READABLE[0])
+        if isinstance(schema, int) and schema not in READABLE:
+            raise ResultsError(
+                f"{self.path}: schema_version {one_line(str(schema), 40)}, this attnbench reads {READABLE[0]} to "
+                f"{READABLE[-1]}; use the attnbench that wrote it"
+            )
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Every row of a JSON-lines file of the run, with its seal, in order."""

@@ -19,7 +19,7 @@ import pytest
 from attnbench import store
 from attnbench.cell import Cell
 from attnbench.cli.outputs import write_rows
-from attnbench.errors import CannotCreate, CorruptResults, Locked, StoreError
+from attnbench.errors import CannotCreate, CorruptResults, Locked, ResultsError, StoreError
 from attnbench.manifest import ENDS, digest, write_manifest
 from attnbench.record import COLUMNS, SCHEMA_VERSION, Record
 from attnbench.runs import by_age, find_runs, suite_folder
@@ -557,8 +557,6 @@ def test_lines_without_a_seal_have_no_more_keys_than_those_of_the_first_schema(f
     [
         (2, False, "a row of schema 2 without a seal"),
         (1, True, "a row of schema 1 with a seal"),
-        (3, True, "schema_version is 3"),
-        (0, False, "schema_version is 0"),
     ],
 )
 def test_rows_have_a_seal_from_the_second_schema_on(folder: RunFolder, version: int, sealed: bool, said: str) -> None:
@@ -570,6 +568,19 @@ def test_rows_have_a_seal_from_the_second_schema_on(folder: RunFolder, version: 
     with pytest.raises(CorruptResults) as caught:
         folder.history()
     assert str(caught.value) == f"{folder.path / RECORDS}:1: not a record of this version: {said}"
+
+
+@pytest.mark.parametrize(("version", "where"), [(3, "row"), (0, "row"), (3, "environment")])
+def test_a_run_of_another_schema_is_not_damaged_but_not_read(folder: RunFolder, version: int, where: str) -> None:
+    if where == "environment":
+        folder.correct({"schema_version": version})
+    folder.append(RECORDS, [{**record().to_json(), "schema_version": version if where == "row" else 2, "later": 1}])
+    with pytest.raises(ResultsError) as caught:
+        folder.history()
+    assert type(caught.value) is ResultsError
+    assert str(caught.value) == (
+        f"{folder.path}: schema_version {version}, this attnbench reads 1 to 2; use the attnbench that wrote it"
+    )
 
 
 def test_a_row_of_the_first_schema_is_read_without_a_seal(folder: RunFolder) -> None:

@@ -33,7 +33,7 @@ def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_wit
         differ = list(_differences(_decisive(ours), _decisive(theirs)))
         said = f"{first} and {path} were not measured alike"
         if differ:
-            raise UsageError(f"{said}: {one_line('; '.join(differ), 160)}")
+            raise UsageError(f"{said}: {one_line('; '.join(differ), 160)}; {_MERGE_LIKE}")
         if chosen := differing_products(ours, theirs):
             remedy = f"a probe chose otherwise; measure it again with --fresh --like {first}"
             raise UsageError(f"{said}: {one_line('; '.join(chosen), 160)}: {remedy}")
@@ -79,6 +79,7 @@ def _shown(value: object) -> str:
     return "unknown" if value is None else one_line(str(value), 40)
 
 
+_MERGE_LIKE = "merge runs of one version on machines of one kind"
 _ALLOW = "measure again on a quiet machine, or allow more with --rates-within"
 
 

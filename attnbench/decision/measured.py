@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.decision.key import Key, key_of
 from attnbench.errors import ResultsError
 from attnbench.machine import MEMORY_TOLERANCE, class_facts, differing_products, machine_class, memory_bytes
-from attnbench.record import READABLE, Record, one_line
+from attnbench.record import Record, one_line
 from attnbench.runs import find_runs, suites_of
 from attnbench.status import Status
 from attnbench.store import RECORDS, RunFolder
@@ -80,12 +80,6 @@ def load(path: Path) -> MeasuredRun:
             f"{one_line(str(path))}: cannot be read ({error.strerror}); give a folder written by attnbench run"
         ) from None
     environment = folder.environment
-    schema = environment.get("schema_version", READABLE[0])
-    if schema not in READABLE:
-        raise ResultsError(
-            f"{folder.path}: schema_version {one_line(str(schema), 40)}, this attnbench reads {READABLE[0]} to "
-            f"{READABLE[-1]}; use the attnbench that wrote it"
-        )
     records = [record for record in folder.records().values() if record.status is not Status.INTERRUPTED]
     if not records:
         raise ResultsError(f"{folder.path}: no row yet; measure first with: attnbench run SUITE")
