@@ -60,7 +60,7 @@ class PeerRWKV7(RWKV7):
 class PeerDSA(nn.Module):
     """naive_dsa of flash-linear-attention, which scores and masks all pairs, with our random index.
 
-    Of keys of equal index it takes any; the variant takes the latest.
+    Of keys of equal index it takes any, and the variant the latest: so it is not held to the variant's formula.
     """
 
     def __init__(
@@ -69,7 +69,6 @@ class PeerDSA(nn.Module):
         super().__init__()
         self.ours, self.top_k = IndexedAttention(shape, top_k=top_k), top_k
         self.naive = _recurrence(shape, "naive", "dsa", "", "naive_dsa")
-        self.dense = self.ours.dense
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         with torch.no_grad():
@@ -86,7 +85,9 @@ class PeerNSA(nn.Module):
     """The pooled or the selected branch of flash-linear-attention's plain NSA, on a CPU, too.
 
     Its third branch, and the function that adds up all three, call kernels for a GPU. It is the variant
-    ``nsa:branch=selected`` or ``branch=compressed`` with ``length``, ``stride`` and ``block`` alike.
+    ``nsa:branch=selected`` or ``branch=compressed`` with ``length``, ``stride`` and ``block`` alike. Its blocks that
+    are always taken score 1; where another's weight rounds to 1 as well it may take their place, so that the selected
+    branch is not held to the variant's formula.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class PeerNSA(nn.Module):
         self.choose, self.attend = (
             function("fla.ops.nsa.naive", f"naive_nsa_{name}", INSTALL) for name in ("topk", "selection")
         )
-        self.block, self.top_n, self.dense = block, top_n, self.ours.dense
+        self.block, self.top_n = block, top_n
+        if branch == "compressed":
+            self.dense = self.ours.dense
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         ours, scale = self.ours, q.shape[-1] ** -0.5
