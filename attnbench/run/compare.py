@@ -204,6 +204,7 @@ class Contest:
             result.environment = {**worker.start(), "threads": self.settings.threads}
             gate = Gate(self.timeout, unchecked=self.unchecked)
             verdicts = [gate.verdict(worker, cell) for cell in self.cells]
+            broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}
             throttled = throttled_periods()
             for n in self.lengths:
                 on_length(n)
@@ -211,7 +212,6 @@ class Contest:
                 if result.without_error or here[0].shape.B * here[0].shape.H * n * n > LONGEST_ERROR:
                     here = [without_error(cell) for cell in here]
                 known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
-                broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}
                 known |= {i: verdict.row(here[i]) for i, verdict in broken.items()}
                 load = OtherLoad(worker.seconds_used)
                 visit = measure_length(worker, here, self.rules, timeout=self.timeout, fewest=turns, known=known)
