@@ -28,13 +28,13 @@ def test_a_folder_a_gguf_file_and_a_file_of_a_package_are_found(
 def test_an_id_is_found_in_the_hubs_cache_and_a_folder_of_that_name_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = pytest.importorskip("huggingface_hub", reason="the extra models is not installed")
+    pytest.importorskip("huggingface_hub", reason="the extra models is not installed")
     cache, snapshot = tmp_path / "hub", tmp_path / "hub/models--some--model/snapshots/abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     (cache / "models--some--model/refs").mkdir()
     (cache / "models--some--model/refs/main").write_text("abc")
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("socket.socket", None)
     monkeypatch.chdir(tmp_path)
     assert located("some/model") == snapshot
