@@ -12,7 +12,7 @@ from torch.nn.functional import pad, rms_norm, silu, softplus
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk, last_state
-from attnbench.engines.recurrent.key_groups import KeyGroups, attended_in_groups, divided, of_heads
+from attnbench.engines.recurrent.key_groups import KeyGroups, attended_in_groups, divided, in_groups, of_heads
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.recurrent.short_convolution import ShortConvolution, Width
 from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
@@ -169,7 +169,7 @@ class Mamba2(nn.Module):
         log_decay = size * (self.log_A.to(dtype).exp() * -LOG2E)
         x = torch.unflatten(x, -1, (self.heads, -1))
         values = (x * size[..., None]).transpose(1, 2)
-        query, key = (torch.unflatten(each, -1, (self.groups, -1)).transpose(1, 2) for each in (query, key))
+        query, key = (in_groups(each, self.groups) for each in (query, key))
         return x.transpose(1, 2), query, key, values, log_decay.mT
 
     def _skipped(self, y: Tensor, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk, last_state
-from attnbench.engines.recurrent.key_groups import KeyGroups, attended_in_groups, divided, of_heads
+from attnbench.engines.recurrent.key_groups import KeyGroups, attended_in_groups, divided, in_groups, of_heads
 from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
@@ -103,7 +103,7 @@ class SSD(nn.Module):
     def _parts(self, u: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """C and B ``(B, groups, N, state)``, Δx ``(B, H, N, D)``, and log2(a) ``(B, H, N)``."""
         B, N, C = u.shape
-        key, query = (torch.unflatten(x, -1, (self.groups, -1)).transpose(1, 2) for x in self.key_query(u).chunk(2, -1))
+        key, query = (in_groups(x, self.groups) for x in self.key_query(u).chunk(2, -1))
         dtype = accumulator(u.dtype)
         size = softplus(self.step_size(u).to(dtype))
         if key_mask is not None:

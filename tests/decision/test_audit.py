@@ -242,7 +242,7 @@ def test_a_merged_run_is_as_it_was_written(tmp_path: Path, monkeypatch: pytest.M
     assert audit(tmp_path / "all").findings[0] == f"{file}:1: 1 line is lost before it"
 
 
-@pytest.mark.parametrize("name", ["catalogue-cpu", "headline-cpu", "catalogue-h200"])
+@pytest.mark.parametrize("name", ["peers-cpu", "headline-cpu", "catalogue-h200"])
 def test_a_committed_run_of_an_older_attnbench_is_as_it_was_written(name: str) -> None:
     found = audit(Path(__file__).parents[2] / "results" / "reference" / name)
     assert found.findings == []

@@ -47,6 +47,13 @@ def attended_in_groups(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, ca
     return read[0] if groups == 1 else torch.cat(read, 1)
 
 
+def in_groups(x: Tensor, groups: int) -> Tensor:
+    """``(B, N, groups · D)`` as ``(B, groups, N, D)``, a view."""
+    return x[:, None] if groups == 1 else torch.unflatten(x, -1, (groups, -1)).transpose(1, 2)
+
+
 def of_heads(x: Tensor, heads: int) -> Tensor:
     """``(B, groups, n, D)`` as ``(B, heads, n, D)``: a view of one group, else a copy, for one token or a state."""
+    if x.shape[1] == 1:
+        return x.expand(-1, heads, -1, -1)
     return x[:, :, None].expand(-1, -1, heads // x.shape[1], -1, -1).flatten(1, 2)
