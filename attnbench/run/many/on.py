@@ -44,7 +44,8 @@ def parse_on(text: str) -> Where:
             f"--on {one_line(text, 60)}: no address; write --on ray:HOST:PORT, ray:auto (the cluster of this machine) "
             "or ray:local (this machine alone)"
         )
-    if find_spec(name) is None:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:  # a folder of that name, with no file to import, has a spec too
         raise UsageError(f"--on {name} needs Ray; install it with: pip install 'attnbench[ray]'")
     return Where(name, address)
 

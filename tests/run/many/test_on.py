@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import sys
@@ -21,7 +22,7 @@ from attnbench.run.many.ray import RayEngine
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(on, "find_spec", lambda name: ModuleSpec(name, None, origin="ray/__init__.py"))
 
 
 @pytest.mark.usefixtures("installed")
@@ -79,6 +80,16 @@ def test_an_engine_that_is_not_installed_is_told_with_the_name_of_the_extra(
     assert main(["run", "quick", "--on", "ray"]) == 2
     assert capsys.readouterr().err == "error: --on ray needs Ray; install it with: pip install 'attnbench[ray]'\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_called_ray_is_not_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(on, "find_spec", importlib.util.find_spec)
+    assert importlib.util.find_spec("ray") is not None
+    with pytest.raises(UsageError, match="--on ray needs Ray; install it with"):
+        on.parse_on("ray")
 
 
 class FakeRay(ModuleType):
