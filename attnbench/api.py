@@ -231,6 +231,7 @@ def match(
     memory_limit: int | str | None = None,
     process: Process = "tuned",
     plugins: Sequence[str] = (),
+    unchecked: bool = False,
     progress: bool = True,
 ) -> Matched:
     """Turn the knob of each variant until all meet one budget, then time these settings in turn.
@@ -259,7 +260,7 @@ def match(
         out: the results folder, in which the trainings are kept; the same call again resumes them.
         fresh: train anew.
         heads, head_dim, batch, dtype, level, causal, padding, compile, seed, device, threads, memory_limit,
-        process, plugins, progress: as for :func:`compare`.
+        process, plugins, unchecked, progress: as for :func:`compare`.
 
     Raises:
         UsageError: a variant or an option is wrong, there is no budget or more than one, or nothing has a knob.
@@ -286,7 +287,8 @@ def match(
         return Matched(match_run(frame, variants, budget, n=length, inputs=inputs, level=level, pass_=timed))
     if score is not None:
         return _answered(score_match(given | {"memory_limit": limit}).prepare(), progress=progress)
-    how = Question.of(variants, 4096 if n is None else n, given, pass_=pass_ or "forward", memory_limit=limit)
+    own = {"pass_": pass_ or "forward", "memory_limit": limit, "unchecked": unchecked}
+    how = Question.of(variants, 4096 if n is None else n, given, **own)
     return _answered(MatchQuestion(how, budget, draws, most).prepare(), progress=progress)
 
 

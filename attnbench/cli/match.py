@@ -35,6 +35,7 @@ from attnbench.cli.options import (
     Seeds,
     Steps,
     Threads,
+    Unchecked,
     Width,
     bytes_of,
 )
@@ -137,6 +138,7 @@ def match(
     memory_limit: MemoryLimit = None,
     process: ProcessState = "tuned",
     plugin: Plugins = None,
+    unchecked: Unchecked = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every try to this file.")] = None,
     as_json: AsJson = False,
     plot: Annotated[
@@ -207,7 +209,7 @@ def _costs(given: Mapping[str, Any], budget: Budget) -> Prepared:
     from attnbench.decision.match import MatchQuestion
     from attnbench.run.question import Question
 
-    own = {"pass_": given["pass"], "memory_limit": given["limit"]}
+    own = {"pass_": given["pass"], "memory_limit": given["limit"], "unchecked": given["unchecked"]}
     how = Question.of(given["variants"], given["n"] or "4096", given, **own)
     return MatchQuestion(how, budget, given["draws"], given["most"]).prepare()
 

@@ -106,7 +106,8 @@ def _over_budget(match: Match) -> Iterator[str]:
 
 def _ratio(a: str, b: str, row: Row) -> str:
     if row.ratio is None:
-        return f"{a} and {b} were not timed in turns: {row.verdict}"
+        why = next((side.record.reason for side in (row.a, row.b) if side.record.status is not Status.OK), "")
+        return f"{a} and {b} were not timed in turns: {row.verdict}" + f": {why}" * bool(why)
     ends = "" if row.ratio.low is None else f" ({row.ratio.low:.3g} to {row.ratio.high:.3g})"
     verdict = "no verdict" if row.withheld else row.verdict
     return f"{a} takes {row.ratio.estimate:.3g}{ends} of the time of {b}: {verdict}"

@@ -76,7 +76,7 @@ class MatchQuestion:
         if logits > LONGEST_ERROR:
             cell = without_error(cell)
         about = f"n = {n}, {contest}"
-        return Prepared(budget, entrants, cell, contest.settings, contest.rules, asked.timeout, about)
+        return Prepared(budget, entrants, cell, contest.settings, contest.rules, asked.timeout, about, asked.unchecked)
 
 
 OnTry = Callable[[str, Point], None]
@@ -97,6 +97,8 @@ class Prepared:
     """Seconds for one try, and for each variant that takes turns at the end."""
     about: str
     """The circumstances that all variants share, in one line."""
+    unchecked: bool = False
+    """Whether settings take turns whatever laws they break."""
     trainings: Trainings | None = None
     """What trains each setting that runs; None where no score is asked for."""
     warnings: list[str] = field(default_factory=list)
@@ -189,4 +191,4 @@ class Prepared:
         if len(cells) < 2:
             return None
         n, limit = self.cell.shape.N, self.timeout * len(cells)
-        return Contest(list(cells.values()), [n], self.settings, self.rules, limit).answer()
+        return Contest(list(cells.values()), [n], self.settings, self.rules, limit, self.unchecked).answer()

@@ -56,7 +56,15 @@ class ScoreMatch:
         rules = TimingRules(min_time=self.min_time, max_time=10 * self.min_time)
         trainings = Trainings(plan)
         prepared = Prepared(
-            budget, entrants, cell, plan.settings, rules, self.run.cell_timeout, self._about(first), trainings
+            budget,
+            entrants,
+            cell,
+            plan.settings,
+            rules,
+            self.run.cell_timeout,
+            self._about(first),
+            unchecked=self.run.unchecked,
+            trainings=trainings,
         )
         prepared.same = trainings.columns
         return prepared
@@ -102,6 +110,7 @@ def score_match(given: Mapping[str, Any]) -> ScoreMatch:
         memory_limit=given["memory_limit"],
         process=given["process"],
         fresh=given["fresh"],
+        unchecked=given["unchecked"],
     )
     pass_: Pass = given["pass_"] or "training"
     return ScoreMatch(

@@ -234,3 +234,32 @@ def test_a_long_label_is_broken_between_its_options_and_never_within_a_word() ->
     label = "performer:kernel=trig,projection=iid"
     assert _in_parts(label).split("\n") == ["performer:", "kernel=trig,", "projection=iid"]
     assert _in_parts("performer") == "performer"
+
+
+HALF = """
+from torch import nn, softmax
+from attnbench.variant import Traits, register
+
+@register("own-half", source="test", family="exact", cost="O(n²·d)", time_exponent=2.0, memory_exponent=2.0,
+          formula="softmax(q k) v", traits=Traits())
+class Half(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+
+    def dense(self, q, k, v, *, key_mask=None):
+        return softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
+
+    def forward(self, q, k, v, *, key_mask=None):
+        return 0.5 * v
+"""
+
+
+def test_what_breaks_a_law_takes_no_turn_and_the_answer_says_why_and_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(HALF)
+    asked = ["own-half", "local", "--memory", "1GiB", "--n", "64", "--min-time", "0.01", "--draws", "1"]
+    asked += ["--plugin", str(tmp_path / "half.py"), "--threads", "1", "--device", "cpu"]
+    refused, unchecked = (" ".join(match(*asked, *more).stdout.split()) for more in ([], ["--unchecked"]))
+    assert "not timed in turns: own-half error: it breaks the law 'formula'" in refused
+    assert "--unchecked measures it all the same" in refused
+    assert "own-half takes" in unchecked
+    assert "of the time of local" in unchecked
