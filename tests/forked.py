@@ -74,6 +74,9 @@ def load() -> None:
         flops.predict(lambda: lambda: torch.ones(1) + 1)  # loads what torch traces with
 
 
+_HANDLED = (signal.SIGTERM, signal.SIGALRM, signal.SIGINT)
+"""What commands and tests handle; a process that is told to end as soon as it was started must end in silence."""
+
 _RATES = dict.fromkeys(("float64", "float32", "bfloat16", "float16"), 1e13)
 _MACHINE = {
     "float32_products": "default",
@@ -106,11 +109,13 @@ class Forked(subprocess.Popen[Any]):
         if not _is_ours(asked["args"], asked["env"] or os.environ):
             super()._execute_child(*arguments)  # type: ignore[misc]  # as above
             return
+        awaited = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # by handlers that are not the new process's own
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # other threads than this one only read pipes
             self.pid = os.fork()
         if not self.pid:
-            _live(asked)
+            _live(asked, awaited)
+        signal.pthread_sigmask(signal.SIG_SETMASK, awaited)
         self._child_created = True
         ends = (asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
         self._close_pipe_fds(*ends)  # type: ignore[attr-defined]  # as above
@@ -130,9 +135,12 @@ def _words(command: list[str]) -> list[str]:
     return [word for word in command[1:] if word not in ("-P", "-W", "error")]
 
 
-def _live(asked: dict[str, Any]) -> NoReturn:
+def _live(asked: dict[str, Any], awaited: set[signal.Signals]) -> NoReturn:
     code = 255
     try:
+        for number in _HANDLED:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, awaited)
         _begin(asked)
         code = _end(_words(asked["args"]))
         for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -161,9 +169,6 @@ def _begin(asked: dict[str, Any]) -> None:
     if "-P" not in asked["args"]:
         sys.path[:0] = [str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     faulthandler.disable()
-    for number in (signal.SIGTERM, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.resetwarnings()
     warnings.simplefilter("error") if "-W" in asked["args"] else warnings.simplefilter("ignore", DeprecationWarning)
     encoding = os.environ.get("PYTHONIOENCODING", "utf-8")
