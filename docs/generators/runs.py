@@ -42,9 +42,9 @@ ORIGIN = {
     "score-short-cpu": "attnbench score performer:features=32 linear linformer:rank=32 softmax --n 128 --rates 0.004",
     "selection-cpu": "attnbench run selection",
     "share-cpu": "attnbench run share",
-    "swap-listops": "make swap-listops",
-    "swap-minilm": "make swap",
-    "swap-smollm2": "make swap",
+    "swap-listops": "make swap-listops SWAP_OPTIONS='--threads 1'",
+    "swap-minilm": "make swap SWAP_OPTIONS='--threads 1'",
+    "swap-smollm2": "make swap SWAP_OPTIONS='--threads 1'",
 }
 """The command that made each run."""
 

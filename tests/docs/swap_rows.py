@@ -274,16 +274,21 @@ def _of_depth(single: dict[str, dict[int, Line]], what: str) -> list[str]:
 
 
 def _repairs(name: str) -> list[str]:
-    """What training took back, and of which variants no more than of ``mean-value``; empty without training."""
+    """What training took back, and which variants end no better than ``mean-value``; empty without training."""
     last = max(one.steps for one in lines(stored(name)))
     found = {one.label: one.repaired for one in together(name, last) if one.repaired is not None} if last else {}
     if MEAN_VALUE not in found:
         return []
     order = sorted(found, key=lambda label: -found[label])
-    shares = ", ".join(f"{found[label]:.0%} with `{label}`" for label in order)
+    shares = ", ".join(f"{found[label]:.0%} with `{label}`" for label in order if found[label] > 0)
     texts = [f"Share of the damage that {last} steps repair: {shares}."]
-    if same := [label for label in order if label not in CONTROLS and found[label] <= found[MEAN_VALUE]]:
-        texts.append(f"Repaired no more than `{MEAN_VALUE}`, in which no attention is left to recover: {_names(same)}.")
+    if none := [label for label in order if found[label] <= 0]:
+        texts.append(f"They repair nothing with {_names(none)}.")
+    if same := no_better(name, [label for label in order if label not in CONTROLS], last):
+        texts.append(
+            f"After {last} steps, no better than `{MEAN_VALUE}`, in which no attention is left to recover: "
+            f"{_names(same)}."
+        )
     return texts
 
 
@@ -310,6 +315,42 @@ def swap_printed() -> str:
 
 
 @rows
+def swap_listops() -> str:
+    """What a longer training of the small encoder repairs, beside the control that was trained as long."""
+    name = "swap-listops"
+    steps = sorted({one.steps for one in lines(stored(name))})
+    after = {at: {one.label: one for one in together(name, at)} for at in steps}
+    control = {one.steps: one.over_original for one in lines(stored(name)) if one.label == NONE}
+    head = ["all layers replaced", "untrained", *(f"{at} steps" for at in steps[1:]), "repaired"]
+    order = sorted(after[steps[-1]].values(), key=lambda one: one.over_control.median if one.over_control else math.inf)
+    cells = [
+        [
+            f"`{last.label}`",
+            _above(after[0][last.label].over_original),
+            *(_above(after[at][last.label].over_control) for at in steps[1:]),
+            _number(last.repaired, ".0%"),
+        ]
+        for last in order
+    ]
+    shown = table(head, [*cells, [f"`{NONE}`, over the original", *(_above(control[at]) for at in steps), "–"]])
+    return shown + "\n" + points(*_after_long_training(order, steps[-1]), *_repairs(name))
+
+
+def _after_long_training(order: Sequence[Line], steps: int) -> list[str]:
+    """Which variants end with the control, and which stay apart from it; a variant is apart by its whole interval."""
+    found = [(one.label, one.over_control) for one in order if one.label not in CONTROLS and one.over_control]
+    level = [label for label, over in found if over.low <= 0]
+    apart = [label for label, over in found if over.low > 0]
+    texts = []
+    if level:
+        texts.append(f"After {steps} steps, not told from the model that was left whole and trained as long: ")
+        texts[-1] += f"{_names(level)}."
+    if apart:
+        texts.append(f"After {steps} steps still worse than that model: {_names(apart)}.")
+    return texts
+
+
+@rows
 def swap_smollm2() -> str:
     """The causal language model."""
     return _of_model("swap-smollm2")
@@ -326,7 +367,8 @@ def swap_smollm2_transfer() -> str:
         f"{of['performer']:.3f} with `performer` in all layers and {of[MEAN_VALUE]:.3f} with `{MEAN_VALUE}`, which "
         "attends to nothing. The paper on Performers reports 0.07 for its own model and text."
     ]
-    for trained, model in ((PRINTED, "the small model at the top of this page"), (name, "the language model")):
+    small = "the small model at the top of this page"
+    for trained, model in ((PRINTED, small), ("swap-listops", small), (name, "the language model")):
         after = {one.label: one for one in together(trained, max(one.steps for one in lines(stored(trained))))}
         ours, nothing = (after[label].repaired if label in after else None for label in ("performer", MEAN_VALUE))
         if ours is not None and nothing is not None:

@@ -53,12 +53,11 @@ def test_a_variant_is_better_than_nothing_where_it_is_so_in_pairs_of_windows() -
 
 @pytest.mark.usefixtures("a_swap")
 def test_what_training_repairs_is_told_beside_what_it_repairs_without_attention() -> None:
-    first, second = swap_rows._repairs("any")
-    assert first == (
-        "Share of the damage that 9 steps repair: 100% with `topk`, 0% with `mean-value`, 0% with `linear`, 0% with "
-        "`reformer`."
-    )
-    assert second.endswith("in which no attention is left to recover: `linear` and `reformer`.")
+    assert swap_rows._repairs("any") == [
+        "Share of the damage that 9 steps repair: 100% with `topk`.",
+        "They repair nothing with `mean-value`, `linear` and `reformer`.",
+        "After 9 steps, no better than `mean-value`, in which no attention is left to recover: `linear` and `reformer`.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -84,3 +83,15 @@ def test_errors_are_sorted_by_whether_they_go_with_the_spread() -> None:
     said = swap_rows.errors_and_spread({0: 1.0, 3: 3.0, 5: 2.0}, errors)
     assert said.endswith("it rises with that spread for `a`; it falls for `b`; it does neither for `c`.")
     assert "falls" not in swap_rows.errors_and_spread({0: 1.0, 3: 3.0}, {"a": {0: 0.1, 3: 0.3}})
+
+
+@pytest.mark.usefixtures("a_swap")
+def test_a_longer_training_is_told_beside_the_control_that_was_trained_as_long() -> None:
+    said = swap_rows.swap_listops()
+    head, _, first, *_ = said.splitlines()
+    assert head == "| all layers replaced | untrained | 9 steps | repaired |"
+    assert first == "| `topk` | +0.20 (0.20 to 0.20) | +0.00 (0.00 to 0.00) | 100% |"
+    assert "| `none`, over the original | +0.00 (0.00 to 0.00) | +0.00 (0.00 to 0.00) | – |" in said.splitlines()
+    told = " ".join(said.split())
+    assert "After 9 steps, not told from the model that was left whole and trained as long: `topk`." in told
+    assert "After 9 steps still worse than that model: `linear` and `reformer`." in told
