@@ -20,12 +20,16 @@ from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, shorten,
 from attnbench.plots.palette import palette
 from attnbench.plots.setting import PANELS, compared, only_length, restrict, settings, without_room
 from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, looks
-from attnbench.plots.ticks import log_axis, padded
+from attnbench.plots.ticks import log_axis, padded, plain
 from attnbench.status import Status
 
 TITLE = "Approximation error"
 NEEDS = "errors at two options or logit_std"
 _TRIVIAL = "answering mean(V)"
+_TICKS = 9
+"""Most numbers on the horizontal axis."""
+_HALF = 0.18
+"""Half the width of a column for inputs beside the axis, in powers of two."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -48,6 +52,8 @@ def draw_error(
     only: Mapping[str, object] | None = None,
 ) -> Figure:
     """Draw error against a numeric option of each variant, and against the logits' standard deviation, in two panels.
+
+    Inputs without such a number, those of a trained model say, stand in columns beside the second panel.
 
     The trivial answer, mean(V), and the oracles are drawn as lines in both. Exact methods, other operators and methods
     that need fitting are left out, and named in a note. Rows that were measured differently get panels of their own.
@@ -75,6 +81,8 @@ def draw_error(
         own_form_note(rows["label"]),
         "Relative error of the output against exact attention in float64; bars: standard deviation over draws. A "
         "method above the line of mean(V) is no better than answering every query with the average of the values.",
+        "Right of the upright line: other inputs, such as those of a trained model."
+        * any(panel.beside for panel in panels),
         *_left_out(rows[(rows["status"] == Status.OK) & np.isfinite(rows["rel_error"])]),
         *(f"Not drawn — {line}" for line in failures(rows, at_n=False)),
         without_room(found),
@@ -142,14 +150,20 @@ def _trivial() -> dict[str, Any]:
 
 
 def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]]) -> None:
-    x = [value for line in panel.lines for value in line.x if math.isfinite(value)]
-    y = [value for line in panel.lines for value in line.y]
-    log_axis(ax, "x", padded(x, share=0.04), at=sorted(set(x)), most=9)
-    log_axis(ax, "y", padded([*y, *panel.trivial.values()], share=0.07, least=4), base=10, most=6)
+    x = sorted({value for line in panel.lines for value in line.x if math.isfinite(value)})
+    y = [value for line in panel.lines for value in (*line.y, *(error for error, _ in line.beside.values()))]
+    columns = _columns(x, list(panel.beside))
+    names = {at: inputs for inputs, at in columns.items()}
+    ticks = [*(x if len(x) <= _TICKS else x[:: -(-len(x) // _TICKS)]), *names]
+    limits = padded([*x, *names], share=0.07 if names else 0.04)
+    log_axis(ax, "x", limits, at=ticks, most=len(ticks), text=lambda value: names.get(value) or plain(value))
+    log_axis(
+        ax, "y", padded([*y, *panel.trivial.values(), *panel.beside.values()], share=0.07, least=4), base=10, most=6
+    )
     ax.set_xlabel("\n".join(_axis_label(panel)))
     ax.set_ylabel("relative error (log scale)")
     ax.grid(axis="both")
-    for line, how in drawn:
+    for place, (line, how) in enumerate(drawn):
         if not any(math.isfinite(value) for value in line.x):
             ax.axhline(line.y[0], **how)
             continue
@@ -159,11 +173,26 @@ def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]])
         # On a log axis a bar down to zero would never end.
         down = np.minimum(std, error * 0.9)
         ax.errorbar(at, error, yerr=np.vstack([down, std]), elinewidth=0.8, lw=1.3, **how)
+        for inputs, (value, deviation) in line.beside.items():
+            up = np.nan_to_num(deviation)
+            bar = [[min(up, value * 0.9)], [up]]
+            aside = columns[inputs] * 2 ** (_HALF * (2 * (place + 1) / (len(drawn) + 1) - 1))
+            ax.errorbar([aside], [value], yerr=bar, elinewidth=0.8, **{**how, "linestyle": ""})
     if len(panel.trivial) == 1:
         ax.axhline(next(iter(panel.trivial.values())), **_trivial())
     else:
         known = sorted((std, error) for std, error in panel.trivial.items() if std > 0)
         ax.plot([std for std, _ in known], [error for _, error in known], **_trivial())
+    if columns:
+        ax.axvline(math.sqrt(x[-1] * columns[next(iter(columns))]), color=palette().faint, lw=0.8)
+    for inputs, at in columns.items():
+        ax.hlines(panel.beside[inputs], at * 2**-_HALF, at * 2**_HALF, **{**_trivial(), "color": palette().ink})
+
+
+def _columns(x: Sequence[float], inputs: Sequence[str]) -> dict[str, float]:
+    """Places right of the measured ones ``x`` on a log axis for inputs that have no number."""
+    apart = max(0.3 * math.log2(x[-1] / x[0]), 3 * _HALF) if inputs else 0.0
+    return {name: x[-1] * 2 ** (apart * (place + 1)) for place, name in enumerate(inputs)}
 
 
 def _write_key(

@@ -37,6 +37,8 @@ class Line:
     x: list[float] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
+    beside: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Inputs that have no place on the horizontal axis, such as those of a trained model -> error and its deviation."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Panel:
     x_label: str
     said: str
     trivial: dict[float, float]
+    beside: dict[str, float] = field(default_factory=dict)
+    """Inputs that stand beside the axis -> error of mean(V); NaN where it is not known."""
 
 
 def panels_of(heading: str, rows: pd.DataFrame, inputs: str | None, option: str | None) -> list[Panel]:
@@ -66,7 +70,8 @@ def panels_of(heading: str, rows: pd.DataFrame, inputs: str | None, option: str 
     for kind in kinds.dropna().unique():
         if peaked := over_logit_std(drawn[kinds[drawn.index] == kind], options):
             axis = "standard deviation of the logits (log2 scale)"
-            panels.append(Panel(heading, peaked, axis, f"inputs {kind}", trivial(ok[kinds == kind])))
+            others = _beside(peaked, drawn[kinds[drawn.index].isna()], ok)
+            panels.append(Panel(heading, peaked, axis, f"inputs {kind}", trivial(ok[kinds == kind]), others))
     return panels
 
 
@@ -158,6 +163,17 @@ def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]])
             numbers_of = (list(own[column]) for column in ("_std", "rel_error", "rel_error_std"))
             lines.append(Line(label, str(own["family"].iloc[0]), *numbers_of))
     return lines
+
+
+def _beside(lines: Sequence[Line], rows: pd.DataFrame, ok: pd.DataFrame) -> dict[str, float]:
+    """Give each line its errors on inputs of which no standard deviation is known; return these with mean(V)'s."""
+    known: dict[str, float] = {}
+    for line in lines:
+        own = rows.loc[rows["label"] == line.name, ["inputs", "rel_error", "rel_error_std"]]
+        line.beside = {str(inputs): (error, std) for inputs, error, std in own.itertuples(index=False)}
+    for inputs in dict.fromkeys(name for line in lines for name in line.beside):
+        known[inputs] = float(ok.loc[ok["inputs"] == inputs, "trivial_error"].median())
+    return known
 
 
 def trivial(rows: pd.DataFrame) -> dict[float, float]:

@@ -19,6 +19,8 @@ SPEED = (
     ("headline-long-cpu", "Training step of a small encoder on recall, at twice the length"),
 )
 """Runs of which a page shows times, and what they measured."""
+ERRORS = ("lra-cpu", "lra-models-cpu", "catalogue-cpu", "catalogue-models-cpu")
+"""Runs of which a page shows errors."""
 
 
 @cache
@@ -48,7 +50,7 @@ def of_variant(name: str) -> str:
             "The [floor](../measuring/time.md#the-limits-of-the-machine) is the least time that the FLOPs and bytes of "
             "the call need at the rates of that machine."
         )
-    lines = [line for run in ("lra-cpu", "catalogue-cpu") for line in _errors(run, name)]
+    lines = [line for run in ERRORS for line in _errors(run, name)]
     if lines:
         parts += [
             "Error of the output against exact attention, and of the trivial answer mean(V):",

@@ -15,6 +15,7 @@ from generators.reference_rows import RUNS, environment
 ORIGIN = {
     "catalogue-cpu": "attnbench run catalogue",
     "catalogue-h200": "attnbench run catalogue",
+    "catalogue-models-cpu": "attnbench run catalogue -k 'smollm2 or minilm'",
     "claims-1-thread-cpu": "attnbench run claims -k parallel --threads 1",
     "claims-24-cpu": "attnbench run claims -k 'orders or score or head-counts or vocabulary or parallel'",
     "claims-cpu": "attnbench run claims",
@@ -31,6 +32,7 @@ ORIGIN = {
     "long-cpu-again": "attnbench run results/reference/long-cpu-again/suite.yaml",
     "lra-cpu": "attnbench run lra --rounds 5",
     "lra-h200": "attnbench run lra",
+    "lra-models-cpu": "attnbench run lra -k 'smollm2 or minilm' --rounds 5",
     "peers-cpu": "make peers",
     "peers-cpu-as-shipped": "attnbench run peers --set seq_len=4096 --process as-shipped --rounds 6",
     "positions-cpu": "attnbench run positions",

@@ -17,6 +17,8 @@ import textwrap
 import numpy as np
 import pandas as pd
 
+from attnbench.plots.agreement import ROUNDING
+from attnbench.plots.error_lines import ORACLES
 from attnbench.plots.peers import Pair, pairs
 from attnbench.units import format_bytes, format_seconds
 from tests.docs import headline_rows, recall_rows, score_rows, selection_rows, swap_rows  # noqa: F401  # they add theirs to ROWS
@@ -81,6 +83,32 @@ def lra_cpu_says() -> str:
         f"{digits(wrong['local'])}. Performer's 256 positive random features have {digits(wrong['performer'])}; "
         f"mean(V), which ignores the queries, has {digits(error['trivial_error']['performer'])}.",
     )
+
+
+@rows
+def lra_models() -> str:
+    """Errors on a trained model's attention beside those on random inputs of the same sizes."""
+    frame = run("lra-models-cpu")
+    frame = frame[(frame["error_kind"] == "approximation") & (frame["rel_error"] >= ROUNDING)]
+    found = frame.pivot_table("rel_error", "label", ["sweep", "inputs"], sort=False)
+    random = [f"gaussian:logit_std={std}" for std in ("0.5", "2.0")]
+    columns = [(model, inputs) for model in ("minilm", "smollm2") for inputs in (model, *random)]
+    head = [f"`{inputs}`" if inputs == model else inputs.removeprefix("gaussian:") for model, inputs in columns]
+    trivial = frame.groupby(["sweep", "inputs"])["trivial_error"].median()
+    lines = [
+        [f"`{label}`", *(digits(error) for error in row[columns])]
+        for label, row in found.sort_values(columns[0]).iterrows()
+        if label != "mean-value"
+    ]
+    own = found.drop(index=[*ORACLES, "mean-value"], errors="ignore")
+    better = {column: f"{(own[column] < trivial[column]).sum()} of {own[column].notna().sum()}" for column in columns}
+    said = (
+        f"Nearer to exact attention than mean(V), oracles apart: on `{model}` {better[model, model]}, and on random "
+        f"inputs of the same sizes {better[model, random[0]]} (0.5) and {better[model, random[1]]} (2.0)."
+        for model in ("minilm", "smollm2")
+    )
+    lines.append(["mean(V)", *(digits(trivial[column]) for column in columns)])
+    return table(["relative error", *head], lines) + "\n" + points(*said)
 
 
 @rows

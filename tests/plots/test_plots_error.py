@@ -60,6 +60,20 @@ def test_the_values_drawn_are_those_of_the_table(performer: pd.DataFrame) -> Non
     assert {round(value, 12) for value in rows["rel_error"].dropna()} <= drawn
 
 
+def test_inputs_of_a_trained_model_stand_in_a_column_beside_the_logit_stds(run: Any, words: Words) -> None:
+    at = {"suite": "s", "sweep": "e", "seq_len": 2048, "error_kind": "approximation", "trivial_error": 0.5}
+    kinds = ("gaussian:logit_std=0.5", "gaussian:logit_std=2", "listops")
+    rows = [run.row(name, inputs=kind, rel_error=0.1, **at) for name in ("local", "performer") for kind in kinds[:2]]
+    rows += [run.row(name, inputs=kinds[2], rel_error=0.3, **at) for name in ("local", "performer")]
+    figure = draw_error(run.table(rows))
+    (ax,) = [ax for ax in figure.axes if ax.get_xlabel().startswith("standard")]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0.5", "2", "listops"]
+    assert "Right of the upright line: other inputs" in words(figure)
+    places = [float(line.get_xdata()[0]) for line in ax.lines if list(line.get_ydata()) == [0.3]]
+    assert len(set(places)) == 2  # side by side
+    assert all(2 < place < 2 * ax.get_xticks()[-1] for place in places)
+
+
 def test_an_option_inputs_or_length_that_no_row_has_is_refused(performer: pd.DataFrame) -> None:
     for options, message in (
         ({"option": "window"}, "no option 'window' varies in the error rows; there are: features, rank"),
