@@ -56,7 +56,8 @@ def test_what_training_repairs_is_told_beside_what_it_repairs_without_attention(
     assert swap_rows._repairs("any") == [
         "Share of the damage that 9 steps repair: 100% with `topk`.",
         "They repair nothing with `mean-value`, `linear` and `reformer`.",
-        "After 9 steps, no better than `mean-value`, in which no attention is left to recover: `linear` and `reformer`.",
+        "After 9 steps, no better than `mean-value`, in which no attention is left to recover: `linear` and "
+        "`reformer`.",
     ]
 
 
