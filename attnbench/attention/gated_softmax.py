@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from attnbench.engines.masks import emptied
+from attnbench.engines.masks import emptied, with_source
 from attnbench.position_bias import PositionBias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
@@ -75,11 +75,7 @@ class GatedSoftmax(nn.Module):
 
     def dense(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
         """The N × M weights of each head, and the gates beside them."""
-        if source is None:
-            (x,) = emptied(key_mask, x)
-            source = x
-        else:
-            (source,) = emptied(key_mask, source)
+        x, source = with_source(key_mask, x, source)
         (B, N, C), M = x.shape, source.shape[1]
         ours = zip((x, source, source), self.qkv.weight.chunk(3), strict=True)
         q, k, v = ((y @ weight.T).view(B, -1, self.heads, C // self.heads).transpose(1, 2) for y, weight in ours)

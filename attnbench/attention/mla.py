@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.engines.fused import fused_attention
-from attnbench.engines.masks import emptied
+from attnbench.engines.masks import with_source
 from attnbench.engines.precision import accumulator
 from attnbench.engines.rotation import angles, rotate
 from attnbench.errors import UsageError
@@ -133,11 +133,7 @@ class MLA(nn.Module):
 
     def dense(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
         """Head by head with keys, values and the N × M matrix of weights."""
-        if source is None:
-            (x,) = emptied(key_mask, x)
-            source = x
-        else:
-            (source,) = emptied(key_mask, source)
+        x, source = with_source(key_mask, x, source)
         N, M, P = x.shape[1], source.shape[1], self.P
         latent, query = source @ self.down.weight[: self.rank].mT, x @ self.q_down.weight.mT
         latent, query = (
@@ -170,11 +166,7 @@ class MLA(nn.Module):
 
     def forward(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real, or ``(B, M)`` with a ``source``."""
-        if source is None:
-            (x,) = emptied(key_mask, x)
-            source = x
-        else:
-            (source,) = emptied(key_mask, source)
+        x, source = with_source(key_mask, x, source)
         q, turned = self._queries(x, 0)
         rows = self._rows(source, 0)
         attend = partial(fused_attention, causal=self.causal, scale=self.scale, key_mask=key_mask)

@@ -19,6 +19,15 @@ def emptied(key_mask: Tensor | None, *inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.masked_fill(padded if x.ndim == padded.ndim else padded[:, None], 0.0) for x in inputs)
 
 
+def with_source(key_mask: Tensor | None, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x ``(B, N, C)`` and the tokens that keys come from: ``source`` ``(B, M, C)``, or x itself; emptied like them."""
+    if source is None:
+        (x,) = emptied(key_mask, x)
+        return x, x
+    (source,) = emptied(key_mask, source)
+    return x, source
+
+
 def added_to_logits(key_mask: Tensor, dtype: torch.dtype) -> Tensor:
     """``(B, M)``: 0 for real keys, :func:`hidden` for padded ones, which must be emptied; faster than filling logits.
 
