@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.axes import AXES
 from attnbench.cli import console
+from attnbench.trained import SAME_MODEL
 from attnbench.units import format_seconds
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from attnbench.scores import Difference, Summary
     from attnbench.trained import Choice
 
+_UNTITLED = tuple(name for name in SAME_MODEL if name in AXES)
+"""What tells models apart, and stands in a title only where it does so."""
 NO_BETTER = "°"
 """Mark after the score of a variant that did not learn to look at other tokens."""
 
@@ -29,12 +32,14 @@ def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None)
     of_rows = [record for record in records if record.steps is not None]
     choices = choose(trained(of_rows))
     problems = dict.fromkeys(choice.problem for choice in choices)
-    several = {dict(setting).get("positions") for _, setting in problems}
-    said = AXES["positions"].in_words
-    for problem in problems:
-        positions = dict(problem[1]).get("positions") if len(several) > 1 else None
+    settings = [dict(setting) for _, setting in problems]
+    several = [name for name in _UNTITLED if len({setting.get(name) for setting in settings}) > 1]
+    for problem, setting in zip(problems, settings, strict=True):
         of_problem = [choice for choice in choices if choice.problem == problem]
-        _print_problem(of_problem, of_rows, shown or {}, f", {said(positions)}" * (len(several) > 1))
+        cells = {row.cell_id for choice in of_problem for row in choice.rows}
+        own = [record for record in of_rows if record.cell_id in cells]
+        apart = "".join(f", {AXES[name].in_words(setting.get(name))}" for name in several)
+        _print_problem(of_problem, own, shown or {}, apart)
     if of_rows:
         console.note(
             "intervals: 95 % over seeds, each for itself; with one seed over test examples\n"
@@ -121,6 +126,6 @@ def _seconds(one: Summary, records: Sequence[Record]) -> str:
     taken = [
         record.train_s
         for record in records
-        if record.label == one.label and record.task == one.task and record.train_s and record.learning_rate == one.rate
+        if record.label == one.label and record.train_s and record.learning_rate == one.rate
     ]
     return format_seconds(median(taken)) if taken else "-"

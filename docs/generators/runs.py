@@ -35,6 +35,7 @@ ORIGIN = {
     "lra-models-cpu": "attnbench run lra -k 'smollm2 or minilm' --rounds 5",
     "peers-cpu": "make peers",
     "peers-cpu-as-shipped": "attnbench run peers --set seq_len=4096 --process as-shipped --rounds 6",
+    "positions-biases-cpu": "attnbench run positions -k biases/ --threads 1",
     "positions-cpu": "attnbench run positions",
     "prefill-cpu": "attnbench run prefill",
     "pretrained-cpu": "attnbench run pretrained",

@@ -1,0 +1,44 @@
+"""The tables of scores on a terminal, of committed runs."""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+
+import pytest
+
+from attnbench.cli.score_tables import print_scores
+from attnbench.record import Record
+from attnbench.store import RunFolder
+from attnbench.units import format_seconds
+from tests.docs.making import RUNS
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        ("positions-biases-cpu", ["bias alibi", "bias relative"]),
+        ("positions-cpu", ["sinusoid positions", "learned positions", "rotary positions", "no positions"]),
+    ],
+)
+def test_a_title_says_what_tells_its_models_from_those_of_the_others(
+    run: str, told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_scores(RunFolder(RUNS / run).in_order())
+    titles = re.findall(r"^copy, n = 64, .*$", capsys.readouterr().out, re.MULTILINE)
+    ends = [title.partition("learning rate 0.004, ")[2] for title in titles]
+    assert len(set(ends)) == len(ends)
+    assert [end for end in ends if "guided" not in end] == told
+
+
+def test_the_time_of_a_training_is_that_of_the_models_in_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = RunFolder(RUNS / "positions-biases-cpu").in_order()
+    print_scores(rows)
+    tables = re.split(r"^copy, .*, bias (\w+)$", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+    for bias, table in zip(tables[::2], tables[1::2], strict=True):
+        (line,) = re.findall(r"^gated-softmax  .*$", table, re.MULTILINE)
+        assert line.endswith(format_seconds(median(_seconds(rows, bias))))
+
+
+def _seconds(rows: list[Record], bias: str) -> list[float]:
+    return [row.train_s for row in rows if row.label == "gated-softmax" and row.bias == bias and row.train_s]
