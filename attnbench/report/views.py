@@ -19,6 +19,8 @@ from attnbench.plots.style import DASHES, MARKERS, looks
 from attnbench.report.numbers import compact
 
 _PREFER = {"level": ("model", "layer", "operator"), "pass": ("training", "forward")}
+_OF_TRAINED = {"pass": ("forward", "training")}
+"""The order for trained models alone: their attention gives way for a quicker prefill, and is not trained again."""
 _APART = ("inputs", "layers", "ffn", "model")
 _VALUES = {"score": "score", "rel_error": "error", "loss_delta": "loss_delta", "hidden_error": "features"}
 """Column of the vertical axis -> what a row of the page calls it."""
@@ -56,11 +58,14 @@ class View:
 def views(frame: pd.DataFrame) -> list[View]:
     """One for each way of timing in a table, the whole model and the training step first.
 
+    For trained models alone the forward pass is first.
+
     Args:
         frame: rows of one machine.
     """
     rows = timed(frame)
-    return [view for setting in settings(rows, _PREFER, also_same=_APART) if (view := _view(frame, setting))]
+    prefer = _OF_TRAINED if (rows["level"] == "pretrained").all() else _PREFER
+    return [view for setting in settings(rows, prefer, also_same=_APART) if (view := _view(frame, setting))]
 
 
 def _view(frame: pd.DataFrame, setting: Setting) -> View | None:

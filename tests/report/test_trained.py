@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -73,3 +75,20 @@ def test_the_answer_counts_nats(frame: pd.DataFrame) -> None:
 def test_two_models_have_a_view_each(tmp_path_factory: pytest.TempPathFactory) -> None:
     both = pd.concat([table(), table(model="another/model")], ignore_index=True)
     assert [view.setting.rows["model"].nunique() for view in views(marked(read(both, tmp_path_factory)))] == [1, 1]
+
+
+def opening(frame: pd.DataFrame) -> str:
+    """What the page shows first."""
+    return views(marked(frame))[0].what
+
+
+def test_the_page_opens_on_the_forward_pass(tmp_path_factory: pytest.TempPathFactory) -> None:
+    step, forward = table(**{"pass": "training"}), table()
+    assert opening(read(pd.concat([step, forward], ignore_index=True), tmp_path_factory)).startswith("a forward pass")
+    few = forward[forward["label"].isin(["none", "sdpa", "local"])]
+    assert opening(read(pd.concat([step, few], ignore_index=True), tmp_path_factory)).startswith("a training step")
+
+
+def test_the_page_on_the_committed_run_opens_on_the_forward_pass() -> None:
+    run = Path(__file__).parents[2] / "results" / "reference" / "pretrained-cpu"
+    assert opening(read_results(run)).startswith("a forward pass")
