@@ -102,11 +102,13 @@ class RunFolder:
             raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
 
     def doubts(self) -> list[str]:
-        """What is wrong with the files that describe the run, one line each; the rows can be read all the same."""
-        try:
-            environment = self.environment
-        except CorruptResults as error:
-            return [str(error)]
+        """What is wrong with the suite and with where files end, one line each; the rows can be read all the same.
+
+        Raises:
+            CorruptResults: ``environment.json`` cannot be read, so that nobody knows on which machine, with how many
+                threads and how the rows were measured: nothing may be concluded from them.
+        """
+        environment = self.environment
         wanted = environment.get("suite_digest")
         try:
             whole = wanted is None or wanted == digest((self.path / SUITE).read_bytes())

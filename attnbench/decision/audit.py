@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +42,12 @@ def audit(path: Path) -> Audit:
     """Check the run in the folder ``path``; nothing in it is changed."""
     folder = RunFolder(path)
     environment: dict[str, Any] = {}
-    with suppress(CorruptResults):  # among the doubts
-        environment = folder.environment
     sizes = tuple(f"{path / name}: lines" for name in FILES)  # told by line below
-    findings = [doubt for doubt in folder.doubts() if not doubt.startswith(sizes)]
+    try:
+        environment = folder.environment
+        findings = [doubt for doubt in folder.doubts() if not doubt.startswith(sizes)]
+    except CorruptResults as error:  # the rows are looked at all the same
+        findings = [str(error)]
     findings += _of_the_machine(path, environment)
     broken = list(_of_the_chains(path, environment))
     findings += broken

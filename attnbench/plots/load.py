@@ -7,14 +7,13 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from attnbench.axes import FOLLOWING
-from attnbench.errors import CorruptResults, ResultsError
+from attnbench.errors import ResultsError
 from attnbench.record import ADDED, COLUMNS, READABLE, Record
 from attnbench.runs import by_age, suites_of
 from attnbench.status import Status
@@ -44,7 +43,7 @@ def read_results(path: str | Path | Sequence[str | Path], *, warn: Callable[[str
         warn: called with one line for each thing that is wrong with a run but spares the rows that are returned.
 
     Raises:
-        CorruptResults: rows are not as they were written.
+        CorruptResults: rows, or ``environment.json`` of their run, are not as they were written.
         ResultsError: there is no such file or no run in the folder, the schema is another, or a value does not fit its
             column.
     """
@@ -154,10 +153,8 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
 
 def _as_one_machine(frame: pd.DataFrame, folder: RunFolder) -> pd.DataFrame:
     """Rows of a merged run with the name of all its machines, which were found alike, so that they share a series."""
-    with suppress(CorruptResults):  # doubts() reports it
-        if folder.environment.get("machines"):
-            return frame.assign(machine_id=str(folder.environment["machine_id"]))
-    return frame
+    environment = folder.environment
+    return frame.assign(machine_id=str(environment["machine_id"])) if environment.get("machines") else frame
 
 
 def _read(source: Path | io.StringIO, file: Path) -> pd.DataFrame:

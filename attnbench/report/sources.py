@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from attnbench.errors import CorruptResults, UsageError
+from attnbench.errors import UsageError
 from attnbench.plots.load import FOLDERS, find_results, read_results
 from attnbench.store import ENVIRONMENT, RunFolder
 
@@ -37,7 +36,7 @@ def read_sources(paths: Sequence[str | Path], *, warn: Callable[[str], None]) ->
 
     Raises:
         UsageError: one run is named twice.
-        CorruptResults: rows are not as they were written.
+        CorruptResults: rows, or ``environment.json`` of their run, are not as they were written.
         ResultsError: there is nothing to read.
     """
     files = [file for path in paths for file in find_results(Path(path))]
@@ -56,7 +55,4 @@ def of_frame(frame: pd.DataFrame) -> Sources:
 
 
 def _environment(folder: Path) -> dict[str, Any]:
-    if (folder / ENVIRONMENT).is_file():
-        with suppress(CorruptResults):  # reading the rows has already warned of it
-            return RunFolder(folder).environment
-    return {}
+    return RunFolder(folder).environment if (folder / ENVIRONMENT).is_file() else {}

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from attnbench.cell import Cell
+from attnbench.cli.app import main
+from attnbench.errors import Exit
 from attnbench.record import Record
 from attnbench.shape import Shape
 from attnbench.spec import Spec
@@ -56,18 +58,32 @@ def test_a_table_edited_by_hand_is_told_in_one_line_and_what_was_stored_is_drawn
     assert [file.read_bytes() for file in drawn] == pictures
 
 
-def test_an_edited_row_is_exit_code_65_with_its_line_and_an_edited_description_a_warning(folder: Path) -> None:
-    for name in (ENVIRONMENT, SUITE):
-        text = (folder / name).read_text()
-        change(folder / name, "s", "z")
-        code, said = plot(folder)
-        assert (code, len(said)) == (0, 1)
-        assert said[0].startswith(f"warning: {folder / name}")
-        (folder / name).write_text(text)
+def test_an_edited_row_is_exit_code_65_with_its_line_and_an_edited_suite_a_warning(folder: Path) -> None:
+    change(folder / SUITE, "s", "z")
+    code, said = plot(folder)
+    assert (code, len(said)) == (0, 1)
+    assert said[0].startswith(f"warning: {folder / SUITE}")
     change(folder / RECORDS, "0.000256", "0.000255")
     code, said = plot(folder)
     assert (code, len(said)) == (65, 1)
     assert said[0].startswith(f"error: {folder / RECORDS}:3: this line was changed, or one before it was removed")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["plot RUN", "report RUN", "export RUN --format markdown", "match softmax --from RUN --error 0.1", "claims RUN"],
+)
+def test_every_command_ends_with_65_at_an_edited_environment(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(folder / ENVIRONMENT, '"threads": 1', '"threads": 2')
+    before = sorted(folder.iterdir())
+    assert main([str(folder) if word == "RUN" else word for word in command.split()]) == Exit.CORRUPT
+    said = capsys.readouterr()
+    changed = "it was changed after the run; restore it or start with --fresh"
+    assert said.err.splitlines() == [f"error: {folder / ENVIRONMENT}: {changed}"]
+    assert said.out == ""
+    assert sorted(folder.iterdir()) == before, "nothing was written"
 
 
 def test_a_table_on_its_own_is_drawn(folder: Path, tmp_path: Path) -> None:
