@@ -53,14 +53,18 @@ def _seed() -> None:
         torch.default_generator.manual_seed(0)
 
 
-_imported = {"modules": 0}
+_seen = {"modules": 0, "tests": 0}
 
 
 def pytest_runtest_setup() -> None:
     """What was imported is no garbage. Measuring memory or work looks for that first, 0.3 s in all that torch makes."""
-    if len(sys.modules) > _imported["modules"]:  # what tests import late, such as the compiler, is as large again
+    _seen["tests"] += 1
+    stays = _seen["tests"] % 100 == 0  # of what hundreds of tests leave in torch and pytest a million objects stay
+    if stays:
+        gc.collect()
+    if stays or len(sys.modules) > _seen["modules"]:  # what tests import late, such as the compiler, is large as well
         gc.freeze()
-        _imported["modules"] = len(sys.modules)
+        _seen["modules"] = len(sys.modules)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -52,6 +52,7 @@ def script(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_run_takes_paths_as_text_selects_and_overrides_and_its_rows_can_be_read_again(folder: Path) -> None:
     done = script(
         """

@@ -42,7 +42,8 @@ def test_the_blocks_listed_are_those_of_the_formula(n: int, wanted: int) -> None
     assert (expected.sum((1, 2)) == seen_pairs(n, 4, wanted)).all()
 
 
-@pytest.mark.parametrize("bias", ["none", pytest.param("alibi", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", ["none", "alibi"])
 def test_the_kernel_equals_the_formula(bias: str) -> None:
     module = made("block=16,random_blocks=2,form=flex", bias=bias)
     inputs = torch.randn(3, B, H, N, D)

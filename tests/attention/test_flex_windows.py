@@ -139,6 +139,7 @@ def compiled(options: str, causal: bool, masked: bool) -> None:
         pytest.skip(str(reason))
 
 
+@pytest.mark.slow
 def test_a_kernel_with_a_window_padding_and_a_bias_equals_the_formula() -> None:
     compiled("window=60,global_tokens=3", causal=False, masked=True)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("forks")
 MODULES = ROOT / "tests/probing/modules.py"
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "attnbench", "check", *arguments]
+    command = [sys.executable, "-m", "attnbench", "check", *arguments, "--threads", "1"]
     environment = {"COLUMNS": "80", "PATH": ""}
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
 
@@ -69,7 +70,6 @@ def test_json_holds_every_answer() -> None:
         ((f"{MODULES}:Nothing", "--call", "x"), "no class 'Nothing'"),
     ],
 )
-@pytest.mark.usefixtures("forks")
 def test_bad_input_is_one_line(arguments: tuple[str, ...], message: str) -> None:
     done = check(*arguments)
     assert done.returncode == 2

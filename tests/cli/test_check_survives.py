@@ -146,6 +146,7 @@ def _children(pid: int) -> list[str]:
         pytest.skip("the system does not list the children of a process")
 
 
+@pytest.mark.usefixtures("forks")
 def test_in_a_test_of_ones_own_a_variant_that_ends_python_is_a_fault(plugin: Path) -> None:
     code = (
         f"from attnbench.plugins import load; load({os.fspath(plugin)!r})\n"

@@ -131,6 +131,7 @@ def test_the_tables_on_disk_hold_no_character_that_a_terminal_obeys(bad: str) ->
     assert text.count("\n") == 2
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_name_from_a_file_of_somebody_else_never_reaches_the_terminal_as_it_is(tmp_path: Path) -> None:
     name = "\x1b[2J\u202egpj.exe"
     for arguments in (

@@ -32,6 +32,7 @@ def test_the_suite_loads_and_has_cells_to_measure(capsys: pytest.CaptureFixture[
     assert {cell.shape.N for cell in cells} == {512, 1024, 2048}
 
 
+@pytest.mark.usefixtures("forks")
 def test_one_cell_of_it_is_measured() -> None:
     assert main(["init"]) == 0
     small = ["-k", "softmax", "--set", "seq_len=16", "--quick", "--device", "cpu"]

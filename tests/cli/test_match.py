@@ -27,7 +27,8 @@ from attnbench.run.score_question import ScoreQuestion
 from tests.forked import forks
 
 ROOT = Path(__file__).parents[2]
-QUICK = ["--n", "64", "--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1"]
+SMALL = ["--n", "64", "--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1"]
+QUICK = [*SMALL, "--unchecked"]
 
 
 def match(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -256,8 +257,7 @@ class Half(nn.Module):
 
 def test_what_breaks_a_law_takes_no_turn_and_the_answer_says_why_and_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "half.py").write_text(HALF)
-    asked = ["own-half", "local", "--memory", "1GiB", "--n", "64", "--min-time", "0.01", "--draws", "1"]
-    asked += ["--plugin", str(tmp_path / "half.py"), "--threads", "1", "--device", "cpu"]
+    asked = ["own-half", "local", "--memory", "1GiB", "--draws", "1", "--plugin", str(tmp_path / "half.py"), *SMALL]
     refused, unchecked = (" ".join(match(*asked, *more).stdout.split()) for more in ([], ["--unchecked"]))
     assert "not timed in turns: own-half error: it breaks the law 'formula'" in refused
     assert "--unchecked measures it all the same" in refused

@@ -12,6 +12,7 @@ import pytest
 from tests.forked import forks
 
 NOTE = "† not the form that the source describes; attnbench show NAME says what differs"
+SMALL = ("--n", "16", "--heads", "1", "--head-dim", "8", "--min-time", "0.01", "--unchecked")
 SUITE = """
 name: own
 description: A variant in a form of its own, causal and not.
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> subprocess.CompletedProcess[str]:
-    return attnbench("run", "own.yaml", "--quick", "--out", "out", where=folder)
+    return attnbench("run", "own.yaml", "--quick", "--unchecked", "--out", "out", where=folder)
 
 
 def test_the_table_of_a_run_marks_the_causality_that_is_meant(run: subprocess.CompletedProcess[str]) -> None:
@@ -62,7 +63,7 @@ def test_the_csv_has_the_sentence(run: subprocess.CompletedProcess[str], folder:
 
 
 def test_a_comparison_marks_it_in_every_table(folder: Path) -> None:
-    words = ("compare", "retnet", "softmax", "--n", "16", "--heads", "1", "--head-dim", "8", "--min-time", "0.01")
+    words = ("compare", "retnet", "softmax", *SMALL)
     not_causal, causal = (attnbench(*words, *more, where=folder) for more in ((), ("--causal",)))
     assert not_causal.stdout.count("retnet†") == 2  # above the times, and beside the memory
     assert not_causal.stderr.count(NOTE) == 1
@@ -70,7 +71,7 @@ def test_a_comparison_marks_it_in_every_table(folder: Path) -> None:
 
 
 def test_the_chart_and_the_rows_of_a_comparison_have_it(folder: Path) -> None:
-    words = ("compare", "softmax", "retnet", "--n", "16", "--heads", "1", "--head-dim", "8", "--min-time", "0.01")
+    words = ("compare", "softmax", "retnet", *SMALL)
     attnbench(*words, "--no-error", "--plot", "own.svg", "--width", "column", "--csv", "own.csv", where=folder)
     drawn = (folder / "own.svg").read_text(encoding="utf-8")
     assert 'width="237.6pt"' in drawn  # 3.3 inches

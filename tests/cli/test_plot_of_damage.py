@@ -17,6 +17,8 @@ from attnbench.spec import Spec
 from attnbench.status import Status
 from attnbench.store import ENVIRONMENT, RECORDS, SUITE, TABLE, RunFolder
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -1,7 +1,7 @@
 """Every code block of the documentation does what it shows, as a reader would try it: verbatim.
 
-What README.md shows runs in a fresh process, all else in forks of this one. Commands that measure for minutes are given
-options that make them small; nothing else about them is changed.
+Each runs in a fork of this process; tests/test_api.py and tests/cli/test_cli.py start new ones. Commands that measure
+for minutes are given options that make them small; nothing else about them is changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,18 +19,20 @@ import pytest
 import yaml
 
 from attnbench.cli.app import main
+from attnbench.measure import flops
 from attnbench.pictures import PICTURES
 from tests.docs.making import written_pages
-from tests.forked import forks
+
+pytestmark = pytest.mark.usefixtures("forks")
 
 ROOT = Path(__file__).parents[2]
 PAGES = written_pages()
 
 SMALLER = {
     "run": ["-k", "identity", "--set", "seq_len=64", "--quick", "--device", "cpu"],
-    "compare": ["--n", "64..128", "--min-time", "0.01", "--device", "cpu"],
-    "match": ["--n", "64", "--heads", "2", "--draws", "2", "--min-time", "0.01", "--device", "cpu"],
-    "check": ["--law", "causality"],
+    "compare": ["--n", "64..128", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
+    "match": ["--n", "64", "--heads", "2", "--draws", "2", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
+    "check": ["--law", "causality", "--threads", "1"],
     "score": ["--steps", "2", "--seeds", "1", "--device", "cpu"],
     "swap": ["--length", "32", "--windows", "6", "--steps", "0,1", "--layers", "all", "--device", "cpu"],
     "capture": ["--length", "32", "--windows", "1", "--device", "cpu"],
@@ -101,7 +102,7 @@ SUITES = [block for block in BLOCKS if block.language in ("yaml", "yml")]
 
 
 def fresh(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """``python ...`` with nothing imported but what a user imports, and no plug-in but the named ones."""
+    """``python ...`` with no plug-in but the named ones."""
     return subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
@@ -138,14 +139,13 @@ def test_no_block_is_left_untried(block: Block) -> None:
 def test_python_blocks_run(block: Block, folder: Path) -> None:
     if "import wandb" in block.text:
         pytest.importorskip("wandb", reason="no dependency of ours: the block shows how to use it")
-    with nullcontext() if block.page.name == "README.md" else forks():
-        done = fresh(["-c", block.text], folder)
+    done = fresh(["-c", block.text], folder)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("block", SUITES, ids=lambda block: block.label)
-@pytest.mark.usefixtures("forks")
-def test_suites_have_a_plan(block: Block, folder: Path) -> None:
+def test_suites_have_a_plan(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flops, "PATIENCE", 0.1)  # what is too long to be followed is a plan as well
     name = yaml.safe_load(block.text)["name"]
     done = fresh(["-m", "attnbench", "run", f"{name}.yaml", "--dry-run"], folder)
     assert done.returncode == 0, done.stderr
@@ -153,7 +153,6 @@ def test_suites_have_a_plan(block: Block, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("where", "command"), SHELL, ids=[f"{where} {command}" for where, command in SHELL])
-@pytest.mark.usefixtures("forks")
 def test_commands_run(where: str, command: str, folder: Path) -> None:
     program, *words = shlex.split(command, comments=True)
     if program in ("make", "pip"):

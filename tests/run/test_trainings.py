@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from attnbench.record import HELD, UNCHECKED, Record
-from attnbench.run.isolation import Settings
+from attnbench.run.isolation import Settings, Worker
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.runner import Watcher, execute
 from attnbench.run.trainings import at_chosen_rates, phases, run_all
@@ -51,7 +51,10 @@ def suite(training: dict[str, Any] | None = None, **axes: Any) -> Suite:
 
 
 def run(out: Path, what: Suite, watcher: Watcher | None = None, **options: Any) -> tuple[RunFolder, list[Record]]:
-    return execute(make_plan(what, Options(device="cpu", out=out, threads=2, **options)), watcher)
+    plan = make_plan(what, Options(device="cpu", out=out, threads=2, **options))
+    with Worker(replace(plan.settings, threads=1)) as worker:  # nothing is measured in it, so it may be a fork
+        worker.begin()
+        return execute(plan, watcher, worker)
 
 
 def digits(records: list[Record]) -> list[dict[str, Any]]:
@@ -201,7 +204,7 @@ def test_finished_trainings_outlive_the_end_of_the_run_and_the_same_command_resu
     number: int, tmp_path: Path
 ) -> None:
     (tmp_path / "s.yaml").write_text(suite({"steps": 200}, seed=[0, 1, 2]).to_yaml())
-    command = [sys.executable, "-m", "attnbench", "run", "s.yaml", "--device", "cpu", "--threads", "2"]
+    command = [sys.executable, "-m", "attnbench", "run", "s.yaml", "--device", "cpu", "--threads", "1"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 120
         while not any(len(file.read_text().splitlines()) >= 2 for file in tmp_path.glob("results/s/*/records.jsonl")):

@@ -61,6 +61,8 @@ LARGE = [
     ("name: x\nsweeps:\n" + "".join(map(SWEEP.format, range(1000))), "s.yaml:558: more than 5000 keys"),
     ("".join(f"a{i}:\n" for i in range(2_490)), "s.yaml:1: 'name' is missing"),
 ]
+COSTLY = [LARGE[0], LARGE[3], LARGE[7], LARGE[12]]
+"""A whole command for each: too long a file, one that grows by itself, most values, most cells."""
 ODD = [
     (GRID.format("seq_len: .nan"), "s.yaml:2: .nan is not a finite number"),
     (GRID.format("seq_len: 010"), "s.yaml:2: 'seq_len'"),
@@ -128,7 +130,11 @@ print(json.dumps([os.waitstatus_to_exitcode(status), said, used.ru_maxrss * 1024
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss in KiB")
-@pytest.mark.parametrize(("text", "said"), LARGE, ids=name)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [case if case in COSTLY else pytest.param(*case, marks=pytest.mark.slow) for case in LARGE],
+    ids=name,
+)
 def test_the_whole_command_takes_less_than_200_mb_to_refuse_it(
     text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
