@@ -16,6 +16,7 @@ from tests.pairwise import Case, covering
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; only heeded before triton is imported
 
+gc.disable()  # until tests are collected: nothing of what is imported is garbage, and to look takes a third of the time
 torch.set_num_threads(1)  # small tensors: a second thread waits more than it works
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background; children too
@@ -51,6 +52,14 @@ def _seed() -> None:
         torch.manual_seed(0)
     else:  # for a GPU that is not there torch would write down the whole stack, for milliseconds
         torch.default_generator.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 _seen = {"modules": 0, "tests": 0}

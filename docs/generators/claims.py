@@ -38,6 +38,7 @@ VERDICTS = {
 }
 
 
+@cache
 def judged() -> list[Judgement]:
     """Every claim, held to the committed runs."""
     return [judge_all_rows(claim, rows()) for claim in claims()]

@@ -33,7 +33,7 @@ SMALLER = {
     "compare": ["--n", "64..128", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
     "match": ["--n", "64", "--heads", "2", "--draws", "2", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
     "check": ["--law", "causality", "--threads", "1"],
-    "score": ["--steps", "2", "--seeds", "1", "--device", "cpu"],
+    "score": ["--steps", "2", "--seeds", "1", "--rates", "0.01", "--device", "cpu"],
     "swap": ["--length", "32", "--windows", "6", "--steps", "0,1", "--layers", "all", "--device", "cpu"],
     "capture": ["--length", "32", "--windows", "1", "--device", "cpu"],
     "plot": ["--figure", "scaling", "--format", "svg"],
@@ -97,6 +97,8 @@ def blocks() -> list[Block]:
 
 BLOCKS = blocks()
 SHELL = [(block.label, command) for block in BLOCKS for command in block.commands()]
+LONG = re.compile(r"attnbench (match .*--score|match topk local|run score|plot pattern$)")
+"""Of these others of the kind are tried, and they take ten seconds each."""
 SCRIPTS = [block for block in BLOCKS if block.language == "python"]
 SUITES = [block for block in BLOCKS if block.language in ("yaml", "yml")]
 
@@ -152,7 +154,13 @@ def test_suites_have_a_plan(block: Block, folder: Path, monkeypatch: pytest.Monk
     assert "nothing was run" in done.stdout
 
 
-@pytest.mark.parametrize(("where", "command"), SHELL, ids=[f"{where} {command}" for where, command in SHELL])
+@pytest.mark.parametrize(
+    ("where", "command"),
+    [
+        pytest.param(where, command, id=f"{where} {command}", marks=[pytest.mark.slow] * bool(LONG.match(command)))
+        for where, command in SHELL
+    ],
+)
 def test_commands_run(where: str, command: str, folder: Path) -> None:
     program, *words = shlex.split(command, comments=True)
     if program in ("make", "pip"):

@@ -61,7 +61,7 @@ def test_every_variant_has_a_formula_that_is_drawn_whole() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_variant_has_a_page_with_all_that_is_known_of_it(name: str) -> None:
+def test_a_variant_has_a_page_with_all_that_is_known_of_it_and_its_pattern(name: str) -> None:
     entry = VARIANTS.get(name)
     page = generator("catalogue")._page(entry)
     shown = re.sub(r"\\([*_<>|$~\[\]])", r"\1", page)
@@ -73,14 +73,8 @@ def test_a_variant_has_a_page_with_all_that_is_known_of_it(name: str) -> None:
     assert all(" ".join(str(one).split()) in shown for one in reasons if not one and str(one) != "False")
     assert "## Laws that it is held to" in page
     assert "| [build](../reference/laws.md#build) |" in page
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_variant_has_a_picture_of_its_pattern(name: str) -> None:
-    entry = VARIANTS.get(name)
-    drawn = generator("picture").pictures(entry)
-    assert drawn.count("<svg") == 1 + bool(entry.traits.causal)
-    assert 'd="M' in drawn
+    assert page.count("<svg") == 1 + bool(entry.traits.causal)  # of its pattern
+    assert 'd="M' in page
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -39,7 +39,7 @@ def test_and_so_can_maps_and_tables(performer: pd.DataFrame, linformer: pd.DataF
         assert faults(figure) == []
 
 
-@pytest.mark.parametrize("width", ["page", "column"])
+@pytest.mark.parametrize("width", [pytest.param("page", marks=pytest.mark.slow), "column"])
 def test_headings_of_many_settings_and_ticks_of_many_lengths_stand_apart(run: Any, width: str, faults: Faults) -> None:
     rows = [
         row

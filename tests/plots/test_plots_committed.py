@@ -13,6 +13,8 @@ from attnbench.plots.style import save
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 FIGURES = sorted(REFERENCE.glob("*/plots/**/*.svg"))
+FIRST = {path.relative_to(path.parents[1]): path for path in reversed(FIGURES)}.values()
+"""One of each kind, with and without published numbers."""
 
 
 def texts(svg: Path) -> list[tuple[str, str]]:
@@ -20,7 +22,13 @@ def texts(svg: Path) -> list[tuple[str, str]]:
     return re.findall(r'<text style="[^"]*?([0-9.]+)px[^"]*"[^>]*>([^<]*)<', svg.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda path: str(path.relative_to(REFERENCE)))
+@pytest.mark.parametrize(
+    "figure",
+    [
+        pytest.param(path, id=str(path.relative_to(REFERENCE)), marks=[pytest.mark.slow] * (path not in FIRST))
+        for path in FIGURES
+    ],
+)
 def test_a_committed_figure_is_drawn_from_the_committed_rows(figure: Path, tmp_path: Path) -> None:
     overlay = "published" if figure.parent.name == "published" else None
     run = figure.relative_to(REFERENCE).parts[0]

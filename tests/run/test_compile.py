@@ -109,7 +109,7 @@ def test_compiled_code_has_the_products_of_the_variant_and_its_compiling_apart(p
     [
         pytest.param("linear:chunk=8", "training", marks=pytest.mark.slow),
         pytest.param("performer:features=8,chunk=8", "training", marks=pytest.mark.slow),
-        ("linear:chunk=8", "forward"),
+        pytest.param("linear:chunk=8", "forward", marks=pytest.mark.slow),
         pytest.param("performer:features=8,kernel=hyperbolic,chunk=8", "forward", marks=pytest.mark.slow),
         pytest.param("rfa:features=8,chunk=8", "forward", marks=pytest.mark.slow),
         pytest.param("hedgehog:chunk=8", "training", marks=pytest.mark.slow),
@@ -167,7 +167,7 @@ def test_compiled_code_that_gives_other_numbers_is_an_error_and_not_a_time() -> 
     assert measure("another", compile=False).status is Status.OK
 
 
-@needs_compiler
+@compiles
 def test_what_always_compiles_itself_says_so_where_nobody_asked() -> None:
     record = measure("flex", compile=False)
     assert record.status is Status.OK, record.reason

@@ -417,13 +417,15 @@ def test_compare_warns_of_a_variant_that_reaches_the_others_of_its_turns(tmp_pat
     assert told + "do not trust the times" in json.loads(ended.stdout)["warnings"]
 
 
-def test_what_every_variant_leaves_is_no_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_what_every_variant_leaves_is_no_trace(tmp_path: Path, share: int) -> None:
+    """One in ``share`` of the variants."""
     from attnbench.variant import VARIANTS
 
     ours = {
         entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.")
     }  # not what tests register
-    names = ", ".join(sorted(name for name in ours if not name.startswith("flex")))
+    names = ", ".join(sorted(name for name in ours if not name.startswith("flex"))[::share])
     shape = "seq_len: 64, heads: 2, head_dim: 16"
     rows, said = run(
         tmp_path,
