@@ -1,7 +1,7 @@
 """Every code block of the documentation does what it shows, as a reader would try it: verbatim.
 
-Each runs in a fork of this process; tests/test_api.py and tests/cli/test_cli.py start new ones. Commands that measure
-for minutes are given options that make them small; nothing else about them is changed.
+What README.md shows in Python runs in a fresh process, all else in forks of this one. Commands that measure for minutes
+are given options that make them small; nothing else about them is changed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +23,7 @@ from attnbench.cli.app import main
 from attnbench.measure import flops
 from attnbench.pictures import PICTURES
 from tests.docs.making import written_pages
-
-pytestmark = pytest.mark.usefixtures("forks")
+from tests.forked import forks
 
 ROOT = Path(__file__).parents[2]
 PAGES = written_pages()
@@ -141,11 +141,13 @@ def test_no_block_is_left_untried(block: Block) -> None:
 def test_python_blocks_run(block: Block, folder: Path) -> None:
     if "import wandb" in block.text:
         pytest.importorskip("wandb", reason="no dependency of ours: the block shows how to use it")
-    done = fresh(["-c", block.text], folder)
+    with nullcontext() if block.page.name == "README.md" else forks():
+        done = fresh(["-c", block.text], folder)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("block", SUITES, ids=lambda block: block.label)
+@pytest.mark.usefixtures("forks")
 def test_suites_have_a_plan(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flops, "PATIENCE", 0.1)  # what is too long to be followed is a plan as well
     name = yaml.safe_load(block.text)["name"]
@@ -161,6 +163,7 @@ def test_suites_have_a_plan(block: Block, folder: Path, monkeypatch: pytest.Monk
         for where, command in SHELL
     ],
 )
+@pytest.mark.usefixtures("forks")
 def test_commands_run(where: str, command: str, folder: Path) -> None:
     program, *words = shlex.split(command, comments=True)
     if program in ("make", "pip"):
