@@ -18,7 +18,6 @@ SAID_AGAIN = {
     "low precision": "(lower|half)_precision_(stays_close|inputs_are_summed|is_near_float64|is_finite_and_near)",
     "blind query": "(query|token)_that_sees_no_key_gives_zero|all_padding_gives_zero",
     "memory": "memory_grows_(with_the_length_(and|alone)|linearly$|no_faster_than_the_sequence$)|never_.*in_memory",
-    "decoding": "decoding_gives_what_(the_whole_sequence|forward)_gives$",
     "batch": "one_sequence_alone_equals_itself_in_a_batch",
 }
 """By the law, words in the names of the tests."""

@@ -173,7 +173,7 @@ def _instant(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 COMMANDS = {
     "run": ["run", "s.yaml", "--device", "cpu", "--rounds", "1", "--memory-limit", "8GiB"],
-    "plot": ["plot", "results", "--format", "svg"],
+    "plot": ["plot", "results", "--figure", "scaling", "--format", "svg"],
     "compare": ["compare", "softmax", "linear", "--n", "64..256", "--device", "cpu", "--csv", "compared.csv"],
     "check": ["check", "mean-value", "--law", "formula"],
     "list": ["list"],

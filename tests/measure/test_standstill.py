@@ -40,7 +40,7 @@ print("result", timing.first_call_s, sum(s.stopped for s in timing.samples), lon
 
 
 def stopped_once(work: float, at_call: int, noticed: str = "noticed") -> list[str]:
-    """The last line of a fresh process that is stopped for three seconds in its ``at_call``-th call."""
+    """The last line of a process that is stopped for three seconds in its ``at_call``-th call."""
     command = [sys.executable, "-c", PROGRAM, str(work), noticed]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -53,6 +53,7 @@ def stopped_once(work: float, at_call: int, noticed: str = "noticed") -> list[st
         return process.stdout.read().splitlines()[-1].split(maxsplit=4)
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no such signal on Windows")
 @pytest.mark.parametrize("noticed", ["noticed", "by its idleness"])
 def test_a_call_during_which_the_process_was_stopped_is_no_sample(noticed: str) -> None:
@@ -63,6 +64,7 @@ def test_a_call_during_which_the_process_was_stopped_is_no_sample(noticed: str) 
     assert "1 of 7 samples left out: the process was stopped meanwhile" in warnings
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no such signal on Windows")
 @pytest.mark.parametrize("at_call", [1, 40, 300], ids=["the first calls", "warm-up", "batched samples"])
 def test_a_stop_in_short_calls_reaches_no_time(at_call: int) -> None:
