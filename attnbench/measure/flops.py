@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import math
 import re
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,8 +54,9 @@ _MISSING_IN_TORCH = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_flash,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_flash_backward,
 }
-PATIENCE = 2.0
-"""Seconds that following one call with fake tensors may take."""
+STEPS = 1500
+"""Calls of torch that a prediction follows for each layer, unless it is told another number. They are counted and not
+timed, so that a busy machine foresees what a quiet one does."""
 _FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)(?:_attention)?(_for_cpu)?(?:_backward)?$")
 _EXPONENTIALS = {
     *("exp", "exp2", "expm1", "logsumexp", "logaddexp", "softmax", "safe_softmax", "log_softmax"),
@@ -168,7 +168,9 @@ class Prediction:
     peak_bytes: int | None
     reason: str = ""
     too_long: bool = False
-    """Whether the call has more steps than could be followed in :data:`PATIENCE` seconds."""
+    """Whether the call has more steps than were to be followed."""
+    steps: int = field(default=0, compare=False)
+    """Calls of torch that were followed."""
 
 
 class _TooLong(Exception):  # an answer, not an error
@@ -176,18 +178,19 @@ class _TooLong(Exception):  # an answer, not an error
 
 
 class _Patience(TorchFunctionMode):
-    """Gives up where Python calls torch.
+    """Counts where Python calls torch, and gives up there.
 
     Not at the dispatcher: parts of torch that call others from C++, such as einsum, end the process if it raises there.
     """
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()
-        self.deadline = deadline
+        self.steps, self.most = 0, most
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if time.monotonic() > self.deadline:
+        if self.steps >= self.most:
             raise _TooLong
+        self.steps += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -222,11 +225,12 @@ class _LiveBytes(TorchDispatchMode):
         weakref.finalize(storage, gone)
 
 
-def predict(make_call: Callable[[], Callable[[], object]]) -> Prediction:
+def predict(make_call: Callable[[], Callable[[], object]], *, most: int | None = None) -> Prediction:
     """FLOPs and peak tensor bytes of a call without allocating or computing, from fake tensors.
 
     Args:
         make_call: builds the module and its inputs and returns the call; runs under fake tensors too.
+        most: calls of torch to follow at most; None for :data:`STEPS`.
 
     Raises:
         AttnbenchError: what ``make_call`` raises for impossible shapes and options.
@@ -235,13 +239,12 @@ def predict(make_call: Callable[[], Callable[[], object]]) -> Prediction:
         with FakeTensorMode():
             call = make_call()
             gc.collect()
-            counter = _counter()
-            live = _LiveBytes()
-            with books() as booked, live, _Kernels() as kernels, counter, _Patience(time.monotonic() + PATIENCE):
+            counter, live, patience = _counter(), _LiveBytes(), _Patience(STEPS if most is None else most)
+            with books() as booked, live, _Kernels() as kernels, counter, patience:
                 result = call()
             del result
             flops = counter.get_total_flops() - kernels.spared_flops + sum(one.matmul_flops for one in booked)
-            return Prediction(flops, live.peak)
+            return Prediction(flops, live.peak, steps=patience.steps)
     except (DataDependentOutputException, DynamicOutputShapeException):
         return Prediction(None, None, "unknown: depends on the data")
     except _TooLong:

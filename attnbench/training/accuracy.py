@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import binomtest
 from torch import Tensor
 
 from attnbench.model import cross_entropy
@@ -34,6 +33,8 @@ class Answers:
     def interval(self) -> tuple[float, float]:
         """95 % interval over test examples: Wilson's, or by drawing sequences anew where each has several answers."""
         if not self.per_token:
+            from scipy.stats import binomtest  # takes a second to import
+
             low, high = binomtest(int(self.right.sum()), len(self.right)).proportion_ci(0.95, method="wilson")
             return float(low), float(high)
         drawn = np.random.default_rng(0).integers(len(self.right), size=(_RESAMPLES, len(self.right)))

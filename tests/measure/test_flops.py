@@ -244,13 +244,16 @@ def test_a_prediction_counts_what_is_booked_and_what_causality_spares() -> None:
     assert predict(make).matmul_flops == 4 * D * B * H * N * (N + 1) // 2 + 3
 
 
-def test_a_prediction_is_given_up_after_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_is_given_up_after_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> Callable[[], torch.Tensor]:
         q = _qkv()
         return lambda: q + q
 
     assert predict(make) == Prediction(0, B * H * N * D * 4)
-    monkeypatch.setattr(flops, "PATIENCE", -1.0)
+    assert predict(make).steps == 1
+    assert predict(make, most=1) == predict(make)
+    assert predict(make, most=0) == Prediction(None, None, "", too_long=True)
+    monkeypatch.setattr(flops, "STEPS", 0)
     assert predict(make) == Prediction(None, None, "", too_long=True)
 
 
@@ -276,8 +279,7 @@ def test_every_part_of_a_module_is_moved_and_keeps_what_it_is() -> None:
 
 
 GIVEN_UP = """
-import gc, itertools
-from types import SimpleNamespace
+import gc
 import torch
 import attnbench.measure.flops as flops
 
@@ -292,9 +294,7 @@ def make():
     return call
 
 for steps in range(2, 50, 3):
-    looks = itertools.count()
-    flops.time = SimpleNamespace(monotonic=lambda: 1e9 * (next(looks) >= steps))
-    assert flops.predict(make).too_long, steps
+    assert flops.predict(make, most=steps).too_long, steps
 """
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ import attnbench.attention
 import attnbench.inputs
 import attnbench.tasks  # noqa: F401  # these fill their tables
 from attnbench.cell import Cell, Measure, ModelSize, Training
+from attnbench.measure.flops import Prediction, count
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.run.call import prepare
-from attnbench.run.estimate import estimate
+from attnbench.run.estimate import _follow, estimate
+from attnbench.run.plan import Options, make_plan
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
 
@@ -44,6 +47,73 @@ def test_a_training_is_foreseen_from_its_first_step(task: str) -> None:
     assert one.matmul_flops is not None
     assert (whole.matmul_flops, whole.peak_bytes) == (7 * one.matmul_flops, one.peak_bytes)
     assert whole.reason == "of 7 steps"
+
+
+def test_cells_that_differ_in_seed_and_rate_alone_are_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = make_plan("score-long", Options(device="cpu")).cells
+    sizes = {(cell.sweep, cell.variant, cell.shape) for cell in cells}
+    assert len(cells) == 6 * len(sizes), "three seeds, two rates"
+    follows = []
+
+    def follow(cell: Cell, n: int, most: int) -> Prediction:
+        follows.append(cell)
+        return Prediction(1000, 10, steps=100)
+
+    monkeypatch.setattr("attnbench.run.estimate._follow", follow)
+    found = list(estimate(cells, 1))
+    assert len(follows) == len(sizes)
+    assert [cell for cell, _ in found] == cells
+    assert {one.matmul_flops for _, one in found} == {500_000, 2_000_000}
+
+
+def a_step(variant: str, **more: Any) -> Cell:
+    """A step of training a small model."""
+    given = {"shape": Shape(batch=2, heads=2, seq_len=64, head_dim=8, causal=True), "pass_": "training"}
+    return Cell("s", "w", parse_spec(variant), level="model", model=ModelSize(1, 16), **{**given, **more})
+
+
+@pytest.mark.parametrize("variant", ["local:window=8", "bigbird:block=8", "performer", "reformer:rounds=2,chunk=8"])
+def test_no_seed_changes_what_is_foreseen(variant: str) -> None:
+    whole = Shape(batch=2, heads=2, seq_len=64, head_dim=8)
+    one, other = (_follow(a_step(variant, shape=whole, seed=seed), 64, 10**6) for seed in (0, 1))
+    assert one.peak_bytes is not None
+    assert (one.matmul_flops, one.peak_bytes) == (other.matmul_flops, other.peak_bytes)
+
+
+@pytest.mark.parametrize("variant", ["softmax", "linear"])
+def test_what_is_extrapolated_is_what_would_be_counted(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("s", "w", parse_spec(variant), Shape(batch=2, heads=2, seq_len=128, head_dim=8), pass_="stepwise")
+    real = prepare(cell).run
+    monkeypatch.setattr("attnbench.run.estimate.STEPS", _follow(cell, 24, 10**6).steps)
+    ((_, found),) = estimate([cell], 1)
+    assert found.reason == "extrapolated from n = 8, 16, 24"
+    assert found.matmul_flops == count(real).matmul_flops
+    assert found.peak_bytes == pytest.approx(peak_tensor_bytes(real), rel=0.1)
+
+
+def test_a_task_is_cut_to_a_shorter_length_with_its_labels() -> None:
+    shape = Shape(batch=2, heads=2, seq_len=64, head_dim=8)
+    model = ModelSize(layers=1, ffn=16)
+    cell = Cell("s", "w", Spec("softmax"), shape, level="model", pass_="training", model=model)
+    for task in ("recall", "recall:ids=2", "listops:min_length=16,max_length=64"):
+        asked = replace(cell, task=parse_spec(task))
+        half, whole = (_follow(asked, n, 10**6) for n in (32, 64))
+        assert half.reason == ""
+        assert half.steps == whole.steps
+        assert half.matmul_flops is not None
+        assert whole.matmul_flops is not None
+        assert 0 < half.matmul_flops < whole.matmul_flops / 2, task
+
+
+def test_a_call_whose_steps_do_not_depend_on_its_length_is_followed_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = a_step("softmax")
+    real = _follow(cell, 64, 10**6)
+    monkeypatch.setattr("attnbench.run.estimate.STEPS", real.steps // 5)
+    ((_, found),) = estimate([cell], 1)
+    assert found == real
+    monkeypatch.setattr("attnbench.run.estimate._AT_ANY_PRICE", 2)
+    ((_, found),) = estimate([cell], 1)
+    assert found.reason == "unknown: too many steps to be followed"
 
 
 SMOLLM2 = Shape(heads=9, kv_heads=3, seq_len=1024, head_dim=64, causal=True)
