@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -166,6 +166,7 @@ def _attend(
         "head_dim": query.shape[3],
         "value_dim": value.shape[3],
         "mask": mask,
+        "window": others.get("sliding_window"),
     }
     one.calls.append((module, facts))
     answer = exact() if one.at is None else one.at(place, module, q, k, v, exact)
@@ -189,12 +190,13 @@ def _of_self_attention(module: Any, mask: Tensor | None, q: Tensor, others: dict
     return torch.ones(n, n, dtype=torch.bool, device=q.device).tril()[None, None]
 
 
-def calls_of(model: nn.Module, run: Callable[[], object]) -> list[Call]:
+def calls_of(model: nn.Module, run: Callable[[], object], *, causal: bool | None = None) -> list[Call]:
     """The calls of attention in one forward pass, in their order.
 
     Args:
         model: after :func:`put_into`.
         run: one forward pass over windows without padding.
+        causal: whether its attention is, for a model of fake tensors, in whose masks nothing can be seen.
 
     Raises:
         Unsupported: a call has something that no variant has, a mask that is no simple pattern, or there is no call.
@@ -204,19 +206,29 @@ def calls_of(model: nn.Module, run: Callable[[], object]) -> list[Call]:
         run()
     if not seen.calls:
         raise Unsupported(f"{type(model).__name__}: no attention was reached through the library's interface")
-    return [_call(names.get(id(module), type(module).__name__), facts, seen) for module, facts in seen.calls]
+    look = partial(_seen, seen) if causal is None else partial(_said, causal)
+    return [_call(names.get(id(module), type(module).__name__), facts, look) for module, facts in seen.calls]
 
 
-def _call(name: str, facts: dict[str, Any], seen: Session) -> Call:
-    cross = facts["keys"] != facts["length"] or any(part in name.lower() for part in _CROSS)
+def _seen(of: Session, facts: dict[str, Any]) -> Pattern:
+    """The pattern that the mask of a call shows."""
     mask = facts["mask"]
-    pattern = None
-    if not cross:
-        pattern = Pattern(causal=False)
-        if mask is not None:
-            if id(mask) not in seen.patterns:
-                seen.patterns[id(mask)] = pattern_of(mask)
-            pattern = seen.patterns[id(mask)]
+    if mask is None:
+        return Pattern(causal=False)
+    if id(mask) not in of.patterns:
+        of.patterns[id(mask)] = pattern_of(mask)
+    return of.patterns[id(mask)]
+
+
+def _said(causal: bool, facts: dict[str, Any]) -> Pattern:
+    """The pattern of a call by its arguments, where its mask cannot be looked at."""
+    window = facts["window"]
+    return Pattern(causal, window if window is not None and window < facts["length"] else None)
+
+
+def _call(name: str, facts: dict[str, Any], pattern_of_call: Callable[[dict[str, Any]], Pattern]) -> Call:
+    cross = facts["keys"] != facts["length"] or any(part in name.lower() for part in _CROSS)
+    pattern = None if cross else pattern_of_call(facts)
     if facts["head_dim"] != facts["value_dim"]:
         raise Unsupported(
             f"{name}: its values are {facts['value_dim']} wide and its queries {facts['head_dim']}; no variant takes it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ class LanguageModel:
         self.digest = digest_of_weights(model)
         vocab = int(config.get_text_config().vocab_size)
         probe = torch.randint(vocab, (1, length), generator=torch.Generator().manual_seed(0))
-        self._options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+        self._options = _without_cache(model)
         with torch.no_grad():
             untouched = self._run(probe).hidden
         self._own: str = config._attn_implementation
@@ -57,6 +57,24 @@ class LanguageModel:
                 "computes something else"
             )
         self.layers = tuple(_layer(call) for call in self.calls)
+
+    @classmethod
+    def unread(cls, name: str, model: nn.Module, length: int, *, causal: bool) -> Self:
+        """One of fake tensors, of which nothing but sizes is true: it is not held to anything.
+
+        Raises:
+            Unsupported: its attention cannot be replaced; the message names the cause.
+        """
+        config: Any = model.config
+        one = cls.__new__(cls)
+        one.name, one.module, one.digest = name, model.eval(), ""
+        one._options = _without_cache(model)
+        one._own = config._attn_implementation
+        put_into(model)
+        tokens = torch.zeros(1, length, dtype=torch.int64)
+        one.calls = tuple(calls_of(model, lambda: one._run(tokens), causal=causal))
+        one.layers = tuple(_layer(call) for call in one.calls)
+        return one
 
     @property
     def facts(self) -> dict[str, str]:
@@ -119,6 +137,11 @@ class LanguageModel:
         other = copy.copy(self)
         other.module = copy.deepcopy(self.module)
         return other
+
+
+def _without_cache(model: nn.Module) -> dict[str, bool]:
+    """What a call says so that no keys are kept."""
+    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 
 def _layer(call: Call) -> Layer:

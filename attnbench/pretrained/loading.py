@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
 from io import StringIO
@@ -98,18 +99,50 @@ def _quiet() -> Any:
     return transformers
 
 
-def _loaded(transformers: Any, place: Path) -> tuple[Any, Any]:
-    """Tokenizer and model, in float32."""
+def bare_model(name: str) -> tuple[int, Callable[[], Any]]:
+    """The number of layers of the model at this place, and what makes the model in float32, with weights of its own.
+
+    Only its configuration is read.
+
+    Raises:
+        UsageError: there is no such model, or its libraries are missing.
+    """
+    place = located(name)
+    transformers = _quiet()
+    try:
+        _, _, config = _configured(transformers, place)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UsageError(f"{name}: cannot be loaded ({one_line(str(error), 120)}); {_WANTED}") from None
+
+    first_weights: Any = import_module("transformers.initialization")
+
+    def make() -> Any:
+        own = copy.deepcopy(config)  # a model writes into its configuration how it attends
+        with first_weights.no_init_weights():  # some are drawn until they fit, which nobody sees of fake ones
+            model = _class_for(transformers, own, gguf=place.is_file()).from_config(own, dtype=torch.float32)
+        model.tie_weights()
+        return model.get_encoder() if own.is_encoder_decoder else model
+
+    return int(config.get_text_config().num_hidden_layers), make
+
+
+def _configured(transformers: Any, place: Path) -> tuple[str, dict[str, Any], Any]:
+    """The folder and the options by which everything of a model is read, and its configuration."""
     folder, options = str(place), dict[str, Any]()
     if place.is_file():
         for needed in ("gguf", "accelerate"):
             if importlib.util.find_spec(needed) is None:
                 raise UsageError(f"a .gguf file needs {needed}; install it with: pip install 'attnbench[models]'")
         folder, options = str(place.parent), {"gguf_file": place.name}
-    alone = {"local_files_only": True, "trust_remote_code": False}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **alone, **options)
-    config = transformers.AutoConfig.from_pretrained(folder, **alone, **options)
-    how: dict[str, Any] = {"dtype": torch.float32, **alone, **options}
+    options |= {"local_files_only": True, "trust_remote_code": False}
+    return folder, options, transformers.AutoConfig.from_pretrained(folder, **options)
+
+
+def _loaded(transformers: Any, place: Path) -> tuple[Any, Any]:
+    """Tokenizer and model, in float32."""
+    folder, options, config = _configured(transformers, place)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+    how: dict[str, Any] = {"dtype": torch.float32, **options}
     if place.is_file():
         how["quantization_config"] = transformers.GgufConfig(dequantize=True)
     else:

@@ -136,10 +136,10 @@ def swapped(cell: Cell) -> tuple[Swapped, Windows]:
     if cell.variant.name == UNTOUCHED:
         subject.restore()
         return Swapped(subject, None), windows
-    return Swapped(subject, _operators(cell, subject)), windows
+    return Swapped(subject, operators_of(cell, subject)), windows
 
 
-def _operators(cell: Cell, subject: Subject) -> Operators:
+def operators_of(cell: Cell, subject: Subject) -> Operators:
     """The variant in each layer that it can replace; nothing for the untouched model."""
     if cell.variant.name == UNTOUCHED:
         return {}
@@ -166,7 +166,7 @@ def measure_loss(cell: Cell) -> Loss:
     """
     assert cell.pretrained is not None
     subject = opened(cell).subject.copy()
-    operators = _operators(cell, subject)
+    operators = operators_of(cell, subject)
     for module in (subject.module, *operators.values()):
         module.to(cell.device, getattr(torch, cell.dtype))
     baseline = _baseline(cell.pretrained, cell.shape.N, cell.dtype, cell.device)

@@ -29,11 +29,11 @@ class OwnEncoder:
 
     name = NAME
 
-    def __init__(self, length: int, module: Encoder | None = None) -> None:
+    def __init__(self, length: int, module: Encoder | None = None, *, digest: str | None = None) -> None:
         if not 4 <= length <= LONGEST:
             raise UsageError(f"--length {length}: the model {NAME} reads trees of 4 to {LONGEST} tokens")
         self.module: nn.Module = trained_encoder() if module is None else module
-        self.digest = digest_of_weights(self.module)
+        self.digest = digest_of_weights(self.module) if digest is None else digest
         self.layers = tuple(Layer(Shape(1, block.heads, length, self._encoder.head_dim)) for block in self._blocks)
 
     @property

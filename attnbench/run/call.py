@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, repeat
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,13 @@ from attnbench.stack import refusal
 from attnbench.task import NO_LABEL, Examples, Form, make_task
 from attnbench.variant import VARIANTS, build
 
+if TYPE_CHECKING:
+    from attnbench.pretrained.windows import Windows as Text
+
 _KEPT_ELEMENTS = 2**22
 """Draws with at most this many elements in q (48 MiB for q, k and v) are kept for the next variant."""
 Draw = Callable[[Spec, Shape, int], Sequence[Tensor]]
+Trained = Callable[[Cell], "tuple[nn.Module, Text]"]
 
 
 Make = Callable[[Iterator[Any]], Callable[[], Any]]
@@ -93,6 +97,7 @@ def prepare(
     move: Callable[[nn.Module, torch.device, torch.dtype], nn.Module] = nn.Module.to,
     draw: Draw = kept_draw,
     examples: Callable[[Cell], tuple[Form, Examples]] = first_examples,
+    trained: Trained | None = None,
 ) -> Call:
     """Build the variant and its inputs; none of this is ever timed.
 
@@ -100,6 +105,7 @@ def prepare(
         move: brings a module to a device and type.
         draw: gives q, k and v for an input, a shape and a seed.
         examples: gives the form of a cell's task and its first examples.
+        trained: gives a trained model with the cell's variant in it, and windows of text; None to read the model.
 
     Raises:
         Unsupported: the mathematics or the input does not allow this cell.
@@ -121,7 +127,7 @@ def prepare(
     elif cell.level == "layer":
         module, inputs = _layer(cell)
     elif cell.level == "pretrained":
-        module, inputs, labels = _pretrained(cell)
+        module, inputs, labels = _pretrained(cell, trained)
     else:
         module, inputs, labels = _model(cell, examples)
     module = move(module, device, dtype)
@@ -221,15 +227,17 @@ def _writing(cell: Cell, size: ModelSize) -> tuple[nn.Module, list[Windows], Ten
     return module, [Windows.into(one.to(cell.device), more, tokens=-1) for one in given], words[:, 1:]
 
 
-def _pretrained(cell: Cell) -> tuple[nn.Module, list[Windows], Tensor]:
+def _pretrained(cell: Cell, trained: Trained | None) -> tuple[nn.Module, list[Windows], Tensor]:
     """The trained model with the variant in it, windows of text, and the right answers."""
     if cell.pretrained is None:
         raise UsageError("level pretrained needs the name of a model; write model: listops in a suite")
     if cell.compile:
         raise Unsupported("compile: the variant is put into a trained model call by call, which is not one graph")
-    from attnbench.pretrained.measured import swapped  # only trained models need it
+    if trained is None:
+        from attnbench.pretrained.measured import swapped  # only trained models need it
 
-    module, text = swapped(cell)
+        trained = swapped
+    module, text = trained(cell)
     whole, generator = text.tokens.flatten(), torch.Generator().manual_seed(cell.seed)
 
     def more(count: int) -> Tensor:

@@ -14,7 +14,7 @@ from attnbench.cell import Cell, ModelSize
 from attnbench.measure.flops import STEPS, Prediction, move_fake, predict
 from attnbench.qkv import draw_sizes
 from attnbench.record import one_line
-from attnbench.run.call import first_examples, prepare
+from attnbench.run.call import Trained, first_examples, prepare
 from attnbench.run.outcome import status_of
 from attnbench.task import Examples, Form
 from attnbench.variant import build
@@ -105,28 +105,36 @@ def _follow(cell: Cell, n: int, most: int) -> Prediction:
     Args:
         most: calls of torch that are followed for each layer.
     """
-    if cell.level == "pretrained":
-        return Prediction(None, None, "not foreseen: that would take the weights")
     gc.freeze()  # to look through what was imported, and through earlier cells, would take longer than to follow one
     try:
         # Fake tensors carry any device; the CPU is the one that every machine has.
         cell = replace(cell, device="cpu", compile=False)
-        layers = (cell.model or ModelSize()).layers if cell.level == "model" else 1
+        layers, trained = 1, None
+        if cell.level == "pretrained":
+            from attnbench.pretrained.unread import described  # only trained models need it
+
+            model = described(cell)
+            layers, trained = model.layers, model.swapped
+        elif cell.level == "model":
+            layers = (cell.model or ModelSize()).layers
         if not {"time", "memory", "score"} & {*cell.measure}:
-            predict(lambda: _refuse(cell))
-            return Prediction(None, None, "error only")
+            predict(lambda: _refuse(cell, trained))
+            return Prediction(None, None, f"{cell.measure[0]} only")
         examples = _examples(cell, n) if cell.task else first_examples
         other = replace(cell, shape=replace(cell.shape, seq_len=n)) if n != cell.shape.N else cell
-        make = lambda: prepare(other, move_fake, draw_sizes, examples).run  # noqa: E731
+        make = lambda: prepare(other, move_fake, draw_sizes, examples, trained).run  # noqa: E731
         return predict(make, most=most * layers)
     except Exception as error:
         return Prediction(None, None, one_line("{}: {}".format(*status_of(error))))
 
 
-def _refuse(cell: Cell) -> Callable[[], None]:
-    """Build the variant and draw its input as for an error: either refuses what it does not allow."""
-    draw_sizes(cell.inputs, cell.whole_shape, cell.seed)
-    build(cell.variant, cell.whole_shape, seed=cell.seed)
+def _refuse(cell: Cell, trained: Trained | None) -> Callable[[], None]:
+    """Build the variant and draw its input as for an error or a loss: either refuses what it does not allow."""
+    if trained is not None:
+        trained(cell)
+    else:
+        draw_sizes(cell.inputs, cell.whole_shape, cell.seed)
+        build(cell.variant, cell.whole_shape, seed=cell.seed)
     return lambda: None
 
 

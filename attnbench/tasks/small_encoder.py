@@ -35,10 +35,15 @@ LONGEST = CURRICULUM[-1].trees.max_length
 """Tokens of the longest trees that it was trained on."""
 
 
+def untrained_encoder() -> Encoder:
+    """An encoder of the shipped one's sizes."""
+    return Encoder(vocab=len(TOKENS), classes=10, layers=LAYERS, heads=HEADS, head_dim=HEAD_DIM)
+
+
 def trained_encoder() -> Encoder:
     """The shipped encoder, in float32, ready to answer."""
     with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and then replaced
-        model = Encoder(vocab=len(TOKENS), classes=10, layers=LAYERS, heads=HEADS, head_dim=HEAD_DIM)
+        model = untrained_encoder()
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()})
     return model.eval()
 

@@ -120,8 +120,20 @@ def test_the_schema_takes_a_name_or_sizes() -> None:
 
 def test_planning_and_estimating_read_no_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = cells_of(file, PLAIN)
-    monkeypatch.setattr("attnbench.pretrained.measured.open_model", None)
-    assert {one.reason for _, one in estimate(cells, 1)} == {"not foreseen: that would take the weights"}
+    for needed in ("pretrained.measured.open_model", "tasks.small_encoder.load_file"):
+        monkeypatch.setattr(f"attnbench.{needed}", None)
+    found = [one for _, one in estimate(cells, 1)]
+    assert [one.reason for one in found] == ["", ""]
+    layers, width, n = 4, 64, 64
+    products = 2 * n * (layers * (3 + 1 + 2 + 2) * width**2 + width * 10)  # qkv, merge and the two of feed; the classes
+    assert {one.matmul_flops for one in found} == {products + layers * 4 * n * n * width}
+
+
+def test_a_loss_alone_has_nothing_to_foresee_but_a_refusal(file: Path) -> None:
+    cells = cells_of(file, PLAIN.replace("time, ", "").replace("sdpa", "fnet"))
+    fine, refused = (one.reason for _, one in estimate(cells, 1))
+    assert fine == "loss only"
+    assert refused.startswith("unsupported: a mixer replaces the projections as well")
 
 
 def test_without_the_library_a_model_of_it_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
