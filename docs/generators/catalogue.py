@@ -14,6 +14,7 @@ from attnbench.spec import Spec, format_scalar
 from attnbench.variant import FAMILIES, VARIANTS, Variant
 from generators.law_numbers import of_variant as of_laws
 from generators.markdown import code, formula, page, prose, source, table, text
+from generators.naive_times import of_variant as of_formula
 from generators.picture import pictures
 from generators.reference_rows import of_variant
 
@@ -121,6 +122,7 @@ def _facts(data: dict[str, Any]) -> list[list[str]]:
         ["Source", source(data["source"])],
         ["Cost", text(f"{data['cost']}; claimed: {', '.join(claimed) or 'nothing'}")],
         *[["", text(f"{_where(where)}: {one['cost']}")] for where, one in data["given"].items() if "cost" in one],
+        *([["Beside its formula", beside]] if (beside := of_formula(data["name"])) else []),
         ["Family", ", ".join([data["family"], *data["also"]])],
         ["Kind", kinds[data["kind"]]],
     ]

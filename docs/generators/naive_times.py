@@ -1,0 +1,31 @@
+"""The time of a variant beside that of its formula, as its page says it."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+
+from generators.markdown import ROOT, text
+
+FILE = ROOT / "docs/data/naive.csv"
+"""Written by ``python -m tests.docs.naive``, which names the columns."""
+
+
+@cache
+def measured() -> dict[str, dict[str, str]]:
+    """Variant -> the row of the file."""
+    with FILE.open(encoding="utf-8", newline="") as file:
+        return {row["variant"]: row for row in csv.DictReader(file)}
+
+
+def of_variant(name: str) -> str:
+    """One sentence with the ratio, its interval and where it was measured; empty without a row."""
+    row = measured().get(name)
+    if row is None:
+        return ""
+    ratio, low, high = (float(row[end]) for end in ("ratio", "low", "high"))
+    return text(
+        f"{ratio:.2g} ({low:.2g} to {high:.2g}) of the time of the formula written out in plain torch: forward, n = "
+        f"{int(row['n'])}, {row['heads']} heads of {row['head_dim']}, {'causal, ' * (row['causal'] == 'true')}float32, "
+        f"{row['threads']} threads, {row['processor']}, torch {row['torch']}, {row['date']}"
+    )

@@ -1,0 +1,118 @@
+"""The time of each variant beside that of its formula, written out.
+
+``python -m tests.docs.naive`` measures the variants that the file lacks, with names these anew, and with ``all`` every
+one. The formula is the one that the laws compare with, in float32: all pairs at once, or one token after another, in
+plain torch. Both are called in turns in one process. Needs a machine with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attnbench.errors import Unsupported
+from attnbench.machine import processor
+from attnbench.measure.statistics import Ratio
+from attnbench.run.process import apply, window_library
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+from attnbench.testing.laws import Case
+from attnbench.variant import VARIANTS
+from tests.benchmarks.old_and_new import in_turns
+from tests.docs.laws import shipped
+from tests.docs.making import HERE
+
+FILE = HERE / "docs/data/naive.csv"
+SIZES = ("n", "heads", "head_dim", "causal", "threads")
+COLUMNS = ("variant", *SIZES, "ratio", "low", "high", "turns", "torch", "processor", "date")
+N, HEADS, HEAD_DIM = 1024, 4, 64
+SECONDS = 1.5
+
+Row = dict[str, str]
+
+
+def read() -> list[Row]:
+    """The rows of the file; none where there is no file."""
+    if not FILE.exists():
+        return []
+    with FILE.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """The formula of what is exact, q, k and v ``(B, H, N, D)``; the laws compare with one in float64."""
+    logits = q @ k.mT * q.shape[-1] ** -0.5
+    if causal:
+        logits = logits.masked_fill(torch.ones_like(logits[0, 0], dtype=torch.bool).triu(1), -torch.inf)
+    return logits.softmax(-1) @ v
+
+
+def both(name: str, n: int = N) -> tuple[Callable[[], object], Callable[[], object], bool] | None:
+    """The call of a variant, that of its formula, and whether they are causal; None where it has no formula.
+
+    What has both forms is measured as the encoders of the Long Range Arena use it, without a mask.
+    """
+    for causal in (False, True):
+        case, shape = Case(VARIANTS.get(name), Spec(name), causal), Shape(1, HEADS, n, HEAD_DIM, causal=causal)
+        try:
+            module = case.module(shape, dtype=case.common_dtype)
+        except Unsupported:
+            continue
+        inputs = case.draw(shape, dtype=case.common_dtype)
+        formula = partial(softmax_attention, causal=causal) if case.traits.exact else case.oracle(module)
+        return None if formula is None else (partial(module, *inputs), partial(formula, *inputs), causal)
+    return None
+
+
+def measure(name: str) -> Row | None:
+    """Its row but for the machine; None where it has no formula of its own."""
+    with torch.inference_mode():
+        calls = both(name)
+        if calls is None:
+            return None
+        ratio: Ratio = in_turns(calls[0], calls[1], SECONDS)
+    ends = {end: "" if value is None else f"{value:.4g}" for end, value in (("low", ratio.low), ("high", ratio.high))}
+    return {
+        "variant": name,
+        "n": str(N),
+        "causal": str(calls[2]).lower(),
+        "ratio": f"{ratio.estimate:.4g}",
+        **ends,
+        "turns": str(ratio.pairs),
+    }
+
+
+def write(rows: Iterable[Row]) -> None:
+    """The rows, variants in the order shown to users."""
+    order = {name: place for place, name in enumerate(shipped())}
+    known = [row for row in rows if row["variant"] in order]
+    with FILE.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(known, key=lambda row: order[row["variant"]]))
+
+
+def main(names: list[str]) -> None:
+    """Measure and write one variant at a time, so that a stop loses little."""
+    VARIANTS.names()
+    known = {row["variant"] for row in read()}
+    wanted = shipped() if names == ["all"] else names or [name for name in shipped() if name not in known]
+    where = {"torch": torch.__version__, "processor": processor(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    where |= {"threads": str(torch.get_num_threads()), "heads": str(HEADS), "head_dim": str(HEAD_DIM)}
+    _, products, _ = apply("tuned", threads=torch.get_num_threads(), device="cpu")
+    with window_library("tuned", products):
+        for name in wanted:
+            row = measure(name)
+            print(name, *(row or {"no": "formula"}).values(), flush=True)
+            if row is not None:
+                write([*(one for one in read() if one["variant"] != name), row | where])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
