@@ -185,8 +185,8 @@ def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]])
         ax.plot([std for std, _ in known], [error for _, error in known], **_trivial())
     if columns:
         ax.axvline(math.sqrt(x[-1] * columns[next(iter(columns))]), color=palette().faint, lw=0.8)
-    for inputs, at in columns.items():
-        ax.hlines(panel.beside[inputs], at * 2**-_HALF, at * 2**_HALF, **{**_trivial(), "color": palette().ink})
+    for inputs, middle in columns.items():
+        ax.hlines(panel.beside[inputs], middle * 2**-_HALF, middle * 2**_HALF, **{**_trivial(), "color": palette().ink})
 
 
 def _columns(x: Sequence[float], inputs: Sequence[str]) -> dict[str, float]:

@@ -160,8 +160,8 @@ def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]])
         label = most[0] if ":" not in most[0] else most[len(most) // 2]
         if counts.max() > 1:
             own = part[part["label"] == label]
-            numbers_of = (list(own[column]) for column in ("_std", "rel_error", "rel_error_std"))
-            lines.append(Line(label, str(own["family"].iloc[0]), *numbers_of))
+            x, y, std = (list(own[column]) for column in ("_std", "rel_error", "rel_error_std"))
+            lines.append(Line(label, str(own["family"].iloc[0]), x, y, std))
     return lines
 
 
