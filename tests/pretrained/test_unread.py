@@ -75,3 +75,5 @@ def test_a_model_of_the_library_is_foreseen_from_its_configuration(
         counted = count(lambda: swapped(torch.ones(2, N, dtype=torch.int64)))
     assert found.reason == ""
     assert found.matmul_flops == counted.matmul_flops
+    ((_, own),) = estimate([cell(UNTOUCHED, str(tmp_path), shape, "forward")], 1)
+    assert own.reason.startswith("about: ") is subject.causal
