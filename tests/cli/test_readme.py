@@ -97,10 +97,15 @@ def blocks() -> list[Block]:
 
 BLOCKS = blocks()
 SHELL = [(block.label, command) for block in BLOCKS for command in block.commands()]
-LONG = re.compile(r"attnbench (match .*--score|match topk local|run score|plot pattern$)")
-"""Of these others of the kind are tried, and they take ten seconds each."""
+LONG = re.compile(r"attnbench (match .*--score|match topk local|run score|plot pattern$|plot (features|density) --)")
+"""Of these others of the kind are tried, and they take seconds each."""
 SCRIPTS = [block for block in BLOCKS if block.language == "python"]
 SUITES = [block for block in BLOCKS if block.language in ("yaml", "yml")]
+
+
+def is_slow(place: int, command: str) -> bool:
+    """Whether it takes long, or stands on a page before as well."""
+    return bool(LONG.match(command)) or command in [before for _, before in SHELL[:place]]
 
 
 def fresh(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -159,8 +164,8 @@ def test_suites_have_a_plan(block: Block, folder: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("where", "command"),
     [
-        pytest.param(where, command, id=f"{where} {command}", marks=[pytest.mark.slow] * bool(LONG.match(command)))
-        for where, command in SHELL
+        pytest.param(where, command, id=f"{where} {command}", marks=[pytest.mark.slow] * is_slow(place, command))
+        for place, (where, command) in enumerate(SHELL)
     ],
 )
 @pytest.mark.usefixtures("forks")

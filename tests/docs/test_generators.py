@@ -175,6 +175,7 @@ def test_each_claim_names_the_sweeps_and_the_runs_that_it_reads() -> None:
         assert row[4:6] == [" `speed` ", " [lra-cpu](runs.md#lra-cpu): 2 "]
 
 
+@pytest.mark.slow
 def test_claims_without_a_folder_read_the_runs_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
     frame = read_rows([Path("results/reference")], lambda line: None)

@@ -92,6 +92,7 @@ def test_no_library_ends_python_for_want_of_address_space(size: int) -> None:
     assert ended.stderr.endswith(" is too little to load torch; raise it to 2 GiB or more\n")
 
 
+@pytest.mark.slow
 def test_the_least_memory_is_enough_for_what_torch_takes_in_its_first_calls(tmp_path: Path) -> None:
     suite = tmp_path / "s.yaml"
     passes = [f"{{name: {name}, pass: {name}, matrix: {CELLS}}}" for name in ("forward", "training")]
