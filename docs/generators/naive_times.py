@@ -25,7 +25,7 @@ def of_variant(name: str) -> str:
         return ""
     ratio, low, high = (float(row[end]) for end in ("ratio", "low", "high"))
     return text(
-        f"{ratio:.2g} ({low:.2g} to {high:.2g}) of the time of the formula written out in plain torch: forward, n = "
+        f"takes {ratio:.2g} ({low:.2g} to {high:.2g}) of the time of its formula written out in plain torch: forward, n = "
         f"{int(row['n'])}, {row['heads']} heads of {row['head_dim']}, {'causal, ' * (row['causal'] == 'true')}float32, "
         f"{row['threads']} threads, {row['processor']}, torch {row['torch']}, {row['date']}"
     )

@@ -93,7 +93,7 @@ def lra_models() -> str:
     found = frame.pivot_table("rel_error", "label", ["sweep", "inputs"], sort=False)
     random = [f"gaussian:logit_std={std}" for std in ("0.5", "2.0")]
     columns = [(model, inputs) for model in ("minilm", "smollm2") for inputs in (model, *random)]
-    head = [f"`{inputs}`" if inputs == model else inputs.removeprefix("gaussian:") for model, inputs in columns]
+    head = [inputs.replace("gaussian:logit_std=", "std ") for _, inputs in columns]
     trivial = frame.groupby(["sweep", "inputs"])["trivial_error"].median()
     lines = [
         [f"`{label}`", *(digits(error) for error in row[columns])]
