@@ -24,8 +24,9 @@ def of_variant(name: str) -> str:
     if row is None:
         return ""
     ratio, low, high = (float(row[end]) for end in ("ratio", "low", "high"))
+    causal = "causal, " * (row["causal"] == "true")
     return text(
-        f"takes {ratio:.2g} ({low:.2g} to {high:.2g}) of the time of its formula written out in plain torch: forward, n = "
-        f"{int(row['n'])}, {row['heads']} heads of {row['head_dim']}, {'causal, ' * (row['causal'] == 'true')}float32, "
-        f"{row['threads']} threads, {row['processor']}, torch {row['torch']}, {row['date']}"
+        f"takes {ratio:.2g} ({low:.2g} to {high:.2g}) of the time of its formula written out in plain torch: forward, "
+        f"n = {int(row['n'])}, {row['heads']} heads of {row['head_dim']}, {causal}float32, {row['threads']} threads, "
+        f"{row['processor']}, torch {row['torch']}, {row['date']}"
     )
