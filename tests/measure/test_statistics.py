@@ -258,8 +258,3 @@ def test_the_noise_floor_is_the_far_end_of_the_interval_on_either_side() -> None
     assert noise_floor(slow, [1.0] * 6) == pytest.approx(0.05)
     assert noise_floor([1.0] * 6, slow) == pytest.approx(0.05)
     assert noise_floor(slow[:5], slow[:5]) is None
-
-
-def test_times_that_have_no_partner_are_refused() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        paired_ratio([1.0, 2.0, 3.0], [1.0, 2.0])
