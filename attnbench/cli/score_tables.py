@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.axes import AXES
 from attnbench.cli import console
-from attnbench.trained import SAME_MODEL
+from attnbench.trained import ALIKE
 from attnbench.units import format_seconds
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from attnbench.scores import Difference, Summary
     from attnbench.trained import Choice
 
-_UNTITLED = tuple(name for name in SAME_MODEL if name in AXES)
+_UNTITLED = tuple(name for name in ALIKE if name not in ("seq_len", "steps", "guide"))
 """What tells models apart, and stands in a title only where it does so."""
 NO_BETTER = "°"
 """Mark after the score of a variant that did not learn to look at other tokens."""
@@ -38,13 +38,17 @@ def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None)
         of_problem = [choice for choice in choices if choice.problem == problem]
         cells = {row.cell_id for choice in of_problem for row in choice.rows}
         own = [record for record in of_rows if record.cell_id in cells]
-        apart = "".join(f", {AXES[name].in_words(setting.get(name))}" for name in several)
+        apart = "".join(f", {_in_words(name, setting.get(name))}" for name in several)
         _print_problem(of_problem, own, shown or {}, apart)
     if of_rows:
         console.note(
             "intervals: 95 % over seeds, each for itself; with one seed over test examples\n"
             "unsure: the interval of the difference holds 0; withheld: fewer than two seeds"
         )
+
+
+def _in_words(name: str, value: object) -> str:
+    return AXES[name].in_words(value) if name in AXES else f"{name.replace('_', ' ')} {value}"
 
 
 def short_task(label: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -29,6 +30,18 @@ def test_a_title_says_what_tells_its_models_from_those_of_the_others(
     ends = [title.partition("learning rate 0.004, ")[2] for title in titles]
     assert len(set(ends)) == len(ends)
     assert [end for end in ends if "guided" not in end] == told
+
+
+@pytest.mark.parametrize(("column", "value"), [("layers", 3), ("ffn", 256), ("batch", 64)])
+def test_models_of_other_sizes_have_a_title_of_their_own(
+    column: str, value: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row for row in RunFolder(RUNS / "positions-biases-cpu").in_order() if row.bias == "alibi"]
+    other = [replace(row, cell_id=f"{row.cell_id}/other", **{column: value}) for row in rows]
+    print_scores([*rows, *other])
+    titles = re.findall(r"^copy, n = 64, .*$", capsys.readouterr().out, re.MULTILINE)
+    assert len(set(titles)) == len(titles) == 2
+    assert any(str(value) in title.partition("0.004")[2] for title in titles)
 
 
 def test_the_time_of_a_training_is_that_of_the_models_in_its_table(capsys: pytest.CaptureFixture[str]) -> None:
