@@ -281,9 +281,9 @@ def _repairs(name: str) -> list[str]:
         return []
     order = sorted(found, key=lambda label: -found[label])
     shares = ", ".join(f"{found[label]:.0%} with `{label}`" for label in order if found[label] > 0)
-    texts = [f"Share of the damage that {last} steps repair: {shares}."]
+    texts = [f"Share of the damage that {last} steps repair: {shares}."] if shares else []
     if none := [label for label in order if found[label] <= 0]:
-        texts.append(f"They repair nothing with {_names(none)}.")
+        texts.append(f"{last} steps repair nothing with {_names(none)}.")
     if same := no_better(name, [label for label in order if label not in CONTROLS], last):
         texts.append(
             f"After {last} steps, no better than `{MEAN_VALUE}`, in which no attention is left to recover: "

@@ -55,7 +55,7 @@ def test_a_variant_is_better_than_nothing_where_it_is_so_in_pairs_of_windows() -
 def test_what_training_repairs_is_told_beside_what_it_repairs_without_attention() -> None:
     assert swap_rows._repairs("any") == [
         "Share of the damage that 9 steps repair: 100% with `topk`.",
-        "They repair nothing with `mean-value`, `linear` and `reformer`.",
+        "9 steps repair nothing with `mean-value`, `linear` and `reformer`.",
         "After 9 steps, no better than `mean-value`, in which no attention is left to recover: `linear` and "
         "`reformer`.",
     ]
