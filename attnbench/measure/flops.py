@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -180,7 +181,8 @@ class _TooLong(Exception):  # an answer, not an error
 class _Patience(TorchFunctionMode):
     """Counts where Python calls torch, and gives up there.
 
-    Not at the dispatcher: parts of torch that call others from C++, such as einsum, end the process if it raises there.
+    Not where C++ calls back: at the dispatcher, as einsum does, or for the device of a fake tensor, which arrives here
+    as an operator. To raise there ends the process.
     """
 
     def __init__(self, most: int) -> None:
@@ -188,7 +190,7 @@ class _Patience(TorchFunctionMode):
         self.steps, self.most = 0, most
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.steps >= self.most:
+        if self.steps >= self.most and not isinstance(func, OpOverload):
             raise _TooLong
         self.steps += 1
         return func(*args, **(kwargs or {}))

@@ -154,7 +154,7 @@ def test_python_blocks_run(block: Block, folder: Path) -> None:
 @pytest.mark.parametrize("block", SUITES, ids=lambda block: block.label)
 @pytest.mark.usefixtures("forks")
 def test_suites_have_a_plan(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flops, "STEPS", 100)  # what is too long to be followed is a plan as well
+    monkeypatch.setattr(flops, "STEPS", 10)  # what is too long to be followed is a plan as well
     name = yaml.safe_load(block.text)["name"]
     done = fresh(["-m", "attnbench", "run", f"{name}.yaml", "--dry-run"], folder)
     assert done.returncode == 0, done.stderr

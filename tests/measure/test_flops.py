@@ -295,6 +295,17 @@ def make():
 
 for steps in range(2, 50, 3):
     assert flops.predict(make, most=steps).too_long, steps
+
+from attnbench.cell import Cell
+from attnbench.qkv import draw_sizes
+from attnbench.run.call import prepare
+from attnbench.shape import Shape
+from attnbench.spec import parse_spec
+
+for name in ("linear", "local"):
+    cell = Cell("s", "w", parse_spec(name), Shape(heads=1, seq_len=256, head_dim=4), pass_="training")
+    for steps in range(2, 26):
+        assert flops.predict(lambda: prepare(cell, flops.move_fake, draw_sizes).run, most=steps).too_long, (name, steps)
 """
 
 

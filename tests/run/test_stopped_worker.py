@@ -23,57 +23,57 @@ from attnbench.spec import Spec
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal on Windows")
 
-SECOND = """
+SLOW = """
 import os, time
 from pathlib import Path
 import torch
 from attnbench import register
 
 
-@register("a-second", family="reference", source="-", formula="-", cost="-")
-class Second(torch.nn.Module):
+@register("slow", family="reference", source="-", formula="-", cost="-")
+class Slow(torch.nn.Module):
     def __init__(self, shape):
         super().__init__()
 
     def forward(self, q, k, v, *, key_mask=None):
-        with Path(os.environ["CALLS_OF_A_SECOND"]).open("a") as file:
+        with Path(os.environ["CALLS_MADE"]).open("a") as file:
             file.write(f"{os.getpid()}\\n")
-        end = time.thread_time() + 1
+        end = time.thread_time() + 0.4
         while time.thread_time() < end:
             pass
         return v + 0
 """
 
 
-def stop_for_three_seconds(calls: Path, at_call: int) -> None:
+def stop_for_two_seconds(calls: Path, at_call: int) -> None:
     while not calls.exists() or len(calls.read_text().split()) < at_call:
-        time.sleep(0.05)
+        time.sleep(0.02)
     pid = int(calls.read_text().split()[-1])
-    time.sleep(0.3)
+    time.sleep(0.1)
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(3)
+    time.sleep(2)
     os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.usefixtures("forks")
-def test_calls_of_a_second_in_a_worker_that_is_stopped_for_three_take_a_second(
+def test_calls_in_a_worker_that_is_stopped_for_far_longer_take_what_they_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, plugin = tmp_path / "calls", tmp_path / "second.py"
-    plugin.write_text(SECOND)
-    monkeypatch.setenv("CALLS_OF_A_SECOND", str(calls))
+    calls, plugin = tmp_path / "calls", tmp_path / "slow.py"
+    plugin.write_text(SLOW)
+    monkeypatch.setenv("CALLS_MADE", str(calls))
     load(str(plugin))
-    cell = Cell("s", "w", Spec("a-second"), Shape(seq_len=8), measure=("time",))
+    cell = Cell("s", "w", Spec("slow"), Shape(seq_len=8), measure=("time",))
     request = {
         "do": "cell",
         "cell": json.loads(json.dumps(cell.to_json())),
-        "rules": asdict(TimingRules(min_time=1.0, max_time=2.0)),
+        "rules": asdict(TimingRules(min_time=0.4, max_time=0.8, warmup_calls=1)),
         "round": 0,
         "earlier": [],
         "previous": None,
     }
     at_call = 4  # after the first look, the first call and a sample
-    stopper = threading.Thread(target=stop_for_three_seconds, args=(calls, at_call), daemon=True)
+    stopper = threading.Thread(target=stop_for_two_seconds, args=(calls, at_call), daemon=True)
     with Worker(Settings(plugins=(str(plugin),), rates=False)) as worker:
         stopper.start()
         answer = worker.ask(request, 120)
