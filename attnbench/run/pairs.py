@@ -172,15 +172,9 @@ def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
 
 def _warm(watch: Stopwatch, call: Callable[[], object], rules: TimingRules) -> Timing:
     """Warm up and size the batch as for a single measurement."""
-    one_of = 6  # as many rounds as samples are needed, so that one sample is enough here
-    warm = TimingRules(
-        min_time=0,
-        max_time=0,
-        min_samples=1,
-        warmup_time=one_of * rules.warmup_time,
-        warmup_calls=rules.warmup_calls,
-        rounds=one_of,
-    )
+    one_of = FEWEST  # as many rounds as samples are needed, so that one sample is enough here
+    time = one_of * rules.warmup_time
+    warm = TimingRules(max_time=0, warmup_time=time, warmup_calls=rules.warmup_calls, rounds=one_of)
     return measure_time(call, warm, stopwatch=watch)
 
 
