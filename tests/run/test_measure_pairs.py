@@ -113,6 +113,7 @@ def test_what_could_not_be_checked_is_said_once_of_the_cell_that_it_is_about(mon
         return replace(made, run=dice, on=lambda number: dice) if of.variant.name == "linear" else made
 
     monkeypatch.setattr(pairs, "prepare", prepare)
+    monkeypatch.setattr(pairs, "stopwatch", lambda device: Ticking(1e-3))
     found = measure_pairs([cell("softmax"), cell("linear")], QUICK, fewest=2)
     assert (found.ran, found.left_out) == ([0, 1], [])
     assert found.warnings == [(1, CHANGING)]
