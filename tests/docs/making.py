@@ -7,6 +7,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -39,6 +40,7 @@ def rows(maker: Maker) -> Maker:
     return maker
 
 
+@cache
 def run(name: str) -> pd.DataFrame:
     """The rows of a committed run that have numbers."""
     frame = attnbench.read_results(RUNS / name)
