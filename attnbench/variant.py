@@ -220,6 +220,8 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
 
 def _made(entry: Variant, spec: Spec, shape: Shape) -> nn.Module:
     """The module; where heads share keys and values and the class does not do it, inside what does."""
+    if shape.G == 1:  # said or not: the parts of some variants have fewer heads
+        shape = replace(shape, kv_heads=None)
     shares, options = entry.claims(spec, causal=shape.causal).shares, dict(spec.options)
     if shape.G == 1 or shares == "by itself" or isinstance(shares, No):
         alone: nn.Module = entry.make(shape, **options)

@@ -33,6 +33,22 @@ def qkv(shape: Shape, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tenso
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
+def test_as_many_heads_of_keys_as_of_queries_change_nothing() -> None:
+    """In any setting: parts of a variant may have fewer heads."""
+    for name in (name for name, traits in TRAITS.items() if not traits.compiled):
+        for setting in VARIANTS.get(name).settings:
+            spec, shape = parse_spec(f"{name}:{setting}".rstrip(":")), Shape(heads=4, seq_len=16, head_dim=4)
+            try:
+                plain = build(spec, shape, seed=0)
+            except Unsupported:
+                continue
+            said = build(spec, replace(shape, kv_heads=4), seed=0)
+            assert repr(said) == repr(plain)
+            assert {k: v.shape for k, v in said.state_dict().items()} == {
+                k: v.shape for k, v in plain.state_dict().items()
+            }
+
+
 @pytest.mark.parametrize("heads", [1, 2, 3, 6])
 def test_a_number_that_divides_the_heads_is_taken(heads: int) -> None:
     shape = Shape(heads=6, kv_heads=heads)
