@@ -48,6 +48,7 @@ def test_each_cell_that_can_be_built_has_the_times_of_its_own_calls(monkeypatch:
     seconds: list[float] = []
     monkeypatch.setattr(pairs, "hold_to_unseen", told(seconds))
     monkeypatch.setattr(pairs, "take_turns", answered([[1.0, 2.0, 3.0], [1.5, 2.5, 9.0], [1.25, 2.25, 4.0]]))
+    monkeypatch.setattr(pairs.OtherLoad, "cores", lambda self: 1.5)
     cells = [
         cell("softmax"),
         cell("no-such-variant"),
@@ -61,7 +62,7 @@ def test_each_cell_that_can_be_built_has_the_times_of_its_own_calls(monkeypatch:
     assert seconds == [1.25, 2.25, 4.0]
     assert [(place, status) for place, status, _ in found.left_out] == [(1, "error"), (4, "unsupported")]
     assert "no-such-variant" in found.left_out[0][2]
-    assert (found.disturbed, found.taken, found.stopped, found.warnings) == (3, 5, 7, [])
+    assert (found.disturbed, found.taken, found.stopped, found.others, found.warnings) == (3, 5, 7, 1.5, [])
 
 
 def test_the_column_of_who_did_not_always_compute_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +120,7 @@ def test_what_could_not_be_checked_is_said_once_of_the_cell_that_it_is_about(mon
     assert found.warnings == [(1, CHANGING)]
 
 
-def test_a_compiled_cell_is_held_to_the_same_call_without_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_rewrites_is_held_to_the_same_call_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[bool] = []
     honest = pairs.prepare
 
@@ -299,6 +300,18 @@ def test_half_the_width_takes_four_times_the_blocks_and_the_widest_of_all_ratios
     assert blocks_taken((0.0, 0.0, 0.0), 0.01) == 20
     for spread in ((0.03, 0.0, 0.0), (0.0, 0.03, 0.0), (0.001, 0.0, 0.03)):
         assert blocks_taken(spread, 0.01) == pytest.approx(wide, rel=0.1)
+
+
+def test_programs_that_slow_down_together_need_no_more_blocks() -> None:
+    watch = Ticking(1.0)
+    drifting = iter(range(10**6))
+
+    def call() -> None:
+        watch.seconds = 1.0 + next(drifting) // 2  # the same for both of a block
+
+    entrants = [Entrant(call, 1)] * 2
+    rules = TimingRules(width=0.01, min_time=0.0, max_samples=1000)
+    assert take_turns(watch, entrants, rules, seed=0, clock=lambda: 0.0).taken == 20
 
 
 # The noise floor
