@@ -11,6 +11,7 @@ block      what a pattern is made of: consecutive or equally spaced tokens seen 
 run        consecutive tokens that are averaged into one
 stretch    a thousand tokens or so, computed one after the other to keep memory constant
 group      a range of batch entries and a range of heads, computed together
+plan       which queries meet which keys in one call, as indices, before any product
 ========== ===============================================================================
 
 ================ ===================================================== ===========================================
