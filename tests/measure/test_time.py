@@ -5,12 +5,10 @@ import random
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import torch
 
-from attnbench.measure import cuda_events
 from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.statistics import median_interval
 from attnbench.measure.stopwatch import ClockError, WallClock
@@ -200,33 +198,6 @@ def test_the_wall_clock_reads_the_clock_twice_and_waits_for_the_device_on_both_s
     seconds, _ = watch.time(lambda: log.append("call"), 2)
     assert seconds == pytest.approx(250e-9)
     assert log == ["sync", "clock", "call", "call", "sync", "clock"]
-
-
-class FakeEvent:
-    """An event of a device on which the flush takes 5 s and a call 1 s."""
-
-    log: ClassVar[list[str]] = []
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        self.at = math.nan
-
-    def record(self) -> None:
-        self.at = sum({"flush": 5.0, "call": 1.0}.get(entry, 0.0) for entry in self.log)
-        self.log.append("event")
-
-    def elapsed_time(self, end: FakeEvent) -> float:
-        return 1e3 * (end.at - self.at)
-
-
-def test_on_a_gpu_every_call_finds_the_cache_flushed_and_only_calls_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = FakeEvent.log = []
-    flushed = SimpleNamespace(zero_=lambda: log.append("flush"))
-    monkeypatch.setattr(cuda_events, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=1 << 20))
-    monkeypatch.setattr(cuda_events, "Event", FakeEvent)
-    monkeypatch.setattr(cuda_events, "synchronize", lambda device: log.append("sync"))
-    monkeypatch.setattr(torch, "empty", lambda *size, **how: flushed)
-    assert CudaEvents("cuda").time(lambda: log.append("call"), 2) == (2.0, 0)
-    assert log == ["sync", *2 * ["flush", "event", "call", "event"], "sync"]
 
 
 @pytest.mark.cuda
