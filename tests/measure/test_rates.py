@@ -58,10 +58,20 @@ def test_windows_are_the_two_products_of_attention(timed: list[Any]) -> None:
 def test_exponentials_are_those_of_the_quickest_of_three_kinds(timed: list[Any]) -> None:
     assert limits.exp_rate("cpu", torch.bfloat16, size=3) == 3 * 512 / SECONDS
     assert [(device, rounds) for device, rounds, _ in timed] == [("cpu", 20)] * 3
-    assert [seen.partition(".")[0] for _, _, ((seen, _),) in timed] == ["exp", "exp2", "softmax"]
+    kinds = [seen.partition(".") for _, _, ((seen, _),) in timed]
+    assert [kind for kind, *_ in kinds] == ["exp", "exp2", "softmax"]
+    assert all(how.endswith("out") for *_, how in kinds)  # no memory is asked for meanwhile
     assert {shape for _, _, ((_, shape),) in timed} == {(3, 512)}
     timed.clear()
     assert limits.exp_rate("cpu", torch.float32) == 256 * 512 / SECONDS
+
+
+def test_a_softmax_is_one_of_rows_of_512(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[torch.Tensor] = []
+    softmax = torch.softmax
+    monkeypatch.setattr(torch, "softmax", lambda *given, out: found.append(softmax(*given, out=out)))
+    limits.exp_rate("cpu", torch.float32, size=4)
+    assert torch.equal(found[-1], torch.full((4, 512), 1 / 512))
 
 
 def test_copies_move_half_of_their_bytes_there_and_half_back(timed: list[Any]) -> None:
@@ -95,12 +105,15 @@ def test_each_kind_of_device_is_waited_for_in_its_own_way(monkeypatch: pytest.Mo
 
 
 def test_products_of_fewer_digits_than_float32_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_rng_state()
     assert limits.is_true_float32()
+    assert torch.equal(torch.get_rng_state(), before)  # nobody else's numbers change
     whole = torch.Tensor.__matmul__
 
     def shortened(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        cut = [x if x.dtype == torch.float64 else x.half().float() for x in (a, b)]  # ten bits, as TF32 has
-        return whole(*cut)
+        if a.dtype == torch.float64 or a.dim() < 2:  # as on hardware, where products of matrices alone are cut
+            return whole(a, b)
+        return whole(a.half().float(), b.half().float())  # ten bits, as TF32 has
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", shortened)
     assert not limits.is_true_float32()
@@ -149,4 +162,5 @@ def test_windows_of_320_keys_begin_64_keys_apart_in_the_same_memory(
     assert [tuple(one.shape) for one in seen] == [(32, 64, 64), (32, 64, 320), (32, 64, 320), (32, 320, 64)]
     assert keys.mT.stride() == values.stride() == (64 * 64, 64, 1)
     assert torch.equal(keys.mT[1:, :256], keys.mT[:-1, 64:])
+    assert keys.untyped_storage().nbytes() == (31 * 64 + 320) * 64 * 4
     assert x.dtype == scores.dtype == torch.float32
