@@ -49,10 +49,13 @@ def energy_counters(device: str) -> tuple[Counter, ...]:
 class Meter:
     """Counts joules from its creation on, on top of those from before; None once the sum is unknown."""
 
+    _joules: float | None
+    _at: float
+    _values: list[float]
+    """When the counters were last looked at, and what they said; not set while the sum is unknown."""
+
     def __init__(self, counters: Sequence[Counter] = (), before: float | None = 0.0) -> None:
         self._counters = counters
-        self._joules: float | None = None
-        self._at, self._values = 0.0, [0.0]
         self.go_on(before)
 
     def go_on(self, before: float | None) -> None:

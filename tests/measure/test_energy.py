@@ -175,7 +175,10 @@ def test_a_counter_of_a_gpu_that_began_anew_leaves_no_energy(nvml: Nvml) -> None
 
 def test_a_gpu_without_such_a_counter_has_no_energy(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     assert energy_counters("cuda:0") == ()  # another board than the one that NVML knows
+    (counter,) = energy_counters("cuda:1")
     nvml.supported = False
+    with pytest.raises(OSError, match=r"^Not Supported$"):
+        counter.read()
     assert energy_counters("cuda:1") == ()
     monkeypatch.setitem(sys.modules, "pynvml", None)  # cannot be imported
     assert energy_counters("cuda:1") == ()
