@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from random import Random
@@ -26,7 +25,7 @@ class Glances(Generic[T]):
     """Keeps what ``look`` makes of the last call of some samples."""
 
     def __init__(self, look: Callable[[Any], T], seed: bytes | None = None) -> None:
-        self._look, self._draw = look, Random(os.urandom(16) if seed is None else seed)
+        self._look, self._draw = look, Random(seed)
         self.seen: list[tuple[int, T]] = []
         """For each look the number of the call, counted from 0, and what was seen."""
         self._samples, self._sampled, self._looking = 0, 0.0, 0.0
