@@ -35,7 +35,8 @@ def test_what_existed_before_does_not_count_and_repeats_agree() -> None:
     assert peaks == {2 * 2 * 256 * 256 * 4}
 
 
-def test_the_profiler_writes_nothing_and_what_the_call_writes_stays() -> None:
+def test_the_profiler_writes_nothing_and_what_the_call_writes_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)  # which measuring in this process has set
     measure = "peak_tensor_bytes(lambda: (os.write(2, b'mine'), torch.empty(1000, dtype=torch.uint8)))"
     code = f"import os, torch; from attnbench.measure.memory import peak_tensor_bytes; print({measure})"
     code += "; os.close(2); print(peak_tensor_bytes(lambda: torch.empty(1000, dtype=torch.uint8)))"
