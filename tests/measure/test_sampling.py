@@ -299,8 +299,8 @@ def rounds_of(*rounds: list[float]) -> list[list[Sample]]:
 @pytest.mark.parametrize(
     ("seconds", "warnings"),
     [
-        ([0.75, 0.8125, 1.0, 1.125, 1.25], ("unstable: IQR 31% of the median; close other programs",)),
-        ([0.75, 0.875, 1.0, 1.125, 1.25], ("noisy: IQR 25% of the median; raise --min-time",)),
+        ([1.5, 1.625, 2.0, 2.25, 2.5], ("unstable: IQR 31% of the median; close other programs",)),
+        ([1.5, 1.75, 2.0, 2.25, 2.5], ("noisy: IQR 25% of the median; raise --min-time",)),
         ([9.0, 9.375, 10.0, 10.5, 11.0], ("noisy: IQR 11% of the median; raise --min-time",)),
         ([9.0, 9.5, 10.0, 10.5, 11.0], ()),
     ],
