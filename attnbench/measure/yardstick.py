@@ -63,7 +63,7 @@ class Yardstick:
 
     def read(self, since: float) -> Reading:
         """The mean of some goes. What others compute, forward or backward, is not touched."""
-        goes = 1 if math.isinf(self._quickest) else round(SHARE * since / self._quickest)
+        goes = round(SHARE * since / self._quickest)  # none where nothing was read before
         with no_grad():
             read = [self._go() for _ in range(max(1, min(MOST, goes)))]
         self._quickest = min(self._quickest, *(sum(one) for one in read))
