@@ -107,6 +107,16 @@ def test_what_leaves_nothing_out_keeps_all_and_what_takes_nothing_keeps_nothing(
         assert found == Kept(pytest.approx(share), share)
 
 
+def test_without_a_word_every_query_sees_every_key() -> None:
+    q, k, chosen = drawn()
+    close(kept(chosen, q, k), counted(q, k, chosen.all, torch.ones(B, N, M, dtype=torch.bool)))
+
+
+def test_a_single_query_that_takes_the_only_key_takes_all() -> None:
+    one = torch.ones(1, 1, 1, D)
+    assert kept(Chosen(torch.ones(1, 1, 1, 1, dtype=torch.bool)), one, one) == Kept(1.0, 1.0)
+
+
 def test_where_no_query_sees_a_key_nothing_is_kept() -> None:
     q, k, chosen = drawn()
     assert kept(chosen, q, k, key_mask=torch.zeros(B, M, dtype=torch.bool)) == Kept(0.0, 0.0)
