@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import resource
 import subprocess
 import sys
@@ -42,6 +43,17 @@ def test_the_profiler_writes_nothing_and_what_the_call_writes_stays(monkeypatch:
     code += "; os.close(2); print(peak_tensor_bytes(lambda: torch.empty(1000, dtype=torch.uint8)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("1000\n1000\n", "mine")
+
+
+@pytest.mark.parametrize(("wanted", "level"), [(None, "6"), ("0", "0")])
+def test_the_profiler_is_silent_in_processes_to_come_as_well_unless_the_user_wants_to_hear_it(
+    wanted: str | None, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETO_LOG_LEVEL", wanted or "")
+    if wanted is None:
+        monkeypatch.delenv("KINETO_LOG_LEVEL")
+    peak_tensor_bytes(lambda: None)
+    assert os.environ["KINETO_LOG_LEVEL"] == level
 
 
 def in_a_new_process(code: str) -> list[int]:
