@@ -146,6 +146,7 @@ class StoppedWatch:
     def time(self, call: object, calls: int) -> tuple[float, int]:
         self.continued += self.made in self.stops
         self.made += 1
+        assert self.made < 3000, "it goes on without end"
         return 1.0 * calls, 0
 
 
