@@ -65,7 +65,7 @@ def test_where_a_counter_could_have_been_full_twice_the_energy_is_unknown_for_go
     monkeypatch.setattr(energy.time, "monotonic", lambda: clock[0])
     file = zone("intel-rapl:0", "package-0", 0, full=60_000_000_000)
     meter = Meter(energy_counters("cpu"))
-    clock[0] += 59
+    clock[0] += 60  # at 1000 W it would be full now for the first time
     file.write_text("1000000")
     assert meter.joules() == 1
     clock[0] += 61
