@@ -237,6 +237,12 @@ def test_what_counts_is_the_difference_of_two_moments(end: Moment, stood: bool) 
     assert Standstill().between(Moment(10.0, 5.0, 60.0, 3), end) is stood
 
 
+def test_work_that_was_done_before_a_call_is_no_work_of_the_call() -> None:
+    seen = Standstill()
+    assert not seen.between(moment(9, 8), moment(10, 9))
+    assert seen.between(moment(10, 9), moment(12, 9.5))
+
+
 def test_idleness_is_unusual_above_half_of_the_time_and_a_fifth_of_a_second() -> None:
     for passed, idle, stood in ((8.0, 4.0, False), (8.0, 4.125, True), (0.25, 0.1875, False), (0.25, 0.21875, True)):
         seen = Standstill()
