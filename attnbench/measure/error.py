@@ -256,7 +256,7 @@ class _Problem:
 
     def compared(self, output: Tensor) -> Tensor:
         """The rows of real tokens: all of ``(B, H, N, D)``, or ``(rows, H, D)``."""
-        return output if self.real_queries is None else output.transpose(1, 2)[self.real_queries.to(output.device)]
+        return _rows(output, self.real_queries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,9 +331,14 @@ def _new_problem(
     exact = exact_attention(asked, *there, causal=causal, bias=bias, sink=of_heads, block=block, key_mask=seen)
     trivial = mean_of_visible(v, asked.shape[2], causal=causal, key_mask=mask)
     trivial = of_query_heads(trivial, shape.H).to(exact.device)
-    problem = _Problem((q, k, v), exact, 0.0, _digest(q, k, v), mask, None if shape.cross else mask)
-    exact = problem.compared(exact)
-    return replace(problem, exact=exact, trivial_error=relative_error(problem.compared(trivial), exact))
+    real = None if shape.cross else mask
+    exact, trivial = _rows(exact, real), _rows(trivial, real)
+    return _Problem((q, k, v), exact, relative_error(trivial, exact), _digest(q, k, v), mask, real)
+
+
+def _rows(output: Tensor, real: Tensor | None) -> Tensor:
+    """Those of the queries ``(B, N)`` that are real: ``(rows, H, D)`` of ``(B, H, N, D)``, or all of it."""
+    return output if real is None else output.transpose(1, 2)[real.to(output.device)]
 
 
 def _selection(operator: nn.Module, q: Tensor, k: Tensor, **masked: Tensor) -> Selection | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from attnbench.cell import Cell
 from attnbench.errors import BrokenContract, Unsupported, UsageError
@@ -20,12 +22,14 @@ from attnbench.position_bias import position_bias
 from attnbench.qkv import INPUTS, draw_qkv, register_input
 from attnbench.reference import exact_attention, masked_attention
 from attnbench.shape import Bias, Shape
+from attnbench.sink import sink_of
 from attnbench.spec import parse_spec
 from attnbench.variant import VARIANTS, No, Traits, register
 from attnbench.visible import Visible
 
 SHAPE = Shape(2, 2, 12, 8)
 SOFTMAX, OTHER = Traits(target="softmax"), Traits(target="other")
+STEPS = replace(SOFTMAX, decode=True, shares="by itself")
 
 
 class Exact(nn.Module):
@@ -111,11 +115,84 @@ class Typed(Exact):
         return super().forward(q, k, v) * self.one
 
 
+class Wide(Exact):
+    """Exact with the bias and the sink of the shape, in float64 whatever it is given."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.position_bias, self.sink = position_bias(shape), sink_of(shape)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        sink = None if self.sink is None else self.sink.logit
+        return exact_attention(q, k, v, causal=self.causal, bias=self.position_bias, sink=sink)
+
+
 class Listing(Exact):
     """Its answer is in a list."""
 
     def forward(self, *inputs: Tensor, key_mask: Tensor | None = None) -> Any:
         return [super().forward(*inputs)]
+
+
+class Stepwise(Exact):
+    """Exact, for one token after the other."""
+
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.prompt = k.shape[2]
+        return k, v
+
+    def step(self, state: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
+        k, v = torch.cat((state[0], k), 2), torch.cat((state[1], v), 2)
+        return self.answer(q, k, v), (k, v)
+
+    def answer(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return exact_attention(q, k, v).to(q.dtype)
+
+
+class Drifting(Stepwise):
+    """Wrong by one percent more with each step."""
+
+    def answer(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().answer(q, k, v) * (1 + 0.01 * (k.shape[2] - self.prompt))
+
+
+class Forgetful(Stepwise):
+    """Steps that read every third key, beginning with another one in each head of keys."""
+
+    def tokens_kept(self, prompt: int) -> int:
+        return prompt // 3
+
+    def keys_read(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Tensor:
+        at = torch.arange(k.shape[2]) + torch.arange(k.shape[1])[:, None]
+        return (at % 3 == 0)[:, None].expand(k.shape[0], k.shape[1], k.shape[2] - prompt, -1)
+
+
+class Column:
+    """Each query keeps the first key alone."""
+
+    def __init__(self, size: tuple[int, int, int, int]) -> None:
+        self.all = torch.zeros(size, dtype=torch.bool)
+        self.all[..., 0] = True
+
+    def pairs(self, queries: slice) -> Tensor:
+        return self.all[:, :, queries]
+
+
+class FirstKey(Exact):
+    """Chooses the first key."""
+
+    def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Column:
+        return Column((*q.shape[:3], k.shape[2]))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Column) -> Tensor:
+        raise AssertionError
+
+
+class Blind(Exact):
+    """Its first key is fixed by its place."""
+
+    def pairs_by_place(self, keys: int, device: torch.device) -> Column:
+        return Column((1, 1, keys, keys))
 
 
 class Twice(nn.Module):
@@ -155,6 +232,7 @@ class Never(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(error._kept_problem, "_results", OrderedDict())  # what other tests drew
     VARIANTS._filled()  # all that there are, lest they be registered while the table is another one
     monkeypatch.setattr(VARIANTS, "_entries", {})
     monkeypatch.setattr(INPUTS, "_entries", dict(INPUTS._filled()))
@@ -169,7 +247,13 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("broken", Broken, SOFTMAX),
         ("padded", Padded, Traits(exact=True)),
         ("typed", Typed, Traits(exact=True)),
+        ("wide", Wide, Traits(exact=True, bias=True, sink=True)),
         ("listing", Listing, Traits(exact=True)),
+        ("stepwise", Stepwise, replace(STEPS, exact=True)),
+        ("drifting", Drifting, STEPS),
+        ("forgetful", Forgetful, STEPS),
+        ("first-key", FirstKey, SOFTMAX),
+        ("blind", Blind, SOFTMAX),
         ("fitted", Never, Traits(target="learned", causal=No("the future is in it"))),
     ):
         register(name, family="exact", source="", formula="", cost="", traits=traits)(cls)
@@ -478,3 +562,146 @@ def test_the_mean_of_visible_values_without_places_leaves_padding_out(causal: bo
             seen = [j for j in range(i + 1 if causal else 5) if row[j]]
             wanted = v[example, :, seen].double().mean(1) if seen else torch.zeros(2, 4, dtype=torch.float64)
             torch.testing.assert_close(got[example, :, i], wanted)
+
+
+@pytest.mark.parametrize("asked", [{}, {"bias": "relative"}, {"bias": "alibi"}, {"sink": "learned"}], ids=str)
+def test_the_oracle_gets_what_the_variant_gets_as_rounded_to_its_dtype(asked: dict[str, Any]) -> None:
+    for dtype in ("bfloat16", "float16", "float32"):
+        assert measured("wide", replace(SHAPE, **asked), dtype=dtype).rel_error == pytest.approx(0, abs=1e-12)
+
+
+class Device(TorchFunctionMode):
+    """A device called cuda:0, whose tensors can be told by a mark."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        there = [isinstance(one, str | torch.device) and str(one) == "cuda:0" for one in args]
+        if func is not Tensor.to or not any(there):
+            return func(*args, **(kwargs or {}))
+        moved = func(*("cpu" if place else one for place, one in zip(there, args, strict=True)), **(kwargs or {}))
+        moved = moved.clone()
+        moved.marked = True
+        return moved
+
+
+def test_the_variant_and_the_oracle_get_all_that_they_need_on_the_device_of_the_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[bool] = []
+
+    def note(*tensors: Tensor | None) -> None:
+        seen.extend(hasattr(one, "marked") for one in tensors)
+
+    class Elsewhere(Biased):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+            note(q, k, v, key_mask, self.position_bias.steps)
+            return super().forward(q, k, v)
+
+    def oracle(*qkv: Tensor, bias: nn.Module, key_mask: Tensor, **more: Any) -> Tensor:
+        note(*qkv, key_mask, bias.steps)
+        return exact_attention(*qkv, bias=bias, key_mask=key_mask, **more)
+
+    register("elsewhere-too", family="exact", source="", formula="", cost="", traits=Traits(bias=True))(Elsewhere)
+    monkeypatch.setattr(error, "exact_attention", oracle)
+    with Device():
+        measured("elsewhere-too", replace(SHAPE, bias="alibi"), padding=0.5, device="cuda:0", draws=1)
+    assert seen == [True] * 10
+
+
+@pytest.mark.parametrize("variant", ["first-key", "blind"])
+@pytest.mark.parametrize("padding", [0.0, 0.5])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_keeps_some_pairs_has_their_share_of_the_weight_and_of_the_visible_pairs(
+    variant: str, padding: float, causal: bool
+) -> None:
+    shape = replace(SHAPE, causal=causal)
+    result = measured(variant, shape, padding=padding, draws=2, dtype="float64")
+    masses, kept, visible = [], 0, 0
+    for seed in (0, 1):
+        weights = []
+        q, k, _ = (x.double() for x in draw_qkv(parse_spec("gaussian"), shape, seed))
+        for example, n in enumerate(real_tokens(2, 12, padding) if padding else (12, 12)):
+            for i in range(n):
+                seen = i + 1 if causal else n
+                logits = q[example, :, i, None] @ k[example, :, :seen].mT * 8**-0.5
+                weights.append(logits.softmax(-1)[:, 0, 0])
+                kept, visible = kept + 1, visible + seen
+        masses.append(float(torch.cat(weights).mean()))
+    assert result.kept_mass == pytest.approx(statistics.fmean(masses))
+    assert result.kept_pairs == pytest.approx(kept / visible)
+    assert (measured("exact").kept_mass, measured("exact").kept_pairs) == (None, None)
+
+
+# What follows a prompt
+
+PROMPT = Shape(2, 4, 12, 8, kv_heads=2)
+
+
+def generated(variant: str, steps: int = 5, **given: Any) -> ErrorResult:
+    return measured(variant, PROMPT, pass_="generate", new_tokens=steps, dtype="float64", **given)
+
+
+def drawn_of(seed: int, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v of a prompt and its steps, and the exact answers to the steps."""
+    q, k, v = (x.double() for x in draw_qkv(parse_spec("gaussian"), replace(PROMPT, seq_len=12 + steps), seed))
+    return q, k, v, exact_attention(q, k, v, causal=True)[:, :, 12:]
+
+
+def test_steps_are_compared_with_the_exact_answers_to_them_alone() -> None:
+    result = generated("stepwise", draws=1)
+    assert (result.kind, result.kept_mass, result.kept_pairs) == ("exact", None, None)
+    assert result.rel_error == pytest.approx(0, abs=1e-12)
+    assert result.cosine == pytest.approx(1)
+    _, _, v, exact = drawn_of(0, 5)
+    means = torch.stack([v[:, :, : 13 + step].mean(2) for step in range(5)], 2).repeat_interleave(2, 1)
+    assert result.trivial_error == pytest.approx(float((means - exact).norm() / exact.norm()))
+
+
+@pytest.mark.parametrize("steps", [1, 5, 40])
+def test_the_error_of_each_stretch_of_steps_is_told_and_that_of_the_first_and_the_last_quarter(steps: int) -> None:
+    wrong = 0.01 * torch.arange(1, steps + 1)[:, None]
+    exact = [drawn_of(seed, steps)[3] for seed in range(3)]
+
+    def off(first: int, stop: int) -> float:
+        part = slice(first, stop)
+        each = [float((one[:, :, part] * wrong[part]).norm() / one[:, :, part].norm()) for one in exact]
+        return statistics.median(each)
+
+    result, quarter = generated("drifting", steps), math.ceil(steps / 4)
+    assert result.first == pytest.approx(off(0, quarter))
+    assert result.last == pytest.approx(off(steps - quarter, steps))
+    assert result.steps == pytest.approx([off(part.start, part.stop) for part in error.stretches(steps)])
+    assert result.rel_error == pytest.approx(off(0, steps))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 31, 32, 33, 100])
+def test_stretches_follow_each_other_over_all_steps_and_differ_by_one_step_at_most(steps: int) -> None:
+    parts = error.stretches(steps)
+    assert len(parts) == min(32, steps)
+    assert [t for part in parts for t in range(part.start, part.stop)] == list(range(steps))
+    sizes = {part.stop - part.start for part in parts}
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_other_passes_have_no_steps() -> None:
+    result = measured("drifting", draws=1)
+    assert (result.first, result.last, result.steps) == (None, None, ())
+
+
+def test_the_mass_of_a_budget_is_what_its_keys_have_of_the_exact_probability() -> None:
+    masses = []
+    for seed in range(3):
+        q, k, *_ = drawn_of(seed, 5)
+        for t in range(12, 17):
+            logits = q[:, :, t, None] @ k[:, :, : t + 1].repeat_interleave(2, 1).mT * 8**-0.5
+            weights = logits.softmax(-1)[:, :, 0]
+            masses += [weights[:, h, [j for j in range(t + 1) if (j + h // 2) % 3 == 0]].sum(-1) for h in range(4)]
+    assert generated("forgetful").kept_mass == pytest.approx(float(torch.stack(masses).mean()))
+
+
+def test_a_generation_without_steps_of_the_same_meaning_is_refused() -> None:
+    with pytest.raises(Unsupported) as refused:
+        generated("stepwise", padding=0.5)
+    assert str(refused.value) == "padding: a decoding step reads a state, in which padding has no place"
+    with pytest.raises(Unsupported) as refused:
+        generated("exact")
+    assert str(refused.value) == "decode: it has no begin and step"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from statistics import median
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ from torch import Generator, Tensor, nn
 
 from attnbench.cell import Cell
 from attnbench.errors import Unsupported
+from attnbench.measure import error
 from attnbench.measure.error import ErrorResult, measure_error
 from attnbench.measure.fit import learnt
 from attnbench.measure.time import TimingRules
+from attnbench.padding import key_mask as key_mask_of
 from attnbench.qkv import INPUTS, draw_qkv, register_input
 from attnbench.reference import exact_attention, relative_error
 from attnbench.run.execute import run_cell
@@ -38,7 +42,23 @@ class Gain(nn.Module):
         self.causal, self.gain = shape.causal, nn.Parameter(torch.tensor(0.5))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        assert self.gain.dtype == q.dtype
         return self.gain * exact_attention(q, k, v, causal=self.causal, key_mask=key_mask).to(q)
+
+
+class Noted(Gain):
+    """Keeps the seed of its weights, and the queries and the padding that it meets."""
+
+    seeds: ClassVar[list[int]] = []
+    met: ClassVar[list[tuple[Tensor, Tensor | None]]] = []
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.seeds.append(torch.initial_seed())
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        self.met.append((q, key_mask))
+        return super().forward(q, k, v, key_mask=key_mask)
 
 
 class Remembered(nn.Module):
@@ -61,12 +81,15 @@ class Cut(Gain):
 
 @pytest.fixture(autouse=True)
 def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    Noted.seeds.clear(), Noted.met.clear()
+    monkeypatch.setattr(error._kept_problem, "_results", OrderedDict())  # what other tests drew
     monkeypatch.setattr(VARIANTS, "_entries", dict(VARIANTS._filled()))
     monkeypatch.setattr(INPUTS, "_entries", dict(INPUTS._filled()))
     learned = Traits(target="learned", causal=No("the future is in it"))
     for name, cls, traits in (
         ("gain", Gain, Traits(target="learned", key_padding=True)),
         ("elsewhere", Gain, Traits(target="other")),
+        ("noted", Noted, Traits(target="learned", key_padding=True)),
         ("remembered", Remembered, learned),
         ("cut", Cut, learned),
     ):
@@ -153,6 +176,51 @@ def test_a_lower_precision_is_fitted_in_float32() -> None:
     result = measure_error(replace(cell("gain"), dtype="bfloat16"))
     assert result.rel_error is not None
     assert result.rel_error < 0.01
+
+
+def test_the_loss_is_the_squared_relative_error_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses: list[Tensor] = []
+
+    def note(operator: nn.Module, loss: Callable[[int], Tensor], steps: int) -> None:
+        losses.extend(loss(step).detach() for step in range(steps))
+
+    monkeypatch.setattr(error, "fit", note)
+    for padding in (0.0, 0.4):
+        measure_error(replace(cell("gain", fit=3), padding=padding, dtype="float64"))
+    assert [float(one) for one in losses] == pytest.approx([0.25] * 6)
+    assert {one.dtype for one in losses} == {torch.float32}
+
+
+def test_a_variant_is_fitted_once_with_the_seed_of_its_cell() -> None:
+    for seed in (0, 7):
+        Noted.seeds.clear()
+        measure_error(replace(cell("noted", fit=2, draws=3), seed=seed))
+        assert Noted.seeds == [seed]
+
+
+def test_what_is_fitted_meets_inputs_that_are_rounded_and_padded_as_those_of_the_error() -> None:
+    measure_error(replace(cell("noted", fit=3), dtype="bfloat16", padding=0.4))
+    *lessons, _, _ = Noted.met
+    assert len(lessons) == 3
+    for q, key_mask in lessons:
+        assert torch.equal(q, q.bfloat16().float())
+        assert torch.equal(key_mask, key_mask_of(SHAPE, 0.4))
+
+
+@pytest.mark.parametrize(("room", "lessons"), [(2**22, 16), (5 * 384, 5), (5 * 384 - 1, 4), (383, 1)])
+def test_large_lessons_are_few_and_none_of_them_is_measured(
+    monkeypatch: pytest.MonkeyPatch, room: int, lessons: int
+) -> None:
+    monkeypatch.setattr(error, "_LESSON_ELEMENTS", room)
+    assert measure_error(replace(cell("noted", fit=20), seed=3)).doubt == ""
+    *taken, one, other = [q for q, _ in Noted.met]
+    first = {q.numpy().tobytes() for q in taken}
+    assert len(first) == lessons
+    assert not first & {q.numpy().tobytes() for q in (one, other)}
+
+
+def test_draws_before_those_that_are_measured_are_lessons_like_any_other() -> None:
+    assert measure_error(replace(cell("gain", inputs="three", draws=1, fit=1), seed=2)).doubt == ""
 
 
 def test_what_no_gradient_reaches_is_unsupported_and_so_is_a_shape() -> None:
