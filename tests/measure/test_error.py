@@ -115,6 +115,17 @@ class Typed(Exact):
         return super().forward(q, k, v) * self.one
 
 
+class Masked(Exact):
+    """Softmax over what each query may see."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.visible = Visible.of(shape)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return exact_attention(q, k, v, causal=self.visible)
+
+
 class Wide(Exact):
     """Exact with the bias and the sink of the shape, in float64 whatever it is given."""
 
@@ -149,6 +160,17 @@ class Stepwise(Exact):
         return exact_attention(q, k, v).to(q.dtype)
 
 
+class Ahead(Stepwise):
+    """Sees what comes later, if it is asked to."""
+
+    def __init__(self, shape: Shape, *, ahead: Annotated[bool, Field(description="ahead")] = False) -> None:
+        super().__init__(shape)
+
+    @classmethod
+    def claims(cls, traits: Traits, options: Any) -> Traits:
+        return replace(traits, causal=No("it looks ahead")) if options["ahead"] else traits
+
+
 class Drifting(Stepwise):
     """Wrong by one percent more with each step."""
 
@@ -157,7 +179,10 @@ class Drifting(Stepwise):
 
 
 class Forgetful(Stepwise):
-    """Steps that read every third key, beginning with another one in each head of keys."""
+    """Steps that read every third key, from another one on in each head of keys, and calls that keep the first key."""
+
+    def pairs_by_place(self, keys: int, device: torch.device) -> Any:
+        return Columns((1, 1, keys, keys))
 
     def tokens_kept(self, prompt: int) -> int:
         return prompt // 3
@@ -167,32 +192,33 @@ class Forgetful(Stepwise):
         return (at % 3 == 0)[:, None].expand(k.shape[0], k.shape[1], k.shape[2] - prompt, -1)
 
 
-class Column:
-    """Each query keeps the first key alone."""
+class Columns:
+    """Each query keeps the first keys alone."""
 
-    def __init__(self, size: tuple[int, int, int, int]) -> None:
+    def __init__(self, size: tuple[int, int, int, int], first: int = 1) -> None:
         self.all = torch.zeros(size, dtype=torch.bool)
-        self.all[..., 0] = True
+        self.all[..., :first] = True
 
     def pairs(self, queries: slice) -> Tensor:
         return self.all[:, :, queries]
 
 
-class FirstKey(Exact):
-    """Chooses the first key."""
+class FirstKeys(Exact):
+    """Chooses the first key, and two where some are padding."""
 
-    def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Column:
-        return Column((*q.shape[:3], k.shape[2]))
+    def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Columns:
+        return Columns((*q.shape[:3], k.shape[2]), 1 if key_mask is None else 2)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Column) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Columns) -> Tensor:
         raise AssertionError
 
 
 class Blind(Exact):
     """Its first key is fixed by its place."""
 
-    def pairs_by_place(self, keys: int, device: torch.device) -> Column:
-        return Column((1, 1, keys, keys))
+    def pairs_by_place(self, keys: int, device: torch.device) -> Columns:
+        assert device.type == "cpu"
+        return Columns((1, 1, keys, keys))
 
 
 class Twice(nn.Module):
@@ -247,12 +273,14 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("broken", Broken, SOFTMAX),
         ("padded", Padded, Traits(exact=True)),
         ("typed", Typed, Traits(exact=True)),
+        ("masked", Masked, Traits(exact=True, mask=True, q_start=True)),
         ("wide", Wide, Traits(exact=True, bias=True, sink=True)),
         ("listing", Listing, Traits(exact=True)),
         ("stepwise", Stepwise, replace(STEPS, exact=True)),
+        ("ahead", Ahead, STEPS),
         ("drifting", Drifting, STEPS),
         ("forgetful", Forgetful, STEPS),
-        ("first-key", FirstKey, SOFTMAX),
+        ("first-keys", FirstKeys, SOFTMAX),
         ("blind", Blind, SOFTMAX),
         ("fitted", Never, Traits(target="learned", causal=No("the future is in it"))),
     ):
@@ -292,7 +320,7 @@ def measured(
 
 def test_an_exact_variant_has_rounding_error_only() -> None:
     result = measured("exact", dtype="float64")
-    assert result.kind == "exact"
+    assert (result.kind, result.doubt) == ("exact", "")
     assert result.rel_error == 0
     assert result.max_abs_error == 0
     assert result.cosine == pytest.approx(1)
@@ -591,23 +619,51 @@ def test_the_variant_and_the_oracle_get_all_that_they_need_on_the_device_of_the_
     def note(*tensors: Tensor | None) -> None:
         seen.extend(hasattr(one, "marked") for one in tensors)
 
-    class Elsewhere(Biased):
+    class Elsewhere(Wide):
+        def __init__(self, shape: Shape) -> None:
+            super().__init__(shape)
+            self.gain = nn.Parameter(torch.ones(()))
+
         def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
             note(q, k, v, key_mask, self.position_bias.steps)
-            return super().forward(q, k, v)
+            return self.gain * super().forward(q, k, v)
 
-    def oracle(*qkv: Tensor, bias: nn.Module, key_mask: Tensor, **more: Any) -> Tensor:
-        note(*qkv, key_mask, bias.steps)
-        return exact_attention(*qkv, bias=bias, key_mask=key_mask, **more)
+    def oracle(*qkv: Tensor, bias: nn.Module, sink: Tensor, key_mask: Tensor, **more: Any) -> Tensor:
+        note(*qkv, bias.steps, sink, key_mask)
+        return exact_attention(*qkv, bias=bias, sink=sink, key_mask=key_mask, **more)
 
-    register("elsewhere-too", family="exact", source="", formula="", cost="", traits=Traits(bias=True))(Elsewhere)
+    learned = Traits(target="learned", bias=True, sink=True)
+    register("elsewhere-too", family="exact", source="", formula="", cost="", traits=learned)(Elsewhere)
     monkeypatch.setattr(error, "exact_attention", oracle)
+    monkeypatch.setattr(error, "_LESSONS", 2)
+    shape = replace(SHAPE, bias="alibi", sink="learned")
     with Device():
-        measured("elsewhere-too", replace(SHAPE, bias="alibi"), padding=0.5, device="cuda:0", draws=1)
-    assert seen == [True] * 10
+        measured("elsewhere-too", shape, padding=0.5, device="cuda:0", draws=1, fit=2)
+    assert seen == [True] * (3 * 6 + 3 * 5)  # a draw and two lessons; the output of each
 
 
-@pytest.mark.parametrize("variant", ["first-key", "blind"])
+def test_the_trivial_answer_is_compared_where_the_exact_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(*answers: Tensor) -> float:
+        assert {one.device.type for one in answers} == {"meta"}
+        return 0.0
+
+    monkeypatch.setattr(error, "relative_error", compare)
+    assert error._new_problem(*GIVEN, "meta", 0.0, 0).exact.device.type == "meta"
+    for causal in (False, True, Visible(causal=True)):
+        v = torch.empty(2, 2, 12, 8, device="meta")
+        assert mean_of_visible(v, 12, causal=causal).device.type == "meta"
+
+
+@pytest.mark.parametrize("mask", ["none", "sliding:3", "prefix:5"])
+@pytest.mark.parametrize("start", [0, 4])
+def test_the_oracle_sees_what_the_mask_and_the_place_of_the_queries_leave(mask: str, start: int) -> None:
+    shape = replace(SHAPE, causal=True, mask=mask, q_start=start)
+    result = measured("masked", shape, dtype="float64")
+    assert result.rel_error == pytest.approx(0, abs=1e-12)
+    assert result.trivial_error > 0.1
+
+
+@pytest.mark.parametrize("variant", ["first-keys", "blind"])
 @pytest.mark.parametrize("padding", [0.0, 0.5])
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_keeps_some_pairs_has_their_share_of_the_weight_and_of_the_visible_pairs(
@@ -615,6 +671,7 @@ def test_what_keeps_some_pairs_has_their_share_of_the_weight_and_of_the_visible_
 ) -> None:
     shape = replace(SHAPE, causal=causal)
     result = measured(variant, shape, padding=padding, draws=2, dtype="float64")
+    chosen = 2 if padding and variant == "first-keys" else 1
     masses, kept, visible = [], 0, 0
     for seed in (0, 1):
         weights = []
@@ -623,8 +680,8 @@ def test_what_keeps_some_pairs_has_their_share_of_the_weight_and_of_the_visible_
             for i in range(n):
                 seen = i + 1 if causal else n
                 logits = q[example, :, i, None] @ k[example, :, :seen].mT * 8**-0.5
-                weights.append(logits.softmax(-1)[:, 0, 0])
-                kept, visible = kept + 1, visible + seen
+                weights.append(logits.softmax(-1)[:, 0, :chosen].sum(-1))
+                kept, visible = kept + min(chosen, seen), visible + seen
         masses.append(float(torch.cat(weights).mean()))
     assert result.kept_mass == pytest.approx(statistics.fmean(masses))
     assert result.kept_pairs == pytest.approx(kept / visible)
@@ -695,7 +752,9 @@ def test_the_mass_of_a_budget_is_what_its_keys_have_of_the_exact_probability() -
             logits = q[:, :, t, None] @ k[:, :, : t + 1].repeat_interleave(2, 1).mT * 8**-0.5
             weights = logits.softmax(-1)[:, :, 0]
             masses += [weights[:, h, [j for j in range(t + 1) if (j + h // 2) % 3 == 0]].sum(-1) for h in range(4)]
-    assert generated("forgetful").kept_mass == pytest.approx(float(torch.stack(masses).mean()))
+    result = generated("forgetful")
+    assert result.kept_mass == pytest.approx(float(torch.stack(masses).mean()))
+    assert result.kept_pairs is None
 
 
 def test_a_generation_without_steps_of_the_same_meaning_is_refused() -> None:
@@ -705,3 +764,7 @@ def test_a_generation_without_steps_of_the_same_meaning_is_refused() -> None:
     with pytest.raises(Unsupported) as refused:
         generated("exact")
     assert str(refused.value) == "decode: it has no begin and step"
+    with pytest.raises(Unsupported) as refused:
+        generated("ahead:ahead=true")
+    assert str(refused.value) == "decode: it looks ahead"
+    assert generated("ahead").rel_error == pytest.approx(0, abs=1e-12)

@@ -72,6 +72,14 @@ class Remembered(nn.Module):
         return self.answer + torch.zeros_like(q)
 
 
+class Burst(Gain):
+    """Infinite once it was fitted."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        out = super().forward(q, k, v, key_mask=key_mask)
+        return out / 0 if torch.is_inference_mode_enabled() else out
+
+
 class Cut(Gain):
     """Lets no gradient through."""
 
@@ -92,6 +100,7 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("noted", Noted, Traits(target="learned", key_padding=True)),
         ("remembered", Remembered, learned),
         ("cut", Cut, learned),
+        ("burst", Burst, learned),
     ):
         register(name, family="exact", source="", formula="", cost="", traits=traits)(cls)
 
@@ -126,6 +135,12 @@ def test_more_steps_fit_better_and_one_hardly_fits_at_all() -> None:
     errors = [fitted("gain", fit=steps).rel_error for steps in (1, 30, 300)]
     assert errors[0] > 0.45
     assert errors[0] > errors[1] > errors[2]
+
+
+def test_what_bursts_after_its_steps_says_how_many_they_were() -> None:
+    result = fitted("burst", fit=2)
+    assert (result.kind, result.fit_steps, result.draws, result.cosine) == ("approximation", 2, 0, None)
+    assert result.rel_error != result.rel_error
 
 
 def test_another_operator_that_was_fitted_is_still_another_operator() -> None:
