@@ -114,7 +114,8 @@ def apply_overrides(
             raise UsageError(f"{option}: only sweeps {owners} have this axis, and {suite.name!r} has none; remove it")
         for sweep in sweeps:
             sweep["matrix"][axis] = values
-            (sweep.get("model") or {}).pop(axis, None)  # positions may stand there
+            if isinstance(sizes := sweep.get("model"), dict):  # and not the name of a trained one
+                sizes.pop(axis, None)  # positions may stand there
         for owner in (data, *sweeps):
             for profile in owner.get("profiles", {}).values():
                 profile.pop(axis, None)
@@ -181,7 +182,7 @@ def _split(axis: str, value: object) -> list[Any]:
         return [value]
     if isinstance(AXES[axis].values, Specs):
         return _split_specs(value)
-    return [word if ".." in word else parse_scalar(word) for word in (part.strip() for part in value.split(","))]
+    return [parse_scalar(part.strip()) for part in value.split(",")]
 
 
 def _split_specs(text: str) -> list[str]:

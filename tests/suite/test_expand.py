@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attnbench.axes import AXES
-from attnbench.cell import METHOD_VERSION, Cell, ModelSize
+from attnbench.cell import METHOD_VERSION, Cell, ModelSize, Pretrained
 from attnbench.errors import SuiteError, UsageError
 from attnbench.shape import Shape
 from attnbench.spec import Spec
@@ -514,19 +514,23 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "two halves": {"level": "model", "matrix": {"architecture": ["encoder", "encoder-decoder"]}},
     "task": {"level": "model", "matrix": {"task": ["copy"]}},
     "score": {"level": "model", "measure": ["score"], "matrix": {"task": ["copy"]}},
+    "generated": {"pass": "generate", "matrix": {}},
+    "decoded": {"pass": "decode", "matrix": {}},
 }
+OPERATORS = {"operator", "operator by name", "generated", "decoded"}
 
 
 @pytest.mark.parametrize(
     ("only", "owners"),
     [
         ("", set(SWEEPS)),
-        ("operator", {"operator", "operator by name"}),
-        ("cross", {"operator", "operator by name", "two halves"}),
+        ("operator", OPERATORS),
+        ("cross", {*OPERATORS, "two halves"}),
         ("layer", {"layer", "model", "two halves", "task", "score"}),
         ("model", {"model", "two halves", "task", "score"}),
         ("task", {"task", "score"}),
         ("score", {"score"}),
+        ("generate", {"generated"}),
     ],
 )
 def test_an_axis_is_set_in_the_sweeps_where_it_means_something(only: str, owners: set[str]) -> None:
@@ -544,6 +548,7 @@ def test_an_axis_is_set_in_the_sweeps_where_it_means_something(only: str, owners
         ("architecture", "decoder", "at level model"),
         ("task", "copy", "with a task"),
         ("learning_rate", 0.1, "that measure a score"),
+        ("new_tokens", 3, "with pass: generate"),
     ],
 )
 def test_an_axis_that_no_sweep_has_is_refused_with_those_that_would(axis: str, value: Any, owners: str) -> None:
@@ -581,3 +586,77 @@ def test_what_is_set_takes_the_place_of_every_profile_of_the_suite_and_of_a_swee
     changed = apply_overrides(suite, {"batch": 1})
     for device, heads in (("cpu", 8), ("cuda", 2), ("mps", 8)):
         assert [(cell.shape.B, cell.shape.H) for cell in expand(changed, device=device)] == [(1, heads)]
+
+
+TRAINED = {**matrix(variant=["none", "sdpa"]), "level": "pretrained", "measure": ["time", "loss"], "model": "listops"}
+
+
+def test_a_sweep_over_a_trained_model_has_the_axes_that_the_model_leaves_open_alone() -> None:
+    axes = {axis for axis in AXES if _has_axis(TRAINED, axis)}
+    assert axes == {"variant", "seq_len", "heads", "kv_heads", "head_dim", "batch", "dtype", "causal", "seed"}
+
+
+def test_what_is_set_holds_for_a_trained_model_too() -> None:
+    suite = apply_overrides(suite_of(TRAINED, matrix()), {"seq_len": "16,32", "dtype": "bfloat16", "padding": "0.5"})
+    assert [(cell.sweep, cell.label, cell.dtype, cell.padding) for cell in expand(suite)] == [
+        ("s0", "none/n16", "bfloat16", 0.0),
+        ("s0", "none/n32", "bfloat16", 0.0),
+        ("s0", "sdpa/n16", "bfloat16", 0.0),
+        ("s0", "sdpa/n32", "bfloat16", 0.0),
+        ("s1", "softmax/n16", "bfloat16", 0.5),
+        ("s1", "softmax/n32", "bfloat16", 0.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "trained"),
+    [
+        ({}, Pretrained("listops", "", 16)),
+        ({"windows": 8, "text": "a.txt"}, Pretrained("listops", "a.txt", 8)),
+        ({"measure": ["time"]}, Pretrained("listops", "", 0)),
+    ],
+)
+def test_a_cell_says_which_trained_model_reads_what_and_how_many_windows_of_it_for_a_loss(
+    changes: dict[str, Any], trained: Pretrained
+) -> None:
+    assert [cell.pretrained for cell in expand(suite_of({**TRAINED, **changes}))] == [trained] * 2
+
+
+def test_a_trained_model_as_it_is_stands_nowhere_else() -> None:
+    with pytest.raises(SuiteError) as refused:
+        expand(suite_of(matrix(variant=["softmax", "none"])))
+    assert str(refused.value) == (
+        "x.yaml:1: 'variant': none is a trained model as it is; write level: pretrained, or another variant"
+    )
+
+
+def test_positions_that_are_set_take_the_place_of_those_of_the_model_and_leave_its_other_sizes() -> None:
+    model = {"level": "model", "model": {"positions": "rotary", "layers": 2}}
+    for axes, positions in (({}, "rotary"), ({"positions": "none"}, "none")):
+        (cell,) = expand(apply_overrides(suite_of({**matrix(), **model}), axes))
+        assert cell.model is not None
+        assert cell.model.layers == 2
+        assert (cell.positions or cell.model.positions) == positions
+
+
+def test_of_two_mistakes_the_one_that_was_typed_first_is_told() -> None:
+    wrong = {"seq_len": "short", "dtype": "float23"}
+    for typed in (wrong, dict(reversed(wrong.items()))):
+        first = next(iter(typed))
+        with pytest.raises(UsageError, match=rf"^--set {first}: "):
+            apply_overrides(suite_of(matrix()), typed)
+
+
+def test_a_suite_in_which_an_axis_was_set_still_knows_its_file() -> None:
+    suite = apply_overrides(suite_of(matrix(causal=True)), {"kv_len": 32})
+    with pytest.raises(SuiteError, match=r"^x\.yaml:1: causal attention needs as many keys as queries"):
+        expand(suite)
+
+
+def test_axes_are_set_before_variants_are_known_and_names_are_taken_as_they_stand() -> None:
+    data = {"name": "x", "sweeps": [{"name": "s", "matrix": {"variant": "mine:speed=3", "seq_len": 64}}]}
+    asked = {"variant": "yours:path=a:b=c,speed=3,other=d:e=f,theirs", "seq_len": 8}
+    suite = apply_overrides(Suite.of(data, Origin(), registered=False), asked)
+    yours = Spec("yours", (("other", "d:e=f"), ("path", "a:b=c"), ("speed", 3)))
+    assert suite.sweeps[0].matrix.given() == {"variant": [yours, Spec("theirs")], "seq_len": [8]}
+    assert not suite.registered
