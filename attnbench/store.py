@@ -209,7 +209,7 @@ class RunFolder:
         return records
 
     def _refuse_other_schema(self, facts: dict[str, Any]) -> None:
-        schema = facts.get("schema_version", READABLE[0])
+        schema = facts.get("schema_version")
         if isinstance(schema, int) and schema not in READABLE:
             raise ResultsError(
                 f"{self.path}: schema_version {one_line(str(schema), 40)}, this attnbench reads {READABLE[0]} to "

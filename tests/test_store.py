@@ -20,6 +20,7 @@ from attnbench import store
 from attnbench.cell import Cell
 from attnbench.cli.outputs import write_rows
 from attnbench.errors import CannotCreate, CorruptResults, Locked, ResultsError, StoreError
+from attnbench.journal import Journal
 from attnbench.manifest import ENDS, digest, write_manifest
 from attnbench.record import COLUMNS, SCHEMA_VERSION, Record
 from attnbench.runs import by_age, find_runs, suite_folder
@@ -438,6 +439,7 @@ def test_what_describes_the_machine_is_added_once_and_corrected_when_asked(folde
     folder.describe({"noise": 1, "cores": 2})
     written = place_of(file)
     folder.describe({"noise": 5})  # said before
+    folder.describe(folder.environment)
     assert (place_of(file), folder.environment["noise"]) == (written, 1)
     folder.describe({"noise": 6, "speed": 3})
     assert [folder.environment[name] for name in ("run_key", "noise", "cores", "speed")] == ["k", 6, 2, 3]
@@ -634,6 +636,8 @@ def test_the_table_is_written_as_often_as_is_asked_and_no_more(
         folder.write_csv([record()], at_most_every=most)
         written.append((folder.path / "results.csv").exists())
     assert written == [True, False, True, True, False]
+    folder.write_csv([record()])
+    assert (folder.path / "results.csv").exists()
 
 
 def test_a_table_that_cannot_be_written_is_one_line(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -676,3 +680,42 @@ def test_lines_of_a_table_that_match_no_row_are_counted(folder: RunFolder) -> No
     file.unlink()
     file.mkdir()
     assert folder.compare_table(history) == ([], f"{file}:1")
+
+
+def test_rows_are_stored_and_read_though_the_facts_of_the_run_are_lost(folder: RunFolder) -> None:
+    file = folder.path / "environment.json"
+    file.write_text("{")
+    with folder.lock():
+        folder.add(record(n=64))
+        folder.add(record(n=128))
+        folder.conclude()
+    assert file.read_text() == "{"
+    fresh = RunFolder(folder.path)
+    assert [one.seq_len for one in fresh.history()] == [64, 128]
+    with pytest.raises(CorruptResults, match=r"environment\.json"):
+        fresh.doubts()
+
+
+def test_rows_of_another_run_are_no_rows_of_this_one(folder: RunFolder, tmp_path: Path) -> None:
+    other = RunFolder.create(tmp_path / "other", environment={"run_key": "k"}, suite_text="name: s\n")
+    other.add(record())
+    shutil.copy(other.path / RECORDS, folder.path / RECORDS)
+    with pytest.raises(CorruptResults, match=r"records\.jsonl:1: this line was changed, or one before it was removed"):
+        folder.history()
+
+
+def test_rows_of_a_run_without_an_opening_are_read(folder: RunFolder) -> None:
+    write_manifest(folder.path / "environment.json", {"run_key": "k"})
+    (folder.path / RECORDS).unlink()
+    journal = Journal(folder.path / RECORDS)
+    journal.open()
+    journal.append([record().to_json()])
+    journal.close()
+    assert [one.seq_len for one in folder.history()] == [64]
+
+
+def test_a_number_of_a_schema_that_fills_a_page_is_cut(folder: RunFolder) -> None:
+    folder.correct({"schema_version": 10**60})
+    with pytest.raises(ResultsError) as caught:
+        folder.history()
+    assert str(caught.value).startswith(f"{folder.path}: schema_version 1{'0' * 38}…, this attnbench reads 1 to 2; ")

@@ -65,7 +65,7 @@ def crossover(lengths: Sequence[int], ratios: Sequence[Ratio | None], *, names: 
 
 def _interpolate(points: Sequence[tuple[int, float]]) -> float:
     """The middle of the places where the polygon through ``points`` (length and ratio, in log and log) passes 1."""
-    x, y = np.log(np.array(points, dtype=float).T)
+    x, y = np.log(np.array(points).T)
     change = np.flatnonzero(np.diff(np.sign(y)))
     places = x[change] + (x[change + 1] - x[change]) * y[change] / (y[change] - y[change + 1])
     return math.exp((places[0] + places[-1]) / 2)

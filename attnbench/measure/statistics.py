@@ -147,10 +147,8 @@ def noise_floor(a: Sequence[float], b: Sequence[float]) -> float | None:
 
     None for fewer than six pairs. It can be compared between machines and moments. A smaller difference is no finding.
     """
-    same = paired_ratio(a, b)
-    if same.low is None or same.high is None:
-        return None
-    return max(same.high, 1 / same.low) - 1
+    interval = paired_ratio(a, b).joint  # of one ratio, its own
+    return None if interval is None else max(interval[1], 1 / interval[0]) - 1
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float], *, noise: float = 0.0, family: int = 1) -> Ratio:

@@ -51,6 +51,7 @@ def test_a_causal_kernel_is_not_charged_for_the_pairs_that_it_skips(n: int, m: i
         return lambda: scaled_dot_product_attention(q, k, k, is_causal=True)
 
     assert count(make()).matmul_flops == predict(make).matmul_flops == 4 * D * B * H * seen
+    assert type(count(make()).matmul_flops) is int
     assert count(lambda: make()().sum().backward()).matmul_flops == 14 * D * B * H * seen
 
 
@@ -264,8 +265,10 @@ def test_every_part_of_a_module_is_moved_and_keeps_what_it_is() -> None:
     inner.register_buffer("places", torch.arange(2))
     outer = torch.nn.Sequential(inner)
     outer.register_parameter("counts", torch.nn.Parameter(torch.arange(2), requires_grad=False))
+    names = {name: set(vars(part)) for name, part in outer.named_modules()}
     moved = move_fake(outer, torch.device("meta"), torch.bfloat16)
     assert moved is outer
+    assert {name: set(vars(part)) for name, part in moved.named_modules()} == names
     tensors = dict(moved.named_parameters()) | dict(moved.named_buffers())
     assert {name: tensor.dtype for name, tensor in tensors.items()} == {
         "counts": torch.int64,
