@@ -33,7 +33,7 @@ def fit(operator: nn.Module, loss: Callable[[int], Tensor], steps: int) -> None:
         Unsupported: no gradient reaches what it learns.
     """
     parameters = learnt(operator)
-    optimizer = torch.optim.Adam(parameters, lr=RATE)
+    optimizer = torch.optim.Adam(parameters)
     with torch.enable_grad():
         for step in range(steps):
             for group in optimizer.param_groups:

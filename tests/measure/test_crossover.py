@@ -64,6 +64,11 @@ def test_without_one_pair_of_opposite_verdicts_no_length_is_named(verdicts: str,
     assert of(verdicts) == Crossover(None, None, None, note)
 
 
+def test_each_length_has_a_ratio_or_none() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        crossover([1, 2, 4], [None, None], names=("a", "b"))
+
+
 def test_the_order_of_the_lengths_does_not_matter() -> None:
     assert of("sfi", lengths=[4, 1, 2]) == of("fis")
 

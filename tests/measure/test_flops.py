@@ -3,11 +3,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.compiled import out_of_sight
 from attnbench.measure import flops
@@ -99,7 +101,7 @@ def test_linear_attention_is_charged_for_the_sums_of_its_keys(causal: bool, prod
     assert counted.matmul_flops == products * 2 * 2 * 256 * 32 * 32
 
 
-def test_compiled_code_is_booked_forward_and_each_time_it_runs_backward() -> None:
+def test_code_out_of_sight_is_booked_forward_and_each_time_it_runs_backward() -> None:
     x = _qkv().requires_grad_()
 
     def call() -> torch.Tensor:
@@ -164,6 +166,27 @@ def test_looking_at_a_call_does_not_import_the_compiler_which_takes_longer_than_
         "count(call); peak_tensor_bytes(call); assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_mode_runs_without_the_compiler_whether_torch_wraps_it_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    class Wrapped(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Bare:
+        def __torch_dispatch__(self) -> None: ...
+
+    before = dict(vars(Bare))
+    flops._without_compiler(Bare)
+    assert vars(Bare) == before
+    flops._without_compiler(Wrapped)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # cannot be imported
+    with Wrapped():
+        torch.ones(2)
+    assert called
 
 
 def test_two_back_ends_of_one_call_are_both_named_and_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
