@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
+from torch import nn
 
 from attnbench.capabilities import Selecting, chooser
 from attnbench.reference import masked_attention, of_query_heads
@@ -40,6 +42,7 @@ def choice(case: Case) -> Iterator[Measured]:
     rest = (weights * ~chosen) @ values  # (1 - m)·ō
     far = gap((weights @ values) - out, rest - (1 - mass) * out)
     yield Measured(far, case.close, f"its error is {far:.2g} off that of the mass that its choice leaves out")
+    yield from _attention_to_a_choice(case, module, choosing)
     oracle = case.oracle(module)
     if oracle is not None and case.traits.shares == "by itself":
         equal, every = k[:, :, :1].expand_as(k), torch.eye(shape.M, dtype=v.dtype).expand(*v.shape[:2], -1, -1)
@@ -52,3 +55,18 @@ def choice(case: Case) -> Iterator[Measured]:
             moved = int((choosing.select(*others).pairs(slice(0, t + 1)) ^ chosen[:, :, : t + 1]).sum())
             what = f"tokens after {t} times {factor} change {moved} of the pairs chosen for queries up to {t}"
             yield Measured(moved, 0, what)
+
+
+def _attention_to_a_choice(case: Case, module: nn.Module, choosing: Selecting) -> Iterator[Measured]:
+    """Choosing first and attending then is the whole, and NaN at padded tokens reaches nothing."""
+    q, k, v = case.draw()
+    far = gap(choosing.attend(q, k, v, choosing.select(q, k)), module(q, k, v))
+    yield Measured(far, case.close, f"attention to what it chose before is {far:.2g} off its output")
+    if not case.traits.key_padding:
+        return
+    real = torch.ones(2, case.shape.N, dtype=torch.bool)
+    real[0, :2] = real[0, -3:] = False  # the first as well: where nothing was chosen, an engine may read those
+    q, k, v = (x.masked_fill(~real[:, None, :, None], math.nan) for x in (q, k, v))
+    found = choosing.attend(q, k, v, choosing.select(q, k, key_mask=real)), module(q, k, v, key_mask=real)
+    far = gap(*(x.transpose(1, 2)[real] for x in found))
+    yield Measured(far, case.close, f"with NaN at padded tokens, attention to what it chose is {far:.2g} off the whole")

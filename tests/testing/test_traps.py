@@ -30,7 +30,10 @@ TRAPS = {
     "MoBA: the mean of the unfinished block": ("MeanOfTheUnfinished",),
     "MoBA: the own block counted besides": ("OwnBlockBesides",),
     "MoBA: all blocks that tie are kept": ("AllThatTie",),
-    "a choice that is not the one that was used": ("MoreThanItSays", "SaysItsMirrorImage", "TellsOneBlockLess"),
+    "a choice that is not the one that was used": (
+        *("MoreThanItSays", "SaysItsMirrorImage", "TellsOneBlockLess", "AttendsToTheNextKeys"),
+    ),
+    "a choice that reads padding": ("ReadsThePadding",),
     "a sparse pattern emulated by a mask": ("MaskedBlocks", "EmulatedLocal"),
     "8 bits: the mean over padded keys": ("MeanOverThePadding",),
     "8 bits: sums in half precision": ("HalfSums",),

@@ -118,6 +118,8 @@ FAULTS = [
     ("HeldChoiceThatLeaks", "xattention:block=4,stride=2,threshold=0.6", "causality", "moved the outputs"),
     ("AddedBlocks", "moba:block=3,blocks=3", "implied matrix", "the weight"),
     ("SaysItsMirrorImage", "topk:keys=3", "choice", "off that of the pairs that it says it chose"),
+    ("AttendsToTheNextKeys", "topk:keys=3", "choice", "attention to what it chose before is"),
+    ("ReadsThePadding", "topk:keys=30", "choice", "with NaN at padded tokens"),
     (
         "TellsOneBlockLess",
         "nsa:block=6,length=6,stride=3,top_n=3,branch=selected",

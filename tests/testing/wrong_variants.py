@@ -2043,6 +2043,20 @@ class SaysItsMirrorImage(TopK):
         return super().select(-q, k, key_mask=key_mask)
 
 
+class AttendsToTheNextKeys(TopK):
+    """It attends to the keys behind those that somebody else had it choose."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Choice) -> Tensor:
+        return super().attend(q, k, v, replace(selection, chosen=(selection.chosen + 1) % selection.keys))
+
+
+class ReadsThePadding(TopK):
+    """Where it chose nothing it reads the first key, whatever stands there, with weight 0."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Choice) -> Tensor:
+        return attend_to_chosen(q, k, v, selection.chosen, causal=selection.causal, key_mask=selection.real)
+
+
 class TellsOneBlockLess(NSA):
     """It attends to a block of which it does not tell."""
 
