@@ -161,7 +161,7 @@ def _has_axis(sweep: dict[str, Any], axis: str) -> bool:
         case "score":
             return "score" in sweep.get("measure", ())
         case "generate":
-            return bool(sweep.get("pass", "forward") == "generate")
+            return bool(sweep.get("pass") == "generate")
     return True
 
 
@@ -280,7 +280,7 @@ def _trainings(sweep: Sweep, rates: list[float]) -> dict[float, Training]:
     if "score" not in sweep.measure:
         return {}
     rules = sweep.training or Rules()
-    given = rules.model_dump(exclude={"pretrain", "pretrain_steps"})
+    given = rules.model_dump(exclude={"pretrain"})
     given["pretrain_steps"] = (rules.pretrain_steps or rules.steps) if rules.pretrain == "masked" else 0
     protocol: Literal["fixed", "sweep"] = "sweep" if len(set(rates)) > 1 else "fixed"
     return {rate: Training(learning_rate=rate, protocol=protocol, **given) for rate in rates}

@@ -450,6 +450,12 @@ def test_a_mistake_that_only_the_cells_show_is_told_with_the_line_of_its_cause(t
     with pytest.raises(SuiteError) as refused:
         expand(from_text(tmp_path, text))
     assert line_of(refused).startswith("6: causal attention needs as many keys as queries")
+    text = TWO_SWEEPS.replace("      variant: softmax\n", "      variant: [softmax, none]\n")
+    with pytest.raises(SuiteError) as refused:
+        expand(from_text(tmp_path, text))
+    assert line_of(refused) == (
+        "7: 'variant': none is a trained model as it is; write level: pretrained, or another variant"
+    )
 
 
 def test_cells_of_all_sweeps_and_of_included_rows_are_counted_together() -> None:
@@ -622,14 +628,6 @@ def test_a_cell_says_which_trained_model_reads_what_and_how_many_windows_of_it_f
     assert [cell.pretrained for cell in expand(suite_of({**TRAINED, **changes}))] == [trained] * 2
 
 
-def test_a_trained_model_as_it_is_stands_nowhere_else() -> None:
-    with pytest.raises(SuiteError) as refused:
-        expand(suite_of(matrix(variant=["softmax", "none"])))
-    assert str(refused.value) == (
-        "x.yaml:1: 'variant': none is a trained model as it is; write level: pretrained, or another variant"
-    )
-
-
 def test_positions_that_are_set_take_the_place_of_those_of_the_model_and_leave_its_other_sizes() -> None:
     model = {"level": "model", "model": {"positions": "rotary", "layers": 2}}
     for axes, positions in (({}, "rotary"), ({"positions": "none"}, "none")):
@@ -660,3 +658,18 @@ def test_axes_are_set_before_variants_are_known_and_names_are_taken_as_they_stan
     yours = Spec("yours", (("other", "d:e=f"), ("path", "a:b=c"), ("speed", 3)))
     assert suite.sweeps[0].matrix.given() == {"variant": [yours, Spec("theirs")], "seq_len": [8]}
     assert not suite.registered
+
+
+@pytest.mark.parametrize(
+    ("positions", "left"), [("learned", "s1 s2"), ("none", "s0 s2"), ("rotary", "s0 s1"), ("sinusoid", "s0 s1 s2")]
+)
+def test_a_row_without_positions_in_its_matrix_has_those_of_its_level(positions: str, left: str) -> None:
+    model = {**matrix(), "level": "model"}
+    sweeps = (model, matrix(), {**model, "model": {"positions": "rotary"}})
+    cells = expand(suite_of(*sweeps, exclude=[{"positions": positions}]))
+    assert " ".join(cell.sweep for cell in cells) == left
+
+
+def test_cells_of_one_shape_share_it() -> None:
+    one, other = expand(suite_of(matrix(variant=["softmax", "sdpa"])))
+    assert one.shape is other.shape
