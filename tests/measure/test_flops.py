@@ -158,6 +158,15 @@ def test_the_math_back_end_is_named_though_it_is_no_fused_kernel(grad: bool, cau
     assert (counted.kernel, counted.matmul_flops) == ("math", 4 * B * H * N * N * D)
 
 
+@pytest.mark.parametrize("kernel", ["efficient", "flash"])
+def test_kernels_of_other_devices_are_named_by_what_they_are(kernel: str) -> None:
+    q = torch.empty(1, 2, 16, 8, device="meta")
+    run = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
+    given = (None, False) if kernel == "efficient" else ()
+    counted = count(lambda: run(q, q, q, *given))
+    assert (counted.kernel, counted.matmul_flops, counted.exponentials) == (kernel, 4 * 2 * 16 * 16 * 8, 2 * 16 * 16)
+
+
 def test_looking_at_a_call_does_not_import_the_compiler_which_takes_longer_than_a_cell() -> None:
     code = (
         "import sys, torch; from attnbench.measure.flops import count; "
@@ -168,7 +177,7 @@ def test_looking_at_a_call_does_not_import_the_compiler_which_takes_longer_than_
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_mode_runs_without_the_compiler_whether_torch_wraps_it_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mode_runs_without_the_wrapper_that_torch_may_put_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
 
     class Wrapped(TorchDispatchMode):

@@ -450,6 +450,9 @@ def test_a_mistake_that_only_the_cells_show_is_told_with_the_line_of_its_cause(t
     with pytest.raises(SuiteError) as refused:
         expand(from_text(tmp_path, text))
     assert line_of(refused).startswith("6: causal attention needs as many keys as queries")
+    with pytest.raises(SuiteError) as refused:
+        expand(from_text(tmp_path, f"{TWO_SWEEPS}include:\n  - {{sweep: two, kv_len: 3, causal: true}}\n"))
+    assert line_of(refused).startswith("6: causal attention needs as many keys as queries")
     text = TWO_SWEEPS.replace("      variant: softmax\n", "      variant: [softmax, none]\n")
     with pytest.raises(SuiteError) as refused:
         expand(from_text(tmp_path, text))
@@ -630,7 +633,7 @@ def test_a_cell_says_which_trained_model_reads_what_and_how_many_windows_of_it_f
 
 def test_positions_that_are_set_take_the_place_of_those_of_the_model_and_leave_its_other_sizes() -> None:
     model = {"level": "model", "model": {"positions": "rotary", "layers": 2}}
-    for axes, positions in (({}, "rotary"), ({"positions": "none"}, "none")):
+    for axes, positions in (({}, "rotary"), ({"batch": 3}, "rotary"), ({"positions": "none"}, "none")):
         (cell,) = expand(apply_overrides(suite_of({**matrix(), **model}), axes))
         assert cell.model is not None
         assert cell.model.layers == 2
