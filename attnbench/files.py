@@ -41,6 +41,13 @@ def replace_file(path: Path, content: str | bytes) -> None:
     _sync_folder(path.parent)
 
 
+def remove_unfinished(path: Path) -> None:
+    """Remove what processes that were killed within :func:`replace_file` left beside ``path``."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        with suppress(OSError):
+            left.unlink()
+
+
 def write_output(path: Path, content: str | bytes) -> None:
     """Write what the user asked for at ``path``: a file by :func:`replace_file`, a pipe or terminal directly.
 

@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import Any
 
 from attnbench.errors import CannotCreate, CorruptResults, ResultsError, StoreError
-from attnbench.files import refuse_link, refuse_other_than_file, replace_file
+from attnbench.files import refuse_link, refuse_other_than_file, remove_unfinished, replace_file
 from attnbench.journal import GONE, Journal
 from attnbench.lock import held
 from attnbench.manifest import ENDS, OPENING, RUN_ID, digest, doubts, read_manifest, with_opening, write_manifest
@@ -94,6 +94,7 @@ class RunFolder:
             environment = self.environment
             if environment.get(ENDS) != ends:
                 self._rewrite({**environment, ENDS: ends})
+        self._has_grown = False  # whatever is added later makes that note wrong
 
     def _rewrite(self, facts: dict[str, Any]) -> None:
         try:
@@ -124,9 +125,8 @@ class RunFolder:
         for name in FILES:
             refuse_other_than_file(self.path / name)
         with held(self.path):
-            for left in [*self.path.glob(f".{TABLE}.*"), *self.path.glob(f".{ENVIRONMENT}.*")]:  # of killed runs
-                with suppress(OSError):
-                    left.unlink()
+            for name in (TABLE, ENVIRONMENT):
+                remove_unfinished(self.path / name)
             self._opened = self.path.lstat()
             try:
                 for name in FILES:

@@ -460,6 +460,9 @@ def test_a_complete_run_notes_where_its_files_end_until_it_goes_on(folder: RunFo
         written = place_of(file)
         folder.conclude()  # nothing new
         assert place_of(file) == written
+        folder.add(record(n=192))
+        assert ENDS not in folder.environment
+        folder.conclude()
     assert folder.doubts() == []
     again = RunFolder(folder.path)
     with again.lock():

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from attnbench.files import replace_file
+from attnbench.files import remove_unfinished, replace_file
 
 FORMAT = 1
 _ABOUT = "attnbench"
@@ -60,6 +60,7 @@ class Checkpoint:
         return State(tensors, about) if owner == self._owner else None
 
     def remove(self) -> None:
-        """Remove the file, which nobody needs once the row is there."""
+        """Remove the file, which nobody needs once the row is there, and what a killed training left of it."""
         with suppress(OSError):
             self.path.unlink()
+        remove_unfinished(self.path)
