@@ -22,6 +22,7 @@ import yaml
 from attnbench.cli.app import main
 from attnbench.measure import flops
 from attnbench.pictures import PICTURES
+from attnbench.run import estimate
 from tests.docs.making import written_pages
 from tests.forked import forks
 
@@ -154,7 +155,8 @@ def test_python_blocks_run(block: Block, folder: Path) -> None:
 @pytest.mark.parametrize("block", SUITES, ids=lambda block: block.label)
 @pytest.mark.usefixtures("forks")
 def test_suites_have_a_plan(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flops, "STEPS", 10)  # what is too long to be followed is a plan as well
+    for module in (flops, estimate):
+        monkeypatch.setattr(module, "STEPS", 10)  # what is too long to be followed is a plan as well
     name = yaml.safe_load(block.text)["name"]
     done = fresh(["-m", "attnbench", "run", f"{name}.yaml", "--dry-run"], folder)
     assert done.returncode == 0, done.stderr
