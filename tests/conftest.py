@@ -25,8 +25,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores to use, since many tests wait, up to eight: each imports torch."""
-    return min(8, len(os.sched_getaffinity(0)) + 1)
+    """As many as there are cores to use, up to eight: each imports torch."""
+    return min(8, len(os.sched_getaffinity(0)))
 
 
 @pytest.fixture
