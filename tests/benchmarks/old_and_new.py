@@ -23,6 +23,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,16 @@ def unpacked(commit: str) -> Path:
     return folder
 
 
-def windows_as_here(wanted: bool) -> None:
-    """Tell the old package which library multiplies windows; it was a global of a module once."""
+def windows_as_here(wanted: bool) -> AbstractContextManager[None]:
+    """Inside, the old package multiplies windows by the library that the new one takes; once that was a global."""
+    with contextlib.suppress(ImportError):
+        inside: AbstractContextManager[None] = importlib.import_module(f"{OLD}.engines.products").windows_in_place(
+            wanted
+        )
+        return inside
     with contextlib.suppress(ImportError):
         importlib.import_module(f"{OLD}.attention.default_library").read_in_place(wanted)
+    return contextlib.nullcontext()
 
 
 def calls(module: nn.Module, inputs: list[torch.Tensor], training: bool) -> Callable[[], object]:
@@ -136,9 +143,8 @@ def main() -> None:
     names = asked.variants.split(",") if asked.variants else [one.name for one in VARIANTS if one.name in there]
     _, products, notes = apply("tuned", threads=torch.get_num_threads(), device="cpu")
     print(*notes, f"libraries: {products}", sep="\n")
-    windows_as_here(products.window_products == "default")
     found: dict[str, Ratio] = {}
-    with window_library("tuned", products):
+    with window_library("tuned", products), windows_as_here(products.window_products == "default"):
         for name, made in cases(names, [int(n) for n in asked.n.split(",")]):
             try:
                 found[name] = ratio = in_turns(*made(), asked.seconds)
