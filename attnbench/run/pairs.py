@@ -173,8 +173,8 @@ def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
 def _warm(watch: Stopwatch, call: Callable[[], object], rules: TimingRules) -> Timing:
     """Warm up and size the batch as for a single measurement."""
     one_of = FEWEST  # as many rounds as samples are needed, so that one sample is enough here
-    time = one_of * rules.warmup_time
-    warm = TimingRules(max_time=0, warmup_time=time, warmup_calls=rules.warmup_calls, rounds=one_of)
+    seconds = one_of * rules.warmup_time
+    warm = TimingRules(max_time=0, warmup_time=seconds, warmup_calls=rules.warmup_calls, rounds=one_of)
     return measure_time(call, warm, stopwatch=watch)
 
 

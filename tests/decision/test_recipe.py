@@ -74,7 +74,6 @@ def test_a_run_that_is_no_worse_passes_and_leaves_a_summary_and_test_cases(measu
     assert summary.startswith("# other steps\n### attnbench: passed")
 
 
-@pytest.mark.slow  # the same steps; tests/cli holds what gate says of it
 def test_a_run_that_takes_far_longer_fails_after_more_rounds_and_the_summary_says_so(measured: Path) -> None:
     """A thousand times as long: whatever else this machine does, no interval of such short calls is as wide."""
     shutil.rmtree(measured / "benchmarks/baseline")
