@@ -112,7 +112,7 @@ class FlexPrefill(BlockSelecting):
         some = [J for J in range(total) if any(j <= last[-1] or not self.causal for j in blocks[J])]
         mean = {J: k[blocks[J]].mean(0) for J in some}
         pooled = torch.stack([mean[J] for J in some]) @ q[last].mean(0) * scale
-        true, guess = torch.tensor([columns[J] for J in some], dtype=q.dtype), pooled.softmax(0)
+        true, guess = q.new_tensor([columns[J] for J in some]), pooled.softmax(0)
         middle = (true + guess) / 2
         parts = [torch.special.xlogy(p, p) - torch.special.xlogy(p, middle) for p in (true, guess)]
         apart = torch.stack(parts).sum() / 2

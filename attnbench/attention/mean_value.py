@@ -63,7 +63,7 @@ class MeanValue(nn.Module):
             count = torch.arange(1, v.shape[2] + 1, device=v.device)[:, None]
         else:
             count = key_mask.cumsum(1).clamp_(min=1)[:, None, :, None]
-        return v.cumsum(2, dtype=sums).div_(count).to(v.dtype)
+        return v.to(sums).cumsum(2).div_(count).to(v.dtype)  # gradients are added up in float32 as well
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Mean:
         """q, k, v ``(B, H, n, D)``, n >= 0."""

@@ -76,8 +76,8 @@ def run_cell(
     Args:
         resident: also measure resident memory (only meaningful in the ``as-shipped`` process).
         limits: what this machine can do in the cell's dtype, for ``peak_fraction`` and ``floor_s``.
-        memory_limit: bytes. In the tuned process a cell that needs more than a third of it is measured with the
-            allocator as shipped, and its row says so.
+        memory_limit: bytes. On a CPU a cell of the tuned process that needs more than a third of it is measured with
+            the allocator as shipped, and its row says so.
 
     Returns:
         The record, and the raw samples of this round as a JSON row (None where none were taken).
@@ -97,7 +97,8 @@ def run_cell(
             call = _compile(record, cell) if compiles else prepare(cell)
             looks = _first_look(record, cell, call, resident) if round_ == 0 else []
             if "time" in cell.measure:
-                large = memory_limit is not None and not resident and 3 * (record.peak_bytes or 0) > memory_limit
+                on_cpu, most = cell.device == "cpu", 3 * (record.peak_bytes or 0)
+                large = on_cpu and memory_limit is not None and not resident and most > memory_limit
                 if large:
                     record.process = "as-shipped"
                 watch, first = stopwatch(cell.device), list[Look]()

@@ -103,7 +103,8 @@ def apply(
     """Set the process up; return its state, the libraries of float32 products, and notes on what could not be had.
 
     ``tuned`` on the CPU: freed memory stays with the allocator, and float32 products use the faster library (but see
-    :func:`choose_products`), which for windows may be another one: see :func:`window_library`.
+    :func:`choose_products`), which for windows may be another one: see :func:`window_library`. On CUDA convolutions
+    and recurrent cells compute in true float32, as matrix products do anyway.
 
     Args:
         products: what another process of the same run found to be faster; measured where None.
@@ -117,6 +118,10 @@ def apply(
     torch.set_num_threads(threads)
     if torch.get_num_threads() != threads:  # numbers of other threads would pass for those of these
         raise UsageError(f"torch computes with {torch.get_num_threads()} threads instead of {threads}; use --threads")
+    if process == "tuned" and device.startswith("cuda"):
+        # As torch ships it, they round float32 to the 11 bits of TF32, alone among all that computes in float32.
+        torch.backends.cudnn.allow_tf32 = False
+        return "tuned", Products(), []
     if process == "as-shipped" or device != "cpu":
         return "as-shipped", Products(), []
     notes = []

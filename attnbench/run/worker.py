@@ -255,7 +255,7 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
         memory = limit_memory(memory)
     elif device.startswith("cuda") and memory:
         total = torch.cuda.get_device_properties(torch.device(device)).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), torch.device(device))
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), torch.device(device).index)
     facts = {"environment": describe(device), "process": process, **products._asdict()}
     return {
         **facts,

@@ -284,6 +284,16 @@ def test_the_tuned_process_multiplies_as_it_says(
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize(("state", "rounds_to_tf32"), [("tuned", False), ("as-shipped", True)])
+def test_float32_on_a_gpu_is_rounded_to_tf32_only_as_torch_ships_it(
+    state: process.Process, rounds_to_tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_products", process.Products())
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    assert process.apply(state, threads=torch.get_num_threads(), device="cuda:1") == (state, process.Products(), [])
+    assert torch.backends.cudnn.allow_tf32 is rounds_to_tf32
+
+
 def test_one_disturbed_turn_does_not_decide_who_multiplies_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = iter([0.1, 0.9, 1.0, 0.9, 1.0, 0.9, 1.0, 0.9])  # in turns, the default library first
     monkeypatch.setattr(limits, "matmul_rate", lambda *_, **__: 1.0)

@@ -73,7 +73,7 @@ class FusedBlocks:
     def __init__(self, block: int) -> None:
         if block % 16:
             raise Unsupported(f"form=flex needs blocks that are a multiple of 16 tokens, not {block}")
-        self.block, self.kernel = block, FlexKernel()
+        self.block, self.kernel = block, FlexKernel(block)
         self.side = next(size for size in (64, 32, 16) if block % size == 0)
         """Side of the squares into which a GPU divides a block."""
         self._kept: tuple[tuple[object, ...], BlockMask] | None = None
@@ -82,20 +82,26 @@ class FusedBlocks:
         """``(B, H, N, D)`` from q, k, v ``(B, H, N, D)`` and draws for as many blocks as there are, or more.
 
         Raises:
-            Unsupported: see :meth:`FlexKernel.__call__`.
+            Unsupported: gradients in half precision on a GPU for blocks that are no multiple of 32; see also
+                :meth:`FlexKernel.__call__`.
         """
         n = q.shape[2]
         inputs, score_mod = [q, k, v], None
         if position_bias is not None:
             inputs.append(position_bias.along(torch.arange(1 - n, n, device=q.device), torch.float32))
             score_mod = added_by_distance(inputs[-1], n - 1)
+        learned = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        if learned and q.is_cuda and self.block % 32 and q.dtype != torch.float32:
+            raise Unsupported(
+                "on a GPU the backward pass of form=flex takes half precision in blocks of 32, 64 ... tokens"
+            )
         return self.kernel(
             q,
             k,
             v,
             lambda: self._mask(n, draws),
             pairs=q.shape[1] * seen_pairs(n, self.block, draws.shape[2]),
-            learned=torch.is_grad_enabled() and any(x.requires_grad for x in inputs),
+            learned=learned,
             score_mod=score_mod,
             options={"fwd_BLOCK_M": self.side, "fwd_BLOCK_N": self.side},
         )

@@ -26,10 +26,13 @@ class FlexKernel:
     Only compiled code ever runs. The FLOPs recorded are those of the blocks that it computes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block: int = 128) -> None:
+        """``block``: queries and keys in a block of the block mask."""
         # Each module gets code of its own: torch.compile gives up after a few shapes of one piece of code.
         own = FunctionType(_attend.__code__.replace(), _attend.__globals__)
-        self._compiled = torch.compile(own, dynamic=False, fullgraph=True)
+        # A GPU's usual backward pass has tiles of 128: for smaller blocks the compiler must look for others.
+        search: Any = {"max_autotune": True} if block % 128 and torch.cuda.is_available() else None
+        self._compiled = torch.compile(own, dynamic=False, fullgraph=True, options=search)
 
     def __call__(
         self,
