@@ -93,8 +93,8 @@ class Linear(FeatureAttention):
     difference from softmax attention is a distance, not an error. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; a
     padded key has φ(k) = 0 (masking k itself would give φ(0) = 1); causal attention by prefix sums, chunk by chunk.
 
-    ``form=triton`` is the same in a few fused kernels (:mod:`attnbench.engines.linear.fused`). It has been compiled
-    for an H200, and its numbers are those of Triton's interpreter; it has not run on a GPU yet.
+    ``form=triton`` is the same in a few fused kernels (:mod:`attnbench.engines.linear.fused`) for a GPU. On an H100 its
+    outputs and gradients are those of the formula.
 
     However negative q is, each row of weights sums to 1: a factor of a whole query cancels and is taken out. A key
     feature below 2^-120, where an entry of k is below -83, is raised to 2^-120. Beside a key above -66 in the same

@@ -117,7 +117,9 @@ def draw(
                     left_out.append((f"{prefix}{name}", error))
     if not drawn:
         wrong = next((error for _, error in left_out if isinstance(error, UsageError)), None)
-        raise wrong or NothingToDraw(f"nothing to draw: {'; '.join(failures(frame)) or left_out[0][1]}")
+        needs = [f"{name} {error}" for name, error in left_out]
+        reasons = failures(frame) if (frame["status"] != "ok").all() else needs
+        raise wrong or NothingToDraw(f"nothing to draw: {'; '.join(reasons or needs)}")
     for name, why in left_out:
         on_left_out(name, str(why))
     for _, figure in drawn if title is not None else ():

@@ -84,8 +84,10 @@ class Snapshot:
         if functions := self.replaced_since(before):
             changed.append(_some(functions))
         left = []
-        if threads := _still_running(self.threads - before.threads) or int(self.busy and not before.busy):
-            left.append(f"{threads} thread{'s' * (threads > 1)}")
+        if threads := _still_running(self.threads - before.threads):
+            left.append(f"{len(threads)} thread{'s' * (len(threads) > 1)} ({_some(_names(threads))})")
+        elif self.busy and not before.busy:
+            left.append("1 thread")
         if self.files - before.files > OPEN:
             left.append(f"{self.files - before.files} open files")
         if kept := self.kept_since(before, KEPT):
@@ -152,12 +154,18 @@ def _is_at_rest(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_TORCH)
 
 
-def _still_running(threads: frozenset[int]) -> int:
-    """How many of ``threads`` do not end within a moment."""
+def _still_running(threads: frozenset[int]) -> frozenset[int]:
+    """Those of ``threads`` that do not end within a moment."""
     deadline = monotonic() + GRACE
     while (left := threads & _threads()) and monotonic() < deadline:
         sleep(GRACE / 10)
-    return len(left)
+    return left
+
+
+def _names(threads: frozenset[int]) -> list[str]:
+    """The names of threads; those that Python did not start have none."""
+    known = {thread.ident: thread.name for thread in threading.enumerate()}
+    return sorted(known.get(thread, "unnamed") for thread in threads)
 
 
 def _set(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:

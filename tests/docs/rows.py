@@ -112,9 +112,10 @@ def lra_models() -> str:
 
 
 @rows
-def lra_h200() -> str:
-    """The same training step on a GPU."""
-    here = training("lra-h200").sort_values("time_median_s")
+def lra_h100() -> str:
+    """The same training step on a GPU, at the greatest length of which all is there."""
+    frame = run("lra-h100")
+    here = frame[frame["seq_len"] == 3072].drop_duplicates("variant").set_index("variant").sort_values("time_median_s")
     exact = here["time_median_s"]["softmax"]
     lines = [
         [
@@ -129,17 +130,41 @@ def lra_h200() -> str:
 
 
 @rows
-def lra_h200_short() -> str:
+def lra_h100_short() -> str:
     """What launching kernels costs at 1024 tokens."""
-    frame = run("lra-h200")
-    frame = frame[(frame["level"] == "model") & (frame["pass"] == "training") & (frame["seq_len"] == 1024)]
-    short = frame.drop_duplicates("variant").set_index("variant")["time_median_s"]
+    frame = run("lra-h100")
+    short = frame[frame["seq_len"] == 1024].drop_duplicates("variant").set_index("variant")["time_median_s"]
     slower = (short / short["softmax"])[["bigbird", "longformer"]]
     return points(
         f"**Short sequences are another matter.** At 1024 tokens BigBird takes {digits(slower['bigbird'])} times as "
         f"long as softmax, and Longformer {digits(slower['longformer'])} times: launching hundreds of small kernels "
         "decides."
     )
+
+
+FORMS = {
+    "linear": "linear:form=triton",
+    "local": "flex:window=128",
+    "longformer": "flex:global_tokens=1,window=256",
+    "bigbird": "bigbird:form=flex",
+}
+"""Ordinary operations -> the same in one kernel."""
+
+
+@rows
+def forms_h100() -> str:
+    """Ordinary operations beside one kernel; a dash where the run was stopped before."""
+    frame = run("forms-h100")
+    times = frame[frame["seq_len"] == 2048].set_index(["pass", "label"])["time_median_s"].dropna()
+    lines = []
+    for name, kernel in [*FORMS.items(), ("sdpa", "sdpa")]:
+        line = ["`sdpa`, exact" if name == kernel else f"`{name}`, `{kernel}`"]
+        for direction in ("forward", "training"):
+            pair = [times.get((direction, label)) for label in (name, kernel)]
+            shown = [format_seconds(one) if one is not None else "-" for one in pair]
+            line += ["", shown[1], ""] if name == kernel else [*shown, digits(pair[0] / pair[1]) if all(pair) else "-"]
+        lines.append(line)
+    return table(["", "forward", "in one kernel", "speed", "training", "in one kernel", "speed"], lines)
 
 
 @rows

@@ -276,6 +276,13 @@ def test_where_all_failed_nothing_is_written_and_the_reason_is_told(tmp_path: Pa
     assert not (tmp_path / "plots").exists()
 
 
+def test_where_nothing_fits_what_was_measured_each_figure_says_what_it_needs(tmp_path: Path, run: Any) -> None:
+    frame = run.table([run.row(run.labels[0], seq_len=64), run.failed("interrupted", "stopped", run.labels[1])])
+    needs = r"nothing to draw: tradeoff needs times and errors.*; share needs times of a layer"
+    with pytest.raises(NothingToDraw, match=needs):
+        draw_all(frame, tmp_path / "plots", ["svg"])
+
+
 def test_title_and_resolution_apply_to_every_figure(tmp_path: Path, small: pd.DataFrame, words: Words) -> None:
     draw_all(small, tmp_path / "one", title="Mine", dpi=100)
     draw_all(small, tmp_path / "two", title="Mine", dpi=200)

@@ -243,9 +243,9 @@ def test_threads_that_go_on_are_counted_and_one_that_ends_is_not(until: threadin
     ending = threading.Thread(target=time.sleep, args=(0.01,))
     ending.start()
     assert Snapshot.take("cpu").left_since(before) == ""
-    for _ in range(3):
-        threading.Thread(target=until.wait, daemon=True).start()
-    assert Snapshot.take("cpu").left_since(before) == "left 3 threads behind"
+    for name in "abc":
+        threading.Thread(target=until.wait, daemon=True, name=name).start()
+    assert Snapshot.take("cpu").left_since(before) == "left 3 threads (a, b, c) behind"
 
 
 def test_memory_that_stays_is_told_and_a_little_of_it_is_not() -> None:
@@ -301,8 +301,8 @@ def test_what_the_compiler_tells_its_kernels_in_the_environment_is_no_trace(monk
 def test_several_traces_are_one_sentence(until: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Snapshot.take("cpu")
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    threading.Thread(target=until.wait, daemon=True).start()
-    said = "changed the recursion limit and time.time and left 1 thread behind"
+    threading.Thread(target=until.wait, daemon=True, name="waiting").start()
+    said = "changed the recursion limit and time.time and left 1 thread (waiting) behind"
     raise_recursion_limit()
     try:
         assert Snapshot.take("cpu").left_since(before) == said
@@ -346,7 +346,8 @@ class Thread(Own):
     def leave(self):
         if threading.active_count() == 1:
             os.chdir("/")
-            threading.Thread(target=lambda: [time.sleep(0.001) for _ in range(10**9)], daemon=True).start()
+            wait = lambda: [time.sleep(0.001) for _ in range(10**9)]
+            threading.Thread(target=wait, daemon=True, name="waiting").start()
 
 @own("own-process")
 class Process(Own):
@@ -394,7 +395,7 @@ def test_after_a_cell_that_leaves_traces_the_row_says_so_and_the_next_has_anothe
     fresh = "so the next one starts in a fresh process"
     # In the last round as well, though its row was made anew.
     assert f"the cell changed time.perf_counter_ns, {fresh}" in last["own-clock"]["warnings"]
-    thread = "the cell changed the working directory and left 1 thread behind"
+    thread = "the cell changed the working directory and left 1 thread (waiting) behind"
     assert f"{thread}, {fresh}" in last["own-thread"]["warnings"]
     assert re.search(f"the cell left \\d process(es)? behind, {fresh}", last["own-process"]["warnings"])
     assert fresh not in last["own-clean"]["warnings"]
@@ -413,7 +414,7 @@ def test_compare_warns_of_a_variant_that_reaches_the_others_of_its_turns(tmp_pat
             [*command, "--json", "--no-error", "--unchecked"], cwd=tmp_path, capture_output=True, text=True
         )
     assert ended.returncode == 0, ended.stderr
-    told = "n = 8: a variant changed the working directory and left 1 thread behind while they took turns; "
+    told = "n = 8: a variant changed the working directory and left 1 thread (waiting) behind while they took turns; "
     assert told + "do not trust the times" in json.loads(ended.stdout)["warnings"]
 
 

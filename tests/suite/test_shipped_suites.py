@@ -23,6 +23,7 @@ SUITES = (
     "catalogue",
     "claims",
     "decoding",
+    "forms",
     "founding",
     "generate",
     "headline",
@@ -186,5 +187,7 @@ def test_every_variant_of_a_shipped_suite_can_be_built_at_its_shortest_length(na
             try:
                 build(cell.variant, cell.shape)
             except Unsupported as no:
+                if str(no).startswith("form=triton needs"):  # a GPU, or the interpreter of its code
+                    continue
                 refused.add((cell.sweep, cell.variant.name, str(no).partition(":")[0]))
     assert refused == REFUSED.get(name, set())
