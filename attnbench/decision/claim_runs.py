@@ -78,22 +78,29 @@ def _beside(file: Path) -> list[Path]:
 
 
 def _frames(group: _Group, names: dict[Path, str], warn: Callable[[str], None]) -> list[pd.DataFrame]:
-    """The table of the first file, and those of the others that were measured alike."""
+    """The table of the first file, of a collection the fullest, and those of the others that were measured alike."""
     newest, *older = group.files
-    frames = [read_results(newest, warn=warn).assign(**{RUN: names[newest]})]
+    frames = {newest: read_results(newest, warn=warn).assign(**{RUN: names[newest]})}
     for file in older:
         try:
-            frame = read_results(file, warn=warn).assign(**{RUN: names[file]})
+            frames[file] = read_results(file, warn=warn).assign(**{RUN: names[file]})
         except (CorruptResults, ResultsError) as error:
             warn(f"{error}; this older run is left out")
-            continue
-        differ = [name for name in group.alike if frame[name].iloc[0] != frames[0][name].iloc[0]]
-        if not differ:
-            frames.append(frame)
-        elif group.alike is _COLLECTED:
-            here, there = (one["device"].iloc[0] for one in (frame, frames[0]))
-            warn(f"{file.parent}: of device {here}, while {names[newest]} is of {there}; this run is left out")
-    return frames
+    collected = group.alike is _COLLECTED
+    first = max(frames, key=lambda file: _ok(frames[file])) if collected else newest  # of equally full ones the newest
+    alike = []
+    for file, frame in frames.items():
+        if all(frame[name].iloc[0] == frames[first][name].iloc[0] for name in group.alike):
+            alike.append(frame)
+        elif collected:
+            here, there = (one["device"].iloc[0] for one in (frame, frames[first]))
+            warn(f"{file.parent}: of device {here}, while {names[first]} is of {there}; this run is left out")
+    return alike
+
+
+def _ok(rows: pd.DataFrame) -> int:
+    """How many rows are measured."""
+    return int((rows["status"] == Status.OK).sum())
 
 
 def _fullest(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -102,7 +109,7 @@ def _fullest(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     for frame in frames:
         for names, rows in frame.groupby(_APART, sort=False, dropna=False):
             key = str(names)  # a number of threads that is not known is NaN, which differs from itself
-            count = int((rows["status"] == Status.OK).sum())
+            count = _ok(rows)
             if key not in best or count > best[key][0]:
                 best[key] = count, rows
     return pd.concat([rows for _, rows in best.values()], ignore_index=True)

@@ -103,6 +103,17 @@ def test_each_suite_of_a_folder_of_collected_runs_is_read_whatever_the_runs_are_
         assert (seconds(frame), warnings) == ([1.0, 2.0, 3.0], [])
 
 
+def test_a_newer_run_of_fewer_rows_on_another_device_hides_no_collected_rows(tmp_path: Path) -> None:
+    early = "2026-01-01T00:00:00+00:00"
+    full = [timed("softmax", n, float(n), started_at=early) for n in (1, 2)]
+    collected(tmp_path, "full", [replace(row, suite="lra") for row in full])
+    late = "2026-01-02T00:00:00+00:00"
+    gpu = collected(tmp_path, "gpu", [of_suite("lra", 3.0, device="cuda", started_at=late)])
+    frame, warnings = told([tmp_path / "collected"])
+    assert seconds(frame) == [1.0, 2.0]
+    assert warnings == [f"{gpu}: of device cuda, while full is of cpu; this run is left out"]
+
+
 def test_a_collected_run_that_is_left_out_is_named(tmp_path: Path) -> None:
     gpu = collected(tmp_path, "a", [of_suite("lra", 1.0, device="cuda", started_at="2026-01-01T00:00:00+00:00")])
     collected(tmp_path, "b", [of_suite("lra", 2.0, started_at="2026-01-02T00:00:00+00:00")])
