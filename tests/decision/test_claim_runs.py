@@ -109,8 +109,9 @@ def test_a_newer_run_of_fewer_rows_on_another_device_hides_no_collected_rows(tmp
     collected(tmp_path, "full", [replace(row, suite="lra") for row in full])
     late = "2026-01-02T00:00:00+00:00"
     gpu = collected(tmp_path, "gpu", [of_suite("lra", 3.0, device="cuda", started_at=late)])
-    frame, warnings = told([tmp_path / "collected"])
-    assert seconds(frame) == [1.0, 2.0]
+    collected(tmp_path, "other", [of_suite("share", 4.0)])
+    frame, warnings = told([tmp_path])
+    assert seconds(frame) == [1.0, 2.0, 4.0]
     assert warnings == [f"{gpu}: of device cuda, while full is of cpu; this run is left out"]
 
 
