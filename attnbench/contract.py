@@ -56,6 +56,8 @@ class Facts:
     settings: tuple[str, ...] = ("",)
     """Options with which ``attnbench check`` tests it against the laws: ``("window=3", "block=5,look_around=1")``. Give
     one for each algorithm under the name, small enough that sequences of about 20 tokens have several tiles."""
+    fused: str = ""
+    """The same in one kernel for a GPU, with values of its own options in braces: ``flex:window={window}``."""
 
 
 def broken_fact(name: object, facts: Facts) -> str | None:
@@ -72,7 +74,7 @@ def broken_fact(name: object, facts: Facts) -> str | None:
     also: object = facts.also
     if not isinstance(also, tuple) or not all(one in FAMILIES for one in also) or facts.family in also:
         return f"also={also!r}: give a tuple of further families: {', '.join(FAMILIES)}"
-    for key in ("source", "formula", "cost"):
+    for key in ("source", "formula", "cost", "fused"):
         if not isinstance(value := getattr(facts, key), str) or not value.isprintable():
             return f"{key}={value!r}: give one line of text"
     for key in ("time_exponent", "memory_exponent"):

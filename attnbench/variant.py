@@ -37,6 +37,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.contract import FAMILIES as FAMILIES
@@ -88,6 +89,16 @@ class Variant(Entry, Facts):
     def target(self, spec: Spec) -> Target:
         """What an error number of this variant means with the options of ``spec``."""
         return self.claims(spec).target
+
+    def fused_as(self, spec: Spec) -> Spec | None:
+        """The same in one kernel for a GPU; None where there is none with the options of ``spec``."""
+        if not self.fused:
+            return None
+        options, usual = (dict(self.complete(one).options) for one in (spec, Spec(self.name)))
+        kept = {name for _, name, _, _ in Formatter().parse(self.fused) if name}
+        if any(options.get(name) != usual.get(name) for name in {*options, *usual} - kept):
+            return None
+        return parse_spec(self.fused.format(**{name: format_scalar(options[name]) for name in kept}))
 
     def cached_bytes(self, spec: Spec, shape: Shape, width: int) -> int | None:
         """Bytes that a cache of all tokens holds of each in one layer, ``width`` to a number; None if it keeps none.

@@ -71,6 +71,7 @@ class EluPlusOne(FeatureMap):
     formula="φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = elu(x) + 1",
     cost="O(n·d²)",
     memory_exponent=1.0,
+    fused="linear:form=triton",
     traits=Traits(
         target="other",
         decode=True,

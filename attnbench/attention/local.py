@@ -34,6 +34,7 @@ _WINDOW = 128
     formula="softmax over {j : |i - j| ∈ {0, δ, …, w·δ}}, or over the blocks within r of i's own",
     cost="O(n·w·d)",
     memory_exponent=1.0,
+    fused="flex:window={window}",
     traits=Traits(
         cross=No("the window needs queries and keys at the same positions"),
         decode=True,

@@ -28,6 +28,7 @@ _ONE_WIDTH = "own projections map values to themselves, head by head, as wide as
     formula="softmax over {j : |i - j| ∈ {0, δ, …, w·δ}} ∪ {0 … g - 1}; the g global rows over all j",
     cost="O(n·(w + g)·d)",
     memory_exponent=1.0,
+    fused="flex:window={window},global_tokens={global_tokens}",
     traits=Traits(
         causal=No("global tokens see the whole sequence, and every token sees them"),
         cross=No("the window needs queries and keys at the same positions"),

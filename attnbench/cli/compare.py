@@ -218,6 +218,7 @@ def _print(comparison: Comparison, table: Printer) -> None:
     console.error_notes({record.error_kind for record in records})
     console.own_form_note(record.own_form for record in records)
     console.unchecked_note(record.laws for record in records)
+    console.fused_note(records)
 
 
 def _time_row(row: Row) -> list[str]:

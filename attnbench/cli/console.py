@@ -177,6 +177,21 @@ def unchecked_note(laws: Iterable[str]) -> None:
         note("no variant was held to its laws first: --unchecked")
 
 
+def fused_note(records: Iterable[Record]) -> None:
+    """Print what was measured as many small kernels of a GPU and is one kernel under another name, if something was."""
+    from attnbench.spec import parse_spec
+    from attnbench.variant import VARIANTS
+
+    on_gpu = {record.label: record for record in records if record.device.startswith("cuda") and record.time_median_s}
+    names = []
+    for label, record in on_gpu.items():
+        if record.kernel is None and record.variant in VARIANTS:
+            fused = VARIANTS.get(record.variant).fused_as(parse_spec(label))
+            names += [f"{fused.label} is {label}"] if fused and fused.label not in on_gpu else []
+    if names:
+        note(f"in one kernel in place of many, which a GPU runs faster: {'; '.join(names)}")
+
+
 def error_text(record: Record) -> str:
     """A row's error, marked if the number is not an error."""
     if record.error_kind == "learned":

@@ -248,6 +248,7 @@ def _print_records(records: list[Record]) -> None:
     console.error_notes({record.error_kind for record in records})
     console.own_form_note(record.own_form for record in [*records, *trainings])
     console.unchecked_note(record.laws for record in [*records, *trainings])
+    console.fused_note(records)
 
 
 def _axis_text(record: Record, axis: str) -> str:

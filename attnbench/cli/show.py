@@ -13,6 +13,7 @@ from attnbench.cli import completion, console
 from attnbench.cli.options import AsJson, Plugins
 from attnbench.cli.outputs import refuse_files
 from attnbench.cli.prose import prose
+from attnbench.spec import Spec
 from attnbench.traits import ABILITIES, Knob, Rounds, Traits
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "permutable": traits.permutable,
         "dtypes": list(traits.dtypes),
         "compiled": traits.compiled,
+        "fused": fused.label if (fused := entry.fused_as(Spec(entry.name))) else "",
         "rounds_together": traits.rounds_together,
         "rounds": asdict(traits.rounds) if traits.rounds else None,
         "emulated": traits.emulated,
@@ -222,6 +224,8 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("dtypes", f"{', '.join(data['dtypes'])} on a CPU"))
     if data["compiled"]:
         facts.append(("compiled", "for each shape and dtype at the first call, in seconds"))
+    if data["fused"]:
+        facts.append(("on a GPU", f"{data['fused']} is the same in one kernel"))
     if data["rounds_together"]:
         facts.append(("rounding", "several tokens share a scale: one that is hidden moves how others are rounded"))
     if data["emulated"]:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from attnbench.cli.columns import fit
 from attnbench.printable import without_empty
 from attnbench.record import Record
 from attnbench.shape import Shape
-from attnbench.spec import Spec
+from attnbench.spec import Spec, parse_spec
 from attnbench.status import Status
 from attnbench.table import csv_text
 
@@ -152,3 +153,21 @@ def test_a_name_from_a_file_of_somebody_else_never_reaches_the_terminal_as_it_is
 def test_columns_in_which_no_row_says_anything_are_left_out() -> None:
     rows = [["1", "-", ""], ["", "-", "x"]]
     assert without_empty(["a", "b", "c"], rows) == (["a", "c"], [["1", ""], ["", "x"]])
+
+
+def measured(text: str, **columns: object) -> Record:
+    cell = Cell("a", "b", parse_spec(text), Shape(seq_len=64, heads=1, head_dim=4), device="cuda:1")
+    return replace(Record.of(cell, Status.OK), **{"time_median_s": 1.0, **columns})  # type: ignore[arg-type]  # columns
+
+
+def test_on_a_gpu_the_kernel_of_one_piece_is_named_where_it_was_not_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [measured(text) for text in ("local:window=9", "linear", "softmax")]
+    console.fused_note([*rows, measured("bigbird", time_median_s=None)])
+    told = " ".join(capsys.readouterr().err.split())
+    names = "flex:window=9 is local:window=9; linear:form=triton is linear"
+    assert told == f"in one kernel in place of many, which a GPU runs faster: {names}"
+    both = [*rows[:1], measured("flex:window=9", kernel="flex")]
+    console.fused_note([*both, *(replace(row, device="cpu") for row in rows)])
+    assert capsys.readouterr().err == ""

@@ -32,6 +32,7 @@ _ONE_LENGTH = "form=flex compiles a kernel for each length, and padding makes on
     formula="softmax over the blocks {I - 1, I, I + 1} ∪ {first, last} ∪ r random ones; first and last rows over all",
     cost="O(n·(5 + r)·B·d)",
     memory_exponent=1.0,
+    fused="bigbird:form=flex,block={block},random_blocks={random_blocks}",
     traits=Traits(
         causal=No("the last block is global: every token sees it"),
         cross=No("the blocks need queries and keys at the same positions"),
