@@ -110,8 +110,8 @@ class _Pool(torch.autograd.Function):
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         for batch, near, own, inside in _tiles(x, back, ahead):
             tile = x[batch, near].to(counts.dtype)
-            mean = _window_sums(tile, back, ahead)[:, inside] / _of(counts, batch)[:, own]
-            out[batch, own] = mean.sub_(tile[:, inside])
+            mean = _sums_inside(tile, back, ahead, inside) / _of(counts, batch)[:, own]
+            torch.sub(mean, tile[:, inside], out=out[batch, own])
         return out
 
     @staticmethod
@@ -122,8 +122,8 @@ class _Pool(torch.autograd.Function):
         # A token's gradient comes from all tokens in its own window turned round: their windows hold it.
         for batch, near, own, inside in _tiles(grad, ctx.ahead, ctx.back):
             tile = grad[batch, near].to(counts.dtype)
-            sums = _window_sums(tile / _of(counts, batch)[:, near], ctx.ahead, ctx.back)
-            dx[batch, own] = sums[:, inside].sub_(tile[:, inside])
+            sums = _sums_inside(tile / _of(counts, batch)[:, near], ctx.ahead, ctx.back, inside)
+            torch.sub(sums, tile[:, inside], out=dx[batch, own])
         return dx, None, None, None
 
 
@@ -142,9 +142,16 @@ def _tiles(x: Tensor, back: int, ahead: int) -> Iterator[tuple[slice, slice, sli
 
 def _window_sums(x: Tensor, back: int, ahead: int) -> Tensor:
     """For each token of ``(B, n, C)``, the sum over those from ``back`` before to ``ahead`` after it that exist."""
-    n = x.shape[1]
-    back, ahead = min(back, n - 1), min(ahead, n - 1)
-    run = pad(x, (0, 0, back, ahead))  # row j is the sum of ``length`` tokens from j on
+    return _sums_inside(x, back, ahead, slice(0, x.shape[1]))
+
+
+def _sums_inside(x: Tensor, back: int, ahead: int, inside: slice) -> Tensor:
+    """The same for some of the tokens. Copies x only where a window ends beyond it."""
+    n, most = inside.stop - inside.start, x.shape[1] - 1
+    back, ahead = min(back, most), min(ahead, most)
+    beyond = max(0, back - inside.start), max(0, inside.stop + ahead - x.shape[1])
+    first = inside.start - back + beyond[0]
+    run = (pad(x, (0, 0, *beyond)) if any(beyond) else x)[:, first:]  # row j is the sum of ``length`` tokens from j on
     left, start, length = back + 1 + ahead, 0, 1
     sums = None
     while left:

@@ -21,6 +21,7 @@ class TaylorFeatures(FeatureMap):
     """
 
     block = 8
+    columns = True
 
     def __init__(self, head_dim: int) -> None:
         self.head_dim = head_dim
@@ -53,9 +54,9 @@ class TaylorFeatures(FeatureMap):
         d_own = grad[..., 1 : 1 + self.head_dim].clone()
         for start, height, d_pairs in self._pairs(grad):
             d_pairs[..., :height].mul_(0.5**0.5)
-            left, right = own[..., start : start + height], own[..., start:]
-            d_own[..., start : start + height] += torch.matmul(d_pairs, right[..., None])[..., 0]
-            d_own[..., start:] += torch.matmul(left[..., None, :], d_pairs)[..., 0, :]
+            for i, d_row in enumerate(d_pairs.unbind(-2), start):
+                d_own[..., i] += (d_row * own[..., start:]).sum(-1)
+                d_own[..., start:].addcmul_(d_row, own[..., i : i + 1])
         return d_own.mul_(self.scale)
 
 

@@ -87,7 +87,7 @@ class _AttendAll(torch.autograd.Function):
         rows = min(rows or _rows(q, numbers), max(N, k.shape[2]))
         groups = head_groups(q, rows * numbers // 2)
         for group in groups:
-            tiles, sums = Tiles(features, group, rows, q), every.of(group)
+            tiles, sums = Tiles(features, group, rows, q, columns=features.columns), every.of(group)
             # The output's memory is free until its first query is answered.
             spare = place(out, group) if rows <= N else None
             add_keys(sums, tiles, k, v, key_mask, rows, spare, log_weights if features.in_parts else None)
@@ -110,7 +110,8 @@ class _AttendAll(torch.autograd.Function):
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         features: FeatureMap = ctx.features
         for group in ctx.groups:
-            tiles, sums = Tiles(features, group, ctx.rows, q, count=2), KeySums(*every).of(group)
+            tiles = Tiles(features, group, ctx.rows, q, count=2, columns=features.columns)
+            sums = KeySums(*every).of(group)
             tiles.features = tiles.features.at(sums.top)
             of_values, d_of_ones = sums.of_values.contiguous(), torch.zeros_like(sums.of_ones)
             d_of_values = torch.zeros_like(of_values)

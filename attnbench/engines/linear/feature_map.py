@@ -28,6 +28,8 @@ class FeatureMap(ABC):
     """F, the number of features."""
     in_parts: bool = False
     """Whether the output is :meth:`blended` from its parts."""
+    columns: bool = False
+    """Whether a tile is written faster feature by feature, each for all its tokens: products of two channels, say."""
     by_feature: bool = False
     """Whether key features are their own log weights: :meth:`keys` then writes and returns these, ``(G, c, F)``.
     Taken relative to the largest of each feature, no sum underflows. Only where all queries see the same keys."""
@@ -74,17 +76,23 @@ class FeatureMap(ABC):
 class Tiles:
     """One group's part of the tensors, tile by tile; the features of every tile go into the same memory."""
 
-    def __init__(self, features: FeatureMap, group: Group, rows: int, like: Tensor, count: int = 1) -> None:
-        self.features, self.group = features.of(group), group
+    def __init__(
+        self, features: FeatureMap, group: Group, rows: int, like: Tensor, count: int = 1, *, columns: bool = False
+    ) -> None:
+        """``columns``: the tokens of each feature lie side by side in memory, not the features of each token."""
+        self.features, self.group, self.columns = features.of(group), group, columns
         batch, heads = group
         self.pairs = (batch.stop - batch.start) * (heads.stop - heads.start)
         self.dtype = accumulator(like.dtype)
         self._memory = like.new_empty(count, self.pairs * rows * features.width, dtype=self.dtype)
 
     def blank(self, tokens: int, which: int = 0) -> Tensor:
-        """``(G, tokens, F)``, contiguous, not filled."""
+        """``(G, tokens, F)``, not filled; contiguous, or its transpose is."""
         width = self.features.width
-        return self._memory[which, : self.pairs * tokens * width].view(self.pairs, tokens, width)
+        memory = self._memory[which, : self.pairs * tokens * width]
+        if self.columns:
+            return memory.view(self.pairs, width, tokens).mT
+        return memory.view(self.pairs, tokens, width)
 
     def cut(self, x: Tensor, block: slice) -> Tensor:
         return cut(x, self.group, block)
