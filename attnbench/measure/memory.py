@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._autograd import _enable_profiler
 from torch._C._profiler import RecordScope
 from torch.autograd.profiler import profile  # torch.profiler's imports torch's compiler, for a second
 
@@ -75,6 +75,15 @@ def _near_the_limit() -> bool:
     return limit != resource.RLIM_INFINITY and limit - used < _NEAR
 
 
+class _Allocations(profile):
+    """torch's profiler without its events of operators, which take most of its time and are not looked at."""
+
+    def _start_trace(self) -> None:
+        config = self.config()  # type: ignore[no-untyped-call]  # torch types little of this class
+        # Operators have another scope; allocations have none, and are told in any case.
+        _enable_profiler(config, self.kineto_activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
+
+
 def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | None:
     """Most bytes that tensors made by ``call`` held at once, above what existed before; its result counts.
 
@@ -87,22 +96,15 @@ def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | 
     if device != "cpu":
         return None
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes to stderr that it starts and stops
-    wanted = profile(use_kineto=True, profile_memory=True)
-    config, activities = wanted.config(), wanted.kineto_activities  # type: ignore[no-untyped-call]  # as torch has it
-    _prepare_profiler(config, activities)
-    # Allocations are recorded whatever the scope is. Of calls only those are that somebody marks: all of them, as
-    # profile itself wants them, are four times as many, and take most of the time.
-    _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]  # its stub lacks them
-    try:
+    with _Allocations(use_kineto=True, profile_memory=True) as recorded:
         result = call()  # held, so that the output is alive at the end
-    finally:
-        recorded = _disable_profiler()
+    assert recorded.kineto_results is not None
     del result
-    events = [event for event in recorded.events() if event.name() == "[memory]"]
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     held = peak = 0
     for event in events:
-        held += event.nbytes()  # type: ignore[attr-defined]  # as above
+        held += event.nbytes()
         peak = max(peak, held)
     return peak
 
