@@ -432,7 +432,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Column name -> value, with ``pass`` for ``pass_``; without the seal, which is added to a stored line."""
-        return {_column(one.name): getattr(self, one.name) for one in fields(self) if one.name != SEAL}
+        return {column: getattr(self, name) for column, name in _STORED}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
@@ -539,3 +539,5 @@ def _column(field_name: str) -> str:
 
 COLUMNS: tuple[str, ...] = tuple(_column(f.name) for f in fields(Record))
 """The columns of ``results.csv``, in order."""
+_STORED = tuple((_column(f.name), f.name) for f in fields(Record) if f.name != SEAL)
+"""The columns of a stored line, which has its seal from the journal, and their attributes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,8 +73,13 @@ def _row(record: Record) -> dict[str, object]:
 def _cell(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, str):
+        return _text(value)
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str):
-        return no_formula(printable(value))
     return repr(value) if isinstance(value, float) else str(value)
+
+
+@functools.lru_cache(maxsize=4096)  # most texts of a table stand in many of its rows
+def _text(value: str) -> str:
+    return no_formula(printable(value))

@@ -74,16 +74,21 @@ def are_samples(value: object) -> bool:
     """Whether it can come from a clock: seconds, calls, switches and stops of each sample."""
     return isinstance(value, list) and all(
         isinstance(one, dict)
-        and {"seconds", "calls"} <= set(one) <= {"seconds", "calls", "switches", "stopped", "yardstick"}
+        and _OF_ALL_SAMPLES <= one.keys() <= _OF_A_SAMPLE
         and all(_is_time(number) for name, number in one.items() if name != "yardstick")
-        and _is_reading(one.get("yardstick", [0, 0]))
+        and ("yardstick" not in one or _is_reading(one["yardstick"]))
         and one["calls"] > 0
         for one in value
     )
 
 
+_OF_ALL_SAMPLES = frozenset({"seconds", "calls"})
+_OF_A_SAMPLE = _OF_ALL_SAMPLES | {"switches", "stopped", "yardstick"}
+_LARGEST = sys.float_info.max
+
+
 def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value <= sys.float_info.max  # type: ignore[operator]
+    return type(value) in (int, float) and 0 <= value <= _LARGEST  # type: ignore[operator]
 
 
 def _is_reading(value: object) -> bool:

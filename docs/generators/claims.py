@@ -10,10 +10,9 @@ import pandas as pd
 from attnbench.decision.claim_cells import needed_by, rows_by_run, rows_of
 from attnbench.decision.claims import claims
 from attnbench.decision.judging import Judgement, judge_all_rows
-from attnbench.plots.load import read_results
 from attnbench.plots.setting import RUN
 from generators.markdown import code, page, source, table, text
-from generators.reference_rows import RUNS
+from generators.reference_rows import RUNS, all_rows
 
 FROM = (
     "claims-cpu",
@@ -47,7 +46,7 @@ def judged() -> list[Judgement]:
 @cache
 def rows() -> pd.DataFrame:
     """The rows of these runs."""
-    runs = [read_results(RUNS / name).assign(**{RUN: name}) for name in FROM if (RUNS / name).is_dir()]
+    runs = [all_rows(name).assign(**{RUN: name}) for name in FROM if (RUNS / name).is_dir()]
     return pd.concat(runs, ignore_index=True)
 
 

@@ -24,10 +24,23 @@ ERRORS = ("lra-cpu", "lra-models-cpu", "catalogue-cpu", "catalogue-models-cpu")
 
 
 @cache
+def all_rows(run: str) -> pd.DataFrame:
+    """Those of a run. It is read once for all pages."""
+    return read_results(RUNS / run)
+
+
+@cache
 def rows(run: str) -> pd.DataFrame:
     """Those that were measured."""
-    frame = read_results(RUNS / run)
+    frame = all_rows(run)
     return frame[frame["status"] == "ok"]
+
+
+@cache
+def rows_with(run: str, column: str) -> dict[str, pd.DataFrame]:
+    """Variant -> its measured rows that have a number in a column."""
+    frame = rows(run)
+    return dict(iter(frame[frame[column].notna()].groupby("variant")))
 
 
 @cache
@@ -68,14 +81,12 @@ def _link(run: str) -> str:
 
 
 def _times(run: str, name: str) -> list[list[str]]:
-    frame = rows(run)
-    frame = frame[frame["time_median_s"].notna()]
+    if name not in (timed := rows_with(run, "time_median_s")):
+        return []
     lines = []
-    for _, row in frame[frame["variant"] == name].sort_values(["level", "pass", "label", "seq_len"]).iterrows():
-        same = frame[frame["label"] == "softmax"]
-        for axis in ("sweep", "level", "pass", "seq_len", "batch", "heads", "causal", "dtype", "inputs"):
-            same = same[same[axis] == row[axis]]
-        exact = f"{same['time_median_s'].iloc[0] / row['time_median_s']:.2g}" if len(same) else "-"
+    for _, row in timed[name].sort_values(["level", "pass", "label", "seq_len"]).iterrows():
+        softmax = _softmax(run).get(tuple(row[axis] for axis in _ALIKE))
+        exact = f"{softmax / row['time_median_s']:.2g}" if softmax else "-"
         peak = "-" if pd.isna(row["peak_bytes"]) else format_bytes(int(row["peak_bytes"]))
         above = "-" if pd.isna(row["floor_s"]) else f"{row['time_median_s'] / row['floor_s']:.2g}"
         passed = f"{row['level']} {row['pass']}" + (", causal" if row["causal"] else "")
@@ -85,9 +96,23 @@ def _times(run: str, name: str) -> list[list[str]]:
     return lines
 
 
+_ALIKE = ("sweep", "level", "pass", "seq_len", "batch", "heads", "causal", "dtype", "inputs")
+"""Columns in which a row agrees with that of softmax beside which its speed is."""
+
+
+@cache
+def _softmax(run: str) -> dict[tuple[object, ...], float]:
+    """Those columns -> the first time of softmax without options."""
+    frame = rows_with(run, "time_median_s").get("softmax", pd.DataFrame(columns=[*_ALIKE, "label", "time_median_s"]))
+    found: dict[tuple[object, ...], float] = {}
+    for _, row in frame[frame["label"] == "softmax"].iterrows():
+        found.setdefault(tuple(row[axis] for axis in _ALIKE), row["time_median_s"])
+    return found
+
+
 def _errors(run: str, name: str) -> list[list[str]]:
-    frame = rows(run)
-    frame = frame[(frame["variant"] == name) & frame["rel_error"].notna()]
+    if name not in (compared := rows_with(run, "rel_error")):
+        return []
     return [
         [
             _options(row),
@@ -98,15 +123,15 @@ def _errors(run: str, name: str) -> list[list[str]]:
             f"{row['trivial_error']:.2g}",
             _link(run).removeprefix("run "),
         ]
-        for _, row in frame.iterrows()
+        for _, row in compared[name].iterrows()
     ]
 
 
 def _scores(run: str, name: str) -> list[list[str]]:
-    frame = rows(run)
-    frame = frame[(frame["variant"] == name) & frame["score"].notna()]
+    if name not in (scored := rows_with(run, "score")):
+        return []
     lines = []
-    for (sweep, _), same in frame.groupby(["sweep", "label"], sort=False):
+    for (sweep, _), same in scored[name].groupby(["sweep", "label"], sort=False):
         first, scores = same.iloc[0], same["score"]
         spread = f"{scores.min():.2f} to {scores.max():.2f}"
         lines.append(

@@ -7,10 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.plots.load import read_results
 from attnbench.pretrained.folder import TABLE
 from generators.markdown import ROOT, code, page, table, text
-from generators.reference_rows import RUNS, environment
+from generators.reference_rows import RUNS, all_rows, environment
 
 ORIGIN = {
     "catalogue-cpu": "attnbench run catalogue",
@@ -92,7 +91,7 @@ def _facts(name: str) -> list[list[str]]:
         machine: dict[str, Any] = dict(known["environment"])  # type: ignore[call-overload]
         processor = machine.get("gpu") or machine.get("processor")
         cores = f", {known['threads']} threads" if machine.get("device") == "cpu" else ""
-        frame = read_results(RUNS / name)
+        frame = all_rows(name)
         ended = ", ".join(f"{count} {status}" for status, count in frame["status"].value_counts().items())
         rows += [
             ["Date", str(known["started_at"])[:10]],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-import attnbench
+from tests.committed import rows_of
 
 HERE = Path(__file__).resolve().parents[2]
 RUNS = HERE / "results/reference"
@@ -43,7 +43,7 @@ def rows(maker: Maker) -> Maker:
 @cache
 def run(name: str) -> pd.DataFrame:
     """The rows of a committed run that have numbers."""
-    frame = attnbench.read_results(RUNS / name)
+    frame = rows_of(name)
     return frame[frame["status"] == "ok"]
 
 

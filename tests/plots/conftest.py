@@ -223,9 +223,9 @@ def faults_of(figure: Figure) -> list[str]:
     for text, _, box in found:
         if box.x0 < 0 or box.x1 > wide or box.y0 < 0 or box.y1 > tall:
             said.append(f"{text!r} goes beyond the page")
-    for (a, _, one), (b, _, other) in combinations(found, 2):
-        shared = Bbox.intersection(one, other)
-        if shared and min(shared.width, shared.height) > 0.02:
+    boxes = [(text, *map(float, box.extents)) for text, _, box in found]
+    for (a, left, below, right, above), (b, west, south, east, north) in combinations(boxes, 2):
+        if min(right, east) - max(left, west) > 0.02 and min(above, north) - max(below, south) > 0.02:
             said.append(f"{a!r} lies on {b!r}")
     return said
 

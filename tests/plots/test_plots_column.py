@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,10 +11,9 @@ from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
 from attnbench.plots import draw
-from attnbench.plots.load import read_results
+from tests.committed import rows_of
 
 Faults = Callable[[Figure], list[str]]
-REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 INCHES = 3.3
 
 
@@ -25,7 +23,7 @@ def column(frame: pd.DataFrame, **options: Any) -> dict[str, Figure]:
 
 @pytest.mark.parametrize("run", ["lra-cpu", pytest.param("lra-h200", marks=pytest.mark.slow), "long-cpu"])
 def test_every_word_of_the_committed_runs_can_be_read_in_a_column(run: str, faults: Faults) -> None:
-    figures = column(read_results(REFERENCE / run), title="A title that is much longer than a column is wide, twice")
+    figures = column(rows_of(run), title="A title that is much longer than a column is wide, twice")
     assert figures
     for figure in figures.values():
         assert figure.get_size_inches()[0] == INCHES
@@ -61,7 +59,7 @@ def test_headings_of_many_settings_and_ticks_of_many_lengths_stand_apart(run: An
 
 def test_what_a_column_cannot_hold_is_refused_in_a_line(run: Any) -> None:
     with pytest.raises(UsageError, match="peers is too wide for one column; draw it without --width column"):
-        column(read_results(REFERENCE / "peers-cpu-as-shipped"), figures=["peers"])
+        column(rows_of("peers-cpu-as-shipped"), figures=["peers"])
     with pytest.raises(UsageError, match="unknown width 'colum'; did you mean 'column'"):
         draw(run.table(run.lra_rows((64,))), width="colum")
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from attnbench.plots import draw
-from attnbench.plots.load import read_results
 from attnbench.plots.style import save
+from tests.committed import REFERENCE, rows_of
 
-REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 FIGURES = sorted(REFERENCE.glob("*/plots/**/*.svg"))
 FIRST = {path.relative_to(path.parents[1]): path for path in reversed(FIGURES)}.values()
 """One of each kind, with and without published numbers."""
@@ -32,7 +31,7 @@ def texts(svg: Path) -> list[tuple[str, str]]:
 def test_a_committed_figure_is_drawn_from_the_committed_rows(figure: Path, tmp_path: Path) -> None:
     overlay = "published" if figure.parent.name == "published" else None
     run = figure.relative_to(REFERENCE).parts[0]
-    (drawn,) = draw(read_results(REFERENCE / run), figures=[figure.stem], overlay=overlay).values()
+    (drawn,) = draw(rows_of(run), figures=[figure.stem], overlay=overlay).values()
     (today,) = save(drawn, tmp_path / "today", ["svg"])
     assert texts(figure) == texts(today)
     assert len(texts(today)) > 15

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,10 @@ from matplotlib.path import Path as Line
 from matplotlib.transforms import Bbox
 
 from attnbench.plots.labels import place_labels
-from attnbench.plots.load import read_results
 from attnbench.plots.page import laid_out
 from attnbench.plots.palette import drawn_in
 from attnbench.plots.tradeoff import draw_tradeoff
-
-REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+from tests.committed import rows_of
 
 
 def boxes_of(ax: Axes) -> list[tuple[str, Bbox]]:
@@ -83,7 +80,7 @@ OTHER_RUN = {"lra-cpu": "lra-h200", "lra-h200": "lra-cpu"}
     ids=str,
 )
 def test_in_the_committed_runs_no_name_lies_on_anything(run: str, options: dict[str, Any]) -> None:
-    for ax in panels(draw_tradeoff(read_results(REFERENCE / run), **options)):
+    for ax in panels(draw_tradeoff(rows_of(run), **options)):
         assert len(boxes_of(ax)) > 10
         assert collisions(ax) == []
 
@@ -99,7 +96,7 @@ def test_in_the_committed_runs_no_name_lies_on_anything(run: str, options: dict[
 )
 def test_names_in_a_column_lie_on_nothing(run: str, y: str) -> None:
     with laid_out("column"):
-        figure = draw_tradeoff(read_results(REFERENCE / run), y=y)
+        figure = draw_tradeoff(rows_of(run), y=y)
     (panel,) = panels(figure)
     assert collisions(panel) == []
 
@@ -107,7 +104,7 @@ def test_names_in_a_column_lie_on_nothing(run: str, y: str) -> None:
 @pytest.mark.parametrize("dpi", [60, 300])
 def test_nor_at_another_resolution_or_in_dark(dpi: int) -> None:
     with drawn_in("dark"):
-        figure = draw_tradeoff(read_results(REFERENCE / "lra-cpu"))
+        figure = draw_tradeoff(rows_of("lra-cpu"))
     figure.set_dpi(dpi)
     assert collisions(panels(figure)[0]) == []
 

@@ -13,6 +13,7 @@ from attnbench.cell import METHOD_VERSION
 from attnbench.errors import ResultsError
 from attnbench.plots.load import find_results, read_results, run_names
 from attnbench.record import COLUMNS
+from tests.committed import rows_of
 
 COMMITTED = sorted(path.parent for path in Path(__file__).parents[2].glob("results/reference/*/results.csv"))
 
@@ -152,7 +153,7 @@ def test_a_table_written_by_a_run_folder_comes_back(tmp_path: Path) -> None:
 def test_runs_that_earlier_methods_measured_are_read_and_named_after_their_method(folder: Path) -> None:
     from attnbench.store import RunFolder
 
-    (method,) = set(read_results(folder)["method_version"])
+    (method,) = set(rows_of(folder.name)["method_version"])
     assert 1 <= method <= METHOD_VERSION
     assert {record.method_version for record in RunFolder(folder).history()} == {method}
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import json
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from attnbench.plots.load import read_results
 from attnbench.report.page import make_page
 from attnbench.report.sources import of_frame
+from tests import committed
 
-REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+REFERENCE = committed.REFERENCE
 
 
 class Read(HTMLParser):
@@ -72,7 +71,7 @@ def page_of(frame: Any, **how: Any) -> str:
 @functools.cache
 def rows_of(name: str) -> pd.DataFrame:
     """The rows of a committed run, not to be changed."""
-    return read_results(REFERENCE / name)
+    return committed.rows_of(name)
 
 
 @functools.cache
