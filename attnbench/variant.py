@@ -116,10 +116,9 @@ class Variant(Entry, Facts):
         self, shape: Shape, *, key_mask: bool = False, decode: bool = False, spec: Spec | None = None
     ) -> str | None:
         """Why the traits rule out this shape, or None; with the options of ``spec``, if that is given."""
-        traits = self.traits
-        if spec is not None:
-            # With some options steps do not repeat what the whole sequence gives, and can be taken all the same.
-            traits = replace(self.claims(spec, causal=shape.causal), decode=traits.decode)
+        traits = self.traits if spec is None else self.claims(spec, causal=shape.causal)
+        # With some options steps do not repeat what the whole sequence gives, and can be taken all the same.
+        steps = self.traits.decode
         shares: bool | No = traits.shares if isinstance(traits.shares, No) else True
         if traits.shares != "by itself" and (shape.bias, shape.sink) != ("none", "none"):
             shares = No(_TURNS)
@@ -128,7 +127,7 @@ class Variant(Entry, Facts):
             (shape.causal, traits.causal, "causal"),
             (shape.cross, traits.cross, "cross-attention"),
             (key_mask, traits.key_padding, "key padding"),
-            (decode, traits.decode, "decode"),
+            (decode, steps, "decode"),
             (shape.bias != "none", traits.bias, "bias"),
             (shape.mask != "none", traits.mask, "mask"),
             (shape.q_start > 0, traits.q_start, "q_start"),
@@ -231,10 +230,11 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
 
 def _made(entry: Variant, spec: Spec, shape: Shape) -> nn.Module:
     """The module; where heads share keys and values and the class does not do it, inside what does."""
-    if shape.G == 1:  # said or not: the parts of some variants have fewer heads
+    options = dict(spec.options)
+    if shape.G == 1 and shape.kv_heads is not None:  # the parts of some variants have fewer heads
         shape = replace(shape, kv_heads=None)
-    shares, options = entry.claims(spec, causal=shape.causal).shares, dict(spec.options)
-    if shape.G == 1 or shares == "by itself" or isinstance(shares, No):
+    shares = "by itself" if shape.G == 1 else entry.claims(spec, causal=shape.causal).shares
+    if shares == "by itself" or isinstance(shares, No):
         alone: nn.Module = entry.make(shape, **options)
         return alone
     from attnbench.engines.shared_heads import SharedHeads

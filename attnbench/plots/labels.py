@@ -125,6 +125,8 @@ class _Search:
         self.circles, self.sizes, self.taken = circles, sizes, taken
         self.places = [self._places(i, _NEAR) for i in range(len(sizes))]
         self.chosen: dict[int, int] = {}
+        self.given: dict[int, dict[int, int]] = {}
+        """For each name the places of the others when its own was chosen."""
         self.far: set[int] = set()
 
     def best(self) -> tuple[np.ndarray, np.ndarray]:
@@ -142,6 +144,10 @@ class _Search:
         return boxes[back], leaders[back]
 
     def _choose(self, i: int) -> None:
+        others = {j: k for j, k in self.chosen.items() if j != i}
+        if self.given.get(i) == others:  # it would be the same place again
+            return
+        self.given[i] = others
         costs = self._costs(i)
         if costs.min() >= _BLOCKED and i not in self.far:
             self.far.add(i)

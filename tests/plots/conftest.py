@@ -80,11 +80,16 @@ def failed(status: str, reason: str, label: str, **columns: Any) -> dict[str, An
 
 def table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """A frame with the dtypes that read_results gives."""
-    frame = pd.DataFrame(list(rows), columns=list(COLUMNS))
+    rows = list(rows)
+    columns = {name: [row.get(name) for row in rows] for name in COLUMNS}
+    texts = {name for name, cells in columns.items() if any(isinstance(cell, str) for cell in cells)}
+    frame = pd.DataFrame(
+        {name: pd.Series(cells, dtype=object if name in texts else None) for name, cells in columns.items()}
+    )
     for name in frame.columns:
         if frame[name].isna().all() or (frame[name].isna().any() and name not in ("error_kind", "task", "kernel")):
             frame[name] = frame[name].astype(float)
-    return frame
+    return frame.copy()  # with the columns of one dtype together
 
 
 def lra_rows(lengths: Iterable[int] = (1024, 2048, 3072, 4096), limit: float = math.inf, **columns: Any) -> Rows:
