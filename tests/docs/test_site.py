@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,25 @@ def test_every_variant_and_every_command_has_a_page(pages: dict[Path, Page], sit
     shipped = [entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.")]
     assert [name for name in shipped if site / f"catalogue/{name}.html" not in pages] == []
     assert [name for name in COMMANDS if site / f"commands/{name}.html" not in pages] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "marked"),
+    [
+        ("index", []),
+        ("start", [("1", "start.html", "#")]),
+        ("catalogue/index", [("1", "index.html", "#")]),
+        ("catalogue/performer", [("1", "index.html", "index.html"), ("2", "performer.html", "#")]),
+    ],
+)
+def test_a_page_and_those_above_it_are_marked_in_the_tree_beside_it(
+    site: Path, page: str, marked: list[tuple[str, str, str]]
+) -> None:
+    text = (site / f"{page}.html").read_text(encoding="utf-8")
+    found = re.findall(r'<li class="toctree-l(\d) current[^"]*"><a class="([^"]*)" href="([^"]*)">', text)
+    assert [(level, to) for level, _, to in found] == [(level, to) for level, _, to in marked]
+    assert [kind.startswith("current ") for _, kind, _ in found] == [to == "#" for _, _, to in marked]
+    assert all(f'reference internal" href="{own}"' not in text for _, own, to in marked if to == "#")
 
 
 def test_the_search_index_knows_a_variant(site: Path) -> None:
