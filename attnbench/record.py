@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from attnbench.axes import AXES, FOLLOWING, before, filled
@@ -432,7 +433,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Column name -> value, with ``pass`` for ``pass_``; without the seal, which is added to a stored line."""
-        return {column: getattr(self, name) for column, name in _STORED}
+        return {column: getattr(self, name) for column, name in _stored()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
@@ -445,6 +446,12 @@ class Record:
         data = {("pass_" if key == "pass" else key): value for key, value in data.items()}
         older = {axis: data[other] for axis, other in FOLLOWING.items() if other in data}
         return cls(**{**ADDED, **older, **data, "status": Status(data["status"])})
+
+
+@cache
+def _stored() -> tuple[tuple[str, str], ...]:
+    """Column and name of each field of a record but the seal."""
+    return tuple((_column(one.name), one.name) for one in fields(Record) if one.name != SEAL)
 
 
 def _task(cell: Cell) -> str | None:
@@ -539,5 +546,3 @@ def _column(field_name: str) -> str:
 
 COLUMNS: tuple[str, ...] = tuple(_column(f.name) for f in fields(Record))
 """The columns of ``results.csv``, in order."""
-_STORED = tuple((_column(f.name), f.name) for f in fields(Record) if f.name != SEAL)
-"""The columns of a stored line, which has its seal from the journal, and their attributes."""

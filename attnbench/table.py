@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Reversible, Sequence
+from functools import lru_cache
 
 from attnbench.printable import printable
 from attnbench.record import COLUMNS, SEAL, Record
@@ -58,12 +58,15 @@ def read_table(text: str) -> list[dict[str, str]]:
     return rows
 
 
-def altered_lines(table: Sequence[dict[str, str]], records: Iterable[Record]) -> list[int]:
+def altered_lines(table: Sequence[dict[str, str]], records: Reversible[Record]) -> list[int]:
     """Numbers of the lines of a table that match none of these records."""
-    if not table:
-        return []
-    known = {tuple(cells_of(record, table[0])) for record in records}
-    return [number for number, row in enumerate(table, start=2) if tuple(row.values()) not in known]
+    lines = [tuple(row.values()) for row in table]
+    unmatched = set(lines)
+    for record in reversed(records):  # a table has the last row of each cell
+        if not unmatched:
+            break
+        unmatched.discard(tuple(cells_of(record, table[0])))
+    return [number for number, line in enumerate(lines, start=2) if line in unmatched]
 
 
 def _row(record: Record) -> dict[str, object]:
@@ -75,11 +78,11 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, str):
         return _text(value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return repr(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@functools.lru_cache(maxsize=4096)  # most texts of a table stand in many of its rows
-def _text(value: str) -> str:
+@lru_cache(maxsize=4096)
+def _text(value: str) -> str:  # most rows of a table have the same few words in common
     return no_formula(printable(value))
