@@ -17,10 +17,11 @@ from attnbench.decision.measured import load
 from attnbench.store import RunFolder
 from tests.decision.fixture_runs import copy_with
 
-WORKFLOW = Path(__file__).parents[2] / "docs/recipes/attention-gate.yml"
+ROOT = Path(__file__).parents[2]
+WORKFLOW = ROOT / "docs/recipes/attention-gate.yml"
 SUITE = """\
 name: attention
-min_time: 0.05
+min_time: 0.01
 sweeps:
 - {name: w, measure: [time, memory], matrix: {variant: [softmax, linear], seq_len: 64, heads: 1, head_dim: 8}}
 """
@@ -32,10 +33,24 @@ def steps() -> dict[str, str]:
     return {step["name"]: step["run"] for step in job["steps"] if "run" in step}
 
 
-def in_shell(step: str, folder: Path) -> subprocess.CompletedProcess[str]:
+COMMAND = f'exec {sys.executable} -m attnbench "$@"\n'
+FORKING = f"""\
+export PYTHONPATH={ROOT}
+exec {sys.executable} -c '
+import sys
+from attnbench.cli.app import main
+from tests.forked import forks
+with forks():
+    sys.exit(main(sys.argv[1:]))
+' "$@"
+"""
+"""A process of its own as well. Those that measure for it, one for each round, are forks of it and start at once."""
+
+
+def in_shell(step: str, folder: Path, tool: str = "command") -> subprocess.CompletedProcess[str]:
     """A step as a runner calls it, with the workflow's own variables."""
     given: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["env"]
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    path = f"{folder / tool}{os.pathsep}{os.environ['PATH']}"
     variables = {"PATH": path, "GITHUB_STEP_SUMMARY": str(folder / "summary.md"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         ["bash", "-e", "-c", steps()[step]],
@@ -51,13 +66,14 @@ def in_shell(step: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout after the step that measures, and the run itself as the one that was good."""
     folder = tmp_path_factory.mktemp("checkout")
-    (folder / "bin").mkdir()
-    tool = folder / "bin/attnbench"
-    tool.write_text(f'#!/bin/sh\nexec {sys.executable} -m attnbench "$@"\n')
-    tool.chmod(0o755)
+    for name, text in (("command", COMMAND), ("forking", FORKING)):
+        (folder / name).mkdir()
+        tool = folder / name / "attnbench"
+        tool.write_text(f"#!/bin/sh\n{text}")
+        tool.chmod(0o755)
     (folder / "benchmarks").mkdir()
     (folder / "benchmarks/attention.yaml").write_text(SUITE)
-    done = in_shell("Measure", folder)
+    done = in_shell("Measure", folder, "forking")
     assert done.returncode == 0, done.stderr
     (run,) = (folder / "results/attention").glob("*/")
     shutil.copytree(run, folder / "benchmarks/baseline")
@@ -79,7 +95,7 @@ def test_a_run_that_takes_far_longer_fails_after_more_rounds_and_the_summary_say
     shutil.rmtree(measured / "benchmarks/baseline")
     (run,) = (measured / "results/attention").glob("*/")
     copy_with(run, measured / "benchmarks/baseline", "linear", 1 / 1000)
-    done = in_shell("Gate", measured)
+    done = in_shell("Gate", measured, "forking")
     assert done.returncode == 1
     assert "1 cell seems slower; 5 more rounds of it" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: failed: 1 slower")
