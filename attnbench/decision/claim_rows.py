@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from attnbench.axes import FOLLOWING, exists
@@ -75,16 +76,18 @@ def select(rows: pd.DataFrame, column: str, label: str, other: str | None = None
 
 def having(rows: pd.DataFrame, values: Mapping[str, Value]) -> pd.DataFrame:
     """The rows that have these values in these columns; None for an empty one."""
+    chosen = np.ones(len(rows), dtype=np.bool_)
     for column, value in values.items():
-        rows = rows[rows[column].isna() if value is None else rows[column] == value]
-    return rows
+        chosen &= (rows[column].isna() if value is None else rows[column] == value).to_numpy(np.bool_)
+    return rows[chosen]  # once, since each choice copies all columns
 
 
 def of_variant(rows: pd.DataFrame, label: str) -> pd.DataFrame:
     """The rows of a variant with all options that ``label`` names."""
     spec = parse_spec(label)
-    rows = rows[rows["variant"] == spec.name]
-    return rows[[has_options(json.loads(options), spec) for options in rows["options"]]]
+    pairs = zip(rows["variant"], rows["options"], strict=True)
+    chosen = [name == spec.name and has_options(json.loads(options), spec) for name, options in pairs]
+    return rows[np.array(chosen, dtype=np.bool_)]
 
 
 def is_spec(spec: Spec, wanted: Spec) -> bool:

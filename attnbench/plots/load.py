@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import types
 import typing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -191,7 +192,8 @@ def _read(source: Path | io.StringIO, file: Path) -> pd.DataFrame:
     return frame
 
 
-def _kinds() -> dict[str, type]:
+@functools.cache
+def _kinds() -> Mapping[str, type]:
     """Column -> str, bool, int or float; a number that may be missing is float."""
     kinds: dict[str, type] = {}
     for field_name, hint in typing.get_type_hints(Record).items():

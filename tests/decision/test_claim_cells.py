@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ import pandas as pd
 import pytest
 
 from attnbench.cli.app import main
-from attnbench.decision.claim_cells import missing_of, needed_by, rows_by_run, rows_of
+from attnbench.decision.claim_cells import Needed, missing_of, needed_by, rows_by_run, rows_of
 from attnbench.decision.claim_runs import read_rows
 from attnbench.decision.claims import Claim, claims
 from attnbench.decision.judging import judge, judge_all_rows
@@ -51,8 +50,10 @@ def committed() -> pd.DataFrame:
     return read_rows([REFERENCE], lambda line: None)
 
 
-def with_rows() -> Iterator[Claim]:
-    return (one for one in claims() if needed_by(one, None))
+@cache
+def with_rows() -> dict[str, tuple[Needed, ...]]:
+    """Id of each claim that needs rows -> those that it needs, by the committed runs."""
+    return {one.id: needed for one in CLAIMS.values() if (needed := needed_by(one, committed()))}
 
 
 def test_without_any_one_of_its_rows_a_claim_has_no_verdict_and_says_how_many_are_missing(tmp_path: Path) -> None:
@@ -95,19 +96,19 @@ def test_a_claim_about_threads_needs_the_row_of_each_number(tmp_path: Path) -> N
 
 def test_each_row_that_a_claim_names_is_in_the_committed_run_that_it_names() -> None:
     stored = cache(lambda run: RunFolder(REFERENCE / run).records())
-    for one in with_rows():
-        named = rows_by_run(rows_of(committed(), needed_by(one, committed())))
-        assert sum(map(len, named.values())) == len(needed_by(one, committed())), one.id
+    for id_, needed in with_rows().items():
+        named = rows_by_run(rows_of(committed(), needed))
+        assert sum(map(len, named.values())) == len(needed), id_
         for run, cells in named.items():
-            assert set(cells) <= set(stored(run)), one.id
-            assert {stored(run)[cell].suite for cell in cells} == {one.suite}
+            assert set(cells) <= set(stored(run)), id_
+            assert {stored(run)[cell].suite for cell in cells} == {CLAIMS[id_].suite}
 
 
 def test_no_committed_claim_has_a_verdict_without_one_of_the_rows_that_it_names() -> None:
-    for one in with_rows():
-        table = committed()
-        read = rows_of(table, needed_by(one, table))
-        assert judge_all_rows(one, table).missing == ()
+    for id_, needed in with_rows().items():
+        one, table = CLAIMS[id_], committed()
+        read = rows_of(table, needed)
+        assert missing_of(table, needed) == ()  # so that what is missing below is what is lost there
         lost = read.index[len(read) // 2]
         found = judge_all_rows(one, table.drop(index=lost))
         assert (found.verdict, len(found.missing)) == ("not tested here", 1), one.id
