@@ -117,6 +117,10 @@ def run(
     given_to_all = {axis: one for axis, one in of_all.items() if one is not None}
     named = {axis: f"--{axis}" for axis in given_to_all}
     refuse_early(suite, device=device, overrides=overrides | given_to_all, options=named)
+    if device == "cpu":
+        from attnbench.run.process import memory_limit as limit_for
+
+        limit_for(device, limit)  # before torch is imported, which takes longer than to refuse it
 
     from attnbench.run.invocation import once
 
