@@ -27,8 +27,8 @@ from attnbench.status import Status
 from attnbench.suite.ranges import parse_range
 from attnbench.variant import VARIANTS
 
-LOOK = TimingRules(min_time=0.1, max_time=0.5, min_samples=6, warmup_time=0.05)
-"""How long the time of one setting is looked at during the search; the settings found are timed in turns."""
+_LOOK = 0.1
+"""Seconds for which the time of one setting is looked at during the search; the settings found are timed in turns."""
 
 
 def one_length(written: str | int | Sequence[int]) -> int:
@@ -161,8 +161,9 @@ class Prepared:
 
     def _look(self, worker: Worker, cell: Cell) -> Record:
         """One setting measured: error, memory and a quick look at its time."""
+        rules = replace(TimingRules.lasting(min(_LOOK, self.rules.min_time), 5), min_samples=6)
         try:
-            record = VisitCell(cell, LOOK).ask(worker, self.timeout).record
+            record = VisitCell(cell, rules).ask(worker, self.timeout).record
         except CellFailed as failed:
             if failed.status is not Status.TIMEOUT or self.budget.target == "error" or "error" not in cell.measure:
                 remedy = "; raise --timeout" if failed.status is Status.TIMEOUT else ""

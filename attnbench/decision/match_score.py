@@ -53,7 +53,7 @@ class ScoreMatch:
         cell = replace(
             first, suite="match", sweep="match", training=None, measure=("time", "memory"), pass_=self.pass_, seed=0
         )
-        rules = TimingRules(min_time=self.min_time, max_time=10 * self.min_time)
+        rules = TimingRules.lasting(self.min_time, 10)
         trainings = Trainings(plan)
         prepared = Prepared(
             budget,

@@ -44,6 +44,11 @@ class TimingRules:
     quick: bool = False
     """One sample after the first call, no interval."""
 
+    @classmethod
+    def lasting(cls, min_time: float, most: float) -> TimingRules:
+        """Between ``min_time`` and ``most`` times as long, after a warm-up that is shorter than either."""
+        return cls(min_time=min_time, max_time=most * min_time, warmup_time=min(0.2, 0.4 * min_time))
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

@@ -117,13 +117,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
     )
     min_time = suite.min_time if options.min_time is None else options.min_time
     rounds = 1 if options.quick else options.rounds or suite.rounds
-    rules = TimingRules(
-        min_time=min_time,
-        max_time=6 * min_time,
-        warmup_time=min(0.2, 0.4 * min_time),
-        rounds=rounds,
-        quick=options.quick,
-    )
+    rules = replace(TimingRules.lasting(min_time, 6), rounds=rounds, quick=options.quick)
     return Plan(suite, cells, settings, rules, options, whole)
 
 

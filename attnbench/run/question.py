@@ -105,7 +105,7 @@ class Question:
             rates=False,
         )
         cells = tuple(self._cell({**at, "variant": spec, "seq_len": lengths[0]}, device) for spec in specs)
-        rules = TimingRules(min_time=self.min_time, max_time=10 * self.min_time)
+        rules = TimingRules.lasting(self.min_time, 10)
         return Contest(cells, lengths, settings, rules, self.timeout, self.unchecked)
 
     def _cell(self, at: Mapping[str, Any], device: str) -> Cell:
