@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from attnbench.cell import Cell
 from attnbench.record import Record
 from attnbench.run import runner
 from attnbench.run.isolation import CellFailed
+from tests.forked import Forked, load
 from tests.instant import Instant
 
 Answer = Callable[[Cell, int], Record | CellFailed | None]
@@ -51,3 +53,10 @@ def small_suite(tmp_path: Path) -> Path:
     path = tmp_path / "s.yaml"
     path.write_text("name: s\nsweeps: [{name: w, matrix: {variant: [softmax, linear], seq_len: [2, 4]}}]\n")
     return path
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring processes of one thread are forks of this one. Unlike those of ``forks`` they measure the machine."""
+    load()
+    monkeypatch.setattr(subprocess, "Popen", Forked)

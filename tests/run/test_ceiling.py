@@ -94,6 +94,7 @@ def test_on_a_busy_machine_nobody_is_accused_before_a_product_was_quick(monkeypa
     assert len(asked) < 50
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_whose_limits_were_measured_on_a_busy_machine_measures_them_again(tmp_path: Path) -> None:
     suite = tmp_path / "s.yaml"
     suite.write_text(

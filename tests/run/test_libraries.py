@@ -118,6 +118,7 @@ def test_a_run_that_cannot_be_followed_is_refused(
         products_like(path, **{"device": "cpu", "process": "tuned", **how})  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_process_that_is_told_its_libraries_uses_them() -> None:
     for chosen in (Products("oneDNN", "oneDNN"), Products("default", "default")):
         with Worker(Settings(products=chosen, rates=False)) as worker:

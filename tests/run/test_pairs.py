@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnbench.measure.standstill import Moment
 from attnbench.measure.statistics import Ratio, paired_ratio
 from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import Sample, Sampler, TimingRules
@@ -17,6 +18,13 @@ from attnbench.run.pairs import Entrant, Turns, measure_noise, take_turns
 
 NOISES = ("independent", "autocorrelated", "drifting", "spiky")
 RULES = TimingRules(min_time=0.2, max_time=3.0)
+
+
+@pytest.fixture
+def never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks the kernel, before and after each of thousands of samples of no length, whether they stood still."""
+    still = Moment.now()
+    monkeypatch.setattr(Moment, "now", lambda: still)
 
 
 class NoisyWatch:
@@ -65,6 +73,7 @@ def excludes(found: Ratio, truth: float) -> bool:
     return not found.low <= truth <= found.high
 
 
+@pytest.mark.usefixtures("never_stopped")
 @pytest.mark.parametrize(
     "noise",
     ["independent", *(pytest.param(one, marks=pytest.mark.slow) for one in NOISES[1:])],
@@ -75,6 +84,7 @@ def test_a_program_against_itself_is_found_different_in_at_most_one_of_twenty_an
     assert sum(one.verdict in ("faster", "slower") for one in found) <= 0.01 * 1000
 
 
+@pytest.mark.usefixtures("never_stopped")
 def test_much_noise_does_not_make_the_interval_miss_more_often_though_it_decides_when_to_stop() -> None:
     found = [ratio("independent", seed, sd=0.05) for seed in range(600)]
     assert len({one.pairs for one in found}) > 3  # it did decide
@@ -82,6 +92,7 @@ def test_much_noise_does_not_make_the_interval_miss_more_often_though_it_decides
     assert sum(one.verdict in ("faster", "slower") for one in found) <= 0.01 * 600
 
 
+@pytest.mark.usefixtures("never_stopped")
 @pytest.mark.parametrize("noise", NOISES)
 def test_ten_per_cent_more_work_is_found_and_two_per_cent_never_called_less(noise: str) -> None:
     ten = [ratio(noise, seed, work=1.10) for seed in range(40)]
