@@ -105,7 +105,7 @@ def test_a_match_has_sentences_every_try_and_what_was_chosen_measured_or_from_a_
     done = script(
         f"""
         import attnbench
-        found = attnbench.match("topk", memory="1MiB", n=16, heads=1, head_dim=8, draws=2, device="cpu")
+        found = attnbench.match("topk", memory="1MiB", n=16, heads=1, head_dim=8, draws=2, min_time=0.01, device="cpu")
         assert found.chosen == {{"topk": "topk:keys=16"}}
         frame = found.to_frame()
         assert list(frame["value"]) == [8, 16]

@@ -34,11 +34,12 @@ SMALLER = {
     "compare": ["--n", "64..128", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
     "match": ["--n", "64", "--heads", "2", "--draws", "2", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
     "check": ["--law", "causality", "--threads", "1"],
-    "score": ["--steps", "2", "--seeds", "1", "--rates", "0.01", "--device", "cpu"],
+    "score": ["--steps", "2", "--seeds", "1", "--rates", "0.01", "--layers", "1", "--heads", "1", "--device", "cpu"],
     "swap": ["--length", "32", "--windows", "6", "--steps", "0,1", "--layers", "all", "--device", "cpu"],
     "capture": ["--length", "32", "--windows", "1", "--device", "cpu"],
     "plot": ["--figure", "scaling", "--format", "svg"],
     **{f"plot {picture}": [] for picture in PICTURES},
+    "plot features": ["--n", "64"],
 }
 """What a command is given besides its own arguments; the last of two options wins."""
 
