@@ -95,6 +95,7 @@ def test_the_code_is_1_where_no_variant_could_be_put_in(capsys: pytest.CaptureFi
     assert "no variant could be put in; reasons: results" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_suite_measures_errors_on_what_was_captured() -> None:
     few = [*QUICK[:4], "--layers", "all", "--device", "cpu", "--out", "x.safetensors"]
     assert main(["capture", "listops", *few]) == Exit.OK
