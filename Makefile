@@ -7,6 +7,9 @@
 # `make selfcheck` measures the measuring, for five minutes, on a machine with nothing else to do; then it tries to break
 # what reads files, and kills runs, for twenty minutes.
 
+# Each of hundreds of processes would compile all modules anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
