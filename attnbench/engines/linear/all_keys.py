@@ -118,7 +118,7 @@ class _AttendAll(torch.autograd.Function):
             for block in row_blocks(q.shape[2], ctx.rows):
                 x, phi = tiles.queries(q, block)
                 above = tiles.numerator_grad(grad, divisors, block)
-                d_phi = torch.bmm(above, of_values, out=tiles.blank(x.shape[1], 1))
+                d_phi = tiles.product(above, of_values, 1)
                 # Numerator times its gradient, from what is at hand: the output need not be kept.
                 below = torch.linalg.vecdot(phi, d_phi)[..., None].div_(tiles.cut(divisors, block)).neg_()
                 if d_parts:
@@ -135,7 +135,7 @@ class _AttendAll(torch.autograd.Function):
                 weight = None
                 if log_weight is not None:
                     phi, weight = relative(phi, log_weight, sums.top)
-                d_phi = torch.bmm(weigh(values, weight), d_of_values, out=tiles.blank(x.shape[1], 1))
+                d_phi = tiles.product(weigh(values, weight), d_of_values, 1)
                 d_values = torch.bmm(phi, d_columns)
                 if weight is None:
                     d_phi.add_(d_of_ones)

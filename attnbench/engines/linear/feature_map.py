@@ -94,6 +94,15 @@ class Tiles:
             return memory.view(self.pairs, width, tokens).mT
         return memory.view(self.pairs, tokens, width)
 
+    def product(self, a: Tensor, b: Tensor, which: int) -> Tensor:
+        """a b ``(G, tokens, F)`` in a tile's memory, as oneDNN writes it: row by row."""
+        out = self.blank(a.shape[1], which)
+        if self.columns:
+            torch.bmm(b.mT, a.mT, out=out.mT)
+        else:
+            torch.bmm(a, b, out=out)
+        return out
+
     def cut(self, x: Tensor, block: slice) -> Tensor:
         return cut(x, self.group, block)
 
