@@ -57,7 +57,7 @@ class Facts:
     """Options with which ``attnbench check`` tests it against the laws: ``("window=3", "block=5,look_around=1")``. Give
     one for each algorithm under the name, small enough that sequences of about 20 tokens have several tiles."""
     fused: str = ""
-    """The same in one kernel for a GPU, with values of its own options in braces: ``flex:window={window}``."""
+    """The same in fused kernels for a GPU, with values of its own options in braces: ``flex:window={window}``."""
 
 
 def broken_fact(name: object, facts: Facts) -> str | None:

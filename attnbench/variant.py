@@ -91,7 +91,7 @@ class Variant(Entry, Facts):
         return self.claims(spec).target
 
     def fused_as(self, spec: Spec) -> Spec | None:
-        """The same in one kernel for a GPU; None where there is none with the options of ``spec``."""
+        """The same in fused kernels for a GPU; None where there is none with the options of ``spec``."""
         if not self.fused:
             return None
         options, usual = (dict(self.complete(one).options) for one in (spec, Spec(self.name)))

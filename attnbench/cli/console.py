@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from attnbench.record import Record
+    from attnbench.spec import Spec
 
 for _stream in (sys.stdout, sys.stderr):
     # On a terminal without µ or √ print a substitute instead of ending the program.
@@ -178,18 +179,39 @@ def unchecked_note(laws: Iterable[str]) -> None:
 
 
 def fused_note(records: Iterable[Record]) -> None:
-    """Print what was measured as many small kernels of a GPU and is one kernel under another name, if something was."""
+    """Print which rows of a GPU are made of many small kernels, and what is the same in fused ones, if that is so."""
     from attnbench.spec import parse_spec
     from attnbench.variant import VARIANTS
 
-    on_gpu = {record.label: record for record in records if record.device.startswith("cuda") and record.time_median_s}
-    names = []
-    for label, record in on_gpu.items():
+    on_gpu = [record for record in records if record.device.startswith("cuda") and record.time_median_s]
+    labels = {record.label for record in on_gpu}
+    names: dict[str, None] = {}
+    for record in on_gpu:
         if record.kernel is None and record.variant in VARIANTS:
-            fused = VARIANTS.get(record.variant).fused_as(parse_spec(label))
-            names += [f"{fused.label} is {label}"] if fused and fused.label not in on_gpu else []
+            fused = VARIANTS.get(record.variant).fused_as(parse_spec(record.label))
+            if fused and fused.label not in labels and _takes(fused, record):
+                names[f"{fused.label} is {record.label}"] = None
     if names:
-        note(f"in one kernel in place of many, which a GPU runs faster: {'; '.join(names)}")
+        note(f"the same in fused kernels, made for a GPU: {'; '.join(names)}")
+
+
+def _takes(spec: Spec, record: Record) -> bool:
+    """Whether a variant takes what a row of another one was measured with."""
+    from attnbench.axes import names_of
+    from attnbench.cell import STEPS
+    from attnbench.errors import Unsupported
+    from attnbench.shape import Shape
+    from attnbench.variant import VARIANTS, build
+
+    claims = VARIANTS.get(spec.name).claims(spec, causal=record.causal)
+    if record.pass_ in STEPS or record.dtype not in claims.dtypes or (record.padding and not claims.key_padding):
+        return False
+    of_the_layer = ("added_tokens", "query_stride")
+    try:
+        build(spec, Shape(**{axis: getattr(record, axis) for axis in names_of("shape") if axis not in of_the_layer}))
+    except Unsupported:
+        return False
+    return True
 
 
 def error_text(record: Record) -> str:

@@ -225,7 +225,7 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     if data["compiled"]:
         facts.append(("compiled", "for each shape and dtype at the first call, in seconds"))
     if data["fused"]:
-        facts.append(("on a GPU", f"{data['fused']} is the same in one kernel"))
+        facts.append(("on a GPU", f"{data['fused']} is the same in fused kernels"))
     if data["rounds_together"]:
         facts.append(("rounding", "several tokens share a scale: one that is hidden moves how others are rounded"))
     if data["emulated"]:

@@ -157,7 +157,7 @@ def _claims(entry: Variant, data: dict[str, Any]) -> list[list[str]]:
     if data["compiled"]:
         rows.append(["Compiled", "for each shape and type at the first call, which takes seconds"])
     if data["fused"]:
-        rows.append(["On a GPU", f"{code(data['fused'])} is the same in one kernel"])
+        rows.append(["On a GPU", f"{code(data['fused'])} is the same in fused kernels"])
     rows += [["Equals softmax with", code(limit.replace("{n}", "n"))] for limit in data["exact_with"]]
     if data["converges_with"]:
         rows.append(["Converges", f"the squared error falls as 1 / `{data['converges_with']}`"])

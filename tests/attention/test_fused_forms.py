@@ -1,4 +1,4 @@
-"""What is named as the same algorithm in one kernel is the same algorithm."""
+"""What is named as the same algorithm in fused kernels is the same algorithm."""
 
 from __future__ import annotations
 

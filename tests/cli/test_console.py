@@ -160,14 +160,31 @@ def measured(text: str, **columns: object) -> Record:
     return replace(Record.of(cell, Status.OK), **{"time_median_s": 1.0, **columns})  # type: ignore[arg-type]  # columns
 
 
-def test_on_a_gpu_the_kernel_of_one_piece_is_named_where_it_was_not_measured(
+def test_on_a_gpu_the_fused_form_is_named_where_it_was_not_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rows = [measured(text) for text in ("local:window=9", "linear", "softmax")]
-    console.fused_note([*rows, measured("bigbird", time_median_s=None)])
+    rows = [measured(text) for text in ("local:window=9", "bigbird:block=32", "softmax", "linear:chunk=5")]
+    console.fused_note([*rows, measured("longformer", time_median_s=None)])
     told = " ".join(capsys.readouterr().err.split())
-    names = "flex:window=9 is local:window=9; linear:form=triton is linear"
-    assert told == f"in one kernel in place of many, which a GPU runs faster: {names}"
+    names = "flex:window=9 is local:window=9; bigbird:block=32,form=flex,random_blocks=3 is bigbird:block=32"
+    assert told == f"the same in fused kernels, made for a GPU: {names}"
     both = [*rows[:1], measured("flex:window=9", kernel="flex")]
     console.fused_note([*both, *(replace(row, device="cpu") for row in rows)])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("local", {"pass_": "decode"}),
+        ("local", {"dtype": "float64"}),
+        ("bigbird", {"padding": 0.5}),
+        ("bigbird:block=20", {}),
+        ("linear", {"v_dim": 8}),
+    ],
+)
+def test_a_fused_form_that_does_not_take_what_was_measured_is_not_named(
+    text: str, columns: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    console.fused_note([measured(text, **columns)])
     assert capsys.readouterr().err == ""

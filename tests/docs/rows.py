@@ -148,12 +148,12 @@ FORMS = {
     "longformer": "flex:global_tokens=1,window=256",
     "bigbird": "bigbird:form=flex",
 }
-"""Ordinary operations -> the same in one kernel."""
+"""Ordinary operations -> the same in fused kernels."""
 
 
 @rows
 def forms_h100() -> str:
-    """Ordinary operations beside one kernel; a dash where the run was stopped before."""
+    """Ordinary operations beside fused kernels; a dash where the run was stopped before."""
     frame = run("forms-h100")
     times = frame[frame["seq_len"] == 2048].set_index(["pass", "label"])["time_median_s"].dropna()
     lines = []
@@ -164,7 +164,7 @@ def forms_h100() -> str:
             shown = [format_seconds(one) if one is not None else "-" for one in pair]
             line += ["", shown[1], ""] if name == kernel else [*shown, digits(pair[0] / pair[1]) if all(pair) else "-"]
         lines.append(line)
-    return table(["", "forward", "in one kernel", "speed", "training", "in one kernel", "speed"], lines)
+    return table(["", "forward", "fused", "speed", "training", "fused", "speed"], lines)
 
 
 @rows

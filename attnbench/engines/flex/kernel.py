@@ -30,9 +30,10 @@ class FlexKernel:
         """``block``: queries and keys in a block of the block mask."""
         # Each module gets code of its own: torch.compile gives up after a few shapes of one piece of code.
         own = FunctionType(_attend.__code__.replace(), _attend.__globals__)
+        self._compiled = torch.compile(own, dynamic=False, fullgraph=True)
         # A GPU's usual backward pass has tiles of 128: for smaller blocks the compiler must look for others.
-        search: Any = {"max_autotune": True} if block % 128 and torch.cuda.is_available() else None
-        self._compiled = torch.compile(own, dynamic=False, fullgraph=True, options=search)
+        search: Any = {"max_autotune": True} if block % 128 else None
+        self._for_a_gpu = torch.compile(own, dynamic=False, fullgraph=True, options=search)
 
     def __call__(
         self,
@@ -63,7 +64,8 @@ class FlexKernel:
 
         def call() -> Tensor:
             try:
-                output: Tensor = self._compiled(q, k, v, score_mod, blocks(), options if q.is_cuda else None)
+                compiled, given = (self._for_a_gpu, options) if q.is_cuda else (self._compiled, None)
+                output: Tensor = compiled(q, k, v, score_mod, blocks(), given)
             except RuntimeError as error:
                 if "C++ compiler" not in str(error):
                     raise

@@ -24,8 +24,9 @@ from attnbench.errors import Unsupported
 TILES = {("tf32", 64): (32, 4), ("tf32", 128): (32, 8), ("ieee", 64): (16, 4), ("ieee", 128): (16, 16)}
 """Tokens in a chunk and warps in a program, by the precision of products and the largest head width they are for.
 
-The fastest on an H100 of those that fit into registers, forward and backward, causal and not; the last was not timed.
-Chunks of 64 tokens gain a tenth where attention is causal in TF32, and lose three quarters where it is not."""
+Timed on an H100 at 16,384 tokens, forward and backward: width 64 causal and not, width 128 causal in TF32 only. At
+width 64 in TF32, chunks of 64 tokens gain a tenth where attention is causal, and take nearly four times as
+long where it is not."""
 
 PROGRAMS = 512
 """Segments of all pairs of batch entry and head together: about four per multiprocessor of the largest GPUs."""
