@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from attnbench.errors import Unsupported, said
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Mode = TypeVar("Mode")
 
 _COMPILERS = ("torch._dynamo.", "torch._inductor.", "torch._functorch.")
 _NOTHING = "torch.compile with fullgraph=True found no compiled frames"
@@ -45,6 +46,18 @@ def why_not_compiled(error: BaseException) -> str | None:
     place = _USER_CODE.findall(text.partition("from user code:")[2])
     where = f" ({place[-1][0]}:{place[-1][1]})" if place else ""
     return f"torch.compile: {text.partition(chr(10))[0].strip() or kind}{where}"
+
+
+def without_compiler(mode: type[Mode]) -> type[Mode]:
+    """Decorator: have a dispatch mode called directly, without the wrapper in which torch keeps it from being compiled.
+
+    To make the wrapper, torch imports its compiler, which takes a second and makes every search for garbage slow. Under
+    a mode nothing is compiled here: what is compiled already runs out of its sight, see :func:`out_of_sight`.
+    """
+    inner = getattr(mode.__dict__["__torch_dispatch__"], "__wrapped__", None)
+    if inner is not None:
+        inner.__dynamo_disable = inner  # where the wrapper would keep its own, once made
+    return mode
 
 
 @contextmanager

@@ -24,7 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from attnbench.compiled import books
+from attnbench.compiled import books, without_compiler
+
+without_compiler(_FlopCounterMode)
 
 
 def _cpu_flash(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
@@ -75,17 +77,6 @@ class _NoModules(nullcontext[None]):
     parents = frozenset({"Global"})
 
 
-def _without_compiler(mode: type) -> None:
-    """Have ``mode`` called directly, without the wrapper in which torch keeps it from being compiled.
-
-    To make the wrapper, torch imports its compiler, which takes a second and makes every search for garbage slow. Under
-    a mode nothing is compiled here: what is compiled already runs out of its sight (:mod:`attnbench.compiled`).
-    """
-    inner = getattr(mode.__dict__["__torch_dispatch__"], "__wrapped__", None)
-    if inner is not None:
-        inner.__dynamo_disable = inner  # where the wrapper would keep its own, once made
-
-
 def _counter() -> FlopCounterMode:
     counter = FlopCounterMode(display=False, custom_mapping=_MISSING_IN_TORCH)
     counter.mod_tracker = _NoModules()  # type: ignore[assignment]  # the two methods and the attribute that are used
@@ -106,6 +97,7 @@ class Counted:
     cannot be told in a backward pass alone); ``flex`` if compiled. None where it was not called."""
 
 
+@without_compiler
 class _Kernels(TorchDispatchMode):
     """Counts what the counter of FLOPs does not: names of kernels, exponentials, and products that causality spares."""
 
@@ -142,10 +134,6 @@ def _pairs_in_the_past(N: int, M: int) -> int:
     """Pairs of a query and a key not after it, of N queries and M keys that begin at the same token."""
     square = min(N, M)
     return square * (square + 1) // 2 + (N - square) * M
-
-
-for _mode in (_Kernels, _FlopCounterMode):
-    _without_compiler(_mode)
 
 
 def count(call: Callable[[], Any]) -> Counted:
@@ -196,6 +184,7 @@ class _Patience(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@without_compiler
 class _LiveBytes(TorchDispatchMode):
     """Counts the bytes of all live storages that were made under this mode, and their peak."""
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnbench.compiled import without_compiler
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.probing.subject import Subject
@@ -182,6 +183,7 @@ def _crossing(subject: Subject) -> Iterator[tuple[int, int, int]]:
         yield half, int((sizes > least).sum()), could
 
 
+@without_compiler
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
     """Notes the shapes of what goes into and out of the operations that tell attention."""
 

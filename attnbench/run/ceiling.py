@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from attnbench.cell import STEPS, Cell
+from attnbench.compiled import without_compiler
 from attnbench.measure.limits import IMPOSSIBLE, Limits
 from attnbench.measure.time import garbage_collection_off
 from attnbench.record import Record
@@ -98,6 +99,7 @@ def _synchronise(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+@without_compiler
 class _Sparse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Notes whether a call uses a matrix that is not stored in full."""
 

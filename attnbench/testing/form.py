@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from attnbench.measure.flops import move_fake
-from attnbench.testing.laws import Case, Measured, gap, law
+from attnbench.testing.laws import Case, Measured, gap, gradients_along, law
 from attnbench.variant import build
 
 LENGTHS = (1, 2, 7, 12, 29)
@@ -107,7 +107,7 @@ def _asked(case: Case, module: nn.Module, x: Tensor, source: Tensor) -> Iterator
             yield Measured(gap(out, expected), case.close, f"not the formula with {M} tokens of a source{what}")
             direction = torch.randn_like(out)
             for name, mine, other in zip(
-                ("x", "the source"), *(_gradients(y, leaves, direction) for y in (out, expected)), strict=True
+                ("x", "the source"), *(gradients_along(y, leaves, direction) for y in (out, expected)), strict=True
             ):
                 yield Measured(gap(mine, other), 10 * case.close, f"another gradient for {name}{what}")
     others = torch.where(padded[..., None], source, torch.nan)
@@ -125,20 +125,15 @@ def strides(case: Case) -> Iterator[Measured]:
         module, inputs = case.module(shape), case.draw(shape, grad=True)
         expected = module(*inputs)
         direction = case.draw(shape, seed=1)[0].mT.contiguous().mT
-        wanted = _gradients(expected, inputs, direction.contiguous())
+        wanted = gradients_along(expected, inputs, direction.contiguous())
         of_one_product = torch.stack(inputs, dim=-3).transpose(1, -2).contiguous().transpose(1, -2).unbind(-3)
         turned = [x.mT.contiguous().mT for x in inputs]
         heads_inside = [x.transpose(1, -2).contiguous().transpose(1, -2) for x in inputs]
         for views in (of_one_product, turned, heads_inside):
             out = module(*views)
             yield Measured(gap(out, expected), case.close, f"another output for the strides {views[0].stride()}")
-            for mine, other in zip(_gradients(out, inputs, direction), wanted, strict=True):
+            for mine, other in zip(gradients_along(out, inputs, direction), wanted, strict=True):
                 yield Measured(gap(mine, other), case.close, f"another gradient for the strides {views[0].stride()}")
-
-
-def _gradients(out: Tensor, inputs: list[Tensor], direction: Tensor) -> list[Tensor]:
-    found = torch.autograd.grad(out, inputs, direction, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
 
 
 @law("inputs untouched", few_shapes=True)

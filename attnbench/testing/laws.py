@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -245,7 +246,20 @@ def gap(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1.0))
 
 
+def gradients_along(out: Tensor, wanted: Sequence[Tensor], direction: Tensor) -> Sequence[Tensor]:
+    """The gradients of out·direction, 0 where there is none.
+
+    ``torch.autograd.grad`` takes a direction as well, but then imports what a compiler needs: half a second in each new
+    process.
+    """
+    handle = out.register_hook(lambda _: direction)  # type: ignore[no-untyped-call]  # torch leaves it so
+    try:
+        return torch.autograd.grad(out.sum(), wanted, allow_unused=True, materialize_grads=True)
+    finally:
+        handle.remove()
+
+
 def worst_place(a: Tensor, b: Tensor) -> list[int]:
     """Index of the largest difference."""
     flat = int((a.double() - b.double()).abs().nan_to_num(torch.inf).argmax())
-    return [int(i) for i in torch.unravel_index(torch.tensor(flat), a.shape)]
+    return [int(i) for i in np.unravel_index(flat, a.shape)]  # torch's own imports what a compiler needs

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnbench.reference import relative_error
 from attnbench.shape import Shape
 from attnbench.spec import Spec
-from attnbench.testing.laws import Case, Measured, law
+from attnbench.testing.laws import Case, Measured, gradients_along, law
 
 ROUNDING = 2**-9
 """Largest relative error of a number rounded to bfloat16."""
@@ -59,8 +59,6 @@ def _results(module: nn.Module, inputs: list[Tensor], direction: Tensor) -> dict
     names = ("q", "k", "v") if len(inputs) == 3 else ("x",)
     wanted = dict(zip(names, (x.requires_grad_() for x in inputs), strict=True)) | dict(module.named_parameters())
     out: Tensor = module(*inputs)
-    grads = torch.autograd.grad(
-        out, list(wanted.values()), direction.to(out.dtype), materialize_grads=True, allow_unused=True
-    )
+    grads = gradients_along(out, list(wanted.values()), direction.to(out.dtype))
     found = {f"the gradient of {name}": x for name, x in zip(wanted, grads, strict=True) if x.numel() >= FEW}
     return {"the output": out.detach(), **found}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.capabilities import Decoding, Roomy
+from attnbench.compiled import without_compiler
 from attnbench.testing.laws import Case, Measured, law
 
 _UNWRITTEN = {
@@ -19,6 +20,7 @@ _UNWRITTEN = {
 """The operators of torch that give memory as they find it."""
 
 
+@without_compiler
 class Poisoned(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types no part of it
     """In this context memory that torch hands out unwritten holds NaN, or the largest whole number.
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnbench.compiled import out_of_sight
+from attnbench.compiled import out_of_sight, without_compiler
 from attnbench.measure import flops
 from attnbench.measure.flops import Prediction, count, move_fake, predict
 from attnbench.shape import Shape
@@ -167,12 +167,15 @@ def test_kernels_of_other_devices_are_named_by_what_they_are(kernel: str) -> Non
     assert (counted.kernel, counted.matmul_flops, counted.exponentials) == (kernel, 4 * 2 * 16 * 16 * 8, 2 * 16 * 16)
 
 
-def test_looking_at_a_call_does_not_import_the_compiler_which_takes_longer_than_a_cell() -> None:
+def test_neither_looking_at_a_call_nor_the_laws_in_front_of_a_run_import_the_compiler_which_takes_a_second() -> None:
     code = (
         "import sys, torch; from attnbench.measure.flops import count; "
         "from attnbench.measure.memory import peak_tensor_bytes; x = torch.randn(4, 4, requires_grad=True); "
         "call = lambda: torch.autograd.grad((x @ x).sum(), x); "
-        "count(call); peak_tensor_bytes(call); assert 'torch._dynamo' not in sys.modules"
+        "count(call); peak_tensor_bytes(call); assert 'torch._dynamo' not in sys.modules; "
+        "import attnbench.attention; from attnbench.testing import LAWS, check_variant; "
+        "laws = [name for name, law in LAWS.items() if law.gates and not law.needs_time]; "
+        "assert check_variant('softmax', laws=laws).held; assert not {'torch._dynamo', 'sympy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -189,9 +192,9 @@ def test_a_mode_runs_without_the_wrapper_that_torch_may_put_around_it(monkeypatc
         def __torch_dispatch__(self) -> None: ...
 
     before = dict(vars(Bare))
-    flops._without_compiler(Bare)
+    without_compiler(Bare)
     assert vars(Bare) == before
-    flops._without_compiler(Wrapped)
+    without_compiler(Wrapped)
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # cannot be imported
     with Wrapped():
         torch.ones(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -606,6 +607,17 @@ class DetachedKeys(Softmax):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         return super().forward(q, k.detach(), v, key_mask=key_mask)
+
+
+class OtherGradientEachTime(Softmax):
+    """Has a gradient of q that grows a little with each backward pass."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        q = q.clone()
+        if q.requires_grad:
+            passes = itertools.count()
+            q.register_hook(lambda grad: grad * (1 + 1e-10 * next(passes)))
+        return super().forward(q, k, v, key_mask=key_mask)
 
 
 class DeadParameter(Softmax):
