@@ -8,13 +8,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 FOLDERS = ("catalogue", "commands", "reference")
 """Below docs/; git ignores them."""
 
 
-def pages() -> Iterator[tuple[str, str]]:
-    """Path below docs/ and text of every page."""
+def makers() -> tuple[ModuleType, ...]:
+    """The modules that make pages, each with a function ``pages``."""
     from generators import (
         catalogue,
         claims,
@@ -30,8 +31,12 @@ def pages() -> Iterator[tuple[str, str]]:
         tables,
     )
 
-    made = (catalogue, laws, claims, commands, suites, columns, tables, python, runs, layers, engines, founding)
-    for module in made:
+    return (catalogue, laws, claims, commands, suites, columns, tables, python, runs, layers, engines, founding)
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Path below docs/ and text of every page."""
+    for module in makers():
         yield from module.pages()
 
 

@@ -24,6 +24,7 @@ from attnbench.task import TASKS
 from attnbench.testing import LAWS
 from attnbench.units import unit_of
 from attnbench.variant import VARIANTS
+from tests.docs.conftest import PagesOf
 from tests.docs.making import GENERATED, HERE, RUNS
 
 SHIPPED = [entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.")]
@@ -36,10 +37,6 @@ def _docs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def generator(name: str) -> ModuleType:
     return importlib.import_module(f"generators.{name}")
-
-
-def pages(name: str) -> dict[str, str]:
-    return dict(generator(name).pages())
 
 
 def test_what_is_generated_is_ignored_by_git_and_left_out_of_the_package() -> None:
@@ -61,9 +58,9 @@ def test_every_variant_has_a_formula_that_is_drawn_whole() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_variant_has_a_page_with_all_that_is_known_of_it_and_its_pattern(name: str) -> None:
+def test_a_variant_has_a_page_with_all_that_is_known_of_it_and_its_pattern(name: str, pages_of: PagesOf) -> None:
     entry = VARIANTS.get(name)
-    page = generator("catalogue")._page(entry)
+    page = pages_of("catalogue")[f"catalogue/{name}.md"]
     shown = re.sub(r"\\([*_<>|$~\[\]])", r"\1", page)
     assert shown.startswith(f"# {name}")
     assert entry.summary in shown
@@ -86,8 +83,8 @@ def test_the_page_of_a_command_is_its_help(
     assert generator("commands").help_of(name) == capsys.readouterr().out
 
 
-def test_every_law_stands_on_its_page_with_a_variant_that_breaks_it() -> None:
-    page = pages("laws")["reference/laws.md"]
+def test_every_law_stands_on_its_page_with_a_variant_that_breaks_it(pages_of: PagesOf) -> None:
+    page = pages_of("laws")["reference/laws.md"]
     for name, law in LAWS.items():
         section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
         assert generator("markdown").text(law.sentence) in section
@@ -107,8 +104,8 @@ def test_every_column_has_a_meaning_and_what_ends_in_a_unit_has_one() -> None:
     assert [one for one in COLUMNS if one.endswith(("_s", "_bytes", "_j")) and not unit_of(one)] == []
 
 
-def test_every_exit_code_has_a_meaning() -> None:
-    page = pages("columns")["reference/exit-codes.md"]
+def test_every_exit_code_has_a_meaning(pages_of: PagesOf) -> None:
+    page = pages_of("columns")["reference/exit-codes.md"]
     said = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
     assert {int(code) for code in said} == {int(code) for code in Exit}
     assert all(len(meaning) > 10 for meaning in said.values())
@@ -123,16 +120,16 @@ def test_every_key_of_a_suite_has_a_meaning(model: type) -> None:
     assert [row[0] for row in rows if not row[3] or not row[1]] == []
 
 
-def test_tasks_and_inputs_stand_on_their_pages() -> None:
-    found = pages("tables")
+def test_tasks_and_inputs_stand_on_their_pages(pages_of: PagesOf) -> None:
+    found = pages_of("tables")
     tasks = [one.name for one in TASKS if one.make.__module__.startswith("attnbench.")]
     inputs = [one.name for one in INPUTS if one.make.__module__.startswith("attnbench.")]
     assert all(f"\n## {name}\n" in found["reference/tasks.md"] for name in tasks)
     assert all(f"\n## {name}\n" in found["reference/inputs.md"] for name in inputs)
 
 
-def test_every_committed_run_has_a_section_with_the_command_that_made_it() -> None:
-    page = pages("runs")["reference/runs.md"]
+def test_every_committed_run_has_a_section_with_the_command_that_made_it(pages_of: PagesOf) -> None:
+    page = pages_of("runs")["reference/runs.md"]
     for run in RUNS.iterdir():
         section = page.partition(f"\n## {run.name}\n")[2].partition("\n## ")[0]
         assert re.search(r"\| Command \| `(attnbench|make) ", section)
@@ -163,8 +160,8 @@ def test_a_docstring_becomes_markdown(docstring: str, markdown: str) -> None:
     assert generator("markdown").prose(docstring) == markdown
 
 
-def test_each_claim_names_the_sweeps_and_the_runs_that_it_reads() -> None:
-    page = pages("claims")["reference/claims.md"].partition("## Where each claim comes from")[2]
+def test_each_claim_names_the_sweeps_and_the_runs_that_it_reads(pages_of: PagesOf) -> None:
+    page = pages_of("claims")["reference/claims.md"].partition("## Where each claim comes from")[2]
     rows = {
         line.split("|")[1].strip(): line.split("|")
         for line in page.splitlines()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import importlib
 import re
 import shutil
 import subprocess
@@ -12,11 +12,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from filelock import FileLock
 
 from attnbench.cli.usage import COMMANDS
 from attnbench.variant import VARIANTS
+from tests.docs.conftest import Once, PagesOf
 from tests.docs.making import GENERATED, HERE
+from tests.forked import forks
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -39,33 +40,30 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory, once: Once, pages_of: PagesOf) -> Path:
     """Built once for all processes of the tests, from a copy, so that nothing is written into this checkout."""
-    session = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    if session is None:
-        return build(tmp_path_factory.mktemp("checkout"))
-    root = tmp_path_factory.getbasetemp().parent / f"checkout-{session}"
-    with FileLock(f"{root}.lock"):
-        if not (root / "built").exists():
-            root.mkdir()
-            build(root)
-            (root / "built").touch()
-    return root / "site"
+    return Path(once("site", lambda: str(build(tmp_path_factory.mktemp("checkout"), pages_of))))
 
 
-def build(root: Path) -> Path:
-    """The site, from a copy of the checkout in an empty folder."""
+def build(root: Path, pages_of: PagesOf) -> Path:
+    """The site, from a copy of the checkout in an empty folder, and from the pages that other tests read as well."""
     for one in HERE.iterdir():
         if one.name not in ("docs", "build"):
             (root / one.name).symlink_to(one)
     shutil.copytree(HERE / "docs", root / "docs", ignore=shutil.ignore_patterns(*GENERATED, "__pycache__"))
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", "site"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    arguments = ["-W", "--keep-going", "-q", "docs", "site"]
+    with forks(), pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HERE / "docs"))
+        generators = importlib.import_module("generators")
+        made = [page for module in generators.makers() for page in pages_of(module.__name__.rpartition(".")[2]).items()]
+        patch.setattr(generators, "pages", lambda: made)
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; from sphinx.cmd.build import main; sys.exit(main({arguments}))"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     return root / "site"
 
