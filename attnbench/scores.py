@@ -55,9 +55,9 @@ def interval(values: Iterable[float], bounds: tuple[float, float] = (0.0, 1.0), 
 
 @cache
 def _factor(n: int) -> float:
-    from scipy.stats import t  # takes a second to import
+    from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
 
-    return float(t.ppf((1 + CONFIDENCE) / 2, n - 1))
+    return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,9 +182,9 @@ def error_interval(
     """
     if error is None or not draws or draws < 2 or deviation is None or not math.isfinite(error):
         return error, error
-    from scipy.stats import t  # takes a second to import
+    from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
 
-    half = float(t.ppf((1 + CONFIDENCE) / 2, draws - 1)) * deviation / math.sqrt(draws)
+    half = float(stdtrit(draws - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(draws)
     return max(0.0, error - half), error + half
 
 

@@ -60,9 +60,9 @@ def _radii(features: int, head_dim: int, norms: Norms) -> Tensor:
     if norms == "sqrt-d":
         return torch.full((features,), head_dim**0.5, dtype=torch.float64)
     import numpy as np
-    from scipy.stats import chi  # loads slowly, and only this option needs it
+    from scipy.special import gammaincinv  # loads slowly, and only this option needs it
 
     # No tensors in between: this may run where only shapes are traced.
     levels = np.arange(1, features + 1) / (features + 1)
-    quantiles = torch.tensor(chi(head_dim).ppf(levels).tolist(), dtype=torch.float64)
+    quantiles = torch.tensor(np.sqrt(2 * gammaincinv(head_dim / 2, levels)).tolist(), dtype=torch.float64)
     return quantiles[torch.randperm(features)]
