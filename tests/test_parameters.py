@@ -16,9 +16,6 @@ EXCEPTIONS = {
     "attention.compressed.csa.CSA.__init__": "the options of a variant, as a user types them",
     "attention.minference.MInference.__init__": "the options of a variant, as a user types them",
     "attention.performer.Performer.__init__": "the options of a variant, as a user types them",
-    "engines.pair_scores.attend_by_score": "the score's own inputs beside those of any attention",
-    "engines.patterns.bands.band": "a band and how it is cut, of which each caller says two or three things",
-    "attention.sinkhorn.blocks._weights": "the step that forward and backward share, with the tensors of both",
 }
 """What takes more all the same -> why."""
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding, weighed
 from attnbench.engines.masks import emptied
-from attnbench.engines.pair_scores import Chunk, attend_by_score
+from attnbench.engines.pair_scores import Chunk, Score, attend_by_score
 from attnbench.engines.precision import accumulator
 from attnbench.reference import softmax_of
 from attnbench.shape import Shape
@@ -85,9 +85,9 @@ class Additive(CachedDecoding, nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
-        x, y, width = self._of_queries(q), self._of_keys(k), self.w.shape[1]
+        x, y, hidden = self._of_queries(q), self._of_keys(k), Score(score, (self.w,), width=self.w.shape[1])
         how: dict[str, Any] = {"causal": self.visible, "key_mask": key_mask, "sink": self.sink}
-        return attend_by_score(score, x, y, v, (self.w,), width=width, chunk=self.chunk, **how)
+        return attend_by_score(hidden, x, y, v, chunk=self.chunk, **how)
 
     def _of_queries(self, q: Tensor) -> Tensor:
         """W q + b, float32 at least."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
 from attnbench.engines.masks import emptied
-from attnbench.engines.pair_scores import Chunk, attend_by_score, product
+from attnbench.engines.pair_scores import PRODUCT, Chunk, attend_by_score
 from attnbench.engines.precision import accumulator
 from attnbench.reference import softmax_of
 from attnbench.shape import Shape
@@ -69,7 +69,7 @@ class Bilinear(CachedDecoding, nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
         how: dict[str, Any] = {"causal": self.visible, "key_mask": key_mask, "sink": self.sink}
-        return attend_by_score(product, self._turned(q), k, v, chunk=self.chunk, **how)
+        return attend_by_score(PRODUCT, self._turned(q), k, v, chunk=self.chunk, **how)
 
     def _turned(self, q: Tensor) -> Tensor:
         """Wᵀ q, float32 at least."""

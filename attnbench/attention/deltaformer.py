@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from attnbench.engines.decoding.kv_cache import Cache, attend
 from attnbench.engines.masks import emptied
-from attnbench.engines.pair_scores import attend_by_score, product
+from attnbench.engines.pair_scores import PRODUCT, attend_by_score
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.tiling import row_blocks
@@ -136,7 +136,7 @@ class DeltaFormer(nn.Module):
         """o ``(B, N, C)``."""
         q, k, v, asking, beta = self._parts(x)
         u = self._remaining(k, v, asking, beta)
-        y = attend_by_score(product, q, k, u, causal=True, key_mask=None, chunk=self.chunk)
+        y = attend_by_score(PRODUCT, q, k, u, causal=True, key_mask=None, chunk=self.chunk)
         return y.transpose(1, 2).flatten(2).to(x.dtype)
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from attnbench.engines.decoding.kv_cache import Cache, attend
 from attnbench.engines.masks import emptied, visible_pairs
-from attnbench.engines.pair_scores import Chunk, attend_by_score
+from attnbench.engines.pair_scores import Chunk, Score, attend_by_score
 from attnbench.engines.precision import accumulator
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
@@ -96,7 +96,7 @@ class ForgettingAttention(nn.Module):
         q, k, v, log_f = self._parts(x, key_mask)
         total = log_f.cumsum(-1, dtype=torch.float64)
         queries = _beside(q.to(accumulator(q.dtype)) * q.shape[-1] ** -0.5, total)
-        score = forgetful if self.causal else forgetful_both_ways
+        score = Score(forgetful if self.causal else forgetful_both_ways)
         keys = _beside(k, total)
         y = attend_by_score(score, queries, keys, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
         return self._joined(y)

@@ -147,7 +147,7 @@ class Local(nn.Module):
 
 def _windows(q: Tensor, window: int, dilation: int, causal: bool) -> Iterator[Tile]:
     for start in range(min(dilation, q.shape[2])):
-        yield from band(q, before=window, after=0 if causal else window, start=start, stride=dilation)
+        yield from band(q, (window, 0 if causal else window), tokens=range(start, q.shape[2], dilation))
 
 
 def _blocks(q: Tensor, block: int, around: int, causal: bool) -> Iterator[Tile]:

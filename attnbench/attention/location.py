@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding, weighed
 from attnbench.engines.masks import emptied
-from attnbench.engines.pair_scores import Chunk, attend_by_score, product
+from attnbench.engines.pair_scores import PRODUCT, Chunk, attend_by_score
 from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported
 from attnbench.reference import softmax_of
@@ -73,7 +73,7 @@ class Location(CachedDecoding, nn.Module):
         (v,) = emptied(key_mask, v)
         learned = self._of_keys(v.shape[2]).expand(v.shape[0], -1, -1, -1)
         how: dict[str, Any] = {"causal": self.visible, "key_mask": key_mask, "sink": self.sink}
-        return attend_by_score(product, q, learned, v, chunk=self.chunk, **how)
+        return attend_by_score(PRODUCT, q, learned, v, chunk=self.chunk, **how)
 
     def _of_keys(self, count: int) -> Tensor:
         if count > self.capacity:

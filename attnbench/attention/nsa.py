@@ -240,7 +240,7 @@ class NSA(nn.Module):
         """The window; each head of queries of a group after the other."""
         parts = []
         for one in torch.unflatten(q, 1, (k.shape[1], -1)).unbind(2):
-            tiles = band(one, before=self.window - 1, after=0 if self.causal else self.window - 1)
+            tiles = band(one, (self.window - 1, 0 if self.causal else self.window - 1))
             parts.append(attend(one, k, v, tiles, key_mask=key_mask))
         return torch.stack(parts, 2).flatten(1, 2)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -21,8 +21,17 @@ from attnbench.engines.tiling import budget
 from attnbench.sink import Sink
 from attnbench.visible import Visible
 
-Score = Callable[..., Tensor]
-"""Maps x ``(G, n, ·)``, y ``(G, m, ·)`` and weights ``(G, ·)`` to new scores ``(G, n, m)``."""
+
+class Score(NamedTuple):
+    """The score of a query and a key."""
+
+    of: Callable[..., Tensor]
+    """Maps q ``(G, n, ·)``, k ``(G, m, ·)`` and weights ``(G, ·)`` to new scores ``(G, n, m)``."""
+    weights: tuple[Tensor, ...] = ()
+    """Its parameters, ``(H, ·)`` each."""
+    width: int = 1
+    """How many numbers it computes for a pair."""
+
 
 Chunk = Annotated[
     int | None, Field(ge=1, description="queries and keys of a tile; none: what is fast. Moves time and memory only")
@@ -33,48 +42,47 @@ ROWS = 64
 """Queries of a tile, and the fewest keys."""
 
 
-def product(x: Tensor, y: Tensor) -> Tensor:
-    """The score x_i·y_j."""
-    return torch.bmm(x, y.mT)
+def _product(q: Tensor, k: Tensor) -> Tensor:
+    return torch.bmm(q, k.mT)
+
+
+PRODUCT = Score(_product)
+"""q_i·k_j."""
 
 
 def attend_by_score(
     score: Score,
-    x: Tensor,
-    y: Tensor,
+    q: Tensor,
+    k: Tensor,
     v: Tensor,
-    weights: Sequence[Tensor] = (),
     *,
     causal: bool | Visible,
     key_mask: Tensor | None,
-    width: int = 1,
     chunk: int | None = None,
     sink: Sink | None = None,
 ) -> Tensor:
-    """Σ_j softmax_j(score(x_i, y_j)) v_j.
+    """Σ_j softmax_j(score(q_i, k_j)) v_j.
 
     Args:
-        x: what the score reads of the queries, ``(B, H, N, ·)``; y: what it reads of the keys, ``(B, H, M, ·)``.
-        v: ``(B, H, M, E)``. At padded keys, v and y must be finite.
-        weights: parameters of the score, ``(H, ·)`` each.
+        q: what the score reads of the queries, ``(B, H, N, ·)``; k: what it reads of the keys, ``(B, H, M, ·)``.
+        v: ``(B, H, M, E)``. At padded keys, v and k must be finite.
         causal: query i sees keys j <= i; or which keys each query sees.
         key_mask: ``(B, M)`` bool, True where a key is real.
-        width: how many numbers the score computes for a pair.
         chunk: queries and keys of a tile; None: what fits the cache. It changes nothing in the result but rounding.
         sink: a logit of each head without a key.
 
     Returns:
         ``(B, H, N, E)`` in v's dtype, summed in float32 at least. A query that sees no key gives 0.
     """
-    B, H, N = x.shape[:3]
+    B, H, N = q.shape[:3]
     dtype = accumulator(v.dtype)
-    flat = [one.to(dtype).flatten(0, 1) for one in (x, y, v)]
-    flat += [one.to(dtype).expand(B, *one.shape).flatten(0, 1) for one in weights]
+    flat = [one.to(dtype).flatten(0, 1) for one in (q, k, v)]
+    flat += [one.to(dtype).expand(B, *one.shape).flatten(0, 1) for one in score.weights]
     padding = None if key_mask is None else added_to_logits(key_mask, dtype).repeat_interleave(H, 0)[:, None]
     visible = causal if isinstance(causal, Visible) else Visible(causal)
-    sizes = _sizes(N, y.shape[2], width, budget("pair_scores.hidden", x.device), chunk)
+    sizes = _sizes(N, k.shape[2], score.width, budget("pair_scores.hidden", q.device), chunk)
     logits = None if sink is None else sink.logit.to(dtype).expand(B, H).reshape(-1, 1, 1)
-    out: Tensor = _Attend.apply(_Tiling(score, visible, padding, *sizes), logits, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
+    out: Tensor = _Attend.apply(_Tiling(score.of, visible, padding, *sizes), logits, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
     out = out.view(B, H, N, -1).to(v.dtype)
     return out if key_mask is None else out.masked_fill(~visible.seeing(key_mask, N), 0)
 
@@ -93,7 +101,7 @@ def _sizes(N: int, M: int, width: int, most: int, chunk: int | None) -> tuple[in
 class _Tiling:
     """How the pairs of one call are cut up, and which of them are hidden."""
 
-    score: Score
+    score: Callable[..., Tensor]
     visible: Visible
     padding: Tensor | None
     """``(G, 1, M)``, added to the scores."""

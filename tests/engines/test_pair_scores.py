@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from attnbench.engines import tiling
-from attnbench.engines.pair_scores import attend_by_score, product
+from attnbench.engines.pair_scores import PRODUCT, Score, attend_by_score
 from attnbench.reference import exact_attention
 
 B, H, N, D = 2, 3, 23, 4
@@ -35,7 +35,7 @@ def test_with_products_as_scores_it_is_softmax_attention_forward_and_backward(
     q, k, v = inputs
     if mask is not None:
         k, v = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (k, v))
-    out = attend_by_score(product, q * D**-0.5, k, v, causal=causal, key_mask=mask, chunk=chunk)
+    out = attend_by_score(PRODUCT, q * D**-0.5, k, v, causal=causal, key_mask=mask, chunk=chunk)
     expected = exact_attention(*inputs, causal=causal, key_mask=mask)
     close(out, expected)
     grad = torch.randn_like(out)
@@ -55,7 +55,7 @@ def test_weights_of_a_score_get_gradients_from_all_tiles_and_examples(
     def score(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         return (x * w[:, None]) @ y.mT
 
-    out = attend_by_score(score, q, k, v, (temperature,), causal=True, key_mask=None)
+    out = attend_by_score(Score(score, (temperature,)), q, k, v, causal=True, key_mask=None)
     expected = exact_attention(q * temperature[:, None] * D**0.5, k, v, causal=True)
     close(out, expected)
     grad = torch.randn_like(out)
@@ -65,7 +65,7 @@ def test_weights_of_a_score_get_gradients_from_all_tiles_and_examples(
 def test_what_needs_no_gradient_gets_none() -> None:
     q, k, v = qkv()
     v.requires_grad_()
-    out = attend_by_score(product, q, k, v, causal=False, key_mask=None)
+    out = attend_by_score(PRODUCT, q, k, v, causal=False, key_mask=None)
     (grad,) = torch.autograd.grad(out.sum(), v)
     close(grad.sum(2), torch.full((B, H, D), float(N), dtype=torch.float64))
 
@@ -74,7 +74,7 @@ def test_a_row_that_sees_nothing_is_zero_and_has_no_gradient() -> None:
     inputs = [x.requires_grad_() for x in qkv()]
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[0], mask[1, :6] = False, False
-    out = attend_by_score(product, *inputs, causal=True, key_mask=mask, chunk=4)
+    out = attend_by_score(PRODUCT, *inputs, causal=True, key_mask=mask, chunk=4)
     assert not out[0].any()
     assert not out[1, :, :6].any()
     for grad in torch.autograd.grad(out.square().sum(), inputs):

@@ -99,7 +99,7 @@ class Attend(torch.autograd.Function):
             for blocks in pieces:
                 room = _kept(kept, q, heads, blocks)
                 room = weights_room if room is None else room
-                weights = _weights(q, keys, log_mass, real, causal, heads, blocks, room)
+                weights = _weights(q, keys, log_mass, real, causal, (heads, blocks), room)
                 torch.bmm(weights, _batch(values[:, blocks]), out=_batch(out[heads, blocks]))
         ctx.save_for_backward(q, k, v, sort, log_mass, real, kept)
         ctx.causal = causal
@@ -121,7 +121,7 @@ class Attend(torch.autograd.Function):
             for blocks in pieces:
                 weights = _kept(kept, q, heads, blocks)
                 if weights is None:
-                    weights = _weights(q, keys, log_mass, real, ctx.causal, heads, blocks, weights_room)
+                    weights = _weights(q, keys, log_mass, real, ctx.causal, (heads, blocks), weights_room)
                 dout = _batch(grad[heads, blocks]).to(sort.dtype)
                 dlogits = torch.bmm(dout, _batch(values[:, blocks]).mT, out=dlogits_room[: len(weights)])
                 torch.ops.aten._softmax_backward_data.out(dlogits, weights, -1, weights.dtype, grad_input=dlogits)
@@ -200,12 +200,11 @@ def _weights(
     log_mass: Tensor | None,
     real: Tensor | None,
     causal: bool,
-    heads: slice,
-    blocks: slice,
+    part: tuple[slice, slice],
     room: Tensor,
 ) -> Tensor:
-    """The weights ``(g, b, 2b)`` of these blocks, in ``room``; keys are ``(heads, n, 2b, D)``."""
-    b, D = q.shape[2:]
+    """The weights ``(g, b, 2b)`` of a part's heads and blocks, in ``room``; keys are ``(heads, n, 2b, D)``."""
+    (heads, blocks), (b, D) = part, q.shape[2:]
     queries = _batch(q[heads, blocks]).to(keys.dtype)
     weights = room[: len(queries)]
     torch.baddbmm(weights, queries, _batch(keys[:, blocks]).mT, beta=0, alpha=D**-0.5, out=weights)

@@ -58,7 +58,7 @@ class Strided:
             return (_Column(length, residue, width, masks),)
 
         # A column is one small product per residue; with few rows in it, reading its keys would dominate.
-        return band(q, before=length, after=0 if causal else length, step=length, also=column, least=16)
+        return band(q, (length, 0 if causal else length), step=length, also=column, least=16)
 
     def begin(self, k: Tensor, v: Tensor, tokens: int) -> Cache:
         """Decoding: every key is seen again l tokens later."""

@@ -65,26 +65,27 @@ def triangle(q: Tensor, column: int, size: int) -> tuple[Mask]:
 
 def band(
     q: Tensor,
+    reach: tuple[int, int],
     *,
-    before: int,
-    after: int,
-    start: int = 0,
-    stride: int = 1,
+    tokens: range | None = None,
     step: int | None = None,
     also: Callable[[Blocks], tuple[Keys, ...]] | None = None,
     rows: int | None = None,
     least: int = 1,
 ) -> Iterator[Tile]:
-    """Tiles of a band over the tokens start, start + stride, ...: token i sees i - before .. i + after of them.
+    """Tiles of a band over some tokens.
 
     Args:
+        reach: how many of these tokens before it and after it a token sees.
+        tokens: which these are; None: all.
         step: how many tokens apart the blocks of one tile are; None: ``rows``, the most that a block is long.
         also: further keys for the query blocks of a tile.
         rows: query rows per product; None: :func:`band_rows`.
         least: fewest blocks in a tile, where there are that many; above 1, one head at a time.
     """
-    length = len(range(start, q.shape[2], stride))
-    before, after = min(before, length), min(after, length)
+    tokens = range(q.shape[2]) if tokens is None else tokens
+    length, start, stride = len(tokens), tokens.start, tokens.step
+    before, after = (min(one, length) for one in reach)
     known: dict[tuple[int, int, int], tuple[Mask, ...]] = {}
     rows = rows or band_rows(q, before + after)
     step = step or rows
@@ -109,7 +110,7 @@ def around_global(q: Tensor, g: int, window: int, dilation: int = 1) -> Iterator
     """Token i sees i ± t·dilation for t = 0 .. window; the first ``g`` tokens see every token and are seen by all."""
     yield from full_rows(q, Blocks(0, g))
     for start in range(g, min(g + dilation, q.shape[2])):
-        yield from _behind(q, g, before=window, after=window, start=start, stride=dilation)
+        yield from _behind(q, g, (window, window), range(start, q.shape[2], dilation))
 
 
 def with_first(q: Tensor, g: int, window: int, *, causal: bool) -> Iterator[Tile]:
@@ -127,17 +128,17 @@ def with_first(q: Tensor, g: int, window: int, *, causal: bool) -> Iterator[Tile
         distance = torch.arange(g, last, device=q.device) - torch.arange(start, start + size, device=q.device)[:, None]
         masks = ((g, minus_infinity(distance > window, q)),) if last > g else ()
         yield Tile(rows, (Window(Blocks(0, last), masks),))
-    yield from _behind(q, g, before=window, after=0 if causal else window, start=g)
+    yield from _behind(q, g, (window, 0 if causal else window), range(g, n))
 
 
-def _behind(q: Tensor, g: int, *, before: int, after: int, start: int, stride: int = 1) -> Iterator[Tile]:
-    """A band over the tokens start, start + stride, ... behind the first ``g``, all of whose rows see these as well."""
+def _behind(q: Tensor, g: int, reach: tuple[int, int], tokens: range) -> Iterator[Tile]:
+    """A band over some of the tokens behind the first ``g``, all of whose rows see these as well."""
     seen_by_all: tuple[Keys, ...] = (Shared(Blocks(0, g)),) if g else ()
     copied = bool(g) and not large_steps(q)
     # The band covers only the tokens after the first ones, so that these are never counted twice.
     also = (lambda rows: seen_by_all) if g else None
     rows = ROWS if copied else None
-    for tile in band(q, before=before, after=after, start=start, stride=stride, also=also, rows=rows):
+    for tile in band(q, reach, tokens=tokens, also=also, rows=rows):
         yield _beside(tile) if copied else tile
 
 
