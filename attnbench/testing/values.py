@@ -90,7 +90,7 @@ def exact(case: Case) -> Iterator[Measured]:
 
 @law(
     "bias",
-    applies=lambda case: case.operator and bool(case.traits.bias) and case.first,
+    applies=lambda case: case.operator and bool(case.traits.bias),
     claim=lambda traits: bool(traits.bias),
 )
 def bias(case: Case) -> Iterator[Measured]:
@@ -118,7 +118,7 @@ MASKS = ("prefix:9", "document:4+9", "sliding:6")
 @law(
     "masks",
     few_shapes=True,
-    applies=lambda case: case.operator and bool(case.traits.mask) and case.first,
+    applies=lambda case: case.operator and bool(case.traits.mask),
     claim=lambda traits: bool(traits.mask),
 )
 def masks(case: Case) -> Iterator[Measured]:
@@ -132,7 +132,7 @@ def masks(case: Case) -> Iterator[Measured]:
 @law(
     "later queries",
     few_shapes=True,
-    applies=lambda case: case.operator and bool(case.traits.q_start) and case.causal and case.first,
+    applies=lambda case: case.operator and bool(case.traits.q_start) and case.causal,
     claim=lambda traits: bool(traits.q_start),
 )
 def later_queries(case: Case) -> Iterator[Measured]:
@@ -171,7 +171,7 @@ def _hidden(case: Case, shape: Shape, what: str) -> Iterator[Measured]:
 
 @law(
     "sink",
-    applies=lambda case: case.operator and bool(case.traits.sink) and case.first,
+    applies=lambda case: case.operator and bool(case.traits.sink),
     claim=lambda traits: bool(traits.sink),
 )
 def sink(case: Case) -> Iterator[Measured]:

@@ -1,8 +1,8 @@
 """The numbers of the laws that the pages of the catalogue show: one row for each law of each shipped variant.
 
 ``python -m tests.docs.laws`` checks the variants of which the file lacks a law. With names it checks those anew, and
-with ``all`` every one. It keeps the worst that ``attnbench check --json`` finds over all settings.
-
+with ``all`` every one; words after ``--law`` are the only laws that are looked at. It keeps the worst that
+``attnbench check --json`` finds over all settings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 
 from attnbench.cli.check import _worst
 from attnbench.machine import processor
-from attnbench.testing import Finding, laws_of
+from attnbench.testing import LAWS, Finding, laws_of
 from attnbench.variant import VARIANTS
 from tests.docs.making import HERE
 
@@ -53,8 +53,11 @@ def lacking(rows: Iterable[Row]) -> list[str]:
     return [name for name in shipped() if known.get(name) != laws_of(VARIANTS.get(name))]
 
 
-def rows_of(report: Mapping[str, Any]) -> list[Row]:
+def rows_of(report: Mapping[str, Any], only: Collection[str] = ()) -> list[Row]:
     """A row for each law that applies to the variant of a report: the finding that is nearest to its bound.
+
+    Args:
+        only: the laws that were looked at; all where there are none.
 
     Raises:
         ValueError: the variant was not checked, or breaks a law.
@@ -65,6 +68,8 @@ def rows_of(report: Mapping[str, Any]) -> list[Row]:
     findings = [Finding(**one) for one in report["findings"]]
     rows = []
     for law in laws_of(VARIANTS.get(name)):
+        if only and law not in only:
+            continue
         found = [one for one in findings if one.law == law]
         worst = _worst(found) if found else Finding(law, "", True, skipped=NOTHING)
         rows.append(
@@ -84,9 +89,10 @@ def _digits(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def check(names: Iterable[str]) -> tuple[list[Row], list[str]]:
+def check(names: Iterable[str], only: Collection[str] = ()) -> tuple[list[Row], list[str]]:
     """What ``attnbench check`` finds for these variants here and now, and what keeps others from having rows."""
     command = [sys.executable, "-m", "attnbench", "check", *names, "--json", "--threads", "1"]
+    command += [word for law in only for word in ("--law", law)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1):  # 1: a law is broken, and rows_of says of which variant
         raise SystemExit(done.returncode)
@@ -94,33 +100,37 @@ def check(names: Iterable[str]) -> tuple[list[Row], list[str]]:
     rows, refused = [], []
     for report in json.loads(done.stdout):
         try:
-            rows += [row | where for row in rows_of(report)]
+            rows += [row | where for row in rows_of(report, only)]
         except ValueError as error:
             refused.append(str(error))
     return rows, refused
 
 
 def write(rows: Iterable[Row]) -> None:
-    """The rows, variants in the order shown to users."""
-    order = {name: place for place, name in enumerate(shipped())}
+    """The rows, variants and laws in the order shown to users."""
+    order = {(name, law): (i, j) for i, name in enumerate(shipped()) for j, law in enumerate(LAWS)}
     FILE.parent.mkdir(exist_ok=True)
     with FILE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(
-            sorted((row for row in rows if row["variant"] in order), key=lambda row: order[row["variant"]])
-        )
+        writer.writerows(sorted((row for row in rows if _place(row) in order), key=lambda row: order[_place(row)]))
 
 
-def main(names: list[str]) -> None:
+def _place(row: Row) -> tuple[str, str]:
+    return row["variant"], row["law"]
+
+
+def main(words: list[str]) -> None:
     """Check and write a few variants at a time, so that a stop loses little."""
+    end = words.index("--law") if "--law" in words else len(words)
+    names, only = words[:end], words[end + 1 :]
     wanted = shipped() if names == ["all"] else names or lacking(read())
     broken = []
     for start in range(0, len(wanted), AT_ONCE):
         few = wanted[start : start + AT_ONCE]
-        rows, refused = check(few)
-        measured = {row["variant"] for row in rows}
-        write([*(row for row in read() if row["variant"] not in measured), *rows])
+        rows, refused = check(few, only)
+        measured = {(row["variant"], row["law"] if only else "") for row in rows}
+        write([*(row for row in read() if (row["variant"], row["law"] if only else "") not in measured), *rows])
         broken += refused
     if broken:
         raise SystemExit("\n".join(broken))
