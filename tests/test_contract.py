@@ -118,6 +118,28 @@ def test_every_law_holds_in_every_case(entry: Variant) -> None:
     assert report.held, [f"{finding.law}: {finding.case}: {finding.fault}" for finding in report.faults]
 
 
+ELSEWHERE = {
+    "limit to exact": "names options of its own",
+    "average": "takes operators, whose values it sets to 1; tests/attention/test_synthesizer.py holds rows of a layer",
+}
+"""Laws that do not meet every setting that claims what they prove -> why."""
+
+
+@each(ALL)
+def test_a_law_looks_at_each_setting_that_claims_what_it_proves(entry: Variant) -> None:
+    settings: dict[Spec, list[Case]] = {}
+    for case in cases_of(entry.name):
+        settings.setdefault(case.spec, []).append(case)
+    unseen = [
+        (name, spec.label)
+        for name, law in LAWS.items()
+        for spec, both in settings.items()
+        if name not in ELSEWHERE
+        if any(law.claim(case.traits) for case in both) and not any(_concerns(law, case) for case in both)
+    ]
+    assert unseen == []
+
+
 @each(LAWFUL)
 def test_its_formula_is_written_down_and_gives_its_output(entry: Variant) -> None:
     report = check_variant(entry, laws=["formula"])

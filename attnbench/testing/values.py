@@ -90,7 +90,7 @@ def exact(case: Case) -> Iterator[Measured]:
 
 @law(
     "bias",
-    applies=lambda case: case.operator and bool(case.traits.bias),
+    applies=lambda case: bool(case.traits.bias),
     claim=lambda traits: bool(traits.bias),
 )
 def bias(case: Case) -> Iterator[Measured]:
@@ -118,7 +118,7 @@ MASKS = ("prefix:9", "document:4+9", "sliding:6")
 @law(
     "masks",
     few_shapes=True,
-    applies=lambda case: case.operator and bool(case.traits.mask),
+    applies=lambda case: bool(case.traits.mask),
     claim=lambda traits: bool(traits.mask),
 )
 def masks(case: Case) -> Iterator[Measured]:
@@ -171,7 +171,7 @@ def _hidden(case: Case, shape: Shape, what: str) -> Iterator[Measured]:
 
 @law(
     "sink",
-    applies=lambda case: case.operator and bool(case.traits.sink),
+    applies=lambda case: bool(case.traits.sink),
     claim=lambda traits: bool(traits.sink),
 )
 def sink(case: Case) -> Iterator[Measured]:
@@ -193,7 +193,8 @@ def sink(case: Case) -> Iterator[Measured]:
                 return
             out, what = module(*inputs, key_mask=key_mask), f"with a sink and mask {more}"
             if key_mask is not None:  # what a padded token gets may be anything
-                out, expected = (x.masked_fill(~key_mask[:, None, :, None], 0) for x in (out, expected))
+                real = key_mask.view(shape.B, *[1] * (out.ndim - 3), shape.N, 1)
+                out, expected = out * real, expected * real
             far = gap(out, expected)
             yield Measured(far, case.close, f"{what} it differs from the formula by {far:.2g}")
             if not inputs[0].requires_grad:
