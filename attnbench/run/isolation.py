@@ -27,7 +27,8 @@ START_TIMEOUT = 120.0
 _STARTS = 3
 """Attempts to start a process: one that was killed while it set itself up has lost nothing."""
 PATIENCE = 5.0
-"""Seconds that a process may take to end when asked, and again when killed: one with much memory takes a while."""
+"""Seconds that a process may take to end when asked, when killed, and by itself once it has closed its output; one
+with much memory takes a while."""
 
 
 class WorkerFailed(AttnbenchError):
@@ -231,7 +232,7 @@ class Worker:
         assert self._process is not None
         tail = self._replies.tail
         try:
-            code = self._process.wait(timeout=5)
+            code = self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.stop()
             return CellFailed(Status.CRASH, "the measuring process closed its output", tail)

@@ -13,6 +13,10 @@ from typing import IO
 from attnbench.run.process import END_OF_REQUEST
 
 _TAIL_LINES = 40
+_SLICE = 1.0
+"""Seconds after which a wait looks around: whether it stood still itself, and whether the process has ended."""
+_LEFT = 1.0
+"""Seconds in which what is left in the pipes of a process that has ended is read."""
 
 
 class Replies:
@@ -62,7 +66,7 @@ class Replies:
         assert self._process is not None
         left = timeout
         while True:
-            part, began = min(1.0, left), time.monotonic()
+            part, began = min(_SLICE, left), time.monotonic()
             try:
                 return self._answers.get(timeout=part)
             except queue.Empty:
@@ -73,9 +77,10 @@ class Replies:
                     return None
 
     def close(self) -> None:
-        """Give the threads a moment to read what is left."""
+        """Give the threads a moment to read what is left, which is all unless another process holds the other end."""
+        end = time.monotonic() + _LEFT
         for reader in self._readers:
-            reader.join(timeout=1)
+            reader.join(timeout=max(0.0, end - time.monotonic()))
 
 
 def _read_answers(stream: IO[str], answers: queue.Queue[str | None]) -> None:

@@ -96,16 +96,16 @@ class Slow(Bad):
     """Takes its time."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        time.sleep(0.05)
+        time.sleep(float(os.environ.get("SECONDS_OF_BAD_SLOW", "0.05")))
         return v.clone()
 
 
 @bad("noise")
 class Noise(Bad):
-    """Prints ten megabytes to stderr and garbage to stdout, and works."""
+    """Prints a megabyte to stderr, many times what a pipe holds, and garbage to stdout, and works."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        sys.stderr.write("x" * 10_000_000)
+        sys.stderr.write("x" * 1_000_000)
         print('{"record": "garbage"}')
         os.write(1, b"\xff\x00garbage\n")
         return v.clone()

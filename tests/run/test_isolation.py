@@ -13,7 +13,7 @@ import pytest
 
 from attnbench.cell import Cell
 from attnbench.record import Record
-from attnbench.run import descendants, isolation, runner
+from attnbench.run import descendants, isolation, replies, runner
 from attnbench.run.isolation import CellFailed, Settings, Worker, WorkerFailed
 from attnbench.run.plan import Options, Plan, make_plan
 from attnbench.run.runner import Watcher, execute
@@ -139,6 +139,7 @@ def test_a_death_at_a_request_is_told_and_the_next_request_has_a_new_process(
 ) -> None:
     life = f'import sys\nsys.stdin.readline()\nprint("{{}}", flush=True)\nsys.stdin.readline()\n{at_the_request}\n'
     stand_in(tmp_path, monkeypatch, life if at_the_request == HIDDEN_DEATH else GUARDED + life, ANSWER)
+    monkeypatch.setattr(replies, "_SLICE", 0.2)
     with Worker(Settings()) as worker:
         worker.start()
         with pytest.raises(CellFailed) as failed:
@@ -244,6 +245,7 @@ def test_a_process_that_got_away_holds_nothing_up(tmp_path: Path, monkeypatch: p
         f"import sys\nsys.stdin.readline()\nprint({{}}, flush=True)\nsys.stdin.readline()\n{life}",
         ANSWER,
     )
+    monkeypatch.setattr(replies, "_SLICE", 0.2)
     with Worker(Settings()) as worker:
         worker.start()
         started = time.monotonic()
@@ -379,6 +381,7 @@ def test_a_process_that_was_stopped_ends_all_the_same(
 
 def test_a_process_that_nothing_ends_is_told_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "PATIENCE", 0.2)
+    monkeypatch.setattr(replies, "_LEFT", 0.2)
     stand_in(tmp_path, monkeypatch, ANSWER)
     worker = Worker(Settings())
     worker.start()
@@ -404,11 +407,12 @@ def test_a_stop_of_the_command_that_is_longer_than_the_limit_is_no_timeout_of_th
     life = (
         "import time\nsys.stdin.readline(); print('{}', flush=True)\nsys.stdin.readline(); open('asked', 'w').close()\n"
     )
-    stand_in(tmp_path, monkeypatch, f"import sys\n{life}time.sleep(8); print('{{}}', flush=True); sys.stdin.read()")
+    stand_in(tmp_path, monkeypatch, f"import sys\n{life}time.sleep(2.5); print('{{}}', flush=True); sys.stdin.read()")
+    monkeypatch.setattr(replies, "_SLICE", 0.2)
     command = os.fork()
     if not command:
         try:
-            Worker(Settings()).ask({}, 6.0)
+            Worker(Settings()).ask({}, 2.0)
             os._exit(0)
         except CellFailed:
             os._exit(1)
@@ -417,6 +421,6 @@ def test_a_stop_of_the_command_that_is_longer_than_the_limit_is_no_timeout_of_th
     while not (tmp_path / "asked").exists():
         time.sleep(0.01)
     os.kill(command, signal.SIGSTOP)
-    time.sleep(7)
+    time.sleep(2.3)
     os.kill(command, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(command, 0)[1]) == 0
