@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast
@@ -58,6 +58,18 @@ def without_compiler(mode: type[Mode]) -> type[Mode]:
     if inner is not None:
         inner.__dynamo_disable = inner  # where the wrapper would keep its own, once made
     return mode
+
+
+def find_instructions() -> None:
+    """Let torch's compiler find out which instructions the processor has, which it remembers.
+
+    It compiles half a dozen programs for that, for ten seconds. What they tell stays in torch's cache, so that neither
+    the first call of each process waits for them nor its time holds them.
+    """
+    with suppress(Exception):  # no compiler, say: the call will tell
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        pick_vec_isa()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 
 from attnbench.cell import Cell
 from attnbench.cgroup import throttled_periods
-from attnbench.compiled import compiling, whole
+from attnbench.compiled import compiling, find_instructions, whole
 from attnbench.errors import AttnbenchError, BrokenContract
 from attnbench.machine import throttling_warning
 from attnbench.measure.cuda_events import CudaEvents
@@ -188,6 +188,8 @@ def _left(cell: Cell) -> str:
 
 def _compile(record: Record, cell: Cell) -> Call:
     """Prepare a cell whose first call compiles; its seconds have a column of their own."""
+    if cell.device == "cpu":
+        find_instructions()
     with compiling():
         call = prepare(cell)
         start = Moment.now()

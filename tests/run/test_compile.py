@@ -84,6 +84,20 @@ def test_what_runs_because_the_compiler_is_switched_off_is_not_called_compiled()
     assert "found no compiled frames" in record.reason
 
 
+def test_what_the_compiler_finds_out_about_the_processor_it_keeps_for_the_next_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch._dynamo.config as settings
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.codecache import cache_dir
+
+    folders: list[str] = []
+    monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", lambda: folders.append(cache_dir()))
+    with settings.patch(disable=True):
+        measure("softmax")
+    assert folders == [cache_dir()]
+
+
 def test_compiling_in_which_nothing_was_compiled_is_no_success() -> None:
     with pytest.raises(Unsupported, match="it is switched off, or there is nothing to compile"), compiling():
         pass
