@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from json import dumps, loads
@@ -217,21 +217,13 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
 
     from attnbench.machine import describe, machine_class, machine_id
     from attnbench.measure.standstill import notice_stops
-    from attnbench.plugins import load
-    from attnbench.run.switches import FINDERS
-    from attnbench.run.traces import Snapshot
 
     notice_stops()
-    before = Snapshot.take("cpu")
-    for plugin in settings["plugins"]:
-        load(plugin)
-    now = Snapshot.take("cpu")
+    replaced, changed = _load_plugins(settings["plugins"])
     if settings["models"]:
         from attnbench.pretrained.measured import make_ready
 
         make_ready(settings["models"])
-    replaced = now.replaced_since(before)
-    changed = [words for words in now.changed_since(before) if words != FINDERS]  # a plug-in may have files of its own
     sys.setrecursionlimit(max(2000, sys.getrecursionlimit()))  # as torch.compile does when it is first used
     gc.freeze()  # what was imported is no garbage, and looking through it before measuring takes a tenth of a second
     device = settings["device"]
@@ -265,6 +257,22 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
         "memory_limit_bytes": memory,
         **limits,
     }
+
+
+def _load_plugins(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Load plug-ins; return what they replaced, and the words for settings that they changed."""
+    if not names:
+        return [], []
+    from attnbench.plugins import load
+    from attnbench.run.switches import FINDERS
+    from attnbench.run.traces import Snapshot
+
+    before = Snapshot.take("cpu")
+    for name in names:
+        load(name)
+    now = Snapshot.take("cpu")
+    # A plug-in may have files of its own.
+    return now.replaced_since(before), [words for words in now.changed_since(before) if words != FINDERS]
 
 
 _LIMITS = ("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor")
