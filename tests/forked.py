@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from rich.cells import cell_len
 
 from attnbench import machine, plugins
 from attnbench.cli import console
@@ -44,6 +45,7 @@ _LATE = (
     *(f"attnbench.run.{name}" for name in ("compare", "execute", "laws", "protocol", "runner", "scoring", "traces")),
     *("attnbench.attention", "attnbench.inputs", "attnbench.plots", "attnbench.tasks", "attnbench.training.score"),
     *("attnbench.api", "attnbench.decision.match", "attnbench.testing", "pandas", "rich.progress", "rich.table"),
+    *("attnbench.plots.catalogue", "attnbench.plots.load", "attnbench.plots.page", "matplotlib.backends.backend_svg"),
 )
 """What commands and measuring processes import when they need it."""
 
@@ -74,6 +76,7 @@ def load() -> None:
             import_module(name)
         flops.predict(lambda: lambda: torch.ones(1) + 1)  # loads what torch traces with
         fixed_values()  # it remembers what it has seen
+        cell_len("—")  # loads how wide each character is
 
 
 _HANDLED = (signal.SIGTERM, signal.SIGALRM, signal.SIGINT)

@@ -18,9 +18,6 @@ from typing import Any
 
 import pytest
 
-import attnbench.attention
-import attnbench.inputs
-import attnbench.plots  # noqa: F401  # once, and not in every child
 from attnbench.cell import Cell
 from attnbench.cli import console
 from attnbench.cli.app import main
@@ -28,6 +25,7 @@ from attnbench.record import HELD
 from attnbench.run import compare, isolation, runner
 from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.testing import Finding
+from tests.forked import load
 from tests.instant import Instant, timed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
@@ -130,6 +128,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    load()  # once, and not in every child
     path = tmp_path_factory.mktemp("looks")
     (path / "s.yaml").write_text(
         "name: s\ndescription: √n, é\nsweeps: [{name: w, matrix: {variant: [softmax, linear], seq_len: [64, 128]}}]\n",
