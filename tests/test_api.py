@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import attnbench
+from tests.bare import in_bare_process
 
 SUITE = """
 name: small
@@ -161,8 +162,8 @@ def test_a_variant_of_this_session_is_refused_before_anything_is_measured(call: 
         pytest.param("from attnbench import api", marks=pytest.mark.slow),
     ],
 )
-def test_run_is_a_function_whatever_was_imported_before(before: str, folder: Path) -> None:
-    done = script(
+def test_run_is_a_function_whatever_was_imported_before(before: str) -> None:
+    done = in_bare_process(
         f"""
         import inspect
         import attnbench
@@ -172,7 +173,7 @@ def test_run_is_a_function_whatever_was_imported_before(before: str, folder: Pat
         import attnbench.run.plan as plan
         assert plan.make_plan
         """,
-        folder,
+        strict=True,
     )
     assert done.returncode == 0, done.stderr
 

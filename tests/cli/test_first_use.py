@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 
 import pytest
+
+from tests.bare import in_bare_process
 
 FIRST = {
     "load_suite": "import attnbench; assert attnbench.load_suite('quick').name == 'quick'",
@@ -31,43 +31,14 @@ from attnbench.variant import VARIANTS
 print(VARIANTS.names()[0], VARIANTS.names()[-1])
 """
 SCRIPTS = {**FIRST, "own": OWN.format(name="own"), "taken": OWN.format(name="linear")}
-IN_FORKS = """
-import json, os, sys, traceback
-import torch
-
-for number, script in enumerate(json.loads(sys.argv[1])):
-    assert not any(name.startswith("attnbench") for name in sys.modules)
-    if os.fork() == 0:
-        for stream in (1, 2):
-            os.dup2(os.open(f"{number}.{stream}", os.O_CREAT | os.O_WRONLY), stream)
-        code = 1
-        try:
-            exec(compile(script, "<string>", "exec"), {"__name__": "__main__"})
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(code)
-    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)  # or the next fork prints it as well
-"""
-
-
 Ended = dict[str, subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """How each script ended, in a fork of one process."""
-    folder = tmp_path_factory.mktemp("first")
-    scripts = [sys.executable, "-c", IN_FORKS, json.dumps(list(SCRIPTS.values()))]
-    done = subprocess.run(scripts, capture_output=True, text=True, cwd=folder, check=False)
-    assert done.returncode == 0, done.stderr
-    codes = map(int, done.stdout.split())
-    said = ([(folder / f"{number}.{stream}").read_text() for stream in (1, 2)] for number in range(len(SCRIPTS)))
-    return {
-        name: subprocess.CompletedProcess([], code, *texts)
-        for name, code, texts in zip(SCRIPTS, codes, said, strict=True)
-    }
+def ended() -> Ended:
+    """How each script ended, in a process of its own."""
+    nothing = "import sys; assert not any(name.startswith('attnbench') for name in sys.modules)\n"
+    return {name: in_bare_process(nothing + script) for name, script in SCRIPTS.items()}
 
 
 @pytest.mark.parametrize("first", FIRST)

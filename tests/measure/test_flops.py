@@ -16,6 +16,7 @@ from attnbench.measure import flops
 from attnbench.measure.flops import Prediction, count, move_fake, predict
 from attnbench.shape import Shape
 from attnbench.variant import build
+from tests.bare import in_bare_process
 
 B, H, N, D = 1, 4, 256, 32
 
@@ -177,7 +178,8 @@ def test_neither_looking_at_a_call_nor_the_laws_in_front_of_a_run_import_the_com
         "laws = [name for name, law in LAWS.items() if law.gates and not law.needs_time]; "
         "assert check_variant('softmax', laws=laws).held; assert not {'torch._dynamo', 'sympy'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = in_bare_process(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_mode_runs_without_the_wrapper_that_torch_may_put_around_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import inspect
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import torch
 
 from attnbench.measure import memory
 from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes, state_bytes
+from tests.bare import in_bare_process
 
 
 @pytest.mark.parametrize("size", [1, 1000, 16 * 2**20 + 3])
@@ -41,8 +41,8 @@ def test_the_profiler_writes_nothing_and_what_the_call_writes_stays(monkeypatch:
     measure = "peak_tensor_bytes(lambda: (os.write(2, b'mine'), torch.empty(1000, dtype=torch.uint8)))"
     code = f"import os, torch; from attnbench.measure.memory import peak_tensor_bytes; print({measure})"
     code += "; os.close(2); print(peak_tensor_bytes(lambda: torch.empty(1000, dtype=torch.uint8)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("1000\n1000\n", "mine")
+    done = in_bare_process(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1000\n1000\n", "mine")
 
 
 @pytest.mark.parametrize(("wanted", "level"), [(None, "6"), ("0", "0")])
@@ -59,8 +59,8 @@ def test_the_profiler_is_silent_in_processes_to_come_as_well_unless_the_user_wan
 def in_a_new_process(code: str) -> list[int]:
     """The numbers that lines of Python print where no other test has left anything on the heap."""
     head = "import gc, torch\nfrom attnbench.measure.memory import peak_resident_bytes\n"
-    command = [sys.executable, "-c", head + inspect.cleandoc(code)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = in_bare_process(head + inspect.cleandoc(code))
+    assert done.returncode == 0, done.stderr
     return [int(number) for number in done.stdout.split()]
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bare import in_bare_process
+
 PLUGIN = """
 import time
 import torch
@@ -74,4 +76,5 @@ def test_what_measures_is_bound_when_it_is_imported() -> None:
         "assert None not in (cuda_events.Event, cuda_events.synchronize, limits.perf_counter, standstill._clock)\n"
         "assert stopwatch.WallClock().time(lambda: sum(range(10000)), 1)[0] > 0\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = in_bare_process(code)
+    assert done.returncode == 0, done.stderr

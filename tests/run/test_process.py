@@ -10,22 +10,23 @@ from attnbench.run.process import environment_for
 
 AT_WORK = """
 import os, torch
-torch.set_num_threads(2)
-torch.randn(800, 800) @ torch.randn(800, 800)
-print(len(os.listdir("/proc/self/task")))
+
+def at_work(threads):
+    torch.set_num_threads(threads)
+    torch.randn(800, 800) @ torch.randn(800, 800)
+    return len(os.listdir("/proc/self/task"))
+
+alone = at_work(1)
+print(at_work(2) - alone)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 @pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="one core")
 def test_as_many_threads_work_as_the_run_says_whatever_the_environment_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def threads() -> int:
-        return int(subprocess.check_output([sys.executable, "-c", AT_WORK], env=environment_for(2)))
-
-    free = threads()
     for variable, value in {"OMP_THREAD_LIMIT": "1", "OMP_DYNAMIC": "true", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(variable, value)
-    assert threads() == free
+    assert int(subprocess.check_output([sys.executable, "-c", AT_WORK], env=environment_for(2))) >= 1
 
 
 def test_variables_that_change_arithmetic_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
