@@ -41,7 +41,7 @@ def test_a_busy_machine_is_told_also_where_no_variant_came_to_its_turns(tmp_path
         "--n",
         "16",
         "--timeout",
-        "2",
+        "1",
         "--unchecked",
     ]
     loops = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(os.cpu_count() or 1)]
