@@ -33,6 +33,8 @@ for line in sys.stdin:
                 warnings.simplefilter("error")
             exec(compile(asked["code"], "<string>", "exec"), {"__name__": "__main__"})
             code = 0
+        except SystemExit as end:
+            code = end.code or 0
         except BaseException:
             traceback.print_exc()
         sys.stdout.flush()

@@ -90,13 +90,13 @@ def check(plugin: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("fails-early", "build", "RuntimeError: no such thing"),
         ("eats", "shape and type", "out of memory: needs another 191 MiB"),
         ("dies", "shape and type", "was killed by SIGSEGV"),
-        ("hangs", "shape and type", "no answer within 2 s"),
+        ("hangs", "shape and type", "no answer within 1 s"),
     ],
 )
 def test_what_ends_or_stops_the_process_is_a_broken_law_with_its_reason(
     plugin: Path, name: str, law: str, reason: str
 ) -> None:
-    done = check(plugin, name, "--no-time", "--memory-limit", "1GiB", "--timeout", "2" if name == "hangs" else "60")
+    done = check(plugin, name, "--no-time", "--memory-limit", "1GiB", "--timeout", "1" if name == "hangs" else "60")
     assert done.returncode == 1
     assert f"{name} breaks '{law}'" in done.stdout
     assert reason in done.stdout

@@ -180,7 +180,7 @@ def test_a_clock_that_stops_in_the_middle_ends_in_an_error() -> None:
         measure_time(nothing, TimingRules(), stopwatch=FakeClock(durations=[0.01] * 30, seconds=0.0))
 
 
-@pytest.mark.parametrize("sleep", [0.02, 0.05, 0.25])
+@pytest.mark.parametrize("sleep", [0.02, 0.05, 0.1])
 def test_the_wall_clock_never_reports_less_than_a_sleep_took(sleep: float) -> None:
     timing = measure_time(lambda: time.sleep(sleep), TimingRules(min_time=0.5, min_samples=6, warmup_time=0))
     shortest = min(sample.seconds for sample in timing.samples)  # others wait for a core as well

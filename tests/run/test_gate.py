@@ -147,7 +147,7 @@ def test_unchecked_times_it_all_the_same_and_rows_and_captions_say_so(measure: M
 
 @pytest.mark.usefixtures("forks")
 def test_a_law_that_hangs_or_ends_the_process_is_a_row_and_the_run_goes_on(measure: Measure) -> None:
-    rows = measure("waits, ends, true-softmax", cell_timeout=3.0)
+    rows = measure("waits, ends, true-softmax", cell_timeout=2.0)
     hung, ended = rows["waits", 32], rows["ends", 32]
     assert (hung.status, hung.laws) == (Status.TIMEOUT, "formula")
     assert hung.reason.startswith("it breaks the law 'formula': no answer")

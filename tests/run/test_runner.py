@@ -294,7 +294,7 @@ def test_as_shipped_every_timed_visit_has_a_process_of_its_own_and_tuned_every_r
         folder = tmp_path / process
         folder.mkdir()
         monkeypatch.setenv("PIDS_OF_BAD_VARIANTS", str(folder / "pids"))
-        path = suite(folder, "[bad-known, softmax]", n="[64, 128]")
+        path = suite(folder, "[bad-known]", n="[64, 128]")
         execute(make_plan(path, options(folder, plugins=(PLUGIN,), process=process, rounds=2)))
         used[process] = len(set((folder / "pids").read_text().split()))
     assert used == {"tuned": 2, "as-shipped": 4}

@@ -38,20 +38,20 @@ class Slow(torch.nn.Module):
     def forward(self, q, k, v, *, key_mask=None):
         with Path(os.environ["CALLS_MADE"]).open("a") as file:
             file.write(f"{os.getpid()}\\n")
-        end = time.thread_time() + 0.4
+        end = time.thread_time() + 0.2
         while time.thread_time() < end:
             pass
         return v + 0
 """
 
 
-def stop_for_two_seconds(calls: Path, at_call: int) -> None:
+def stop_for_a_while(calls: Path, at_call: int) -> None:
     while not calls.exists() or len(calls.read_text().split()) < at_call:
         time.sleep(0.02)
     pid = int(calls.read_text().split()[-1])
-    time.sleep(0.1)
+    time.sleep(0.05)
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(2)
+    time.sleep(1.5)
     os.kill(pid, signal.SIGCONT)
 
 
@@ -73,7 +73,7 @@ def test_calls_in_a_worker_that_is_stopped_for_far_longer_take_what_they_take(
         "previous": None,
     }
     at_call = 4  # after the first look, the first call and a sample
-    stopper = threading.Thread(target=stop_for_two_seconds, args=(calls, at_call), daemon=True)
+    stopper = threading.Thread(target=stop_for_a_while, args=(calls, at_call), daemon=True)
     with Worker(Settings(plugins=(str(plugin),), rates=False)) as worker:
         stopper.start()
         answer = worker.ask(request, 120)
