@@ -21,10 +21,12 @@ import pytest
 from attnbench.cell import Cell
 from attnbench.cli import console
 from attnbench.cli.app import main
+from attnbench.cli.show import as_data
 from attnbench.record import HELD
 from attnbench.run import compare, isolation, runner
 from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.testing import Finding
+from attnbench.variant import VARIANTS
 from tests.forked import load
 from tests.instant import Instant, timed
 
@@ -128,7 +130,9 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    load()  # once, and not in every child
+    load()  # once, and not in every child, as what follows
+    for entry in VARIANTS:
+        as_data(entry)
     path = tmp_path_factory.mktemp("looks")
     (path / "s.yaml").write_text(
         "name: s\ndescription: √n, é\nsweeps: [{name: w, matrix: {variant: [softmax, linear], seq_len: [64, 128]}}]\n",
