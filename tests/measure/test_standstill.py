@@ -173,7 +173,8 @@ def test_a_process_that_is_stopped_all_the_time_is_an_error_and_not_waited_for_w
 
 def test_a_sample_reads_the_clock_of_its_stopwatch_only() -> None:
     ticks = iter([0, 5_000_000_000])
-    assert Sampler(WallClock(clock=lambda: next(ticks)), lambda: None).take(1) == Sample(5.0, 1)
+    sample = Sampler(WallClock(clock=lambda: next(ticks)), lambda: None).take(1)
+    assert replace(sample, switches=0) == Sample(5.0, 1)  # others may take the core meanwhile
 
 
 def test_stops_are_counted_in_the_main_thread_and_where_there_are_such_signals(monkeypatch: pytest.MonkeyPatch) -> None:
