@@ -72,28 +72,27 @@ def checked(record: Record) -> Record:
 
 def are_samples(value: object) -> bool:
     """Whether it can come from a clock: seconds, calls, switches and stops of each sample."""
-    return isinstance(value, list) and all(
-        isinstance(one, dict)
-        and _OF_ALL_SAMPLES <= one.keys() <= _OF_A_SAMPLE
-        and all(_is_time(number) for name, number in one.items() if name != "yardstick")
-        and ("yardstick" not in one or _is_reading(one["yardstick"]))
-        and one["calls"] > 0
-        for one in value
-    )
+    return isinstance(value, list) and all(map(_is_sample, value))  # of thousands, each time that a run is read
+
+
+def _is_sample(one: object) -> bool:
+    if not (isinstance(one, dict) and _OF_ALL_SAMPLES <= one.keys() <= _OF_A_SAMPLE):
+        return False
+    times = list(one.values())
+    if "yardstick" in one:  # the seconds of two pieces of work
+        reading = one["yardstick"]
+        if not (isinstance(reading, list) and len(reading) == 2):
+            return False
+        times = [number for name, number in one.items() if name != "yardstick"] + reading
+    for number in times:
+        if type(number) not in (int, float) or not 0 <= number <= _LARGEST:
+            return False
+    return bool(one["calls"] > 0)
 
 
 _OF_ALL_SAMPLES = frozenset({"seconds", "calls"})
 _OF_A_SAMPLE = _OF_ALL_SAMPLES | {"switches", "stopped", "yardstick"}
 _LARGEST = sys.float_info.max
-
-
-def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value <= _LARGEST  # type: ignore[operator]
-
-
-def _is_reading(value: object) -> bool:
-    """Whether it can be that of a yardstick: the seconds of two pieces of work."""
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_time, value))
 
 
 def are_points(value: object) -> bool:
