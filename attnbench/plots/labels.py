@@ -74,7 +74,7 @@ def place_labels(
     """
     if not len(names):
         return []
-    dpi = _drawn(ax).dpi
+    dpi = _settled(ax).dpi
     circles = np.column_stack([ax.transData.transform(np.column_stack([x, y])), np.asarray(radii) * dpi / 72])
     taken = _taken(ax, circles)
     texts = [
@@ -93,7 +93,7 @@ def place_labels(
 
 def write_along(ax: Axes, words: str, y: float) -> None:
     """Write ``words`` at the free place nearest to the level line at ``y`` (data units), as far left as possible."""
-    _drawn(ax)
+    _settled(ax)
     taken = _taken(ax, _circles(ax))
     text = ax.text(0, 0, words, fontsize=SMALL_SIZE, style="italic", zorder=6, ha="left", va="bottom")
     size = _extent(text)[2:] - _extent(text)[:2]
@@ -203,11 +203,16 @@ def _blocked(covered: np.ndarray) -> np.ndarray:
     return np.where(covered > 1e-6, _BLOCKED + covered, 0.0)
 
 
-def _drawn(ax: Axes) -> Figure:
-    """The figure, after everything has been laid out."""
+def _settled(ax: Axes) -> Figure:
+    """The figure, after the limits of these axes are known: they are worked out when somebody asks for them.
+
+    To lay out the whole figure would take ten times as long, and moves nothing inside axes that have a fixed place.
+    """
     figure = ax.get_figure(root=True)
     assert isinstance(figure, Figure)
-    figure.draw_without_rendering()
+    ax.get_xlim()
+    ax.get_ylim()
+    ax.apply_aspect()
     return figure
 
 
