@@ -65,12 +65,13 @@ def trained(rows: Iterable[Record | Mapping[str, Any]], *, also_alike: Sequence[
         also_alike: further columns that must agree for trainings to be compared.
     """
     newest: dict[tuple[object, ...], Trained] = {}
+    alike = (*ALIKE, *also_alike)
     for row in rows:
         given = row.to_json() if isinstance(row, Record) else row
-        columns = {name: None if _is_nothing(value) else value for name, value in given.items()}
-        if columns.get("protocol") is None and columns.get("score") is None:
+        if _is_nothing(given.get("protocol")) and _is_nothing(given.get("score")):
             continue
-        one = _training(columns, (*ALIKE, *also_alike))
+        known = {name: given.get(name) for name in (*_READ, *alike)}
+        one = _training({name: None if _is_nothing(value) else value for name, value in known.items()}, alike)
         key = (one.label, *one.problem, one.learning_rate, one.seed)
         if key not in newest or (newest[key].ok, newest[key].started_at) <= (one.ok, one.started_at):
             newest[key] = one
@@ -78,16 +79,19 @@ def trained(rows: Iterable[Record | Mapping[str, Any]], *, also_alike: Sequence[
 
 
 def _is_nothing(value: object) -> bool:
-    return value == "" or (isinstance(value, float) and not math.isfinite(value))
+    return value is None or value == "" or (isinstance(value, float) and not math.isfinite(value))
+
+
+_WORDS = ("label", "variant", "family", "task", "reason", "cell_id", "started_at")
+_NUMBERS = ("score", "score_low", "score_high", "val_score", "params_ratio", "state_bytes", "learning_rate")
+_READ = (*_WORDS, *_NUMBERS, "protocol", "test_examples", "score_kind", "seq_len", "seed", "status", "chance_score")
 
 
 def _training(columns: Mapping[str, Any], alike: Sequence[str]) -> Trained:
     examples = columns.get("test_examples") or math.inf
     answers = examples if columns.get("score_kind") != "token accuracy" else examples * (columns["seq_len"] or 1)
-    words = ("label", "variant", "family", "task", "reason", "cell_id", "started_at")
-    numbers = ("score", "score_low", "score_high", "val_score", "params_ratio", "state_bytes", "learning_rate")
-    plain: dict[str, Any] = {name: str(columns.get(name) or "") for name in words}
-    plain |= {name: columns.get(name) for name in numbers}
+    plain: dict[str, Any] = {name: str(columns.get(name) or "") for name in _WORDS}
+    plain |= {name: columns.get(name) for name in _NUMBERS}
     return Trained(
         **plain,
         setting=tuple((name, columns.get(name)) for name in alike),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from attnbench.axes import ALIKE, AXES, FOLLOWING, exists
+from attnbench.plots.frames import varies
 from attnbench.record import UNCHECKED
 from attnbench.status import Status
 
@@ -71,22 +72,27 @@ def difference(table: pd.DataFrame) -> list[tuple[str, str]]:
     Args:
         table: one row for each setting, with the preferred columns first.
     """
-    table = table.astype(object).where(table.notna(), None)
-    varying = [str(column) for column in table if table[column].nunique(dropna=False) > 1]
+    if len(table) == 1:
+        return [("", "")]
+    cells = {str(name): [None if pd.isna(cell) else cell for cell in table[name].tolist()] for name in table}
+    rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    varying = [name for name, column in cells.items() if len(set(column)) > 1]
     needed: list[str] = []
+    told = 1
     for column in varying:
-        if len(table.drop_duplicates([*needed, column])) > (len(table.drop_duplicates(needed)) if needed else 1):
-            needed.append(column)
+        apart = len({tuple(row[name] for name in (*needed, column)) for row in rows})
+        if apart > told:
+            needed, told = [*needed, column], apart
     return [
         (
             ", ".join(in_words(c, row[c]) for c in needed if _exists(c, row)),
             " · ".join(in_words(c, row[c]) for c in varying if _exists(c, row) and not _usual(c, row)),
         )
-        for row in table.to_dict("records")
+        for row in rows
     ]
 
 
-def _exists(column: str, row: Mapping[Hashable, Any]) -> bool:
+def _exists(column: str, row: Mapping[str, Any]) -> bool:
     """Whether the row's level has such a thing: an operator has no architecture, and a layer no number of layers."""
     level = row.get("level", "model")
     if column == "model":
@@ -96,7 +102,7 @@ def _exists(column: str, row: Mapping[Hashable, Any]) -> bool:
     return column == "inputs" or exists(column, level)  # a model has its task there
 
 
-def _usual(column: str, row: Mapping[Hashable, Any]) -> bool:
+def _usual(column: str, row: Mapping[str, Any]) -> bool:
     """Whether a value is what most have, or nothing where most have some: both go without saying."""
     usual = AXES[column].usual if column in AXES else None
     return usual is not None and row[column] in (usual, None, "")
@@ -107,7 +113,7 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
     if rows.empty:
         return []
     row = rows.iloc[0]
-    same = {name for name in rows if rows[name].nunique(dropna=False) == 1}
+    same = {name for name in rows if not varies(rows[name])}
 
     def said(columns: Sequence[str]) -> list[str]:
         return [in_words(name, row[name]) for name in columns if name in same and _worth_saying(name, row)]

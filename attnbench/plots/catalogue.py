@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from attnbench.plots.agreement import alike, same_run
 from attnbench.plots.captions import failures, named_as, own_form_note, where
-from attnbench.plots.catalogue_panels import Panel, cost, decoding, error, note_on_errors, records
+from attnbench.plots.catalogue_panels import Panel, cost, decoding, error, note_on_errors
+from attnbench.plots.frames import records
 from attnbench.plots.page import NothingToDraw, Page, new_page, only_on_a_page, shorten, stacked
 from attnbench.plots.palette import palette
 from attnbench.plots.setting import (
@@ -97,7 +98,7 @@ class _List:
     @property
     def lines(self) -> list[tuple[str, str]]:
         """(family, label) in the order of the families; in a family's heading the label is empty."""
-        families = {str(row["label"]): str(row["family"]) for row in records(self.rows)}
+        families = {str(row["label"]): str(row["family"]) for row in records(self.rows, "label", "family")}
         known = [*palette().families, *dict.fromkeys(families.values())]
         groups = sorted(set(families.values()), key=known.index)
         return [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
 from attnbench.plots.agreement import ROUNDING
+from attnbench.plots.frames import records
 from attnbench.plots.ticks import plain, trimmed
 from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
@@ -35,11 +35,6 @@ class Panel:
     """Values marked for comparison, each with the marker of its inputs."""
 
 
-def records(rows: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """Rows as plain dictionaries."""
-    return rows.to_dict("records")
-
-
 def cost(rows: pd.DataFrame) -> list[Panel]:
     """Panels of time and peak memory."""
     panels = []
@@ -48,7 +43,7 @@ def cost(rows: pd.DataFrame) -> list[Panel]:
         ("peak_bytes", "peak memory", lambda value: trimmed(format_bytes(int(value)))),
     ):
         if rows[column].notna().any():
-            words = {r["label"]: str(r["status"]) for r in records(rows) if r["status"] != Status.OK}
+            words = {r["label"]: str(r["status"]) for r in records(rows, "label", "status") if r["status"] != Status.OK}
             panels.append(Panel(title, _dots(rows, column), text, _base(column), _intervals(rows, column), words))
     return panels
 
@@ -63,7 +58,7 @@ def decoding(rows: pd.DataFrame) -> list[Panel]:
         if len(rows) and rows[column].notna().any():
             words = {
                 r["label"]: "–" if r["status"] == Status.UNSUPPORTED else str(r["status"])
-                for r in records(rows)
+                for r in records(rows, "label", "status")
                 if r["status"] != Status.OK
             }
             panels.append(Panel(title, _dots(rows, column), text, _base(column), _intervals(rows, column), words))
@@ -83,7 +78,10 @@ def _intervals(rows: pd.DataFrame, column: str) -> dict[str, tuple[float, float]
     if column != "time_median_s":
         return {}
     there = rows[rows["time_ci_low_s"] > 0]
-    return {r["label"]: (r["time_ci_low_s"], r["time_ci_high_s"]) for r in records(there)}
+    return {
+        r["label"]: (r["time_ci_low_s"], r["time_ci_high_s"])
+        for r in records(there, "label", "time_ci_low_s", "time_ci_high_s")
+    }
 
 
 def error(rows: pd.DataFrame) -> list[Panel]:
@@ -94,7 +92,7 @@ def error(rows: pd.DataFrame) -> list[Panel]:
     words: dict[str, str] = {}
     lines = []
     for mark, (_, part) in zip(MARKS, rows.groupby("inputs", sort=False), strict=False):
-        for row in records(part):
+        for row in records(part, "label", "rel_error", "error_kind"):
             label, error = row["label"], row["rel_error"]
             if row["error_kind"] == "learned":
                 words[label] = "learned"
@@ -105,7 +103,7 @@ def error(rows: pd.DataFrame) -> list[Panel]:
         trivial = part["trivial_error"].dropna()
         if len(trivial):
             lines.append((float(trivial.median()), mark))
-    for row in records(rows):
+    for row in records(rows, "label", "status"):
         if row["label"] not in values and row["label"] not in words and row["status"] != Status.OK:
             words[row["label"]] = str(row["status"])
     return [Panel("relative error", values, plain, 10, {}, words, lines)]

@@ -26,6 +26,15 @@ FOLDERS = "folders"
 """Attribute of a table: name and folder of each run in it; the folder has its learning curves."""
 
 
+class _Folders(tuple[tuple[str, str], ...]):
+    """What never changes and need not be copied: pandas copies the attributes of a table at each step."""
+
+    __slots__ = ()
+
+    def __deepcopy__(self, memo: dict[int, typing.Any]) -> _Folders:
+        return self
+
+
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=3)
 
@@ -58,7 +67,7 @@ def read_results(path: str | Path | Sequence[str | Path], *, warn: Callable[[str
     if len(paths) > 1:
         frames = [frame.assign(run=name) for frame, name in zip(frames, runs, strict=True)]
     table = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
-    table.attrs[FOLDERS] = [(name, str(file.parent)) for name, file in zip(runs, files, strict=True)]
+    table.attrs[FOLDERS] = _Folders((name, str(file.parent)) for name, file in zip(runs, files, strict=True))
     return table
 
 
@@ -162,7 +171,7 @@ def _read(source: Path | io.StringIO, file: Path) -> pd.DataFrame:
     """The rows of a table; messages call it ``file``."""
     try:
         # An empty cell is the only "not measured": a variant may be called NA.
-        text = pd.read_csv(source, dtype=str, keep_default_na=False, na_values=[""], encoding="utf-8")
+        text = pd.read_csv(source, dtype=object, keep_default_na=False, na_values=[""], encoding="utf-8")
     except pd.errors.EmptyDataError:
         raise ResultsError(f"{file}: empty file; measure again with: attnbench run SUITE") from None
     except (ValueError, OSError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.plots.captions import difference, failures, own_form_note, where
+from attnbench.plots.frames import records
 from attnbench.plots.page import NothingToDraw, new_page, only_on_a_page, shorten
 from attnbench.plots.palette import palette
 from attnbench.plots.setting import SAME, check_length, restrict, timed
@@ -38,7 +39,7 @@ _NAMES = 2.55
 _GAP = 0.17
 
 
-Row = dict[Hashable, Any]
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,12 @@ def _told(sides: Sequence[tuple[Row, Row]]) -> list[str]:
     for i, (mine, peer) in enumerate(sides):
         groups.setdefault((str(mine["label"]), str(peer["label"]), words[i]), []).append(i)
     for places in groups.values():
-        rows = pd.DataFrame([sides[i][0] for i in places])
-        table = rows[[key for key in (*SAME, "inputs") if key in rows and key not in ("suite", "pass", "causal")]]
-        apart = table.drop_duplicates()
-        names = dict(zip(apart.itertuples(index=False, name=None), difference(apart), strict=True))
-        for i, key in zip(places, table.itertuples(index=False, name=None), strict=True):
+        rows = [sides[i][0] for i in places]
+        keys = [key for key in (*SAME, "inputs") if key in rows[0] and key not in ("suite", "pass", "causal")]
+        table = [tuple(None if row[key] != row[key] else row[key] for key in keys) for row in rows]  # NaN equals NaN
+        apart = list(dict.fromkeys(table))
+        names = dict(zip(apart, difference(pd.DataFrame(apart, columns=keys)), strict=True))
+        for i, key in zip(places, table, strict=True):
             words[i] = ", ".join(part for part in (words[i], names[key][0]) if part)
     return words
 
@@ -117,7 +119,7 @@ def _of_pairs(frame: pd.DataFrame) -> pd.DataFrame:
 def _sides(frame: pd.DataFrame) -> Iterator[tuple[Row, Row]]:
     """Pairs of a variant's and its package's row that agree in all but the process."""
     keys = [*(key for key in SAME if key != "process" and key in frame), "inputs", "seq_len", "kv_len"]
-    rows = timed(frame).to_dict("records")
+    rows = records(timed(frame))
     own: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         own.setdefault((row["variant"], *(row[key] for key in keys)), []).append(row)
@@ -134,14 +136,15 @@ def ratio_of(over: Row, under: Row) -> tuple[float, float, float]:
     The interval follows from those of both rows: half-widths of logarithms add up like independent errors (Zou and
     Donner 2008, doi:10.1002/sim.3095).
     """
-    a, a_low, a_high = (over[name] for name in _TIMES)
-    b, b_low, b_high = (under[name] for name in _TIMES)
+    a, a_low, a_high = (over[name] for name in TIMES)
+    b, b_low, b_high = (under[name] for name in TIMES)
     ratio = _over(a, b)
     down, up = math.hypot(_log(a, a_low), _log(b_high, b)), math.hypot(_log(a_high, a), _log(b, b_low))
     return ratio, ratio * math.exp(-down), ratio * math.exp(up)
 
 
-_TIMES = ("time_median_s", "time_ci_low_s", "time_ci_high_s")
+TIMES = ("time_median_s", "time_ci_low_s", "time_ci_high_s")
+"""Columns of a median time and its interval."""
 
 
 def _pair(mine: Row, peer: Row, told: str) -> Pair:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 
 from attnbench.axes import OF_MODEL
 from attnbench.plots.captions import difference as told_apart
 from attnbench.plots.captions import failures, follows, in_words, is_expected, where
+from attnbench.plots.frames import records
 from attnbench.plots.setting import RUN, scored
 from attnbench.scores import MEAN, NO_MIXING, REFERENCE, Summary, floor_of, over_tasks, summary
 from attnbench.status import Status
@@ -71,16 +71,12 @@ def problems(frame: pd.DataFrame) -> list[Problem]:
     rows = scored(frame)
     also = [RUN] if RUN in rows else []
     found: dict[tuple[str, Setting], list[Choice]] = {}
-    for choice in choose(trained(_mappings(rows), also_alike=also)):
+    for choice in choose(trained(records(rows), also_alike=also)):
         found.setdefault(choice.problem, []).append(choice)
     made = [_problem(task, dict(setting), choices) for (task, setting), choices in found.items()]
     tasks = list(dict.fromkeys(one.task for one in made))
     made.sort(key=lambda one: (tasks.index(one.task), -len(one.parts)))
     return [one for one in _named(made) if one.parts or one.choices]
-
-
-def _mappings(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
 
 
 def _problem(task: str, setting: Mapping[str, object], choices: Sequence[Choice]) -> Problem:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import compress
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pandas as pd
@@ -12,8 +13,12 @@ import pandas as pd
 from attnbench.axes import ALIKE, FOLLOWING
 from attnbench.errors import ResultsError, UsageError
 from attnbench.plots.captions import OWN_FORM, as_typed, difference
+from attnbench.plots.frames import varies
 from attnbench.record import COLUMNS
 from attnbench.status import Status
+
+if TYPE_CHECKING:
+    from pandas.core.groupby import DataFrameGroupBy, SeriesGroupBy
 
 SAME = (
     *("run", "suite", "level", "pass"),
@@ -114,17 +119,23 @@ def _of_sweeps(frame: pd.DataFrame, columns: Sequence[str], *, or_empty: bool) -
     check_columns(frame)
     if frame.empty:
         return frame
-    sweeps = [frame["suite"], frame["sweep"]]
-    keep = frame[list(columns)].notna().any(axis=1).groupby(sweeps).transform("any")
+    sweeps = list(zip(frame["suite"], frame["sweep"], strict=True))
+
+    def with_any(columns: Sequence[str]) -> set[tuple[str, str]]:
+        found = np.any([frame[name].notna().to_numpy() for name in columns], axis=0)
+        return set(compress(sweeps, found))
+
+    kept = with_any(columns)
     if or_empty:
-        measured = ["time_median_s", "peak_bytes", "rel_error", "score"]
-        keep |= ~frame[measured].notna().any(axis=1).groupby(sweeps).transform("any")
-    return _marked(frame[keep.to_numpy(dtype=bool)])
+        kept |= set(sweeps) - with_any(["time_median_s", "peak_bytes", "rel_error", "score"])
+    return _marked(frame[np.array([sweep in kept for sweep in sweeps])])
 
 
 def _marked(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows with the mark after the labels of own forms."""
     plain = frame["own_form"] == ""
+    if plain.all():
+        return frame
     return frame.assign(label=frame["label"].where(plain, frame["label"].str.removesuffix(OWN_FORM) + OWN_FORM))
 
 
@@ -145,19 +156,32 @@ def settings(
     keys = [key for key in (*SAME, *also_same) if key in frame]
     # In self-attention kv_len equals seq_len at each length; in cross-attention each kv_len is another setting.
     crossed = frame["kv_len"].where(frame["kv_len"] != frame["seq_len"], 0)
-    groups = frame.groupby([*(frame[key] for key in keys), crossed], dropna=False, sort=False).ngroup().to_numpy()
+    groups = _grouped(frame, [*(frame[key] for key in keys), crossed]).ngroup().to_numpy()
     # The newest of several runs comes first; within a run the order is that of the table.
     alike = [frame[key] for key in (*_OF_A_RUN, RUN) if key in frame]
-    frame = frame.assign(_newest=frame.groupby(alike, dropna=False)["started_at"].transform("max"))
+    frame = frame.assign(_newest=_grouped(frame["started_at"], alike).transform("max"))
     parts = [part for _, part in frame.groupby(groups)]
     labels = [part.loc[part["status"] == Status.OK, "label"].nunique() for part in parts]
     ranks = [(2 * count < max(labels), *_rank(part, prefer or {})) for part, count in zip(parts, labels, strict=True)]
     parts = [parts[i] for i in sorted(range(len(parts)), key=lambda i: ranks[i])]
-    told = pd.DataFrame([part.iloc[0] for part in parts], columns=frame.columns)
+    columns = list(dict.fromkeys([*keys, *FOLLOWING, *FOLLOWING.values()]))
+    told = pd.concat([part[columns].iloc[:1] for part in parts])
     for name, other in FOLLOWING.items():
         told[name] = told[name].where(told[name] != told[other], 0)
     names = difference(told[[*keys, "kv_len"]])
     return [Setting(_one_each(part).drop(columns="_newest"), *name) for part, name in zip(parts, names, strict=True)]
+
+
+@overload
+def _grouped(rows: pd.DataFrame, keys: Sequence[pd.Series[Any]]) -> DataFrameGroupBy[Any, Any]: ...
+@overload
+def _grouped(rows: pd.Series[Any], keys: Sequence[pd.Series[Any]]) -> SeriesGroupBy[Any, Any]: ...
+def _grouped(rows: pd.DataFrame | pd.Series[Any], keys: Sequence[pd.Series[Any]]) -> Any:
+    """The rows by what they have under all keys, in the order in which they come. Most keys are the same in all rows.
+
+    To group by these as well would take most of the time.
+    """
+    return rows.groupby([key for key in keys if varies(key)] or keys[0], dropna=False, sort=False)
 
 
 def _large_with_the_others(frame: pd.DataFrame) -> pd.DataFrame:
@@ -166,7 +190,7 @@ def _large_with_the_others(frame: pd.DataFrame) -> pd.DataFrame:
     They belong to the lines and ratios of the cells beside them. The column ``large`` marks them for the caption.
     """
     alike = [frame[key] for key in (*_OF_A_RUN, RUN, "sweep", "level", "pass") if key in frame and key != "process"]
-    tuned = (frame["process"] == "tuned").groupby(alike, dropna=False).transform("any")
+    tuned = _grouped(frame["process"] == "tuned", alike).transform("any")
     large = tuned & (frame["process"] == "as-shipped") & ~_is_training(frame)
     return frame.assign(process=frame["process"].mask(large, "tuned"), large=large)
 
@@ -188,7 +212,10 @@ def _rank(rows: pd.DataFrame, prefer: Mapping[str, Sequence[object]]) -> tuple[A
 
 def _one_each(rows: pd.DataFrame) -> pd.DataFrame:
     """The newest measured row, else the newest, of each label, length, input and task, in the table's order."""
+    one = ["label", "seq_len", "kv_len", "inputs", "task"]
+    if not rows[one].duplicated().any():
+        return rows
     ordered = rows.assign(_ok=rows["status"] == Status.OK, _row=np.arange(len(rows)))
     ordered = ordered.sort_values(["_ok", "started_at"], kind="stable")
-    ordered = ordered.drop_duplicates(["label", "seq_len", "kv_len", "inputs", "task"], keep="last")
+    ordered = ordered.drop_duplicates(one, keep="last")
     return ordered.sort_values("_row").drop(columns=["_ok", "_row"])

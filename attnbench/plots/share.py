@@ -13,10 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.plots.captions import failures, own_form_note, short_names, where
+from attnbench.plots.frames import records
 from attnbench.plots.keys import write_entry
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, stacked, text_width
 from attnbench.plots.palette import palette
-from attnbench.plots.peers import ratio_of
+from attnbench.plots.peers import TIMES, ratio_of
 from attnbench.plots.setting import PANELS, SAME, Setting, restrict, settings, timed, without_room
 from attnbench.plots.style import SMALL_SIZE, Look, in_style, looks
 from attnbench.plots.ticks import length, log_axis, padded
@@ -116,6 +117,7 @@ def shares_of(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[Share], st
     ok = rows[(rows["status"] == Status.OK) & (rows["time_median_s"] > 0)]
     if ok.empty or ok["level"].iloc[0] == "operator":
         return [], ""
+    like, ok = ok.iloc[0], ok[["variant", *_OF_LINES]]
     rest = ok[ok["variant"] == IDENTITY].drop_duplicates("seq_len", keep="last").set_index("seq_len")
     wholes = ok[ok["variant"] != IDENTITY]
     if len(rest) > 1:
@@ -124,13 +126,17 @@ def shares_of(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[Share], st
             "attends to nothing."
         )
         return _lines(wholes, lambda label: rest, remain=True), by
-    alone = _alike(others, ok.iloc[0])
+    alone = _alike(others, like)[_OF_LINES]
     by = "Attention: the time of the operator alone, once for each layer, over that of the layer or model."
     tables = {
         str(label): part.drop_duplicates("seq_len", keep="last").set_index("seq_len")
         for label, part in alone.groupby("label", sort=False)
     }
     return _lines(wholes, lambda label: tables.get(label), remain=False), by
+
+
+_OF_LINES = ["label", "family", "seq_len", "layers", *TIMES]
+"""Columns that lines are made of."""
 
 
 def _alike(others: pd.DataFrame, like: pd.Series[Any]) -> pd.DataFrame:
@@ -140,7 +146,7 @@ def _alike(others: pd.DataFrame, like: pd.Series[Any]) -> pd.DataFrame:
     for column in SAME:
         if column in others and column not in ("level", "sweep", *_OF_MODELS):
             value = like[column]
-            here &= others[column].isna() if pd.isna(value) else others[column] == value
+            here &= (others[column].isna() if pd.isna(value) else others[column] == value).to_numpy()
     return others[here]
 
 
@@ -160,7 +166,7 @@ def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *
         if len(lengths) < 2:
             continue
         whole = part.loc[lengths]
-        pairs = zip(other.loc[lengths].to_dict("records"), whole.to_dict("records"), strict=True)
+        pairs = zip(records(other.loc[lengths]), records(whole), strict=True)
         ratio, low, high = np.array([ratio_of(*pair) for pair in pairs]).T
         if remain:
             ends = (1 - ratio, 1 - high, 1 - low)

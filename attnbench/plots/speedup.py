@@ -6,7 +6,7 @@ The layout is that of table 3 in Wang et al. 2020, "Linformer", arXiv:2006.04768
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from attnbench.errors import UsageError
 from attnbench.plots.captions import bare, failures, own_form_note, where
 from attnbench.plots.error_lines import differing
+from attnbench.plots.frames import records
 from attnbench.plots.heat import Heat, draw_colour_key, draw_heat
 from attnbench.plots.options import is_number, options_of, varying_numbers, written
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, stacked
@@ -29,7 +30,7 @@ from attnbench.status import Status
 
 TITLE = "Speed-up and memory saving"
 NEEDS = "softmax or sdpa beside two sizes at two lengths"
-Row = dict[Hashable, Any]
+Row = dict[str, Any]
 _BASELINES = ("softmax", "sdpa")
 _LIMIT = 4.0
 """log2 of the factor at which the colour is full."""
@@ -172,8 +173,8 @@ def _draw(
 
 
 def _panels(page: Page, table: _Table, baseline: str) -> None:
-    cells = table.mine.to_dict("records")
-    base = {row["seq_len"]: row for row in table.base.to_dict("records")}
+    cells = records(table.mine)
+    base = {row["seq_len"]: row for row in records(table.base)}
     lengths, sizes = sorted(table.mine["seq_len"].unique()), sorted(table.mine["_size"].unique())
     left, gap, bottom = page.left + 0.62, 0.75, page.bottom + 0.36
     wide, tall = (page.right - left - gap) / 2, page.top - bottom - 0.24
