@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -82,14 +83,14 @@ def table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """A frame with the dtypes that read_results gives."""
     rows = list(rows)
     columns = {name: [row.get(name) for row in rows] for name in COLUMNS}
-    texts = {name for name, cells in columns.items() if any(isinstance(cell, str) for cell in cells)}
-    frame = pd.DataFrame(
-        {name: pd.Series(cells, dtype=object if name in texts else None) for name, cells in columns.items()}
-    )
-    for name in frame.columns:
-        if frame[name].isna().all() or (frame[name].isna().any() and name not in ("error_kind", "task", "kernel")):
-            frame[name] = frame[name].astype(float)
+    frame = pd.DataFrame({name: column_of(cells) for name, cells in columns.items()})
     return frame.copy()  # with the columns of one dtype together
+
+
+def column_of(cells: list[Any]) -> pd.Series[Any] | np.ndarray:
+    if any(isinstance(cell, str) for cell in cells):
+        return pd.Series(cells, dtype=object)
+    return np.array(cells, dtype=float if None in cells else None)
 
 
 def lra_rows(lengths: Iterable[int] = (1024, 2048, 3072, 4096), limit: float = math.inf, **columns: Any) -> Rows:
