@@ -6,6 +6,7 @@ read. Bare words are read by :func:`attnbench.spec.parse_scalar`: ``1e-6`` is a 
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -72,6 +73,7 @@ def read_document(text: str) -> tuple[dict[str, Any], dict[Place, int]]:
     return data, lines
 
 
+@functools.lru_cache(maxsize=64)
 def _compose(text: str) -> yaml.Node | None:
     loader = None
     try:
