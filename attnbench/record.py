@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from attnbench.axes import AXES, FOLLOWING, before, filled
@@ -433,7 +435,8 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Column name -> value, with ``pass`` for ``pass_``; without the seal, which is added to a stored line."""
-        return {column: getattr(self, name) for column, name in _stored()}
+        columns, values_of = _stored()
+        return dict(zip(columns, values_of(self), strict=True))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
@@ -443,15 +446,18 @@ class Record:
             TypeError: columns are missing or unknown.
             ValueError: the status does not exist.
         """
-        data = {("pass_" if key == "pass" else key): value for key, value in data.items()}
+        data = dict(data)
+        if "pass" in data:
+            data["pass_"] = data.pop("pass")
         older = {axis: data[other] for axis, other in FOLLOWING.items() if other in data}
         return cls(**{**ADDED, **older, **data, "status": Status(data["status"])})
 
 
 @cache
-def _stored() -> tuple[tuple[str, str], ...]:
-    """Column and name of each field of a record but the seal."""
-    return tuple((_column(one.name), one.name) for one in fields(Record) if one.name != SEAL)
+def _stored() -> tuple[tuple[str, ...], Callable[[Record], tuple[Any, ...]]]:
+    """The column of each field of a record but the seal, and what gives the values of all."""
+    names = [one.name for one in fields(Record) if one.name != SEAL]
+    return tuple(map(_column, names)), attrgetter(*names)
 
 
 def _task(cell: Cell) -> str | None:

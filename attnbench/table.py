@@ -76,10 +76,10 @@ def _row(record: Record) -> dict[str, object]:
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    if isinstance(value, str):
-        return _text(value)
     if isinstance(value, float):
         return repr(value)
+    if isinstance(value, str):
+        return _text(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 import sys
 import types
 import typing
@@ -23,6 +24,8 @@ _FIELDS = [field.name for field in dataclasses.fields(Record)]
 _OF_THE_CELL = [name for name in _FIELDS[: _FIELDS.index("status")] if name not in _OF_THE_REGISTRY]
 """Columns that depend on the cell alone."""
 
+_LARGEST = sys.float_info.max
+
 
 @functools.cache
 def _kinds() -> dict[str, tuple[type, ...]]:
@@ -31,7 +34,10 @@ def _kinds() -> dict[str, tuple[type, ...]]:
     for name, hint in typing.get_type_hints(Record).items():
         members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         kinds[name] = (*members, int) if float in members else members
-    return kinds
+    return {name: kinds[name] for name in _FIELDS}
+
+
+_values = operator.attrgetter(*_FIELDS)
 
 
 def checked(record: Record) -> Record:
@@ -41,16 +47,17 @@ def checked(record: Record) -> Record:
         ValueError: a field has the wrong type, an infinite number, half a character or a negative number, or an
             interval is not around its median or score.
     """
-    for name, kinds in _kinds().items():
-        value = getattr(record, name)
+    for (name, kinds), value in zip(_kinds().items(), _values(record), strict=True):  # runs have thousands of rows
         if type(value) not in kinds:  # not isinstance: True is no number
             raise ValueError(f"{name} is {one_line(repr(value), 40)}")
+        if value is None:
+            continue
         if isinstance(value, str):
             value.encode()  # half a character, say, raises a ValueError
-        elif value is not None:
-            if not abs(value) <= sys.float_info.max:
+        elif not 0 <= value <= _LARGEST:
+            if not abs(value) <= _LARGEST:
                 raise ValueError(f"{name} is too large")
-            if value < 0 and name not in _MAY_BE_NEGATIVE:
+            if name not in _MAY_BE_NEGATIVE:
                 raise ValueError(f"{name} is {value}, below 0")
     times = ("time_min_s", "time_ci_low_s", "time_median_s", "time_ci_high_s")
     given = [(value, name) for name in times if (value := getattr(record, name)) is not None]
@@ -92,7 +99,6 @@ def _is_sample(one: object) -> bool:
 
 _OF_ALL_SAMPLES = frozenset({"seconds", "calls"})
 _OF_A_SAMPLE = _OF_ALL_SAMPLES | {"switches", "stopped", "yardstick"}
-_LARGEST = sys.float_info.max
 
 
 def are_points(value: object) -> bool:
