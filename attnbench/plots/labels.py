@@ -26,6 +26,7 @@ _TOUCHING = 6.0
 _ROUNDS = 16
 _BLOCKED, _LEADER, _CROSSING = 1e4, 12.0, 10.0
 """Costs, as pixels of distance: of covering something, of a line to the circle, of each line that this one crosses."""
+_AT_ONCE = 1000
 _ALONG = 60.0
 """One pixel away from the line that is named costs as much as this many pixels to the right."""
 _SIDES = np.array([(0, 1), (1, 1), (-1, 1), (0, -1), (1, -1), (-1, -1), (1, 0), (-1, 0)], dtype=float)
@@ -106,12 +107,26 @@ def write_along(ax: Axes, words: str, y: float) -> None:
     boxes = np.column_stack([corners, corners + size])
     gap = np.maximum(corners[:, 1] - at, at - corners[:, 1] - size[1])
     below = corners[:, 1] < at
-    best = int(np.argmin(taken.cost(boxes) + _ALONG * (gap + below) + corners[:, 0] - taken.frame[0]))
+    best = _cheapest(taken, boxes, _ALONG * (gap + below), corners[:, 0] - taken.frame[0])
     to_data = ax.transData.inverted()
     text.set_position(tuple(to_data.transform(corners[best])))
     if gap[best] > _TOUCHING:
         x, near = corners[best, 0] + size[0] / 2, np.clip(at, boxes[best, 1] - _CLEAR, boxes[best, 3] + _CLEAR)
         _draw_leader(ax, to_data.transform([(x, at), (x, near)]))
+
+
+def _cheapest(taken: _Taken, boxes: np.ndarray, *costs: np.ndarray) -> int:
+    """The first of the cheapest boxes. Those that cost little by themselves are asked first what they cover."""
+    alone = sum(costs, np.zeros(len(boxes)))
+    order = np.argsort(alone, kind="stable")
+    least, best = np.inf, -1
+    for some in np.array_split(order, -(-len(order) // _AT_ONCE)):
+        if alone[some[0]] > least:
+            break
+        total = taken.cost(boxes[some]) + alone[some]
+        first = np.lexsort((some, total))[0]
+        least, best = min((least, best), (float(total[first]), int(some[first])))
+    return best
 
 
 def _draw_leader(ax: Axes, ends: np.ndarray) -> None:

@@ -159,17 +159,20 @@ def settings(
     groups = _grouped(frame, [*(frame[key] for key in keys), crossed]).ngroup().to_numpy()
     # The newest of several runs comes first; within a run the order is that of the table.
     alike = [frame[key] for key in (*_OF_A_RUN, RUN) if key in frame]
-    frame = frame.assign(_newest=_grouped(frame["started_at"], alike).transform("max"))
+    newest = _grouped(frame["started_at"], alike).transform("max").to_numpy()[np.unique(groups, return_index=True)[1]]
     parts = [part for _, part in frame.groupby(groups)]
     labels = [part.loc[part["status"] == Status.OK, "label"].nunique() for part in parts]
-    ranks = [(2 * count < max(labels), *_rank(part, prefer or {})) for part, count in zip(parts, labels, strict=True)]
+    ranks = [
+        (2 * count < max(labels), *_rank(part, prefer or {}, str(at)))
+        for part, count, at in zip(parts, labels, newest, strict=True)
+    ]
     parts = [parts[i] for i in sorted(range(len(parts)), key=lambda i: ranks[i])]
     columns = list(dict.fromkeys([*keys, *FOLLOWING, *FOLLOWING.values()]))
     told = pd.concat([part[columns].iloc[:1] for part in parts])
     for name, other in FOLLOWING.items():
         told[name] = told[name].where(told[name] != told[other], 0)
     names = difference(told[[*keys, "kv_len"]])
-    return [Setting(_one_each(part).drop(columns="_newest"), *name) for part, name in zip(parts, names, strict=True)]
+    return [Setting(_one_each(part), *name) for part, name in zip(parts, names, strict=True)]
 
 
 @overload
@@ -203,10 +206,9 @@ def without_room(found: Sequence[Setting]) -> str:
     return f"Not drawn, for want of room: {names}; {remedy}." if rest else ""
 
 
-def _rank(rows: pd.DataFrame, prefer: Mapping[str, Sequence[object]]) -> tuple[Any, ...]:
-    first = rows.iloc[0]
+def _rank(rows: pd.DataFrame, prefer: Mapping[str, Sequence[object]], newest: str) -> tuple[Any, ...]:
+    first = {column: rows[column].iloc[0] for column in prefer}
     wishes = [list(order).index(first[c]) if first[c] in order else len(order) for c, order in prefer.items()]
-    newest = str(first["_newest"])
     return (*wishes, -int((rows["status"] == Status.OK).sum()), -len(rows), tuple(-ord(c) for c in newest))
 
 
