@@ -95,15 +95,24 @@ def test_a_training_that_was_stopped_goes_on_bit_by_bit(
     ]
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, bytes]:
+    """A model at the end of its training, and its last checkpoint."""
+    path = tmp_path_factory.mktemp("finished") / "c.safetensors"
+    model = encoder()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_PUT_ASIDE", 0.0)
+        trained(model, checkpoint=Checkpoint(path, OWNER))
+    return model, path.read_bytes()
+
+
 @pytest.mark.parametrize("harm", ["cut", "noise", "empty", "another cell"])
 def test_a_checkpoint_that_is_damaged_or_of_another_training_is_none(
-    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: tuple[Encoder, bytes]
 ) -> None:
     monkeypatch.setattr(loop, "_PUT_ASIDE", 0.0)
     path = tmp_path / "c.safetensors"
-    whole, again = encoder(), encoder()
-    trained(whole, checkpoint=Checkpoint(path, OWNER))
-    content = path.read_bytes()
+    (whole, content), again = finished, encoder()
     path.write_bytes({"cut": content[:-40], "noise": b"x" * 99, "empty": b""}.get(harm, content))
     aside = Checkpoint(path, OWNER if harm != "another cell" else {**OWNER, "cell": "another"})
     seen: list[Examples] = []
