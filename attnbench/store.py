@@ -256,13 +256,18 @@ class RunFolder:
             curves[row["cell_id"]] = row["points"]
         return curves
 
-    def without_samples(self, records: Iterable[Record]) -> list[Record]:
+    def without_samples(
+        self, records: Iterable[Record], stored: Mapping[str, Mapping[int, list[dict[str, Any]]]] | None = None
+    ) -> list[Record]:
         """The ``records`` that have a time but lack the samples of some of its rounds.
+
+        Args:
+            stored: what :meth:`samples` gives, where it was asked before.
 
         Raises:
             CorruptResults: a time cannot come from its samples.
         """
-        stored, without = self.samples(), []
+        stored, without = self.samples() if stored is None else stored, []
         for record in records:
             rounds = stored.get(record.cell_id, {})
             if record.time_median_s is None:

@@ -80,13 +80,16 @@ def load(path: Path) -> MeasuredRun:
             f"{one_line(str(path))}: cannot be read ({error.strerror}); give a folder written by attnbench run"
         ) from None
     environment = folder.environment
-    records = [record for record in folder.records().values() if record.status is not Status.INTERRUPTED]
+    history = folder.history()
+    last = {record.cell_id: record for record in history}
+    records = [record for record in last.values() if record.status is not Status.INTERRUPTED]
     if not records:
         raise ResultsError(f"{folder.path}: no row yet; measure first with: attnbench run SUITE")
-    without = folder.without_samples(records)
+    samples = folder.samples()
+    without = folder.without_samples(records, samples)
     lost = [f"{folder.path}: the samples behind {len(without)} of {len(records)} rows are lost"] if without else []
     gone = {record.cell_id for record in without}
-    _, altered = folder.compare_table(folder.history())
+    _, altered = folder.compare_table(history)
     edited = [f"{altered}: not what the run stored; the rows of {RECORDS} are used"] if altered else []
     return MeasuredRun(
         path=folder.path,
@@ -95,7 +98,7 @@ def load(path: Path) -> MeasuredRun:
         machine_class=machine_class(environment),
         method_version=records[0].method_version,
         rows=_by_key(records),
-        samples={cell_id: rounds for cell_id, rounds in folder.samples().items() if cell_id not in gone},
+        samples={cell_id: rounds for cell_id, rounds in samples.items() if cell_id not in gone},
         doubts=(*lost, *edited, *dict.fromkeys(folder.repairs), *folder.doubts()),
     )
 
