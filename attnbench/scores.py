@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal
 
 from attnbench.trained import Choice, Setting
@@ -41,7 +41,12 @@ def interval(values: Iterable[float], bounds: tuple[float, float] = (0.0, 1.0), 
     Raises:
         ValueError: there are no values.
     """
-    ordered = sorted(values)  # so that the order of seeds changes no digit
+    return _interval(tuple(sorted(values)), bounds, grain)  # sorted, so that the order of seeds changes no digit
+
+
+@lru_cache(maxsize=4096)
+def _interval(ordered: tuple[float, ...], bounds: tuple[float, float], grain: float) -> Interval:
+    """Figures ask for the same one many times."""
     n = len(ordered)
     if not n:
         raise ValueError("no values, no mean")

@@ -113,15 +113,17 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
     if rows.empty:
         return []
     row = rows.iloc[0]
-    same = {name for name in rows if not varies(rows[name])}
+
+    def same(name: str) -> bool:
+        return name in rows and not varies(rows[name])
 
     def said(columns: Sequence[str]) -> list[str]:
-        return [in_words(name, row[name]) for name in columns if name in same and _worth_saying(name, row)]
+        return [in_words(name, row[name]) for name in columns if same(name) and _worth_saying(name, row)]
 
     rest = [
         axis for axis in ALIKE if axis not in ("heads", "kv_heads", "head_dim", "v_dim", "batch", "compile", "seed")
     ]
-    heads = f"{in_words('heads', row['heads'])} × {row['head_dim']}" if {"heads", "head_dim"} <= same else ""
+    heads = f"{in_words('heads', row['heads'])} × {row['head_dim']}" if same("heads") and same("head_dim") else ""
     first = [*said(["suite"]), f"n = {n}" if n is not None else "", *said(["kv_len", "batch"])]
     first += [heads] if heads else said(["heads", "head_dim"])
     first += said(["kv_heads", "v_dim"])
