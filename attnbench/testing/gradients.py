@@ -17,7 +17,7 @@ STEP = 1e-6
 
 @law("finite differences", applies=lambda case: case.dtype == F64)  # in fewer digits a difference says nothing
 def finite_differences(case: Case) -> Iterator[Measured]:
-    """Gradients match finite differences in float64, padded or not, and are the same a second time."""
+    """Gradients match finite differences in float64, padded or not, each time they are taken."""
     shape = replace(case.shape, batch=1, heads=1, seq_len=7, head_dim=2)
     module, inputs = case.module(shape), case.draw(shape, grad=True)
     yield from _slopes(module, inputs, "")
