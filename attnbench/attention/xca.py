@@ -60,8 +60,8 @@ class XCA(nn.Module):
             for h in range(q.shape[1]):
                 rows, columns, values = (x[b, h, real].T for x in (q, k, v))
                 for c in range(q.shape[3]):
-                    cosines = [torch.cosine_similarity(rows[c], column, dim=0) for column in columns]
-                    weights = (self.temperature[h, 0, 0] * torch.stack(cosines)).softmax(0)
+                    cosines = torch.cosine_similarity(rows[c], columns, dim=1)
+                    weights = (self.temperature[h, 0, 0] * cosines).softmax(0)
                     output[b, h, real, c] = weights @ values
         return output
 
