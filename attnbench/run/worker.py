@@ -219,6 +219,8 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     from attnbench.measure.standstill import notice_stops
 
     notice_stops()
+    # torch's compiler makes a progress bar, whose thread would be left behind.
+    torch.hub.tqdm.monitor_interval = 0  # type: ignore[attr-defined]  # where torch keeps the class, or a stand-in
     replaced, changed = _load_plugins(settings["plugins"])
     if settings["models"]:
         from attnbench.pretrained.measured import make_ready
