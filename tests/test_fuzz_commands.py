@@ -80,7 +80,6 @@ def _beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "Worker", Worker)
     monkeypatch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
     monkeypatch.setattr(runner, "load_warning", lambda: None)
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -79,8 +79,8 @@ def interquartile_range(samples: Sequence[float]) -> float:
 
 
 def median(samples: Sequence[float]) -> float:
-    """The middle sample, or the mean of the two in the middle; NaN where one of them is NaN."""
-    if math.isnan(sum(samples)):
+    """The middle sample, or the mean of the two in the middle; NaN where one is NaN, or where there is none."""
+    if not len(samples) or math.isnan(sum(samples)):
         return float(np.median(samples))
     ordered, half = sorted(samples), len(samples) // 2  # numpy takes ten times as long for some hundred samples
     return float(ordered[half] if len(samples) % 2 else (ordered[half - 1] + ordered[half]) / 2)

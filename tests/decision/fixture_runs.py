@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from attnbench.cell import METHOD_VERSION, Cell, Level, Pass
 from attnbench.measure.time import Sample, summarise
@@ -91,8 +89,7 @@ def write_run(
     facts = about or environment()
     folder = RunFolder.create(path, environment=facts, suite_text=f"name: {suite}\n")
     chance = np.random.default_rng(seed)
-    with folder.lock(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)  # of each of thousands of rows; no power fails here
+    with folder.lock():
         written = [_add(folder, row, facts, _Visits(rounds, samples, chance, speeds), suite) for row in rows]
         folder.write_csv(written)
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,6 @@ class Machine:
 def measuring(folder: Path, patch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A function that runs the suite, or a part of it, on a machine and gives the run's folder below ``folder``."""
     patch.setattr(runner, "load_warning", lambda: None)
-    patch.setattr(os, "fsync", lambda handle: None)
     patch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
     file = folder / "s.yaml"
     file.write_text(SUITE)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytest
 
 from attnbench.cell import Cell, ModelSize, Training
 from attnbench.plots.load import read_results
@@ -122,10 +120,8 @@ def run_of(rows: Iterable[Record], path: Path) -> pd.DataFrame:
     """The table of a run's folder, with a learning curve for each row with a score."""
     folder = RunFolder.create(path, environment={"run_key": "k"}, suite_text="name: s\n")
     rows = list(rows)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)  # of each row; no power fails here
-        for one in rows:
-            folder.add(one)
-        folder.append(CURVES, [curve(one) for one in rows if one.score is not None])
+    for one in rows:
+        folder.add(one)
+    folder.append(CURVES, [curve(one) for one in rows if one.score is not None])
     (path / "results.csv").write_text(csv_text(list(folder.records().values())), encoding="utf-8")
     return read_results(path, warn=lambda line: None)  # times without samples

@@ -187,38 +187,32 @@ def go_on(finished: Finished, instant: Any) -> None:
         assert kept or record.time_median_s == record.seq_len / 7, f"a wrong number: {record}"
 
 
-@pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch, instant: Any) -> Any:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-    return instant
-
-
 @pytest.mark.parametrize("seed", range(DAMAGES))
-def test_a_damaged_run_gives_its_own_numbers_or_a_line(finished: Finished, no_waiting: Any, seed: int) -> None:
+def test_a_damaged_run_gives_its_own_numbers_or_a_line(finished: Finished, instant: Any, seed: int) -> None:
     chance = random.Random(seed)
     name, damage = chance.choice(FILES), chance.choice(KINDS)
     finished.restore()
     (finished.folder / name).write_bytes(damage(finished.files[name], chance))
     read_frame(finished)
-    go_on(finished, no_waiting)
+    go_on(finished, instant)
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["removed", "emptied"])
 def test_a_run_with_a_file_less_gives_its_own_numbers_or_a_line(
-    finished: Finished, no_waiting: Any, harm: Callable[[Path], object], name: str
+    finished: Finished, instant: Any, harm: Callable[[Path], object], name: str
 ) -> None:
     finished.restore()
     harm(finished.folder / name)
     read_frame(finished)
-    go_on(finished, no_waiting)
+    go_on(finished, instant)
 
 
-def test_a_whole_run_says_nothing_and_is_not_measured_again(finished: Finished, no_waiting: Any) -> None:
+def test_a_whole_run_says_nothing_and_is_not_measured_again(finished: Finished, instant: Any) -> None:
     finished.restore()
     said: list[str] = []
     assert len(read_results(finished.folder, warn=said.append)) == len(finished.rows)
-    worker, watcher = no_waiting(), Listening()
+    worker, watcher = instant(), Listening()
     worker.start = lambda: finished.state
     execute(finished.plan, watcher, worker)
     assert (worker.visits, watcher.said, said) == ([], finished.state["process_notes"], [])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,15 +19,6 @@ from attnbench.training.checkpoint import Checkpoint
 from attnbench.training.loop import Caller, Course, Diverged, Lesson, share_of_rate, train
 from attnbench.training.pretraining import Filling, filling_loss
 from tests.training.models import First
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _unsynced() -> Iterator[None]:
-    """A checkpoint after each step waits for the disk each time; no power fails here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
-
 
 RULES = Training(steps=20, learning_rate=1e-2, evaluations=4)
 OWNER = {"cell": "c", "data": "d"}

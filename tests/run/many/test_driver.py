@@ -28,11 +28,6 @@ INTEL = {"environment": (_described := facts(1, processor="Intel")), "machine_id
 ALL = {(name, n) for name in ("softmax", "linear") for n in (2, 4, 8, 16)}
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 def once(
     reaction: Any, *, method: str = "visit", label: str = "", host: str = "", times: int = 1, after: int = 0
 ) -> Callable[[Asked], Any]:
