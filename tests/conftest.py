@@ -4,7 +4,9 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
 
 os.environ["ATTNBENCH_PLUGINS"] = ""  # installed plug-ins must not decide a test
 
@@ -68,6 +70,20 @@ def pytest_collection() -> Iterator[None]:
     gc.freeze()
     gc.enable()
     return result
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Of a test that passes, a process of xdist tells only that: of 18,000 tests all else takes a tenth of the time."""
+    for plugin in session.config.pluginmanager.get_plugins():
+        if hasattr(plugin, "sendevent"):
+            plugin.sendevent = partial(_send, plugin.sendevent)
+
+
+def _send(send: Callable[..., None], event: str, **given: Any) -> None:
+    report = given.get("data", {})
+    is_part = report.get("when") in ("setup", "teardown") and report["outcome"] == "passed" and report["duration"] < 0.1
+    if not is_part and event not in ("logstart", "logfinish"):
+        send(event, **given)
 
 
 _seen = {"modules": 0, "tests": 0}

@@ -29,7 +29,7 @@ from attnbench import machine, plugins
 from attnbench.cli import console
 from attnbench.measure import flops
 from attnbench.qkv import INPUTS
-from attnbench.run import plan, question, worker
+from attnbench.run import plan, question, traces, worker
 from attnbench.run.isolation import Worker
 from attnbench.run.patches import fixed_values
 from attnbench.task import TASKS
@@ -51,8 +51,11 @@ _LATE = (
 
 
 @contextmanager
-def forks() -> Iterator[None]:
+def forks(watched: bool = False) -> Iterator[None]:
     """Commands that are started here, and what they measure with, are forks of this process.
+
+    Only where they are ``watched`` does a measuring process look for functions that a cell has replaced: each object
+    that it looks at is memory that a fork no longer shares.
 
     A measuring process takes over the limits of a machine instead of measuring them for seconds, and has one thread: a
     fork of a process whose torch has used several threads waits for ever once it uses several itself. One of several
@@ -62,6 +65,8 @@ def forks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", Forked)
         patch.setattr(Worker, "_set_up", _set_up)
+        if not watched:
+            patch.setattr(traces, "fixed_values", dict)
         for module in (machine, plan, question):
             patch.setattr(module, "default_threads", lambda: 1)
         yield

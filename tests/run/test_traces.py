@@ -379,7 +379,7 @@ def run(tmp_path: Path, sweeps: str, *options: str, fork: bool = True) -> tuple[
         "--unchecked",
         *options,
     ]
-    with forks() if fork else nullcontext():
+    with forks(watched=True) if fork else nullcontext():
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     (records,) = (tmp_path / "results").glob("s/*/records.jsonl")
@@ -411,7 +411,7 @@ def test_compare_warns_of_a_variant_that_reaches_the_others_of_its_turns(tmp_pat
     (tmp_path / "own.py").write_text(PLUGIN)
     shape = ["--n", "8", "--heads", "1", "--head-dim", "4", "--threads", "1", "--device", "cpu", "--min-time", "0.02"]
     command = [sys.executable, "-m", "attnbench", "compare", "own-clean", "own-thread", "--plugin", "own.py", *shape]
-    with forks():
+    with forks(watched=True):
         ended = subprocess.run(
             [*command, "--json", "--no-error", "--unchecked"], cwd=tmp_path, capture_output=True, text=True
         )
