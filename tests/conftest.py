@@ -73,7 +73,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Of a test that passes, a process of xdist tells only that: of 18,000 tests all else takes a tenth of the time."""
+    """A process of xdist says of a test that passes only that it did: to say more of 18,000 takes seconds."""
     for plugin in session.config.pluginmanager.get_plugins():
         if hasattr(plugin, "sendevent"):
             plugin.sendevent = partial(_send, plugin.sendevent)
