@@ -1,7 +1,7 @@
 """Every code block of the documentation does what it shows, as a reader would try it: verbatim.
 
-What README.md shows in Python runs in a fresh process, all else in forks of this one. Commands that measure for minutes
-are given options that make them small; nothing else about them is changed.
+All of it runs in forks of this process; what README.md shows in Python runs in a fresh one too. Commands that measure
+for minutes are given options that make them small; nothing else about them is changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from attnbench.measure import flops
 from attnbench.pictures import PICTURES
 from attnbench.run import estimate
 from tests.docs.making import written_pages
-from tests.forked import forks
 
 ROOT = Path(__file__).parents[2]
 PAGES = written_pages()
@@ -145,11 +143,18 @@ def test_no_block_is_left_untried(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", SCRIPTS, ids=lambda block: block.label)
+@pytest.mark.usefixtures("forks")
 def test_python_blocks_run(block: Block, folder: Path) -> None:
     if "import wandb" in block.text:
         pytest.importorskip("wandb", reason="no dependency of ours: the block shows how to use it")
-    with nullcontext() if block.page.name == "README.md" else forks():
-        done = fresh(["-c", block.text], folder)
+    done = fresh(["-c", block.text], folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [block for block in SCRIPTS if block.page.name == "README.md"])
+def test_python_blocks_of_the_readme_run_in_a_process_of_their_own(block: Block, folder: Path) -> None:
+    done = fresh(["-c", block.text], folder)
     assert done.returncode == 0, done.stderr
 
 
