@@ -13,7 +13,7 @@ os.environ["ATTNBENCH_PLUGINS"] = ""  # installed plug-ins must not decide a tes
 import pytest
 import torch
 
-from tests.pairwise import Case, covering
+from tests.pairwise import Case, covering, each_once
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; only heeded before triton is imported
@@ -102,7 +102,8 @@ def pytest_runtest_setup() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for cases in _products_of_axes(items):
-        chosen = covering(list(cases))
+        independent = any(item.get_closest_marker("independent") for item in cases.values())
+        chosen = (each_once if independent else covering)(list(cases))
         for case in cases.keys() - chosen:
             cases[case].add_marker(pytest.mark.slow)
     if not torch.cuda.is_available():
@@ -113,13 +114,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _products_of_axes(items: list[pytest.Item]) -> Iterable[dict[Case, pytest.Item]]:
-    """The items of each test that has three or more axes, by their value on each."""
+    """The items of each test that has three or more axes, or some that are independent, by their value on each."""
     found: dict[str, dict[Case, pytest.Item]] = {}
     for item in items:
         given: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
         axes = [_names(mark) for mark in item.iter_markers("parametrize")]
         axes += [[name] for name in given if not any(name in names for names in axes)]  # of fixtures
-        if len(axes) > 2 and not item.get_closest_marker("slow"):
+        if (len(axes) > 2 or item.get_closest_marker("independent")) and not item.get_closest_marker("slow"):
             case = tuple(tuple(id(given[name]) for name in names) for names in axes)  # values need not have a hash
             found.setdefault(item.nodeid.partition("[")[0], {})[case] = item
     return found.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import combinations, product
 from typing import Any
@@ -26,3 +27,19 @@ def covering(cases: Sequence[Case]) -> list[Case]:
         unmet -= pairs[best]
         chosen.add(best)
     return [case for case in pairs if case in chosen]
+
+
+def each_once(cases: Sequence[Case]) -> list[Case]:
+    """Some of the cases, in their order, in which every value is there, and none much more often than it must be."""
+    left, chosen = {part for case in cases for part in enumerate(case)}, set()
+    used = Counter[tuple[int, Hashable]]()
+
+    def use(case: Case) -> tuple[int, int]:
+        return len(left.intersection(enumerate(case))), -sum(used[part] for part in enumerate(case))
+
+    while left:
+        best = max(cases, key=use)
+        left -= set(enumerate(best))
+        used.update(enumerate(best))
+        chosen.add(best)
+    return [case for case in cases if case in chosen]

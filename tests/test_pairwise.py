@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations, product
 from typing import Any
 
 import pytest
 
-from tests.pairwise import Case, covering, pairwise
+from tests.pairwise import Case, covering, each_once, pairwise
 
 
 def met(cases: list[Case]) -> set[Any]:
@@ -26,3 +27,13 @@ def test_values_that_never_meet_need_not_be_brought_together() -> None:
     assert met(covering(possible)) == met(possible)
     assert len(covering(possible)) < len(possible)
     assert covering([]) == []
+
+
+def test_of_axes_that_do_not_act_on_each_other_every_value_is_there_and_none_twice_more_often_than_another() -> None:
+    every = list(product("abc", "xyzuvw"))
+    chosen = each_once(every)
+    assert chosen == [case for case in every if case in chosen]
+    assert len(chosen) == 6
+    assert {second for _, second in chosen} == set("xyzuvw")
+    assert Counter(first for first, _ in chosen) == {"a": 2, "b": 2, "c": 2}
+    assert each_once([]) == []

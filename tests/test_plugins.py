@@ -74,6 +74,7 @@ def test_a_claim_that_means_nothing_is_refused_in_one_line(facts: str, options: 
     assert f": variant 'mine': {said}" in done.stderr
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(
     ("code", "said"),
     [

@@ -221,6 +221,7 @@ def added_afterwards(threshold: float, masses: Tensor, allowed: Tensor, forced: 
     return heaviest(masses, threshold, allowed=allowed, forced=torch.zeros_like(allowed)) | (forced & allowed)
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("text", EXPECTED)
 @pytest.mark.parametrize("scale", [0.5, 1, 2])
 def test_on_gaussian_inputs_error_and_kept_mass_are_those_that_were_computed_elsewhere(

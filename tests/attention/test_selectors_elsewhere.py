@@ -78,6 +78,7 @@ def selection(module: nn.Module, q: Tensor, k: Tensor) -> Selection:
     return found
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("text", EXPECTED)
 @pytest.mark.parametrize("scale", [0.5, 1, 2])
 def test_on_gaussian_inputs_error_and_kept_mass_are_those_that_were_computed_elsewhere(text: str, scale: float) -> None:

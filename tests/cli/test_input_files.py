@@ -30,6 +30,7 @@ def text(path: Path) -> str:
     return "not a readable safetensors file"
 
 
+@pytest.mark.independent
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("make", [missing, folder, pipe, text])
 @pytest.mark.parametrize("command", ["run", "compare"])
@@ -58,6 +59,7 @@ def test_an_input_file_that_cannot_be_read_is_one_line_and_nothing_is_made(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.independent
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/zero")
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("kind", ["pipe", "device"])

@@ -64,6 +64,7 @@ def test_a_run_stores_every_row_whatever_becomes_of_its_output(tmp_path: Path, t
         assert last == f"warning: cannot write to stdout: {LOST[to]}; what is on disk is whole"
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("to", LOST)
 @pytest.mark.parametrize(
     "command",
@@ -99,6 +100,7 @@ def test_figures_are_drawn_whatever_becomes_of_their_names(tmp_path: Path) -> No
         assert list(out.iterdir())
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("to", ["2>/dev/full", "2>&-"])
 @pytest.mark.parametrize(("command", "code"), [(["list", "suites"], 0), (["show", "nonesuch"], 2)])
 def test_a_lost_stderr_changes_neither_output_nor_exit_code(

@@ -161,6 +161,7 @@ def test_an_address_gives_the_view_that_was_sent_and_nonsense_the_usual_one(brow
     assert browser.ask(SHOWN) == []
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("width", [390, 320, 768])
 @pytest.mark.parametrize("name", ["lra-cpu", "score-cpu"])
 def test_a_narrow_page_does_not_scroll_sideways(browser: Chromium, tmp_path: Path, name: str, width: int) -> None:

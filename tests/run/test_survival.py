@@ -203,6 +203,7 @@ def replace_folder(file: Path) -> None:
     shutil.copytree(file.parent.with_name("elsewhere"), file.parent)
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("when", [3, 20])
 @pytest.mark.parametrize("harm", [Path.unlink, halve, replace_by_copy, replace_by_link, replace_folder])
 def test_rows_that_are_taken_away_during_a_run_end_it_with_exit_code_74(
