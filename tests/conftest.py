@@ -27,8 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """As many as there are cores to use, up to eight: each imports torch."""
-    return min(8, len(os.sched_getaffinity(0)))
+    """One more than there are cores to use, for a test waits a tenth of its time; up to eight: each imports torch."""
+    return min(8, len(os.sched_getaffinity(0)) + 1)
 
 
 @pytest.fixture

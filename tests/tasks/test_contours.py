@@ -13,8 +13,13 @@ from attnbench.tasks.contours import Contours
 
 SIDE = 32
 SHAPE = Shape(seq_len=SIDE**2)
-EXAMPLES = Contours(SHAPE, test=1).batch(0, 0, 300)
-PICTURES = EXAMPLES.tokens.view(-1, SIDE, SIDE).numpy()
+
+
+@pytest.fixture(scope="module")
+def examples() -> tuple[np.ndarray, np.ndarray]:
+    """300 pictures and their labels."""
+    drawn = Contours(SHAPE, test=1).batch(0, 0, 300)
+    return drawn.tokens.view(-1, SIDE, SIDE).numpy(), drawn.labels.numpy().astype(bool)
 
 
 def dots(picture: np.ndarray) -> np.ndarray:
@@ -32,21 +37,24 @@ def joined(picture: np.ndarray) -> bool:
     return bool(patches[tuple(first)] == patches[tuple(second)])
 
 
-def test_every_image_has_two_dots() -> None:
-    assert [len(dots(picture)) for picture in PICTURES] == [2] * 300
+def test_every_image_has_two_dots(examples: tuple[np.ndarray, np.ndarray]) -> None:
+    assert [len(dots(picture)) for picture in examples[0]] == [2] * 300
 
 
-def test_the_label_is_whether_a_walk_over_the_paint_joins_the_dots() -> None:
-    found, labels = np.array([joined(picture) for picture in PICTURES]), EXAMPLES.labels.numpy().astype(bool)
+def test_the_label_is_whether_a_walk_over_the_paint_joins_the_dots(examples: tuple[np.ndarray, np.ndarray]) -> None:
+    pictures, labels = examples
+    found = np.array([joined(picture) for picture in pictures])
     assert found[labels].all()
     assert found[~labels].mean() < 0.05, "a dot may touch the faint rim of another curve"
 
 
-def test_neither_labels_nor_distances_of_dots_nor_brightness_give_the_answer_away() -> None:
-    labels = EXAMPLES.labels.numpy().astype(bool)
+def test_neither_labels_nor_distances_of_dots_nor_brightness_give_the_answer_away(
+    examples: tuple[np.ndarray, np.ndarray],
+) -> None:
+    pictures, labels = examples
     assert abs(labels.mean() - 0.5) < 5 * (0.25 / 300) ** 0.5
-    distance = np.array([np.linalg.norm(np.subtract(*dots(picture))) for picture in PICTURES])
-    for told in (distance, PICTURES.sum((1, 2))):
+    distance = np.array([np.linalg.norm(np.subtract(*dots(picture))) for picture in pictures])
+    for told in (distance, pictures.sum((1, 2))):
         difference = told[labels].mean() - told[~labels].mean()
         assert abs(difference) < 5 * told.std() * (4 / 300) ** 0.5
         best = max(abs((told[labels] < at).mean() - (told[~labels] < at).mean()) for at in told)
