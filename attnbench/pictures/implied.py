@@ -18,6 +18,8 @@ Formula = Callable[..., Tensor]
 
 _MIXER_DIM = 8
 """Width of the single head of a mixer whose pattern is drawn."""
+_AT_ONCE = 32
+"""Outputs whose gradients are computed together: their memory grows with this number."""
 
 
 def small_setting(text: str) -> Spec:
@@ -83,9 +85,18 @@ def reach(formula: Formula, x: Tensor) -> Tensor:
     x = x.detach().requires_grad_()
     out = formula(x)
     direction = torch.randn(out.shape[-1], generator=torch.Generator().manual_seed(1), dtype=x.dtype)
-    rows = [torch.autograd.grad((out[0, i] * direction).sum(), x, retain_graph=True)[0] for i in range(out.shape[1])]
+    along = torch.eye(out.shape[1], dtype=x.dtype)[:, None, :, None] * direction
+    rows = [row for some in torch.split(along, _AT_ONCE) for row in _gradients(out, x, some)]
     sizes: Tensor = torch.stack(rows)[:, 0].norm(dim=-1)
     return sizes
+
+
+def _gradients(out: Tensor, x: Tensor, directions: Tensor) -> Tensor:
+    """The gradient of ``out`` in each direction. One pass for all takes a tenth of the time, where torch has one."""
+    try:
+        return torch.autograd.grad(out, x, directions, retain_graph=True, is_grads_batched=True)[0]
+    except RuntimeError:  # an autograd function that a plug-in wrote may have no rule for many at once
+        return torch.stack([torch.autograd.grad(out, x, one, retain_graph=True)[0] for one in directions])
 
 
 def random_weights(spec: Spec, n: int, *, causal: bool) -> Tensor:

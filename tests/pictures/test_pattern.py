@@ -13,7 +13,7 @@ from attnbench.capabilities import Dense
 from attnbench.cli.app import main
 from attnbench.errors import Unsupported, UsageError
 from attnbench.pictures import draw
-from attnbench.pictures.implied import formula_of, implied, mixes_channels, random_weights, small_setting
+from attnbench.pictures.implied import formula_of, implied, mixes_channels, random_weights, reach, small_setting
 from attnbench.pictures.matrix import FAINTEST, by_share
 from attnbench.pictures.pattern import _legend, density, draw_pattern, shipped
 from attnbench.reference import exact_attention
@@ -67,6 +67,25 @@ def test_a_causal_mixer_is_moved_by_no_later_token() -> None:
     weights = random_weights(small_setting("gla"), 12, causal=True)
     assert float(weights.triu(1).abs().max()) == 0
     assert float(weights.diagonal().min()) > 0
+
+
+class Doubled(torch.autograd.Function):
+    """A function that knows its gradient in one direction at a time."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: object, along: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return torch.from_numpy(2 * along.numpy())
+
+
+@pytest.mark.parametrize("doubled", [lambda x: 2 * x, Doubled.apply])
+def test_each_output_is_moved_by_the_tokens_that_it_is_made_of(doubled: Callable[..., torch.Tensor]) -> None:
+    weights = torch.randn(40, 40, generator=torch.Generator().manual_seed(2), dtype=torch.float64).tril()
+    found = reach(lambda x: doubled(weights @ x), torch.ones(1, 40, 3, dtype=torch.float64))
+    assert found / found[0, 0] == pytest.approx((weights / weights[0, 0]).abs())
 
 
 def test_a_name_alone_is_drawn_at_its_first_setting_and_one_with_options_at_these() -> None:
