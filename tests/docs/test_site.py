@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -75,14 +76,16 @@ def pages(site: Path) -> dict[Path, Page]:
 
 def test_every_link_inside_the_site_leads_to_a_file_and_an_anchor(pages: dict[Path, Page]) -> None:
     lost = []
+    file_of = cache(lambda folder, to: (folder / to).resolve())  # beside each page stand links to all the others
+    there = cache(Path.exists)
     for path, page in pages.items():
-        for target in page.targets:
+        for target in dict.fromkeys(page.targets):
             parts = urlsplit(target)
             if parts.scheme or parts.netloc:
                 continue
-            file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            file = file_of(path.parent, unquote(parts.path)) if parts.path else path
             known = pages.get(file)
-            if not file.exists() or (parts.fragment and known and unquote(parts.fragment) not in known.anchors):
+            if not there(file) or (parts.fragment and known and unquote(parts.fragment) not in known.anchors):
                 lost.append(f"{path.name}: {target}")
     assert lost == []
 
