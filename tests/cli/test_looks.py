@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import io
@@ -22,6 +23,7 @@ from attnbench.cell import Cell
 from attnbench.cli import console
 from attnbench.cli.app import main
 from attnbench.cli.show import as_data
+from attnbench.plots import FIGURES
 from attnbench.record import HELD
 from attnbench.run import compare, isolation, runner
 from attnbench.run.gate import HoldSetting, Verdict
@@ -133,6 +135,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     load()  # once, and not in every child, as what follows
     for entry in VARIANTS:
         as_data(entry)
+    assert FIGURES  # whose modules are imported with it
+    gc.freeze()  # else each child that measures looks for garbage in all that was imported
     path = tmp_path_factory.mktemp("looks")
     (path / "s.yaml").write_text(
         "name: s\ndescription: √n, é\nsweeps: [{name: w, matrix: {variant: [softmax, linear], seq_len: [64, 128]}}]\n",
