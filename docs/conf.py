@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,41 +57,25 @@ def _write_pages(app: Sphinx) -> None:
 
 def _share_tree(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object) -> None:
     """Beside each page stands the tree of all pages: make it once for each folder, or it takes a third of the time."""
-    folder, slash, _ = pagename.rpartition("/")
-    context["toctree"] = lambda **how: _tree(app, f"{folder}{slash}-", **how)
+    folder, slash, file = pagename.rpartition("/")
+    links = {f"{file}.html": 'current"><a class="current reference internal" href="#"'}
+    page = pagename
+    while page := next((one for one, below in app.env.toctree_includes.items() if page in below), ""):
+        to = app.builder.get_relative_uri(pagename, page)
+        links[to] = f'current"><a class="reference internal" href="{to}"'
+
+    def tree(**how: Any) -> str:
+        made = _tree(app, f"{folder}{slash}-", **how)
+        for to, link in links.items():
+            made = made.replace(f'"><a class="reference internal" href="{to}"', f" {link}")
+        return made
+
+    context["toctree"] = tree
 
 
 @cache
 def _tree(app: Sphinx, beside: str, **how: Any) -> str:
     return str(app.builder._get_local_toctree(beside, **how))  # type: ignore[attr-defined]  # of what builds HTML
-
-
-def _mark_in_tree(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object) -> None:
-    """Mark the page, and those above it, in the tree that the theme has made of the one of its folder."""
-    tree, page, above = context["furo_navigation_tree"], pagename, []
-    while page := next((one for one, below in app.env.toctree_includes.items() if page in below), ""):
-        above.append(app.builder.get_relative_uri(pagename, page))
-    own = f"{pagename.rpartition('/')[2]}.html"
-    for to in (own, *above):
-        tree = _item(to).sub(partial(_marked, own=to == own), tree)
-    if (at := max(tree.rfind(' current"'), tree.rfind(" current has-children"))) >= 0:
-        end = tree.index('"', at)
-        tree = f"{tree[:end]} current-page{tree[end:]}"
-    context["furo_navigation_tree"] = tree
-
-
-def _item(to: str) -> re.Pattern[str]:
-    """What leads to ``to`` in the tree, with the box that opens what is below it."""
-    return re.compile(
-        rf'(<li class="toctree-l\d+)((?: has-children)?"><a class=")(reference internal" href=")({re.escape(to)})'
-        r'("[^>]*>.*?</a>(?:<input aria-label="[^"]*")?)'
-    )
-
-
-def _marked(item: re.Match[str], own: bool) -> str:
-    start, kind, link, to, rest = item.groups()
-    checked = ' checked=""' if "<input" in rest else ""
-    return f"{start} current{kind}{'current ' * own}{link}{'#' if own else to}{rest}{checked}"
 
 
 class English(SearchEnglish):
@@ -107,6 +91,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", _write_pages)
     app.connect("source-read", _link_runs)
     app.connect("html-page-context", _share_tree, priority=400)  # before the theme, which asks for the tree
-    app.connect("html-page-context", _mark_in_tree, priority=600)  # after it
     app.add_search_language(English)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
