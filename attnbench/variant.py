@@ -215,17 +215,23 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
         raise Unsupported("tokens are added by a layer, and this is attention alone; use level layer or model")
     if shape.query_stride > 1:
         raise Unsupported("a layer has fewer queries than tokens; attention alone has them by kv_len and seq_len")
-    reason = entry.unsupported_reason(shape, spec=Spec.of(spec.name, checked))
+    wanted = Spec.of(spec.name, checked)
+    reason = entry.unsupported_reason(shape, spec=wanted)
     if reason:
         raise Unsupported(reason)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        module = _made(entry, Spec.of(spec.name, checked), shape)
+        module = _made(entry, wanted, shape)
     if type(module).extra_repr is torch.nn.Module.extra_repr:
-        chosen = entry.complete(Spec.of(spec.name, checked)).options
-        shown = ", ".join(f"{option}={format_scalar(value)}" for option, value in chosen)
-        module.extra_repr = partial(str, shown)  # type: ignore[method-assign]  # what repr prints
+        module.extra_repr = partial(_shown, wanted)  # type: ignore[method-assign]  # what repr prints
     return module.eval()
+
+
+def _shown(spec: Spec) -> str:
+    """Every option of a module that has a value."""
+    return ", ".join(
+        f"{option}={format_scalar(value)}" for option, value in VARIANTS.get(spec.name).complete(spec).options
+    )
 
 
 def _made(entry: Variant, spec: Spec, shape: Shape) -> nn.Module:

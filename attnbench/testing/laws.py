@@ -243,7 +243,9 @@ def gap(a: Tensor, b: Tensor) -> float:
     a, b = a.detach(), b.detach()
     if not a.numel():
         return 0.0
-    return float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1.0))
+    a, b = a.double(), b.double()
+    far, size = float((a - b).abs().max()), float(b.abs().max())
+    return far if size <= 1.0 else far / size  # NaN stays NaN
 
 
 def gradients_along(out: Tensor, wanted: Sequence[Tensor], direction: Tensor) -> Sequence[Tensor]:
