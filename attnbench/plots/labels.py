@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,6 +23,8 @@ _CLEAR = 2.0
 """Pixels that stay free around a name."""
 _TOUCHING = 6.0
 """Up to this many pixels from its circle, a name needs no line to it."""
+_MARGIN = 2 * _CLEAR * np.array([-1, -1, 1, 1])
+"""What is added around all places of a name: the margins of the names, and the ends of the lines to them."""
 _ROUNDS = 16
 _BLOCKED, _LEADER, _CROSSING = 1e4, 12.0, 10.0
 """Costs, as pixels of distance: of covering something, of a line to the circle, of each line that this one crosses."""
@@ -44,6 +46,13 @@ class _Taken:
     circles: np.ndarray
     """x, y and radius of each."""
     boxes: np.ndarray
+
+    def within(self, frame: np.ndarray) -> _Taken:
+        """Without the segments that meet nothing inside ``frame``: of a whole figure's, most."""
+        ends = self.segments[:, :2], self.segments[:, 2:]
+        low, high = np.minimum(*ends), np.maximum(*ends)
+        near = (low <= frame[2:]).all(axis=1) & (high >= frame[:2]).all(axis=1)
+        return replace(self, segments=self.segments[near])
 
     def cost(self, boxes: np.ndarray) -> np.ndarray:
         """Cost of each box: high where it covers something, zero where it is free."""
@@ -207,8 +216,9 @@ class _Search:
         # A name between two circles could belong to either.
         unclear = (gap[:, None] + 4 * _CLEAR - strange).clip(0).sum(axis=1)
         far = gap > _TOUCHING
-        alone = _Taken(frame, self.taken.segments, others, self.taken.boxes)
-        costs = self.taken.cost(boxes) + gap.clip(0) + 0.03 * np.abs(middles[:, 0] - centre[0])
+        taken = self.taken.within(np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)]) + _MARGIN)
+        alone = replace(taken, circles=others)
+        costs = taken.cost(boxes) + gap.clip(0) + 0.03 * np.abs(middles[:, 0] - centre[0])
         costs += np.where(far, _LEADER + alone.leader_cost(leaders), unclear)
         return boxes, leaders, costs
 
