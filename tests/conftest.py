@@ -11,18 +11,23 @@ from typing import Any
 os.environ["ATTNBENCH_PLUGINS"] = ""  # installed plug-ins must not decide a test
 
 import pytest
-import torch
 
 from tests.pairwise import Case, covering, each_once
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; only heeded before triton is imported
-
 gc.disable()  # until tests are collected: nothing of what is imported is garbage, and to look takes a third of the time
-torch.set_num_threads(1)  # small tensors: a second thread waits more than it works
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background; children too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("dist", "no") != "no":
+        return  # it starts the processes that test, and they would wait for it to import torch
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; only heeded before triton is imported
+    torch.set_num_threads(1)  # small tensors: a second thread waits more than it works
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -58,6 +63,8 @@ def _buffered() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
+    import torch
+
     if torch.cuda.is_available():
         torch.manual_seed(0)
     else:  # for a GPU that is not there torch would write down the whole stack, for milliseconds
@@ -101,6 +108,8 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
     for cases in _products_of_axes(items):
         independent = any(item.get_closest_marker("independent") for item in cases.values())
         chosen = (each_once if independent else covering)(list(cases))
