@@ -88,6 +88,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _send(send: Callable[..., None], event: str, **given: Any) -> None:
     report = given.get("data", {})
+    report |= {"keywords": {}} if "keywords" in report else {}  # the longest part of a report; nobody reads it
     is_part = report.get("when") in ("setup", "teardown") and report["outcome"] == "passed" and report["duration"] < 0.1
     if not is_part and event not in ("logstart", "logfinish"):
         send(event, **given)
