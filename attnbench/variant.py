@@ -223,15 +223,9 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
         torch.default_generator.manual_seed(seed)
         module = _made(entry, wanted, shape)
     if type(module).extra_repr is torch.nn.Module.extra_repr:
-        module.extra_repr = partial(_shown, wanted)  # type: ignore[method-assign]  # what repr prints
+        shown = ", ".join(f"{option}={format_scalar(value)}" for option, value in entry.complete(wanted).options)
+        module.extra_repr = partial(str, shown)  # type: ignore[method-assign]  # what repr prints
     return module.eval()
-
-
-def _shown(spec: Spec) -> str:
-    """Every option of a module that has a value."""
-    return ", ".join(
-        f"{option}={format_scalar(value)}" for option, value in VARIANTS.get(spec.name).complete(spec).options
-    )
 
 
 def _made(entry: Variant, spec: Spec, shape: Shape) -> nn.Module:

@@ -92,7 +92,7 @@ def reach(formula: Formula, x: Tensor) -> Tensor:
 
 
 def _gradients(out: Tensor, x: Tensor, directions: Tensor) -> Tensor:
-    """The gradient of ``out`` in each direction. One pass for all takes a tenth of the time, where torch has one."""
+    """The gradient of ``out`` in each direction. One pass for all takes a fraction of the time, where torch has one."""
     try:
         return torch.autograd.grad(out, x, directions, retain_graph=True, is_grads_batched=True)[0]
     except RuntimeError:  # an autograd function that a plug-in wrote may have no rule for many at once
