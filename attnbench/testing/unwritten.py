@@ -21,30 +21,34 @@ _UNWRITTEN = {
 
 
 @without_compiler
-class Poisoned(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types no part of it
-    """In this context memory that torch hands out unwritten holds NaN, or the largest whole number.
+class Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types no part of it
+    """In this context memory that torch hands out unwritten holds zeros, or if ``poisoned`` NaN or the largest number.
 
     It acts below autograd, so it also reaches memory that the code of a gradient asks for. Memory that an operator gets
     as ``out=`` was asked for before: it holds NaN wherever the operator leaves it unwritten.
     """
 
+    def __init__(self, *, poisoned: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        self._fill = _poison if poisoned else _clear
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = args[0].numel() if func.overloadpacket is torch.ops.aten.resize_ else 0
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket in _UNWRITTEN and isinstance(out, Tensor):
-            _poison(out, before)
+            self._fill(out.flatten()[before:] if before else out)  # of a resized one, the part that is new
         return out
 
 
-def _poison(x: Tensor, before: int) -> None:
-    """Fill a new tensor, or that part of a resized one which is new."""
-    value: float = float("nan") if x.is_floating_point() or x.is_complex() else 1
-    if x.dtype != torch.bool and value == 1:
-        value = torch.iinfo(x.dtype).max
-    if before:
-        x.flatten()[before:].fill_(value)
+def _poison(x: Tensor) -> None:
+    if x.is_floating_point() or x.is_complex():
+        x.fill_(float("nan"))
     else:
-        x.fill_(value)
+        x.fill_(True if x.dtype == torch.bool else torch.iinfo(x.dtype).max)
+
+
+def _clear(x: Tensor) -> None:
+    x.zero_()
 
 
 @law("unwritten memory")
@@ -56,8 +60,10 @@ def unwritten_memory(case: Case) -> Iterator[Measured]:
         masks.append(torch.arange(case.shape.N) < torch.tensor([[case.shape.N - 8], [case.shape.N]]))
     for mask in masks:
         for what, call in _calls(case, mask).items():
-            expected = call()
-            with Poisoned():  # type: ignore[no-untyped-call]  # likewise
+            # What is left there by chance may be NaN as well, and then nothing would differ.
+            with Unwritten(poisoned=False):
+                expected = call()
+            with Unwritten(poisoned=True):
                 found = call()
             wrong = sum(_differing(one, other, case.close) for one, other in zip(found, expected, strict=True))
             padded = ", padded," * (mask is not None)
@@ -65,7 +71,8 @@ def unwritten_memory(case: Case) -> Iterator[Measured]:
     if case.causal and case.traits.decode:
         module, inputs, wrong = case.module(), case.draw(), 0
         for prompt in (0, case.shape.N // 2):
-            expected = _decoded(module, inputs, prompt)
+            with Unwritten(poisoned=False):
+                expected = _decoded(module, inputs, prompt)
             found = _decoded(module, inputs, prompt, poisoned=True)
             wrong += sum(_differing(one, other, case.close) for one, other in zip(found, expected, strict=True))
         yield Measured(wrong, 0, f"decoding reads room of its state that it did not write to: {wrong} numbers differ")
@@ -102,7 +109,7 @@ def _decoded(module: nn.Module, inputs: list[Tensor], prompt: int, *, poisoned: 
     for t in range(prompt, inputs[0].shape[-2]):
         if poisoned:
             for room in _rooms(state):
-                _poison(room, 0)
+                _poison(room)
         out, state = decoding.step(state, *(x[..., t : t + 1, :] for x in inputs))
         outputs.append(out)
     return outputs

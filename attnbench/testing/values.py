@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
@@ -337,6 +336,7 @@ def decoding(case: Case) -> Iterator[Measured]:
             yield _decoded(case, inputs, 0, bound)
 
 
+@torch.no_grad()
 def _answered(case: Case) -> Measured:
     """How far a prompt that is answered and kept in one go, and the token after it, are from the whole sequence."""
     module, inputs, worst = case.module(), case.draw(), (-1.0, 0)
@@ -353,20 +353,16 @@ def _answered(case: Case) -> Measured:
     )
 
 
+@torch.no_grad()
 def _handed_over(case: Case) -> Measured:
     """How far the token after a prompt is from what the whole sequence gives it, for the worst length of the prompt."""
     module, inputs = case.module(), case.draw()
-    expected = module(*inputs)
-    decoding = cast(Decoding, module)
-    far, at = -1.0, 0
+    decoding, found = cast(Decoding, module), []
     for t in range(case.shape.N):
         state = decoding.begin(*(x[..., :t, :] for x in inputs))
         out, _ = decoding.step(state, *(x[..., t : t + 1, :] for x in inputs))
-        here = gap(out, expected[..., t : t + 1, :])
-        if not here <= far:
-            far, at = here, t
-            if math.isnan(far):
-                break
+        found.append(out)
+    far, at = _worst_token(torch.cat(found, -2), module(*inputs))
     return Measured(far, case.close, f"right after a prompt of {at}, the next token differs by {far:.2g}")
 
 
@@ -374,28 +370,36 @@ LOUD = 1e-4
 """How far two ways to the same numbers may be apart in float32 where the inputs are large."""
 
 
+@torch.no_grad()
 def _rounding(case: Case, inputs: list[Tensor]) -> float:
     """How far the worst token of a whole sequence in float32 is from the same in float64; 0 where that is not taken."""
     if case.dtype != torch.float64:
         return 0.0
     rounded, exact = case.module(dtype=torch.float32)(*inputs), case.module()(*(x.double() for x in inputs))
-    return max(gap(*(y[..., t, :] for y in (rounded, exact))) for t in range(case.shape.N))
+    return _worst_token(rounded, exact)[0]
 
 
+@torch.no_grad()
 def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float, shape: Shape | None = None) -> Measured:
     """How far the worst token after a prompt of ``prompt`` tokens is from what the whole sequence gives."""
     module = case.module(shape, dtype=inputs[0].dtype)
-    expected = module(*inputs)
-    decoding = cast(Decoding, module)
+    decoding, found = cast(Decoding, module), []
     state = decoding.begin(*(x[..., :prompt, :] for x in inputs))
-    far, at = -1.0, prompt
     for t in range(prompt, case.shape.N):
         token = [x[..., t : t + 1, :] for x in inputs]
         decoding.step(state, *token)  # the next line must not see that this happened
         out, state = decoding.step(state, *token)
-        here = gap(out, expected[..., t : t + 1, :])
-        if not here <= far:
-            far, at = here, t
-            if math.isnan(far):
-                break
-    return Measured(far, bound, f"after a prompt of {prompt}, token {at} differs by {far:.2g}")
+        found.append(out)
+    far, at = _worst_token(torch.cat(found, -2), module(*inputs)[..., prompt:, :])
+    return Measured(far, bound, f"after a prompt of {prompt}, token {prompt + at} differs by {far:.2g}")
+
+
+def _worst_token(found: Tensor, expected: Tensor) -> tuple[float, int]:
+    """The largest gap of one token's outputs, NaN if there is any, and which token has it."""
+    if found.shape != expected.shape:
+        raise ValueError(f"shapes {tuple(found.shape)} and {tuple(expected.shape)} differ")
+    numbers = [axis for axis in range(found.ndim) if axis != found.ndim - 2]
+    far = (found.double() - expected.double()).abs().amax(numbers)
+    far = far / expected.double().abs().amax(numbers).clamp(min=1.0)
+    at = int(far.argmax())
+    return float(far[at]), at

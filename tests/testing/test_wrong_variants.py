@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.testing import LAWS, check_variant, examine
+from attnbench.testing.unwritten import Unwritten
 from attnbench.variant import VARIANTS, Variant
 
 _spec = importlib.util.spec_from_file_location("wrong_variants", Path(__file__).with_name("wrong_variants.py"))
@@ -298,6 +299,19 @@ def test_the_fault_is_found_and_named(
         if any(words in fault for fault in faults):
             return
     raise AssertionError(faults)
+
+
+UNWRITTEN = [fault for fault in FAULTS if fault[2] == "unwritten memory"]
+
+
+@pytest.mark.parametrize(("name", "label", "law", "words"), UNWRITTEN, ids=[fault[0] for fault in UNWRITTEN])
+def test_what_is_left_in_memory_by_chance_hides_no_fault(
+    name: str, label: str, law: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = pretend(monkeypatch, name, label)
+    with Unwritten(poisoned=True):
+        faults = [finding.fault for finding in examine(law, entry)]
+    assert any(words in fault for fault in faults)
 
 
 def unseen(label: str) -> list[str]:
