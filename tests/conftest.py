@@ -65,6 +65,10 @@ def _buffered() -> Iterator[None]:
 def _seed() -> None:
     import torch
 
+    from attnbench.cli import console
+
+    console._out.cache_clear()  # rich asks how wide a terminal is once, and another test may have said
+    console._err.cache_clear()
     if torch.cuda.is_available():
         torch.manual_seed(0)
     else:  # for a GPU that is not there torch would write down the whole stack, for milliseconds

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from attnbench.decision.key import Key
 from attnbench.decision.measured import MeasuredRun, Visits
@@ -142,6 +141,8 @@ def _middle(taken: Sequence[Mapping[str, Any]]) -> Numbers:
 
 def _fitted(middles: Numbers) -> _Slope:
     """Least squares towards what is expected; no slope is below zero, since nothing is faster on a slower machine."""
+    from scipy.optimize import nnls  # takes a moment, which only runs with a yardstick pay
+
     times, readings, root = middles[:, 0], middles[:, 1:], math.sqrt(WEIGHT)
     slope = nnls(np.vstack([readings, root * np.eye(2)]), np.append(times, root * np.array(EXPECTED)))[0]
     left = times - readings @ slope

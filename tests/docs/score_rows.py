@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 
 import pandas as pd
-from scipy.stats import spearmanr
 
 import attnbench
 from attnbench.plots.scored import Problem, problems
@@ -133,6 +132,8 @@ def arena() -> pd.Series[float]:
 
 def in_order() -> str:
     """``+0.12 on recall (p = 0.75)``: Spearman's rank correlation of each task's means with the published averages."""
+    from scipy.stats import spearmanr
+
     told = []
     for sweep in TASKS:
         parts = found(sweep)[1]
@@ -172,6 +173,8 @@ def halves() -> pd.DataFrame:
     Columns rank (Spearman's), apart (mean over variants of the difference between the two means) and reach (of all
     means, the largest less the least).
     """
+    from scipy.stats import spearmanr
+
     lines = {}
     for sweep in TASKS:
         parts = found(sweep)[1]

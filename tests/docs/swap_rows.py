@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from scipy.stats import spearmanr
-
 from attnbench.cli.captured_tables import over_heads
 from attnbench.inputs.captured import MINILM, SMOLLM2, describe
 from attnbench.measure.statistics import median_interval
@@ -246,6 +244,8 @@ def _says(name: str) -> str:
     if far := [one.label for one in of_all if (one.attention_error or 0.0) > 1]:
         texts.append(f"The error of a layer is above 1, where an answer of zeros would be nearer, with {_names(far)}.")
     against = "the error of the features" if features else "the KL"
+    from scipy.stats import spearmanr
+
     order = spearmanr([one.attention_error for one in of_all], [_damage(one) for one in of_all]).statistic
     texts.append(
         f"The rank correlation between the error of a layer and {against} is {order:.2f} over these {len(of_all)} "

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import hyp0f1
-from scipy.stats import chi
 from torch import Tensor
 
 from attnbench.engines.linear.projections import Norms, Projection, draw_projection, haar
@@ -69,6 +68,8 @@ def test_radii_are_independent_of_the_directions_in_their_block() -> None:
 
 @pytest.mark.parametrize("projection", ["orthogonal", "iid"])
 def test_quantile_radii_are_the_chi_quantiles_in_random_order(projection: Projection) -> None:
+    from scipy.stats import chi
+
     radii = draw_projection(64, 8, projection, "quantile").double().norm(dim=1)
     expected = torch.from_numpy(chi(8).ppf(np.arange(1, 65) / 65))
     assert torch.allclose(radii.sort().values, expected, rtol=1e-6)

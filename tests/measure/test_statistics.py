@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, ttest_ind
 
 from attnbench.measure.statistics import (
     CONFIDENCE,
@@ -25,6 +24,8 @@ from attnbench.measure.time import Sample, TimingRules, measure_time, summarise
 
 @pytest.mark.parametrize("n", [6, 7, 20, 31, 100, 1000])
 def test_the_interval_is_the_narrowest_symmetric_one_with_exact_coverage(n: int) -> None:
+    from scipy.stats import binom
+
     interval = median_interval(list(range(n)))
     assert interval is not None
     low, high = (int(end) for end in interval)
@@ -173,6 +174,8 @@ def test_a_verdict_needs_the_whole_interval(joint: tuple[float, float] | None, v
 
 @pytest.mark.parametrize("family", [1, 3, 24, 240])
 def test_the_joint_interval_has_the_coverage_that_makes_all_of_a_table_right_together(family: int) -> None:
+    from scipy.stats import binom
+
     a = [math.exp(0.01 * i) for i in range(40)]
     one = paired_ratio(a, [1.0] * 40, family=family)
     assert one.joint is not None
@@ -231,6 +234,8 @@ def test_a_ratio_that_stands_alone_has_one_interval_and_no_noise() -> None:
 
 
 def test_a_ratio_over_visits_has_the_interval_of_welchs_test_on_logarithms() -> None:
+    from scipy.stats import ttest_ind
+
     new, old = [1.3, 1.21, 1.25, 1.4, 1.2], [1.0, 1.02, 0.97, 1.05]
     ratio, low, high = ratio_over_visits(new, old)
     test = ttest_ind(np.log(new), np.log(old), equal_var=False)
