@@ -38,7 +38,7 @@ class Slow(torch.nn.Module):
     def forward(self, q, k, v, *, key_mask=None):
         with Path(os.environ["CALLS_MADE"]).open("a") as file:
             file.write(f"{os.getpid()}\\n")
-        end = time.thread_time() + 0.1
+        end = time.thread_time() + 0.2
         while time.thread_time() < end:
             pass
         return v + 0
