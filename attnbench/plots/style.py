@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from matplotlib import style as mpl_style
+from matplotlib.artist import Artist
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -123,6 +125,16 @@ def look(colour: str, turn: int) -> Look:
     return Look(colour, MARKERS[turn % len(MARKERS)], DASHES[turn % len(DASHES)], hollow)
 
 
+def texts(artist: Artist) -> Iterator[Text]:
+    """Every text in a figure or a part of it, but for the numbers of axes that have none: to ask would make them."""
+    for part in artist.get_children():
+        if isinstance(part, Axis) and part.axes is not None and not part.axes.axison:
+            continue
+        if isinstance(part, Text):
+            yield part
+        yield from texts(part)
+
+
 def save(
     figure: Figure, path_stem: str | Path, formats: Sequence[str] = ("svg", "png"), *, dpi: float | None = None
 ) -> list[Path]:
@@ -144,8 +156,7 @@ def save(
         stem.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotCreate(f"{stem.parent}: cannot make this folder ({error.strerror})") from None
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
+    for text in texts(figure):
         text.set_text(_NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text.get_text()))
     paths = [stem.with_name(f"{stem.name}.{name}") for name in formats]
     for name, path in zip(formats, paths, strict=True):

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from attnbench.plots.style import texts
 from attnbench.record import COLUMNS, SCHEMA_VERSION
 
 Rows = list[dict[str, Any]]
@@ -212,8 +212,8 @@ def linformer() -> pd.DataFrame:
 
 def text_of(figure: Figure) -> str:
     """Everything written in a figure, line breaks as spaces."""
-    texts = [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)]
-    return "\n".join(text.replace("\n", " ") for text in texts if text)
+    said = [text.get_text() for text in texts(figure)]
+    return "\n".join(text.replace("\n", " ") for text in said if text)
 
 
 @pytest.fixture(scope="session")
@@ -224,8 +224,7 @@ def words() -> Callable[[Figure], str]:
 def written(figure: Figure) -> Iterator[tuple[str, float, Bbox]]:
     """Everything that can be read: what it says, its size in points, its box in inches."""
     figure.draw_without_rendering()
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
+    for text in texts(figure):
         if text.get_visible() and text.get_text().strip():
             box = text.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
             yield text.get_text(), float(text.get_fontsize()), box
