@@ -17,17 +17,20 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module, reload
+from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import torch
+from PIL import Image
 from rich.cells import cell_len
 
 from attnbench import machine, plugins
 from attnbench.cli import console
 from attnbench.measure import flops
+from attnbench.plugins import module_name
 from attnbench.qkv import INPUTS
 from attnbench.run import plan, question, traces, worker
 from attnbench.run.isolation import Worker
@@ -46,8 +49,14 @@ _LATE = (
     *("attnbench.attention", "attnbench.inputs", "attnbench.plots", "attnbench.tasks", "attnbench.training.score"),
     *("attnbench.api", "attnbench.decision.match", "attnbench.testing", "pandas", "rich.progress", "rich.table"),
     *("attnbench.plots.catalogue", "attnbench.plots.load", "attnbench.plots.page", "matplotlib.backends.backend_svg"),
+    *("attnbench.pictures.picture", "attnbench.probing", "attnbench.run.invocation", "matplotlib.style.core"),
+    *("pyarrow.pandas_compat", "scipy.special", "attnbench.report", "attnbench.pictures.matrix"),
 )
 """What commands and measuring processes import when they need it."""
+
+
+_PLUGIN = module_name(Path("/"))
+"""How the name of such a module begins."""
 
 
 @contextmanager
@@ -73,8 +82,12 @@ def forks(watched: bool = False) -> Iterator[None]:
 
 
 @cache
-def load() -> None:
-    """Import here what otherwise every fork of this process would import."""
+def load() -> tuple[list[str], str]:
+    """Import here what otherwise every fork of this process would import.
+
+    Returns:
+        The modules that are files of plug-ins, and the last of all modules.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in _LATE:
@@ -82,6 +95,8 @@ def load() -> None:
         flops.predict(lambda: lambda: torch.ones(1) + 1)  # loads what torch traces with
         fixed_values()  # it remembers what it has seen
         cell_len("—")  # loads how wide each character is
+        Image.preinit()  # what figures are saved with
+    return [name for name in sys.modules if name.startswith(_PLUGIN)], next(reversed(sys.modules))
 
 
 _HANDLED = (signal.SIGTERM, signal.SIGALRM, signal.SIGINT)
@@ -186,17 +201,27 @@ def _begin(asked: dict[str, Any]) -> None:
         open(number, mode, encoding=encoding, errors=errors, closefd=False) if _is_open(number) else None  # noqa: SIM115  # lasts
         for number, mode, errors in ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "backslashreplace"))
     )
-    reload(console)  # which asks the environment
+    console._out.cache_clear()  # which has asked the environment
+    console._err.cache_clear()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="replace")  # as it does when it is imported
     for table in (VARIANTS, INPUTS, TASKS):
         table.names()  # filled from home before
         for name, entry in list(table._entries.items()):  # type: ignore[attr-defined]  # of three kinds
             if not entry.make.__module__.startswith("attnbench."):
                 del table._entries[name]  # type: ignore[attr-defined]  # as above
-    for name in [*plugins._modules, *(name for name in sys.modules if name.startswith("attnbench_plugin_"))]:
+    for name in [*plugins._modules, *_of_plugins()]:
         sys.modules.pop(name, None)
     plugins._modules.clear()
     torch.set_num_threads(1)
     gc.freeze()  # else the first collection looks through all that pytest holds
+
+
+def _of_plugins() -> list[str]:
+    """The modules that are files of plug-ins. Each name that is looked at is a piece of memory no longer shared."""
+    before, last = load()
+    since = takewhile(lambda name: name != last, reversed(sys.modules))
+    return before + [name for name in since if name.startswith(_PLUGIN)]
 
 
 def _is_open(number: int) -> bool:
