@@ -160,8 +160,8 @@ $(VENV)/installed-docs: $(VENV)/installed
 
 $(OLDEST)/installed: pyproject.toml constraints.txt tests/oldest.py
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python tests/oldest.py > $(OLDEST)/constraints.txt
-	$(OLDEST)/bin/python $(PIP) -c $(OLDEST)/constraints.txt $(PIP_OPTIONS) -e '.[dev]'
+	$(OLDEST)/bin/python tests/oldest.py > $(OLDEST)/requirements.txt
+	$(OLDEST)/bin/python $(PIP) $(PIP_OPTIONS) -r $(OLDEST)/requirements.txt -e .
 	touch $@
 
 $(VENV)/installed-release: $(VENV)/installed-dev
