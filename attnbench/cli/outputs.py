@@ -52,7 +52,8 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path, *, whole: Sequence
     def plain(cell: object) -> object:
         return no_formula(printable(cell)) if isinstance(cell, str) else cell
 
-    table = pd.DataFrame(rows).astype(dict.fromkeys(whole, "Int64")).map(plain, na_action="ignore")
+    texts = [{column: plain(cell) for column, cell in row.items()} for row in rows]
+    table = pd.DataFrame(texts).astype(dict.fromkeys(whole, "Int64"))
     write_output(path, table.to_csv(index=False, lineterminator="\n"))
 
 

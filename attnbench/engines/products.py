@@ -7,6 +7,7 @@ between them: for windows, four to nine times the keys.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -18,6 +19,10 @@ _SMALL = 1 << 21
 """Multiplications in a product up to which the 10 to 20 µs that oneDNN takes to start outweigh all else."""
 
 _AS_IT_IS = nullcontext()
+
+with warnings.catch_warnings():  # torch 2.9 warns once of a newer way to set this, which older code does not ask
+    warnings.simplefilter("ignore")
+    torch.get_float32_matmul_precision()
 
 _in_place: ContextVar[bool] = ContextVar("windows_in_place", default=False)
 

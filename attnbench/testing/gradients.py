@@ -44,7 +44,7 @@ def _slopes(function: Callable[..., Tensor], inputs: list[Tensor], padded: str) 
             function(*inputs[:i], inputs[i] + step * directions[i], *inputs[i + 1 :]) for step in (STEP, -STEP)
         )
         slope = float(((ahead - behind) * weight).detach().sum()) / (2 * STEP)
-        says = float((grads[i] * directions[i]).sum())
+        says = float((grads[i].detach() * directions[i]).sum())
         yield Measured(
             abs(says - slope) / max(1.0, abs(slope)),
             1e-6,

@@ -28,7 +28,8 @@ def make(causal: bool, form: str = "auto", n: int = 23) -> MLA:
     assert isinstance(module, MLA)
     with torch.no_grad():
         for norm in (module.norm, module.q_norm):
-            norm.weight += 0.3 * torch.randn_like(norm.weight, generator=torch.Generator().manual_seed(3))
+            weight, drawn = norm.weight, torch.Generator().manual_seed(3)
+            weight += 0.3 * torch.randn(weight.shape, dtype=weight.dtype, generator=drawn)
     return module
 
 

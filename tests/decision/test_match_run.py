@@ -19,6 +19,9 @@ from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.status import Status
 
+# In pandas 2 a column without a number has no say in the type of a joined one; a warning says that pandas 3 decides so.
+pytestmark = pytest.mark.filterwarnings("ignore:The behavior of DataFrame concatenation:FutureWarning")
+
 SECONDS = 1e-5
 
 

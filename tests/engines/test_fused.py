@@ -21,6 +21,10 @@ from attnbench.spec import parse_spec
 from attnbench.testing.laws import gap
 from attnbench.variant import VARIANTS, build
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array with ndim:DeprecationWarning"
+)  # Triton 3.5's own
+
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> str:

@@ -78,6 +78,7 @@ def test_exponentials_are_counted_in_whatever_function_they_are_taken() -> None:
     assert both.exponentials == 2 * pairs
 
 
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="torch 2.9 has no such products on the device meta")
 def test_a_product_whose_type_is_given_counts_like_any_other() -> None:
     a, b = torch.empty(3, 4, 5, dtype=torch.bfloat16, device="meta"), torch.empty(3, 5, 6, device="meta").bfloat16()
     c = torch.empty(4, 6, device="meta")

@@ -37,7 +37,8 @@ def test_a_committed_picture_says_what_is_drawn_today(name: str, tmp_path: Path)
     picture = draw(name)
     assert len(picture.numbers) > 0
     (today,) = save(picture.figure, tmp_path / name, ["svg"])
-    assert texts(FOLDER / f"{name}.svg") == texts(today)
+    # As one text: where a line ends depends on matplotlib's version.
+    assert " ".join(texts(FOLDER / f"{name}.svg")) == " ".join(texts(today))
     assert len(texts(today)) > 10
 
 

@@ -12,6 +12,8 @@ from attnbench.plots.tradeoff import applies, draw_tradeoff
 from tests.plots.conftest import row
 from tests.plots.trained_rows import LOSSES, table
 
+pytestmark = pytest.mark.filterwarnings("ignore:The behavior of DataFrame concatenation:FutureWarning")  # of pandas 2
+
 Words = Callable[[Figure], str]
 
 

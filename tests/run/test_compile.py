@@ -81,7 +81,7 @@ def test_what_runs_because_the_compiler_is_switched_off_is_not_called_compiled()
     with settings.patch(disable=True):
         record = measure("softmax")
     assert (record.status, record.compiled) == (Status.UNSUPPORTED, False)
-    assert "found no compiled frames" in record.reason
+    assert any(words in record.reason for words in ("found no compiled frames", "made nothing"))  # torch 2.9 says less
 
 
 def test_what_the_compiler_finds_out_about_the_processor_it_keeps_for_the_next_process(

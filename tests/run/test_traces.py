@@ -202,6 +202,8 @@ def scheduler(policy: int) -> None:
 def test_what_a_cell_changes_in_its_process_is_told_by_name(words: str) -> None:
     if words == "the cores it may use" and len(CORES) == 1:
         pytest.skip("one core")
+    if words == "the default device" and torch.__version__ < "2.10":
+        pytest.skip("torch 2.9 cannot tell it any more once it was set back")
     if words == "how numbers are rounded" and not torch.set_flush_denormal(False):
         pytest.skip("this processor cannot")
     change, undo = CASES[words]
