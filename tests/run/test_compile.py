@@ -106,6 +106,8 @@ def test_compiling_in_which_nothing_was_compiled_is_no_success() -> None:
 @needs_compiler
 @pytest.mark.parametrize("pass_", [pytest.param("training", marks=pytest.mark.slow), "decode"])
 def test_compiled_code_has_the_products_of_the_variant_and_its_compiling_apart(pass_: str) -> None:
+    if pass_ == "decode" and torch.__version__ < "2.10":
+        pytest.skip("torch 2.9 does not compile what asks a named tuple for a property; the row says so")
     record, plain = (measure("softmax", pass_=pass_, compile=compile_) for compile_ in (True, False))
     assert record.status is Status.OK, record.reason
     assert (record.compiled, plain.compiled) == (True, False)
