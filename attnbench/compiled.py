@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from attnbench.errors import Unsupported, said
 
@@ -57,6 +57,9 @@ def without_compiler(mode: type[Mode]) -> type[Mode]:
     inner = getattr(mode.__dict__["__torch_dispatch__"], "__wrapped__", None)
     if inner is not None:
         inner.__dynamo_disable = inner  # where the wrapper would keep its own, once made
+    if torch.__version__ < "2.10" and issubclass(mode, TorchDispatchMode):
+        # It compiles nothing, and says nothing, where such a mode is only set aside.
+        mode.ignore_compile_internals = classmethod(lambda cls: True)  # type: ignore[assignment]
     return mode
 
 
