@@ -452,7 +452,7 @@ class Record:
         older = {axis: data[other] for axis, other in FOLLOWING.items() if other in data}
         data = {**ADDED, **older, **data, "status": Status(data["status"])}
         names, values_of = _in_order()
-        # Python looks for each of a hundred names among all of them: by place it takes a quarter of the time.
+        # Python looks for each of a hundred names among all of them: by place it takes a fraction of the time.
         return cls(*values_of(data)) if data.keys() == names else cls(**data)
 
 

@@ -20,7 +20,7 @@ _SMALL = 1 << 21
 
 _AS_IT_IS = nullcontext()
 
-with warnings.catch_warnings():  # torch 2.9 warns once of a newer way to set this, which older code does not ask
+with warnings.catch_warnings():  # torch 2.9 warns, once, that there is a newer way to ask
     warnings.simplefilter("ignore")
     torch.get_float32_matmul_precision()
 

@@ -21,9 +21,8 @@ from attnbench.spec import parse_spec
 from attnbench.testing.laws import gap
 from attnbench.variant import VARIANTS, build
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Conversion of an array with ndim:DeprecationWarning"
-)  # Triton 3.5's own
+# What the interpreter of Triton 3.5 does itself.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
 
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -81,7 +81,7 @@ def test_what_runs_because_the_compiler_is_switched_off_is_not_called_compiled()
     with settings.patch(disable=True):
         record = measure("softmax")
     assert (record.status, record.compiled) == (Status.UNSUPPORTED, False)
-    assert any(words in record.reason for words in ("found no compiled frames", "made nothing"))  # torch 2.9 says less
+    assert ("made nothing" if torch.__version__ < "2.10" else "found no compiled frames") in record.reason
 
 
 def test_what_the_compiler_finds_out_about_the_processor_it_keeps_for_the_next_process(
