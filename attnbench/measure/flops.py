@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gc
-import math
 import re
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -22,30 +22,22 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from attnbench.compiled import books, without_compiler
 
-without_compiler(_FlopCounterMode)
+Formula = Callable[..., int]
 
 
-def _cpu_flash(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    return int(sdpa_flop_count(q, k, v))
+def _product(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * a.numel() * b.shape[-1]
 
 
-def _cpu_flash_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(grad, q, k, v))
-
-
-def _product(a: Any, b: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    return 2 * int(math.prod(a) * b[-1])
-
-
-def _sum_and_product(_: Any, a: Any, b: Any, *__: Any, out_shape: Any = None, **___: Any) -> int:
+def _sum_and_product(_: Tensor, a: Tensor, b: Tensor, *__: Any, **___: Any) -> int:
     return _product(a, b)
 
 
-_MISSING_IN_TORCH = {
+_PRODUCTS: dict[Any, Formula] = {
     # torch's own formulas mistake a dtype given for the result (out_dtype, on a GPU) for a second shape of it.
     torch.ops.aten.bmm: _product,
     torch.ops.aten.addmm: _sum_and_product,
@@ -53,10 +45,8 @@ _MISSING_IN_TORCH = {
     # torch knows neither of the products that are added to a tensor in place.
     torch.ops.aten.addmm_: _sum_and_product,
     torch.ops.aten.baddbmm_: _sum_and_product,
-    # torch counts 0 for its own CPU kernel (pytorch issue 195460).
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_flash,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_flash_backward,
 }
+"""Formulas of ours in place of torch's."""
 STEPS = 1500
 """Calls of torch that a prediction follows for each layer, unless it is told another number. They are counted and not
 timed, so that a busy machine foresees what a quiet one does."""
@@ -69,18 +59,6 @@ _EXPONENTIALS = {
 """Operations that take one exponential, or what costs as much, for each number of their first argument."""
 _ONLY_IN_MATH = "_safe_softmax"
 """An operation that only the math back end of PyTorch's attention calls; the others of that back end are ordinary."""
-
-
-class _NoModules(nullcontext[None]):
-    """Stands in for torch's tracker of modules, whose hooks refuse a gradient with respect to a module's input."""
-
-    parents = frozenset({"Global"})
-
-
-def _counter() -> FlopCounterMode:
-    counter = FlopCounterMode(display=False, custom_mapping=_MISSING_IN_TORCH)
-    counter.mod_tracker = _NoModules()  # type: ignore[assignment]  # the two methods and the attribute that are used
-    return counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +75,76 @@ class Counted:
     cannot be told in a backward pass alone); ``flex`` if compiled. None where it was not called."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What one of torch's operations is to the counter."""
+
+    composite: bool
+    """Torch makes it of other operations, which are counted in its place."""
+    flops: Formula | None
+    """FLOPs by its arguments and its result, ``out_val``; None if it is no product."""
+    exponential: bool
+    """It takes an exponential of each number of its first argument."""
+    fused: bool
+    """It is attention as a whole, forward or backward."""
+    kernel: str | None
+    """Its name as an attention kernel."""
+
+
+@cache
+def _operation(func: OpOverload[..., Any]) -> _Operation:
+    schema = func._schema
+    name = schema.name.removeprefix("aten::")
+    fused = _FUSED.match(name)
+    kernel = fused[1] + ("_cpu" if fused[2] else "") if fused else "math" if name == _ONLY_IN_MATH else None
+    makes_tensors = any("Tensor" in str(one.type) for one in schema.returns)  # what asks for a size may call itself
+    return _Operation(
+        makes_tensors and func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd),
+        _PRODUCTS.get(func.overloadpacket, flop_registry.get(func.overloadpacket)),
+        name.strip("_") in _EXPONENTIALS,
+        bool(fused),
+        kernel,
+    )
+
+
 @without_compiler
-class _Kernels(TorchDispatchMode):
-    """Counts what the counter of FLOPs does not: names of kernels, exponentials, and products that causality spares."""
+class _Counter(TorchDispatchMode):
+    """Counts FLOPs of products and exponentials, and collects the names of attention kernels."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: set[str] = set()
-        self.exponentials = 0
-        self.spared_flops = 0
+        self.matmul_flops = self.exponentials = 0
+        self.kernels: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.removeprefix("aten::")
-        match = _FUSED.match(name)
-        if match:
-            self.names.add(match[1] + ("_cpu" if match[2] else ""))
-            self._look_inside(func, args, kwargs or {})
-        elif name == _ONLY_IN_MATH:
-            self.names.add("math")
-        if name.strip("_") in _EXPONENTIALS:
+        named = kwargs or {}
+        operation = _operation(func)
+        if operation.composite:
+            with self:
+                return func.decompose(*args, **named)
+        output = func(*args, **named)
+        if operation.kernel:
+            self.kernels.add(operation.kernel)
+        if operation.fused:
+            self._look_inside(func, args, named)
+        elif operation.flops:
+            self.matmul_flops += operation.flops(*args, **named, out_val=output)
+        if operation.exponential:
             self.exponentials += args[0].numel()
-        return func(*args, **(kwargs or {}))
+        return output
 
     def _look_inside(self, func: Any, args: Any, named: dict[str, Any]) -> None:
-        """Count an exponential for each pair of a fused kernel, and the FLOPs of pairs that a causal one skips."""
+        """Count an exponential and two products for each pair that a fused kernel looks at; five products backward.
+
+        Torch's own formulas know neither its kernel for the CPU (pytorch issue 195460) nor what causality spares.
+        """
         named = {**dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)), **named}
         q, k, v = named["query"], named["key"], named["value"]
         (B, H, N, D), M = q.shape, k.shape[2]
-        seen = _pairs_in_the_past(N, M) if named.get("is_causal") else N * M
-        self.exponentials += B * H * seen
-        products = 3 * D + 2 * v.shape[3] if "backward" in func._schema.name else D + v.shape[3]
-        self.spared_flops += 2 * B * H * (N * M - seen) * products
+        pairs = B * H * (_pairs_in_the_past(N, M) if named.get("is_causal") else N * M)
+        widths = 3 * D + 2 * v.shape[3] if "backward" in func._schema.name else D + v.shape[3]
+        self.exponentials += pairs
+        self.matmul_flops += 2 * pairs * widths
 
 
 def _pairs_in_the_past(N: int, M: int) -> int:
@@ -138,14 +155,13 @@ def _pairs_in_the_past(N: int, M: int) -> int:
 
 def count(call: Callable[[], Any]) -> Counted:
     """Run ``call`` once and count. Slower than the bare call: never timed."""
-    counter = _counter()
-    with books() as booked, _Kernels() as kernels, counter:  # it takes composite operations apart, so it stands first
+    with books() as booked, _Counter() as counter:
         output = call()
     return Counted(
         output,
-        counter.get_total_flops() - kernels.spared_flops + sum(one.matmul_flops for one in booked),
-        kernels.exponentials + sum(one.exponentials for one in booked),
-        "+".join(sorted(kernels.names.union(one.kernel for one in booked))) or None,
+        counter.matmul_flops + sum(one.matmul_flops for one in booked),
+        counter.exponentials + sum(one.exponentials for one in booked),
+        "+".join(sorted(counter.kernels.union(one.kernel for one in booked))) or None,
     )
 
 
@@ -195,12 +211,10 @@ class _LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        known = {id(t.untyped_storage()) for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)}
-        for tensor in tree_iter(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if id(storage) not in self._seen and id(storage) not in known:
-                    self._add(storage)
+        made = {key: storage for key, storage in _storages(result) if key not in self._seen}
+        if made:
+            for key in made.keys() - {key for key, _ in _storages((args, kwargs))}:
+                self._add(made[key])
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
@@ -214,6 +228,14 @@ class _LiveBytes(TorchDispatchMode):
             self.held -= size
 
         weakref.finalize(storage, gone)
+
+
+def _storages(tree: object) -> Iterator[tuple[int, torch.UntypedStorage]]:
+    """The storages of all tensors in a tree, each with what identifies it."""
+    for one in tree_iter(tree):
+        if isinstance(one, Tensor):
+            storage = one.untyped_storage()
+            yield id(storage), storage
 
 
 def predict(make_call: Callable[[], Callable[[], object]], *, most: int | None = None) -> Prediction:
@@ -230,11 +252,11 @@ def predict(make_call: Callable[[], Callable[[], object]], *, most: int | None =
         with FakeTensorMode():
             call = make_call()
             gc.collect()
-            counter, live, patience = _counter(), _LiveBytes(), _Patience(STEPS if most is None else most)
-            with books() as booked, live, _Kernels() as kernels, counter, patience:
+            live, patience = _LiveBytes(), _Patience(STEPS if most is None else most)
+            with books() as booked, live, _Counter() as counter, patience:
                 result = call()
             del result
-            flops = counter.get_total_flops() - kernels.spared_flops + sum(one.matmul_flops for one in booked)
+            flops = counter.matmul_flops + sum(one.matmul_flops for one in booked)
             return Prediction(flops, live.peak, steps=patience.steps)
     except (DataDependentOutputException, DynamicOutputShapeException):
         return Prediction(None, None, "unknown: depends on the data")

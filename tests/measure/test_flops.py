@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.compiled import out_of_sight, without_compiler
 from attnbench.measure import flops
@@ -221,18 +222,36 @@ def test_two_back_ends_of_one_call_are_both_named_and_nothing_is_printed(capfd: 
 def test_the_pairs_of_a_fused_kernel_have_exponentials_and_products_of_both_widths() -> None:
     q, k, v = (torch.empty(2, 3, *size, device="meta") for size in ((5, 7), (6, 7), (6, 11)))
     out, sums = torch.empty(2, 3, 5, 11, device="meta"), torch.empty(2, 3, 5, device="meta")
-    seen, skipped = 1 + 2 + 3 + 4 + 5, 5 * 6 - 15
-    forward, backward = flops._Kernels(), flops._Kernels()
-    kernels = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    forward._look_inside(kernels.default, (q, k, v), {"is_causal": True})
-    assert (forward.exponentials, forward.spared_flops) == (2 * 3 * seen, 2 * 2 * 3 * skipped * (7 + 11))
-    kernels = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    backward._look_inside(kernels.default, (out, q, k, v, out, sums, 0.0, True), {})
-    assert backward.exponentials == 2 * 3 * seen
-    assert backward.spared_flops == 2 * 2 * 3 * skipped * (3 * 7 + 2 * 11)
-    whole = flops._Kernels()
-    whole._look_inside(kernels.default, (out, q, k, v, out, sums, 0.0, False), {})
-    assert (whole.exponentials, whole.spared_flops) == (2 * 3 * 5 * 6, 0)
+    kernel, backward = "_scaled_dot_product_flash_attention_for_cpu", (out, q, k, v, out, sums, 0.0)
+
+    def counted(name: str, *given: object, **named: object) -> tuple[int, int]:
+        counter = flops._Counter()
+        counter._look_inside(getattr(torch.ops.aten, name).default, given, named)
+        return counter.exponentials, counter.matmul_flops
+
+    seen, all_of_them = 2 * 3 * (1 + 2 + 3 + 4 + 5), 2 * 3 * 5 * 6
+    assert counted(kernel, q, k, v, is_causal=True) == (seen, 2 * seen * (7 + 11))
+    assert counted(kernel, q, k, v) == (all_of_them, 2 * all_of_them * (7 + 11))
+    assert counted(f"{kernel}_backward", *backward, True) == (seen, 2 * seen * (3 * 7 + 2 * 11))
+    assert counted(f"{kernel}_backward", *backward, False) == (all_of_them, 2 * all_of_them * (3 * 7 + 2 * 11))
+
+
+def test_an_operation_that_torch_makes_of_others_counts_as_those() -> None:
+    a, b = torch.ones(2, 3, 5), torch.ones(2, 5, 7)
+
+    def call() -> torch.Tensor:
+        with torch.inference_mode():  # in which they arrive as they were called
+            return torch.einsum("bij,bjk->bik", a, torch.matmul(b, torch.ones(7, 7)).exp())
+
+    assert count(call).matmul_flops == 2 * 2 * 3 * 5 * 7 + 2 * 2 * 5 * 7 * 7
+    assert count(call).exponentials == 2 * 5 * 7
+
+
+def test_a_formula_that_a_library_gives_torch_for_its_operation_is_used() -> None:
+    schema = "(Tensor a, Tensor b) -> Tensor"
+    product = torch.library.custom_op("attnbench_test::product", torch.matmul, mutates_args=(), schema=schema)
+    register_flop_formula(torch.ops.attnbench_test.product)(lambda a, b, out_shape: 1000 * out_shape[0])
+    assert count(lambda: product(torch.ones(3, 2), torch.ones(2, 4))).matmul_flops == 3000
 
 
 def predicted_peak(call: Callable[[torch.Tensor], object]) -> int | None:
