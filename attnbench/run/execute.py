@@ -16,6 +16,7 @@ from attnbench.cgroup import throttled_periods
 from attnbench.compiled import compiling, find_instructions, whole
 from attnbench.errors import AttnbenchError, BrokenContract
 from attnbench.machine import throttling_warning
+from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
 from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.error import measure_error
 from attnbench.measure.flops import count
@@ -33,7 +34,6 @@ from attnbench.record import Record
 from attnbench.reference import relative_error
 from attnbench.run.call import Call, always_compiled, prepare
 from attnbench.run.outcome import Nonfinite, failed
-from attnbench.run.process import freed_memory_returned, return_freed_memory
 from attnbench.run.unseen import (
     Look,
     hold_to,

@@ -6,15 +6,14 @@ which of two settings it was measured in: ``tuned`` or ``as-shipped``.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple
 
 from attnbench.errors import UsageError
 from attnbench.machine import available_memory_bytes
+from attnbench.measure.allocator import keep_freed_memory
 from attnbench.units import format_bytes
 
 Process = Literal["tuned", "as-shipped"]
@@ -49,9 +48,6 @@ _MEMORY_SHARE = 0.85
 
 _TOO_LITTLE = f"torch itself needs {format_bytes(LEAST_MEMORY)}"
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
-_DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 * 1024, 65536
-
 
 def environment_for(threads: int) -> dict[str, str]:
     """Variables that must be set before torch is imported; those that change arithmetic stay as the user set them."""
@@ -61,40 +57,6 @@ def environment_for(threads: int) -> dict[str, str]:
     # The worker finds what this process finds, and nothing that just happens to lie in the current folder (-P).
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**inherited, **dict.fromkeys(names, str(threads)), "PYTHONPATH": path}
-
-
-def keep_freed_memory() -> bool:
-    """Tell glibc to keep freed memory, so that a call does not pay for page faults again; False without glibc."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False
-    return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, -1))
-
-
-@contextmanager
-def freed_memory_returned(wanted: bool) -> Iterator[None]:
-    """Use the allocator as shipped for a while, inside the tuned process: it gives large tensors back when freed.
-
-    An allocator that keeps memory may hold a large tensor's place twice, which is too much near the limit.
-    """
-    if not wanted:
-        yield
-        return
-    return_freed_memory()
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt(_M_MMAP_MAX, _DEFAULT_MMAP_MAX)
-    mallopt(_M_TRIM_THRESHOLD, _DEFAULT_TRIM_THRESHOLD)
-    try:
-        yield
-    finally:
-        keep_freed_memory()
-
-
-def return_freed_memory() -> None:
-    """Return to the system the memory that the allocator kept, between cells."""
-    with suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def apply(

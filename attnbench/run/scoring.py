@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.cell import Cell
+from attnbench.measure.allocator import keep_freed_memory
 from attnbench.record import Record, one_line
 from attnbench.run.outcome import failed
-from attnbench.run.process import keep_freed_memory
 from attnbench.status import Status
 
 

@@ -17,8 +17,9 @@ from os import write
 from typing import TYPE_CHECKING, Any, TextIO
 
 from attnbench.errors import AttnbenchError, said
+from attnbench.measure.allocator import return_freed_memory
 from attnbench.run.descendants import guard
-from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory, return_freed_memory, window_library
+from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory, window_library
 
 if TYPE_CHECKING:
     from attnbench.cell import Cell

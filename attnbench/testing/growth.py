@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from attnbench.measure.allocator import freed_memory_kept
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 from attnbench.spec import Spec
@@ -94,7 +95,7 @@ def time_(case: Case) -> Iterator[Measured]:
     if claimed is None:
         raise NothingClaimed("nothing is claimed about time: see cost and time_exponent of @register.")
     short = 128 if claimed > 2 else 256 if claimed > 1.2 else 2048
-    with _one_thread():
+    with _one_thread(), freed_memory_kept():  # else only the longer call might pay for page faults
         few, many = (_least_seconds(case, n) for n in (short, 4 * short))
     power = math.log(many / few, 4)
     yield Measured(
