@@ -11,6 +11,8 @@ _COMMON = {"identity", "dense", "noise", "local", "graph", "kernel", "pooling", 
 """Names of variants that are parts of other things' names as well."""
 _SHOWN = 4
 """Most names of idle parameters in a line."""
+_LARGE_SHARE = 0.1
+"""Share of the square part from which all pairs, or a part of them that grows as n², are in the products."""
 
 
 class Line(NamedTuple):
@@ -48,7 +50,10 @@ def _attention(found: Found) -> str:
         return f"none: a recurrence, a window or an average{end}"
     if pairs.fixed:
         rows = ", ".join(map(str, pairs.fixed))
-        return f"each token attends to a fixed number of keys: {rows}"
+        what = "summaries of the whole sequence" if pairs.pooled else "keys"
+        return f"each token attends to a fixed number of {what}: {rows}"
+    if found.products is not None and found.products.square_share > _LARGE_SHARE:
+        return "no operation forms n × n pairs at once, and products grow as n²: tiles, or windows that are long for n"
     if pairs.pooled:
         return "pooling: the tokens are weighed once for the whole sequence"
     return "no pairs are formed, but more numbers pass between tokens than a small state holds: linear, FFT or hashing"
@@ -147,6 +152,9 @@ def contradictions(found: Found, name: str, label: str | None = None) -> list[st
     said = []
     if variant is not None and found.pairs.formed and (variant.time_exponent or 2) < 2:
         said.append(f"{called}, which costs {variant.cost}; it forms all n × n pairs")
+    if variant is not None and variant.family == "exact" and found.mixes and not found.pairs.formed:
+        if found.products is not None and found.products.power == 1:
+            said.append(f"{called}, which costs {variant.cost}; its products grow as n")
     promises = variant is not None or "attention" in name.lower() or "transformer" in name.lower()
     if promises and found.per_token and not found.pairs.formed:
         if not found.mixes:

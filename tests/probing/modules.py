@@ -84,6 +84,7 @@ gla_layer = layer("gla", causal=True)
 local_layer = layer("local:window=3", causal=True)
 performer_layer = layer("performer:features=16")
 softmax_layer = layer("softmax")
+chunked_layer = layer("chunked")
 identity_layer = layer("identity")
 
 
@@ -97,6 +98,19 @@ class Pooled(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         weights = self.score(x)[..., 0].softmax(-1)
         return {"logits": self.out((weights[..., None] * x).sum(1))}
+
+
+class Efficient(nn.Module):
+    """Linear attention whose features are softmax: of queries over the width, of keys over the tokens."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        y: Tensor = q.softmax(-1) @ (k.softmax(-2).mT @ v)
+        return y
 
 
 class Dead(nn.Module):
