@@ -152,9 +152,9 @@ def contradictions(found: Found, name: str, label: str | None = None) -> list[st
     said = []
     if variant is not None and found.pairs.formed and (variant.time_exponent or 2) < 2:
         said.append(f"{called}, which costs {variant.cost}; it forms all n × n pairs")
-    if variant is not None and variant.family == "exact" and found.mixes and not found.pairs.formed:
-        if found.products is not None and found.products.power == 1:
-            said.append(f"{called}, which costs {variant.cost}; its products grow as n")
+    linear = found.mixes and not found.pairs.formed and found.products is not None and found.products.power == 1
+    if variant is not None and variant.family == "exact" and linear:
+        said.append(f"{called}, which costs {variant.cost}; its products grow as n")
     promises = variant is not None or "attention" in name.lower() or "transformer" in name.lower()
     if promises and found.per_token and not found.pairs.formed:
         if not found.mixes:

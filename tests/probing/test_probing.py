@@ -88,14 +88,18 @@ def test_softmax_is_softmax() -> None:
 def test_a_linear_attention_is_no_softmax() -> None:
     one = found("Efficient")
     assert answers(one)["attention"] == "each token attends to a fixed number of summaries of the whole sequence: 16"
-    assert contradictions(one, "x", "softmax") == ["it is said to be softmax, which costs O(n²·d); its products grow as n"]
+    assert contradictions(one, "x", "softmax") == [
+        "it is said to be softmax, which costs O(n²·d); its products grow as n"
+    ]
     assert contradictions(one, "Efficient") == []
 
 
 def test_exact_attention_in_tiles_is_exact_attention() -> None:
     one = found("chunked_layer", width=16)
     assert not one.pairs.formed
-    assert answers(one)["attention"].startswith("no operation forms n × n pairs at once, and products grow as n²: tiles")
+    assert answers(one)["attention"].startswith(
+        "no operation forms n × n pairs at once, and products grow as n²: tiles"
+    )
     assert contradictions(one, "chunked_layer", "softmax") == []
 
 
