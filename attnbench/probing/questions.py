@@ -88,10 +88,17 @@ class Found:
     """Parameters without any effect on the output, with how many numbers they have."""
     parameters: int
     """How many parameters it has."""
+    repeats: bool = True
+    """Whether two calls on the same input agree: it draws nothing, in eval mode."""
 
     @property
     def sees_future(self) -> bool:
         return self.per_token and any(seen for i, row in enumerate(self.reads) for seen in row[i + 1 :])
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether each output depends on its own token and on all earlier ones."""
+        return all(all(row[: i + 1]) for i, row in enumerate(self.reads))
 
     @property
     def mixes(self) -> bool:
@@ -129,6 +136,7 @@ def probe(subject: Subject, begun: Callable[[str], None] = lambda question: None
         memory=memory,
         idle=_idle(subject),
         parameters=sum(1 for _ in subject.module.parameters()),
+        repeats=subject.repeats,
     )
 
 
@@ -140,16 +148,16 @@ def _close(subject: Subject) -> float:
 def _reads(subject: Subject) -> list[list[bool]]:
     n = min(TOKENS, subject.longest)
     before = subject.draw(n)
-    expected = subject(before)
-    others = [subject.draw(n, seed=seed) for seed in (1, 2, 3)]
+    others = {seed: subject.draw(n, seed=seed) for seed in (1, 2, 3)}
+    expected = {seed: subject(before, seed=seed) for seed in others}
     columns = []
     for j in range(n):
-        changed = torch.zeros(expected.shape[1], dtype=torch.bool)
-        for other in others:
+        changed = torch.zeros(expected[1].shape[1], dtype=torch.bool)
+        for seed, other in others.items():
             after = before.clone()
             after[:, j] = other[:, j] if not torch.equal(other[:, j], before[:, j]) else _another(subject, other[:, j])
-            moved = (subject(after) - expected).abs().amax((0, 2))
-            changed |= moved > _close(subject) * expected.abs().max()
+            moved = (subject(after, seed=seed) - expected[seed]).abs().amax((0, 2))
+            changed |= moved > _close(subject) * expected[seed].abs().max()
         columns.append(changed)
     answer: list[list[bool]] = torch.stack(columns, 1).tolist()
     return answer
@@ -189,15 +197,19 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
 
     _SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
     _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul")
+    _COPIES = ("_to_copy", "clone", "native_dropout")
 
     def __init__(self, n: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.n = n
         self.seen: Counter[str] = Counter()
+        self.weights: dict[int, tuple[str, Tensor]] = {}
+        """Storage of a softmax over few numbers -> what it is if it is multiplied, and itself. An output is not."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.partition("::")[2].partition(".")[0]
+        self._follow(name, args, result)
         if "scaled_dot_product" in name and not name.endswith("backward"):
             q, k = args[0], args[1]
             self.seen["fused" if (q.shape[-2], k.shape[-2]) == (self.n, self.n) else "fused, few keys"] += 1
@@ -210,8 +222,30 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
                 self.seen["softmax"] += 1
             elif self.n in shape:
                 over = shape[int(args[1])]
-                self.seen["pooled" if over == self.n else f"fixed {over}"] += 1
+                if over == self.n:
+                    self.seen["pooled"] += 1
+                else:
+                    self.weights[_storage(result)] = (f"fixed {over}", result)
         return result
+
+    def _follow(self, name: str, args: Any, result: Any) -> None:
+        """Count the weights that an operation multiplies, or follow them into a copy."""
+        copied = name in self._COPIES
+        if not (copied or name.startswith("mul") or name in self._PRODUCTS):
+            return
+        for x in args:
+            if not isinstance(x, Tensor) or _storage(x) not in self.weights:
+                continue
+            kind, _ = self.weights.pop(_storage(x))
+            if copied:
+                copy = result[0] if isinstance(result, tuple) else result
+                self.weights[_storage(copy)] = (kind, copy)
+            else:
+                self.seen[kind] += 1
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 def _pairs(subject: Subject) -> Pairs:
@@ -220,7 +254,7 @@ def _pairs(subject: Subject) -> Pairs:
         watch = _Watch(n)
         # With gradients: without them torch has fused layers, which show nothing of what they do.
         with torch.enable_grad(), watch:
-            subject.module(subject.draw(n))
+            subject.run(subject.draw(n))
         found.append(watch.seen)
     if not found:
         return Pairs()
@@ -232,7 +266,7 @@ def _pairs(subject: Subject) -> Pairs:
 def _costs(subject: Subject) -> tuple[Growth | None, Growth | None]:
     longest = min(512, subject.longest)
     lengths = (longest // 4, longest // 2, longest)
-    calls = [partial(subject.module, subject.draw(n)) for n in lengths]
+    calls = [partial(subject.run, subject.draw(n)) for n in lengths]
     with torch.enable_grad():  # as in _pairs
         flops = [count(call).matmul_flops for call in calls]
     with torch.no_grad():

@@ -73,6 +73,7 @@ class Subject:
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self.module = _made(wanted).eval()
+        _hold_to_one_argument(wanted, self.module)
         self.vocab = wanted.vocab or _vocabulary(self.module)
         widths = [wanted.width] if wanted.width else _widths(self.module)
         if wanted.call == "tokens" and self.vocab is None:
@@ -80,8 +81,23 @@ class Subject:
         if wanted.call == "x" and not widths:
             raise UsageError(f"{wanted.source}: nothing says how wide x is; give --width")
         self.width, self.dtype = self._first_that_works(widths if wanted.call == "x" else [None])
+        self.repeats = self._repeats()
         self._hold_examples_apart()
         self.longest = self._longest()
+
+    @torch.no_grad()
+    def _repeats(self) -> bool:
+        """Whether two calls on the same input agree without the same seed.
+
+        Raises UsageError where they differ with it: then no answer would be about what was exchanged.
+        """
+        given = self.draw(8)
+        first, second = (self._output(self.run(given), 1, 8)[0] for _ in range(2))
+        if not torch.equal(first, second):
+            source = self.wanted.source
+            raise UsageError(f"{source}: two calls on the same input differ, by random numbers that are not torch's")
+        after, _ = self._output(self.module(given), 1, 8)  # as the call before has left torch's generator
+        return torch.equal(first, after)
 
     @torch.no_grad()
     def _hold_examples_apart(self) -> None:
@@ -102,7 +118,7 @@ class Subject:
             for self.dtype in (torch.float64, torch.float32):
                 self.module.to(self.dtype)
                 try:
-                    out, self.per_token = self._output(self.module(self.draw(8)), 1, 8)
+                    out, self.per_token = self._output(self.run(self.draw(8)), 1, 8)
                 except (UsageError, Unsupported):
                     raise
                 except Exception as error:  # somebody else's code
@@ -133,9 +149,14 @@ class Subject:
             return torch.randint(self.vocab or 1, (batch, n), generator=generator)
         return torch.randn(batch, n, self.width or 1, generator=generator, dtype=torch.float64).to(self.dtype)
 
-    def __call__(self, given: Tensor) -> Tensor:
+    def run(self, given: Tensor, *, seed: int = 0) -> object:
+        """What the module makes of tokens or x; what it draws follows from ``seed``."""
+        torch.default_generator.manual_seed(seed)
+        return self.module(given)
+
+    def __call__(self, given: Tensor, *, seed: int = 0) -> Tensor:
         """``(B, n, E)``, or ``(B, 1, E)`` where the output is about the whole sequence."""
-        return self._output(self.module(given), *given.shape[:2])[0]
+        return self._output(self.run(given, seed=seed), *given.shape[:2])[0]
 
     def from_vectors(self, given: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The output, and the vectors ``(B, n, C)`` that it was made from, which gradients reach.
@@ -206,7 +227,22 @@ def _hold_to_signature(wanted: Wanted, make: Any, options: Mapping[str, Any]) ->
     ]
     if missing:
         example = ",".join(f"{name}=64" for name in missing)
-        raise UsageError(f"{wanted.source}: {wanted.name} needs {', '.join(missing)}; write {wanted.source}:{example}")
+        raise UsageError(
+            f"{wanted.source}: {wanted.name} needs {', '.join(missing)}; write {wanted.source}:{example}, "
+            f"or name a function in {wanted.file} that makes it"
+        )
+
+
+def _hold_to_one_argument(wanted: Wanted, module: nn.Module) -> None:
+    """Raise UsageError where ``forward`` needs more than tokens or x: a mask, say."""
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY)
+    more = [one.name for one in parameters[1:] if one.default is one.empty and one.kind in kinds]
+    if more:
+        raise UsageError(
+            f"{wanted.source}: it is called with {wanted.call} alone, and its forward also needs {', '.join(more)}; "
+            f"name a class in {wanted.file} that gives it that"
+        )
 
 
 def _tensors(out: object) -> Iterator[Tensor]:

@@ -9,6 +9,14 @@ from attnbench.variant import VARIANTS, Variant
 
 _COMMON = {"identity", "dense", "noise", "local", "graph", "kernel", "pooling", "location", "lstm", "gru", "conv"}
 """Names of variants that are parts of other things' names as well."""
+_ALSO = {
+    "localattention": "local",
+    "slidingwindow": "local",
+    "lshattention": "reformer",
+    "favor": "performer",
+    "retention": "retnet",
+}
+"""Parts of the names of classes that name a variant by another word."""
 _SHOWN = 4
 """Most names of idle parameters in a line."""
 _LARGE_SHARE = 0.1
@@ -24,8 +32,10 @@ class Line(NamedTuple):
 
 def lines(found: Found) -> list[Line]:
     """The answers in the order in which a reader wants them."""
+    drawn = "no: two calls on the same input differ, in eval mode; it draws random numbers, or drops some"
     return [
         Line("attention", _attention(found)),
+        *([] if found.repeats else [Line("repeats", drawn)]),
         Line("reads", _reads(found)),
         Line("future", _future(found)),
         Line("between tokens", _between(found)),
@@ -39,19 +49,20 @@ def _attention(found: Found) -> str:
     pairs = found.pairs
     if not found.mixes:
         return "none: no token reads another"
+    hidden = "; a mask then hides what is not read" if found.per_token and not found.reads_all else ""
     if pairs.fused or pairs.softmax:
         calls = pairs.fused + pairs.softmax
         how = "a fused kernel" if pairs.fused else "a softmax"
-        return f"plain softmax attention: {how} weighs all n tokens for each token, {_times(calls)} in a call"
+        return f"plain softmax attention: {how} weighs all n tokens for each token, {_times(calls)} in a call{hidden}"
     if pairs.products:
-        return f"all n × n pairs are formed, without a softmax over them: {_times(pairs.products)} in a call"
-    if found.state is not None:
-        end = ", which weighs the tokens once for the whole sequence" if pairs.pooled else ""
-        return f"none: a recurrence, a window or an average{end}"
+        return f"all n × n pairs are formed, without a softmax over them: {_times(pairs.products)} in a call{hidden}"
     if pairs.fixed:
         rows = ", ".join(map(str, pairs.fixed))
         what = "summaries of the whole sequence" if pairs.pooled else "keys"
         return f"each token attends to a fixed number of {what}: {rows}"
+    if found.state is not None:
+        end = ", which weighs the tokens once for the whole sequence" if pairs.pooled else ""
+        return f"none: a recurrence, a window or an average{end}"
     if found.products is not None and found.products.square_share > _LARGE_SHARE:
         return "no operation forms n × n pairs at once, and products grow as n²: tiles, or windows that are long for n"
     if pairs.pooled:
@@ -72,7 +83,7 @@ def _reads(found: Found) -> str:
     if not found.mixes:
         return "each output depends only on its own token"
     n = len(found.reads)
-    if all(all(row[: i + 1]) for i, row in enumerate(found.reads)):
+    if found.reads_all:
         return (
             "each output depends on every token"
             if found.sees_future
@@ -136,8 +147,9 @@ def _idle(found: Found) -> str:
 def named_after(name: str) -> Variant | None:
     """The variant whose name is part of a class's name; the longest, where there are several."""
     plain = name.lower().replace("_", "")
-    names = [one for one in VARIANTS.names() if one not in _COMMON and one.replace("-", "") in plain]
-    return VARIANTS.get(max(names, key=len)) if names else None
+    names = {one.replace("-", ""): one for one in VARIANTS.names() if one not in _COMMON} | _ALSO
+    found = [part for part in names if part in plain]
+    return VARIANTS.get(names[max(found, key=len)]) if found else None
 
 
 def contradictions(found: Found, name: str, label: str | None = None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,72 @@ class Efficient(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
         y: Tensor = q.softmax(-1) @ (k.softmax(-2).mT @ v)
+        return y
+
+
+class SlidingWindow(nn.Module):
+    """Attention to ``near`` tokens on both sides, of all pairs, most of which a mask hides, or of these keys alone."""
+
+    def __init__(self, dim: int = 16, near: int = 3, masked: bool = False) -> None:
+        super().__init__()
+        self.qkv, self.near, self.masked = nn.Linear(dim, 3 * dim), near, masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if self.masked:
+            i = torch.arange(x.shape[1])
+            far = (i[:, None] - i).abs() > self.near
+            hidden: Tensor = (q @ k.mT).masked_fill(far, -torch.inf).softmax(-1) @ v
+            return hidden
+        k, v = (nn.functional.pad(one, (0, 0, self.near, self.near)).unfold(1, 2 * self.near + 1, 1) for one in (k, v))
+        return torch.einsum("bnw,bndw->bnd", torch.einsum("bnd,bndw->bnw", q, k).softmax(-1).clone(), v)
+
+
+class Dropping(nn.Module):
+    """Softmax attention that drops weights in eval mode as well."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = nn.functional.dropout((self.q(x) @ self.k(x).mT).softmax(-1), 0.1)
+        y: Tensor = weights @ x
+        return y
+
+
+class Guessing(nn.Module):
+    """Has random numbers that no seed of torch reaches."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) * random.random()
+        return y
+
+
+class Masked(nn.Module):
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) * mask
+        return y
+
+
+class LanguageModel(nn.Module):
+    """A GRU whose output is a softmax over few words: no weights of keys."""
+
+    def __init__(self, vocab: int = 30, dim: int = 16) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(vocab, dim), nn.Linear(dim, vocab)
+        self.gru = nn.GRU(dim, dim, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        y: Tensor = self.out(self.gru(self.embedding(tokens))[0]).softmax(-1)
         return y
 
 

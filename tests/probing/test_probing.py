@@ -12,6 +12,7 @@ import torch
 from attnbench.errors import Unsupported, UsageError
 from attnbench.probing import Found, Subject, Wanted, contradictions, lines, probe
 from attnbench.probing.questions import Growth
+from attnbench.probing.verdict import named_after
 from attnbench.run.module import ProbeModule
 
 MODULES = Path(__file__).with_name("modules.py")
@@ -103,6 +104,48 @@ def test_exact_attention_in_tiles_is_exact_attention() -> None:
     assert contradictions(one, "chunked_layer", "softmax") == []
 
 
+def test_a_window_of_a_mask_is_told_from_a_window() -> None:
+    masked, real = found("SlidingWindow:masked=true"), found("SlidingWindow")
+    assert answers(masked)["attention"].endswith("once in a call; a mask then hides what is not read")
+    assert contradictions(masked, "SlidingWindow") == [
+        "its name says local, which costs O(n·w·d); it forms all n × n pairs"
+    ]
+    assert answers(real)["attention"] == "each token attends to a fixed number of keys: 7"
+    assert contradictions(real, "SlidingWindow") == []
+    assert masked.reads == real.reads
+
+
+def test_what_differs_from_call_to_call_is_said_and_looked_at_all_the_same() -> None:
+    one = found("Dropping")
+    assert answers(one)["repeats"].startswith("no: two calls on the same input differ, in eval mode")
+    assert answers(one)["reads"] == "each output depends on every token"
+    assert answers(one)["attention"].endswith("once in a call")
+    assert "repeats" not in answers(found("Efficient"))
+
+
+def test_a_softmax_over_words_weighs_no_keys() -> None:
+    one = found("LanguageModel", "tokens")
+    assert one.pairs.fixed == ()
+    assert answers(one)["attention"] == "none: a recurrence, a window or an average"
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("FAVORAttention", "performer"),
+        ("Sliding_Window", "local"),
+        ("LocalAttention", "local"),
+        ("MultiScaleRetention", "retnet"),
+        ("LSHAttention", "reformer"),
+        ("LinearAttention", "linear"),
+        ("LocalConv", None),
+    ],
+)
+def test_the_name_of_a_class_names_a_variant_also_by_other_words(name: str, variant: str | None) -> None:
+    entry = named_after(name)
+    assert (entry.name if entry else None) == variant
+
+
 def test_a_layer_that_mixes_nothing_is_told() -> None:
     one = found("identity_layer", width=16)
     assert not one.mixes
@@ -149,6 +192,9 @@ def test_what_takes_float32_only_is_looked_at_in_float32() -> None:
         (f"{MODULES}:Pooled", "tokens", "has no embedding to read tokens with; use --call x"),
         (f"{MODULES}:PerformerLM", "x", "called with x .* it raises"),
         (f"{MODULES}:SequenceFirst", "x", "one example changes another; if it takes"),
+        (f"{MODULES}:Needs", "x", r"or name a function in .*modules.py that makes it"),
+        (f"{MODULES}:Masked", "x", "called with x alone, and its forward also needs mask; name a class in"),
+        (f"{MODULES}:Guessing", "x", "two calls on the same input differ, by random numbers that are not torch's"),
         (f"{MODULES}:not_a_module", "x", "makes a int, not a torch.nn.Module"),
     ],
 )
