@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from attnbench.probing.questions import Found, Growth
@@ -17,6 +18,8 @@ _ALSO = {
     "retention": "retnet",
 }
 """Parts of the names of classes that name a variant by another word."""
+_CAUSAL = re.compile("(?<!non)(?<!a)causal|autoregressive|gpt")
+"""What the name of a class says of one that does not see the future."""
 _SHOWN = 4
 """Most names of idle parameters in a line."""
 _LARGE_SHARE = 0.1
@@ -146,10 +149,14 @@ def _idle(found: Found) -> str:
 
 def named_after(name: str) -> Variant | None:
     """The variant whose name is part of a class's name; the longest, where there are several."""
-    plain = name.lower().replace("_", "")
+    plain = _plain(name)
     names = {one.replace("-", ""): one for one in VARIANTS.names() if one not in _COMMON} | _ALSO
     found = [part for part in names if part in plain]
     return VARIANTS.get(names[max(found, key=len)]) if found else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 def contradictions(found: Found, name: str, label: str | None = None) -> list[str]:
@@ -173,6 +180,9 @@ def contradictions(found: Found, name: str, label: str | None = None) -> list[st
             said.append(f"{called}; no token reads another")
         elif found.state is not None and not found.pairs.fixed and not _is_recurrent(variant):
             said.append(f"{called}; between tokens a recurrence of {found.state} numbers passes")
+    causal = _CAUSAL.search(_plain(name))
+    if causal and found.sees_future:
+        said.append(f"its name says {causal[0]}; {_future(found).removeprefix('seen: ')}")
     if promises and not found.per_token and not (found.pairs.formed or found.pairs.pooled or found.pairs.fixed):
         said.append(f"{called}; it weighs no tokens")
     return said

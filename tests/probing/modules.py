@@ -101,6 +101,20 @@ class Pooled(nn.Module):
         return {"logits": self.out((weights[..., None] * x).sum(1))}
 
 
+class CausalAttention(nn.Module):
+    """Hides the tokens before it in place of those after it, unless told otherwise."""
+
+    def __init__(self, dim: int = 16, past: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.past = nn.Linear(dim, dim), nn.Linear(dim, dim), past
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.q(x) @ self.k(x).mT
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        y: Tensor = scores.masked_fill(~(seen.tril() if self.past else seen.triu()), -torch.inf).softmax(-1) @ x
+        return y
+
+
 class Efficient(nn.Module):
     """Linear attention whose features are softmax: of queries over the width, of keys over the tokens."""
 

@@ -115,6 +115,13 @@ def test_a_window_of_a_mask_is_told_from_a_window() -> None:
     assert masked.reads == real.reads
 
 
+def test_what_its_name_calls_causal_must_not_see_the_future() -> None:
+    wrong, right = found("CausalAttention"), found("CausalAttention:past=true")
+    assert contradictions(wrong, "CausalAttention") == ["its name says causal; token 1 changes output 0"]
+    assert contradictions(right, "CausalAttention") == contradictions(wrong, "NonCausal_Attention") == []
+    assert contradictions(wrong, "NanoGPT") == ["its name says gpt; token 1 changes output 0"]
+
+
 def test_what_differs_from_call_to_call_is_said_and_looked_at_all_the_same() -> None:
     one = found("Dropping")
     assert answers(one)["repeats"].startswith("no: two calls on the same input differ, in eval mode")
