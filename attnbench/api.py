@@ -72,7 +72,8 @@ def run(
         process: ``tuned``, or ``as-shipped``: allocator and matmul library as torch ships them.
         like: a run whose libraries multiply the float32 matrices; None: those of the suite's last run on such a
             machine, else those that a probe finds faster.
-        plugins: files and modules with more variants; the measuring process imports them as well.
+        plugins: files and modules with more variants, or ``FILE.py:Class``, a module of x that becomes one as it is;
+            the measuring process imports them as well.
         quick: take one sample for each cell, without an interval.
         fresh: start a new run instead of resuming one.
         retry_failed: measure failed cells again.
@@ -157,7 +158,8 @@ def compare(
     """Time variants in turn in one process at each length, as ``attnbench compare`` does.
 
     Args:
-        variants: two or more, with options in the text: ``"performer:features=512"``.
+        variants: two or more, with options in the text: ``"performer:features=512"``; at level ``layer`` or ``model``
+            also a module of x, ``"model.py:Attention"``.
         lengths: numbers, or text such as ``"1024..16384"`` (doubling).
         heads, head_dim, batch: H, D and B of q, k and v ``(B, H, N, D)``.
         kv_heads: heads of k and v, a divisor of ``heads``; None: as many.

@@ -50,6 +50,11 @@ def told(plugin: str, remedy: str = "") -> Iterator[None]:
         os._exit = real
 
 
+def module_name(path: Path) -> str:
+    """The name under which a file is imported."""
+    return f"attnbench_plugin_{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+
+
 def _line(error: BaseException, file: str) -> str:
     """``:12``, the last line of ``file`` in the traceback; empty where the file is not in it."""
     path = Path(file).resolve()

@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from attnbench.errors import UsageError
-from attnbench.foreign import told
+from attnbench.foreign import module_name, told
 
 GROUP = "attnbench.variants"
 
@@ -36,7 +36,7 @@ def provenance(sources: Sequence[str]) -> dict[str, str]:
         sources: what :func:`load` was called with, or will be. If this process has loaded other plug-ins as well,
             their files count too, since any of them may have imported a module.
     """
-    files = {source: Path(source) for source in sources} | _modules
+    files = {source: Path(file_of(source)) for source in sources} | _modules
     found = dict(_packages)
     for name, file in files.items():
         with suppress(OSError, ValueError):
@@ -60,6 +60,13 @@ def _noting_modules(package: str = "") -> Iterator[None]:
                 _modules[name] = file.absolute()
 
 
+def with_modules(variants: Sequence[str], sources: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Variants and plug-ins, in which a variant ``FILE.py:Class`` is a plug-in and goes by its name."""
+    modules = [text for text in variants if file_of(text) != text]
+    names = [text.removeprefix(f"{file_of(text)}:").partition(":")[0] if text in modules else text for text in variants]
+    return names, [*sources, *(text for text in modules if text not in sources)]
+
+
 def load_installed() -> None:
     """Import every installed plug-in once; ``ATTNBENCH_PLUGINS=`` (empty) switches them off.
 
@@ -75,17 +82,26 @@ def load_installed() -> None:
             point.load()
 
 
-def module_name(path: Path) -> str:
-    """The name under which :func:`load` imports a file."""
-    return f"attnbench_plugin_{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+def file_of(source: str) -> str:
+    """The file of a plug-in: ``FILE.py`` of ``FILE.py:Class``; a module stays what it is."""
+    file, found, _ = source.partition(".py:")
+    return f"{file}.py" if found else source
 
 
 def load(source: str) -> None:
     """Import ``FILE.py`` or a module, so that its ``@register`` lines take effect; a second call does nothing.
 
+    ``FILE.py:Class`` makes a variant of the class as it is: :mod:`attnbench.own_module`.
+
     Raises:
-        UsageError: there is no such file or module, or importing it raises or ends Python.
+        UsageError: there is no such file, module or class, or importing it raises or ends Python.
     """
+    if source != (file := file_of(source)):
+        from attnbench.own_module import register_module  # it needs torch
+
+        load(file)
+        register_module(source)
+        return
     path = Path(source)
     if path.suffix != ".py":
         package = source.partition(".")[0]

@@ -103,8 +103,8 @@ class Traits:
     """Values may be wider or narrower than keys; each of their columns is treated alone."""
     longer: bool | No = True
     """A module that was made for n tokens takes longer sequences, too: nothing in it belongs to a position."""
-    permutable: bool = False
-    """Permuting the tokens permutes the output: nothing depends on a token's position."""
+    permutable: bool | None = False
+    """Permuting the tokens permutes the output: nothing depends on a token's position. None where nobody knows."""
     dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32", "float64")
     """Dtypes in which it runs on a CPU; none if it needs a GPU. Gradients may have fewer."""
     compiled: bool = False
@@ -231,7 +231,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "rows_sum_to_one": _FLAG,
     "shares": (_is_sharing, "choose 'by itself', 'query by query', 'head by head' or No('the reason')"),
     "heads_apart": _FLAG,
-    "permutable": _FLAG,
+    "permutable": (lambda value: value is None or _is_flag(value), "choose True or False, or None if it is not known"),
     "dtypes": (_are_dtypes, f"give a tuple of {', '.join(map(repr, DTYPES))}"),
     "compiled": _FLAG,
     "rounds_together": _FLAG,

@@ -29,8 +29,8 @@ from rich.cells import cell_len
 
 from attnbench import machine, plugins
 from attnbench.cli import console
+from attnbench.foreign import module_name
 from attnbench.measure import flops
-from attnbench.plugins import module_name
 from attnbench.qkv import INPUTS
 from attnbench.run import plan, question, traces, worker
 from attnbench.run.isolation import Worker

@@ -27,7 +27,9 @@ def check(
     ] = None,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(metavar="PLUGIN", help="FILE.py or module with more variants; checked if none is named."),
+        typer.Option(
+            metavar="PLUGIN", help="FILE.py, FILE.py:Class or module with more variants; checked if none is named."
+        ),
     ] = None,
     law: Annotated[
         list[str] | None,

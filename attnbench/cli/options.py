@@ -17,7 +17,9 @@ On = Annotated[
     str | None,
     typer.Option("--on", metavar="ENGINE", help="Let machines share the cells: ray, or ray:ADDRESS of a cluster."),
 ]
-Plugins = Annotated[list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with more variants.")]
+Plugins = Annotated[
+    list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py, FILE.py:Class or module with more variants.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default: all cores.")]
 MemoryLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="8GiB, say; default: 85 % of free memory.")]
 ProcessState = Annotated[

@@ -74,7 +74,9 @@ def plot(
     ] = None,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(metavar="PLUGIN", help="FILE.py or module with more variants, for pattern and weights."),
+        typer.Option(
+            metavar="PLUGIN", help="FILE.py, FILE.py:Class or module with more variants, for pattern and weights."
+        ),
     ] = None,
     overlay: Annotated[
         str | None,

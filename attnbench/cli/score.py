@@ -38,7 +38,7 @@ def score(
         typer.Argument(
             metavar="VARIANT...",
             show_default=False,
-            help="One or more, with options as in performer:features=32.",
+            help="One or more, with options as in performer:features=32. A module of your own: FILE.py:Class.",
             autocompletion=completion.variants,
         ),
     ] = None,
@@ -60,7 +60,8 @@ def score(
     device: Device = "auto",
     out: Out = Path("results"),
     plugin: Annotated[
-        list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py or module with more variants or tasks.")
+        list[str] | None,
+        typer.Option(metavar="PLUGIN", help="FILE.py, FILE.py:Class or module with more variants or tasks."),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Trainings at once, each on one core; default: all cores.")
@@ -80,13 +81,14 @@ def score(
     """
     if not variants:
         raise UsageError(NEEDS_ONE)
-    from attnbench.plugins import load
+    from attnbench.plugins import load, with_modules
     from attnbench.run.plan import Options, make_plan
     from attnbench.run.score_question import ScoreQuestion
 
-    for source in plugin or []:
+    names, plugins = with_modules(variants, plugin or [])
+    for source in plugins:
         load(source)
-    specs = _specs(variants)
+    specs = _specs(names)
     question = ScoreQuestion(
         task=task,
         n=n,
@@ -105,7 +107,7 @@ def score(
     options = Options(
         device=device,
         out=out,
-        plugins=tuple(plugin or ()),
+        plugins=tuple(plugins),
         threads=threads,
         cell_timeout=cell_timeout,
         quick=quick,

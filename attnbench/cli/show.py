@@ -288,6 +288,7 @@ _WEIGHTS = {
     False: "need not sum to 1",
 }
 _ORDER = {
+    None: "not known whether the output depends on where a token stands",
     True: "does not matter: permuted tokens give the permuted output",
     False: "matters: the output depends on where a token stands",
 }

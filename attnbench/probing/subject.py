@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attnbench.errors import Unsupported, UsageError, did_you_mean, said
-from attnbench.plugins import load, module_name
-from attnbench.spec import POSITIONAL, parse_spec
+from attnbench.errors import Unsupported, UsageError, said
+from attnbench.module_source import ModuleSource, tensors, widths
+from attnbench.plugins import load
 
 Call = Literal["tokens", "x"]
-_HOLDERS = ("logits", "last_hidden_state", "hidden_states", "output")
-"""Where models that return an object keep their output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +32,9 @@ class Wanted:
     """C; None: what the first layer takes."""
 
     @property
-    def file(self) -> str:
-        return self._parts[0]
-
-    @property
     def name(self) -> str:
         """The class, or the function that makes the module."""
-        return parse_spec(self._parts[1]).name
-
-    @property
-    def options(self) -> dict[str, Any]:
-        options = dict(parse_spec(self._parts[1]).options)
-        if POSITIONAL in options:
-            raise UsageError(f"{self.source}: write its options by name, {self.name}:dim=64, say")
-        return options
-
-    @property
-    def _parts(self) -> tuple[str, str]:
-        file, found, rest = self.source.partition(".py:")
-        if not found or not rest:
-            raise UsageError(f"{self.source}: name a class of the file: {self.source.partition(':')[0]}:Model")
-        return f"{file}.py", rest
+        return ModuleSource(self.source).name
 
 
 class Subject:
@@ -72,15 +50,20 @@ class Subject:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self.module = _made(wanted).eval()
-        _hold_to_one_argument(wanted, self.module)
+        source = ModuleSource(wanted.source)
+        if not Path(source.file).is_file():
+            raise UsageError(f"{source.file}: no such file")
+        load(source.file)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            self.module = source.make().eval()
         self.vocab = wanted.vocab or _vocabulary(self.module)
-        widths = [wanted.width] if wanted.width else _widths(self.module)
+        wide = [wanted.width] if wanted.width else widths(self.module)
         if wanted.call == "tokens" and self.vocab is None:
             raise UsageError(f"{wanted.source}: it has no embedding to read tokens with; use --call x, or give --vocab")
-        if wanted.call == "x" and not widths:
+        if wanted.call == "x" and not wide:
             raise UsageError(f"{wanted.source}: nothing says how wide x is; give --width")
-        self.width, self.dtype = self._first_that_works(widths if wanted.call == "x" else [None])
+        self.width, self.dtype = self._first_that_works(wide if wanted.call == "x" else [None])
         self.repeats = self._repeats()
         self._hold_examples_apart()
         self.longest = self._longest()
@@ -171,108 +154,26 @@ class Subject:
         return out, leaves
 
     def _output(self, out: object, B: int, n: int) -> tuple[Tensor, bool]:
-        tensors = [x for x in _tensors(out) if x.is_floating_point()]
-        for x in tensors:
+        made = [x for x in tensors(out) if x.is_floating_point()]
+        for x in made:
             if x.ndim >= 3 and x.shape[:2] == (B, n):
                 return x.flatten(2), True
-        for x in tensors:
+        for x in made:
             if x.ndim == 2 and x.shape == (B, n) and n > 1:
                 return x[..., None], True
-        for x in tensors:
+        for x in made:
             if x.ndim == 2 and x.shape[0] == B:
                 return x[:, None], False
-        shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no tensor"
+        shapes = ", ".join(str(tuple(x.shape)) for x in made) or "no tensor"
         raise Unsupported(
             f"{self.wanted.source}: of {B} × {n} {self.wanted.call} it makes {shapes}; "
             "expected (batch, tokens, width), or (batch, width) for the whole sequence"
         )
 
 
-def _made(wanted: Wanted) -> nn.Module:
-    file = Path(wanted.file)
-    if not file.is_file():
-        raise UsageError(f"{wanted.file}: no such file")
-    load(wanted.file)
-    inside = vars(sys.modules[module_name(file)])
-    make = inside.get(wanted.name)
-    if not callable(make):
-        classes = [name for name, one in inside.items() if isinstance(one, type) and issubclass(one, nn.Module)]
-        hint = did_you_mean(wanted.name, classes) or (f"; it has {', '.join(classes)}" if classes else "")
-        raise UsageError(f"{wanted.file}: no class {wanted.name!r}{hint}")
-    options = wanted.options
-    _hold_to_signature(wanted, make, options)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        try:
-            module = make(**options)
-        except Exception as error:
-            raise UsageError(f"{wanted.source}: making it raises {said(error)}") from error
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"{wanted.source}: it makes a {type(module).__name__}, not a torch.nn.Module")
-    return module
-
-
-def _hold_to_signature(wanted: Wanted, make: Any, options: Mapping[str, Any]) -> None:
-    try:
-        parameters = inspect.signature(make).parameters
-    except (TypeError, ValueError):  # written in C
-        return
-    anything = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    for option in options:
-        if option not in parameters and not anything:
-            raise UsageError(f"{wanted.source}: {wanted.name} takes no {option!r}{did_you_mean(option, parameters)}")
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    missing = [
-        n for n, one in parameters.items() if one.default is one.empty and one.kind in kinds and n not in options
-    ]
-    if missing:
-        example = ",".join(f"{name}=64" for name in missing)
-        raise UsageError(
-            f"{wanted.source}: {wanted.name} needs {', '.join(missing)}; write {wanted.source}:{example}, "
-            f"or name a function in {wanted.file} that makes it"
-        )
-
-
-def _hold_to_one_argument(wanted: Wanted, module: nn.Module) -> None:
-    """Raise UsageError where ``forward`` needs more than tokens or x: a mask, say."""
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY)
-    more = [one.name for one in parameters[1:] if one.default is one.empty and one.kind in kinds]
-    if more:
-        raise UsageError(
-            f"{wanted.source}: it is called with {wanted.call} alone, and its forward also needs {', '.join(more)}; "
-            f"name a class in {wanted.file} that gives it that"
-        )
-
-
-def _tensors(out: object) -> Iterator[Tensor]:
-    """The tensors in an output, the likeliest first."""
-    if isinstance(out, Tensor):
-        yield out
-    elif isinstance(out, Mapping):
-        for value in out.values():
-            yield from _tensors(value)
-    elif isinstance(out, tuple | list):
-        for value in out:
-            yield from _tensors(value)
-    else:
-        for name in _HOLDERS:
-            yield from _tensors(getattr(out, name, ()))
-
-
 def _vocabulary(module: nn.Module) -> int | None:
     rows = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     return min(rows, default=None)
-
-
-def _widths(module: nn.Module) -> list[int]:
-    """What its layers say that they take, those that come first in front."""
-    found = []
-    for part in module.modules():
-        sizes = [getattr(part, name, None) for name in ("embed_dim", "d_model", "input_size", "in_features")]
-        sizes += [part.normalized_shape[-1]] if isinstance(part, nn.LayerNorm) else []
-        found += [size for size in sizes if isinstance(size, int)]
-    return list(dict.fromkeys(found))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from attnbench.errors import UsageError
 from attnbench.machine import default_threads, resolve_device
 from attnbench.measure.time import TimingRules
 from attnbench.padding import checked
-from attnbench.plugins import load
+from attnbench.plugins import load, with_modules
 from attnbench.qkv import INPUTS, look_at
 from attnbench.run.compare import Contest
 from attnbench.run.different import refuse_equal
@@ -85,10 +85,13 @@ class Question:
             if at[axis] != AXES[axis].default and self.level == "operator":
                 option = f"--{axis.replace('_', '-')} {at[axis]}"
                 raise UsageError(f"{option}: that is a matter of layers; add --level layer or model")
-        for source in self.plugins:
+        names, plugins = with_modules(self.variants, self.plugins)
+        for source in plugins:
             load(source)
+        if self.level == "operator" and (modules := plugins[len(self.plugins) :]):
+            raise UsageError(f"{modules[0]}: it takes x, and not q, k and v; add --level layer")
         device = resolve_device(self.device)
-        written = [spec for text in self.variants for spec in parse_specs(text)]
+        written = [spec for text in names for spec in parse_specs(text)]
         specs = [VARIANTS.get(spec.name).normalise(spec) for spec in written]
         if len(specs) > 1 or not alone:
             refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
@@ -100,7 +103,7 @@ class Question:
             threads=self.threads or default_threads(),
             process=self.process,
             memory_limit=limit_for(device, self.memory_limit),
-            plugins=tuple(self.plugins),
+            plugins=tuple(plugins),
             dtypes=(at["dtype"],),
             rates=False,
         )

@@ -290,7 +290,7 @@ def heads(case: Case) -> Iterator[Measured]:
 
 @law(
     "permutation",
-    applies=lambda case: not case.causal,
+    applies=lambda case: not case.causal and case.traits.permutable is not None,
 )
 def permutation(case: Case) -> Iterator[Measured]:
     """Permuting the tokens permutes the output, where claimed and only there."""

@@ -1,0 +1,152 @@
+"""A module of somebody's file, ``FILE.py:Class:dim=64``: where it is, what makes it, what it takes and returns."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from attnbench.errors import UsageError, did_you_mean, said
+from attnbench.foreign import module_name
+from attnbench.spec import POSITIONAL, parse_spec
+
+_HOLDERS = ("logits", "last_hidden_state", "hidden_states", "output")
+"""Where models that return an object keep their output."""
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSource:
+    """A class of a file, or a function that makes a module, with what it is called with.
+
+    Raises:
+        UsageError: the text names no class, or gives options without names.
+    """
+
+    text: str
+    """``FILE.py:Class``, with options as a variant has them: ``FILE.py:Class:dim=64,heads=4``."""
+
+    def __post_init__(self) -> None:
+        if POSITIONAL in self.options:
+            raise UsageError(f"{self.text}: write its options by name, {self.name}:dim=64, say")
+
+    @property
+    def file(self) -> str:
+        return self._parts[0]
+
+    @property
+    def name(self) -> str:
+        """The class or the function."""
+        return parse_spec(self._parts[1]).name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(parse_spec(self._parts[1]).options)
+
+    @property
+    def _parts(self) -> tuple[str, str]:
+        file, found, rest = self.text.partition(".py:")
+        if not found or not rest:
+            raise UsageError(f"{self.text}: name a class of the file: {self.text.partition(':')[0]}:Model")
+        return f"{file}.py", rest
+
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """What it may be called with; empty if it is written in C. The file must be loaded.
+
+        Raises:
+            UsageError: the file has no such class or function.
+        """
+        try:
+            return inspect.signature(self._callable()).parameters
+        except (TypeError, ValueError):
+            return {}
+
+    def make(self, given: Mapping[str, Any] | None = None) -> nn.Module:
+        """The module, with what torch's generator draws; the file must be loaded.
+
+        Args:
+            given: further options; those in the text decide.
+
+        Raises:
+            UsageError: no such class, an unknown or a missing option, making it raises, it is no module, or its
+                ``forward`` needs more than one argument.
+        """
+        call, options = self._callable(), {**(given or {}), **self.options}
+        self._hold_to_signature(options)
+        try:
+            module = call(**options)
+        except Exception as error:
+            raise UsageError(f"{self.text}: making it raises {said(error)}") from error
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"{self.text}: it makes a {type(module).__name__}, not a torch.nn.Module")
+        self._hold_to_one_argument(module)
+        return module
+
+    def _callable(self) -> Any:
+        inside = vars(sys.modules[module_name(Path(self.file))])
+        call = inside.get(self.name)
+        if not callable(call):
+            classes = [name for name, one in inside.items() if isinstance(one, type) and issubclass(one, nn.Module)]
+            hint = did_you_mean(self.name, classes) or (f"; it has {', '.join(classes)}" if classes else "")
+            raise UsageError(f"{self.file}: no class {self.name!r}{hint}")
+        return call
+
+    def _hold_to_signature(self, options: Mapping[str, Any]) -> None:
+        parameters = self.parameters()
+        if not parameters and not options:
+            return
+        anything = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        for option in options:
+            if option not in parameters and not anything:
+                raise UsageError(f"{self.text}: {self.name} takes no {option!r}{did_you_mean(option, parameters)}")
+        missing = [
+            name
+            for name, one in parameters.items()
+            if one.default is one.empty and one.kind in _NAMED and name not in options
+        ]
+        if missing:
+            example = ",".join(f"{name}=64" for name in missing)
+            raise UsageError(
+                f"{self.text}: {self.name} needs {', '.join(missing)}; write {self.text}:{example}, "
+                f"or name a function in {self.file} that makes it"
+            )
+
+    def _hold_to_one_argument(self, module: nn.Module) -> None:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+        kinds = (*_NAMED, inspect.Parameter.POSITIONAL_ONLY)
+        more = [one.name for one in parameters[1:] if one.default is one.empty and one.kind in kinds]
+        if more:
+            raise UsageError(
+                f"{self.text}: it is called with tokens or x alone, and its forward also needs {', '.join(more)}; "
+                f"name a class in {self.file} that gives it that"
+            )
+
+
+def tensors(out: object) -> Iterator[Tensor]:
+    """The tensors in an output, the likeliest first."""
+    if isinstance(out, Tensor):
+        yield out
+    elif isinstance(out, Mapping):
+        for value in out.values():
+            yield from tensors(value)
+    elif isinstance(out, tuple | list):
+        for value in out:
+            yield from tensors(value)
+    else:
+        for name in _HOLDERS:
+            yield from tensors(getattr(out, name, ()))
+
+
+def widths(module: nn.Module) -> list[int]:
+    """What its layers say that they take, those that come first in front."""
+    found = []
+    for part in module.modules():
+        sizes = [getattr(part, name, None) for name in ("embed_dim", "d_model", "input_size", "in_features")]
+        sizes += [part.normalized_shape[-1]] if isinstance(part, nn.LayerNorm) else []
+        found += [size for size in sizes if isinstance(size, int)]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,84 @@
+"""A module of the user's own as a variant: ``--plugin FILE.py:Class`` puts it into the table by the name of its class.
+
+It is a mixer, x ``(B, N, C)`` to ``(B, N, C)``. Options of its constructor that mean a size of the problem, such as
+``dim``, ``heads`` or ``seq_len``, follow each cell.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from attnbench.errors import Unsupported
+from attnbench.foreign import module_name
+from attnbench.module_source import ModuleSource, tensors, widths
+from attnbench.shape import Shape
+from attnbench.traits import No
+from attnbench.variant import VARIANTS, Traits, register
+
+_SIZES = {
+    "C": ("dim", "d_model", "embed_dim", "hidden_size", "hidden_dim", "n_embd", "width", "channels"),
+    "H": ("heads", "num_heads", "n_heads", "nhead", "n_head", "num_attention_heads"),
+    "D": ("head_dim", "dim_head", "d_head"),
+    "N": ("seq_len", "seq_length", "max_len", "max_length", "max_seq_len", "block_size", "length"),
+    "causal": ("causal", "is_causal"),
+}
+"""Size of a :class:`~attnbench.shape.Shape` -> names under which constructors ask for it."""
+_ALONE = "it is called with x alone"
+
+
+def register_module(text: str) -> None:
+    """Register the class of ``FILE.py:Class:option=value``, whose file is loaded; a second call does nothing.
+
+    Raises:
+        UsageError: the file has no such class, or its name is that of another variant.
+    """
+    source = ModuleSource(text)
+    known = VARIANTS.get(source.name) if source.name in VARIANTS.names() else None
+    if known is not None and getattr(known.make, "source", None) == source:
+        return
+    asked = source.parameters()
+    causal = any(name in asked for name in _SIZES["causal"])
+
+    class Own(nn.Module):
+        def __init__(self, shape: Shape) -> None:
+            super().__init__()
+            given = {name: getattr(shape, size) for size, names in _SIZES.items() for name in names if name in asked}
+            self.inner = source.make(given)
+            wide = widths(self.inner)
+            if wide and shape.C not in wide:
+                raise Unsupported(
+                    f"x of width {wide[0]}: {shape.H} heads of {shape.D} have {shape.C}; choose --heads and --head-dim"
+                )
+
+        def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+            if key_mask is not None:
+                raise Unsupported(f"key padding: {_ALONE}")
+            found = next((one for one in tensors(self.inner(x)) if one.shape == x.shape), None)
+            if found is None:
+                raise Unsupported(f"it gives no output of the shape of x, {tuple(x.shape)}")
+            return found
+
+    facts: dict[str, Any] = {"__module__": module_name(Path(source.file)), "__qualname__": source.name}
+    facts |= {"__doc__": f"{source.name} of {source.file}, as it is.", "source": source}
+    own = type(source.name, (Own,), facts)
+    register(
+        source.name,
+        kind="mixer",
+        family="mixing",
+        source=source.file,
+        formula="not known",
+        cost="not known",
+        traits=Traits(
+            target="other",
+            causal=causal or No("its constructor has no option causal"),
+            cross=No(_ALONE),
+            key_padding=No(_ALONE),
+            stochastic=True,
+            rows_sum_to_one=False,
+            permutable=None,
+            longer=No("it may have been made for one length"),
+        ),
+    )(own)

@@ -1,0 +1,145 @@
+"""A module of a user's file, measured as it is beside the variants that are shipped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnbench.errors import Unsupported, UsageError
+from attnbench.plugins import load, provenance, with_modules
+from attnbench.shape import Shape
+from attnbench.testing import check_variant
+from attnbench.variant import VARIANTS, build
+from tests.forked import forks
+
+MODULES = """
+import torch
+from torch import nn
+
+
+class Projected(nn.Module):
+    def __init__(self, dim, seq_len, rank=4, causal=False):
+        super().__init__()
+        self.qkv, self.rows, self.causal = nn.Linear(dim, 3 * dim), nn.Linear(seq_len, rank), causal
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return ((q @ self.rows(k.mT)).softmax(-1) @ self.rows(v.mT).mT, None)
+
+
+class Fixed(nn.Module):
+    def __init__(self, wide=32):
+        super().__init__()
+        self.linear = nn.Linear(wide, wide)
+
+    def forward(self, x):
+        return {"output": self.linear(x).cumsum(1)}
+
+
+class Short(nn.Module):
+    def forward(self, x):
+        return x[:, 1:]
+
+
+class softmax(Fixed):
+    pass
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(VARIANTS, "_entries", dict(VARIANTS._filled()))
+    path = tmp_path / "mine.py"
+    path.write_text(MODULES, encoding="utf-8")
+    return str(path)
+
+
+def test_sizes_of_the_problem_reach_its_constructor_and_the_first_tensor_comes_back(file: str) -> None:
+    load(f"{file}:Projected:rank=3")
+    module = build("Projected", Shape(heads=2, head_dim=8, seq_len=20))
+    assert module.inner.rows.weight.shape == (3, 20)
+    x = torch.randn(2, 20, 16)
+    assert module(x).shape == x.shape
+    assert torch.equal(module(x), build("Projected", Shape(heads=2, head_dim=8, seq_len=20))(x))
+    assert not torch.equal(module(x), build("Projected", Shape(heads=2, head_dim=8, seq_len=20), seed=1)(x))
+    assert build("Projected", Shape(heads=2, head_dim=8, seq_len=20, causal=True)).inner.causal
+
+
+def test_what_it_cannot_do_is_a_reason(file: str) -> None:
+    load(f"{file}:Fixed")
+    with pytest.raises(Unsupported, match=r"x of width 32: 2 heads of 8 have 16; choose --heads and --head-dim"):
+        build("Fixed", Shape(heads=2, head_dim=8))
+    with pytest.raises(Unsupported, match="causal: its constructor has no option causal"):
+        build("Fixed", Shape(heads=4, head_dim=8, causal=True))
+    fixed = build("Fixed", Shape(heads=4, head_dim=8))
+    with pytest.raises(Unsupported, match="it is called with x alone"):
+        fixed(torch.ones(1, 3, 32), key_mask=torch.ones(1, 3, dtype=torch.bool))
+    load(f"{file}:Short")
+    with pytest.raises(Unsupported, match=r"no output of the shape of x, \(1, 3, 16\)"):
+        build("Short", Shape(heads=2, head_dim=8))(torch.ones(1, 3, 16))
+
+
+def test_it_is_registered_once_and_by_a_name_of_its_own(file: str) -> None:
+    load(f"{file}:Fixed")
+    entry = VARIANTS.get("Fixed")
+    load(f"{file}:Fixed")
+    assert VARIANTS.get("Fixed") is entry
+    for taken in (f"{file}:softmax", f"{file}:Fixed:wide=64"):
+        with pytest.raises(UsageError, match="is registered already; choose another name"):
+            load(taken)
+    with pytest.raises(UsageError, match="no class 'Fixd'; did you mean 'Fixed'"):
+        load(f"{file}:Fixd")
+
+
+def test_laws_hold_a_module_to_what_any_module_promises(file: str) -> None:
+    load(f"{file}:Projected")
+    report = check_variant("Projected", time=False)
+    assert {"batch", "strides", "seed", "gradients reach"} <= {finding.law for finding in report.findings}
+    assert "permutation" not in {finding.law for finding in report.findings}
+    assert {finding.case for finding in report.faults} == {"causal"}  # it has the option, and mixes all tokens
+    assert "causality" in {finding.law for finding in report.faults}
+
+
+def test_the_file_is_part_of_what_a_run_is(file: str) -> None:
+    source = f"{file}:Projected:rank=3"
+    before = provenance([source])[source]
+    Path(file).write_text(MODULES + "\n", encoding="utf-8")
+    assert provenance([source])[source] != before
+
+
+def test_a_module_among_variants_is_a_plug_in() -> None:
+    names, sources = with_modules(["a/m.py:Mine:dim=4", "local:window=3"], ["other.py"])
+    assert names == ["Mine", "local:window=3"]
+    assert sources == ["other.py", "a/m.py:Mine:dim=4"]
+    assert with_modules(["m.py:Mine", "m.py:Mine"], ["m.py:Mine"])[1] == ["m.py:Mine"]
+
+
+def attnbench(file: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "attnbench", *arguments]
+    with forks():
+        return subprocess.run(command, cwd=Path(file).parent, capture_output=True, text=True, check=False)
+
+
+def test_compare_times_it_beside_a_variant(file: str) -> None:
+    quick = ("--n", "64", "--heads", "2", "--head-dim", "8", "--min-time", "0.02", "--threads", "1")
+    done = attnbench(file, "compare", "mine.py:Projected", "softmax", "--level", "layer", *quick, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert (row["a"], row["b"]) == ("Projected", "softmax")
+    assert row["a_time_median_s"] > 0, row
+    assert row["a_laws"] == "held"
+    done = attnbench(file, "compare", "mine.py:Projected", "softmax", *quick)
+    assert done.returncode == 2
+    assert done.stderr == "error: mine.py:Projected: it takes x, and not q, k and v; add --level layer\n"
+
+
+def test_score_trains_it(file: str) -> None:
+    quick = ("--task", "recall", "--n", "32", "--steps", "2", "--quick", "--json", "--threads", "1")
+    done = attnbench(file, "score", "mine.py:Projected", *quick)
+    assert done.returncode == 0, [row["reason"] for row in json.loads(done.stdout)]
+    assert {row["variant"] for row in json.loads(done.stdout)} == {"Projected", "identity"}
