@@ -151,7 +151,10 @@ def _holds(condition: str, options: Mapping[str, Scalar]) -> bool:
 
 HOME = "attnbench.attention"
 VARIANTS: Registry[Variant] = Registry(
-    "variant", home=HOME, elsewhere={"peer.": "make peers"}, own="read a file of your own with --plugin FILE.py"
+    "variant",
+    home=HOME,
+    elsewhere={"peer.": "make peers"},
+    own="read a file of your own with --plugin FILE.py or FILE.py:Class",
 )
 
 ModuleClass = TypeVar("ModuleClass", bound=Callable[..., Any])
