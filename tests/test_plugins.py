@@ -177,7 +177,7 @@ def test_what_a_plug_in_prints_and_the_processes_it_starts_do_no_harm(tmp_path: 
 
 
 def test_an_unknown_variant_reminds_of_plug_ins_unless_it_is_near_a_known_one(tmp_path: Path) -> None:
-    assert "; read a file of your own with --plugin FILE.py" in run(tmp_path, "", "show", "zzz").stderr
+    assert "; read a file of your own with --plugin FILE.py or FILE.py:Class" in run(tmp_path, "", "show", "zzz").stderr
     near = run(tmp_path, "", "show", "perfomer").stderr
     assert "did you mean 'performer'?" in near
     assert "--plugin" not in near

@@ -73,7 +73,11 @@ def test_a_good_suite_is_read(tmp_path: Path) -> None:
     ("old", "new", "expected"),
     [
         ("[softmax,", "[softmaxx,", "9: unknown variant 'softmaxx'; did you mean 'softmax'?"),
-        ("[softmax,", "[qqq,", "9: unknown variant 'qqq'; read a file of your own with --plugin FILE.py"),
+        (
+            "[softmax,",
+            "[qqq,",
+            "9: unknown variant 'qqq'; read a file of your own with --plugin FILE.py or FILE.py:Class",
+        ),
         ("features:", "featurs:", "9: performer: unknown option 'featurs'; did you mean 'features'?"),
         ("features: [64, 512]", "zzz: 1", "9: performer: unknown option 'zzz'; it has features, kernel, eps"),
         (
