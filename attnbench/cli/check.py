@@ -42,7 +42,9 @@ def check(
     as_json: AsJson = False,
     call: Annotated[
         Literal["tokens", "x"] | None,
-        typer.Option(help="How to call FILE.py:Class: with whole numbers (batch, n), or vectors (batch, n, width)."),
+        typer.Option(
+            help="Call FILE.py:Class with whole numbers (batch, n), or vectors (batch, n, width); default: what works."
+        ),
     ] = None,
     label: Annotated[
         str | None,
@@ -62,8 +64,8 @@ def check(
 ) -> None:
     """Check that variants are what they say they are: hold them to their formulas and to every law that they claim.
 
-    attnbench check FILE.py:Class --call tokens asks any module what it really does: is there attention in it, does it
-    see the future, does its cost grow with n or n², which parameters have no effect?
+    attnbench check FILE.py:Class asks any module what it really does: is there attention in it, does it see the future,
+    does its cost grow with n or n², which parameters have no effect?
 
     The exit code is 1 if a law does not hold, or if a module does not do what its name promises.
     """
@@ -82,8 +84,7 @@ def check(
         from attnbench.cli.check_module import check_module, refuse_mixture
         from attnbench.probing import Wanted
 
-        refuse_mixture(list(variants or []), call)
-        assert call is not None
+        refuse_mixture(list(variants or []))
         wanted = Wanted(modules[0], call, vocab, width)
         own = Settings(threads=cores, process="as-shipped", memory_limit=limit, dtypes=(), rates=False)
         return check_module(wanted, own, label=label, timeout=timeout, as_json=as_json)

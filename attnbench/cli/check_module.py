@@ -35,7 +35,8 @@ def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeo
     if as_json:
         console.data(_as_data(wanted, found, broken))
     else:
-        console.table(["question", "answer"], [list(line) for line in lines(found)], title=wanted.source)
+        title = wanted.source if wanted.call else f"{wanted.source}, called with {found.call}"
+        console.table(["question", "answer"], [list(line) for line in lines(found)], title=title)
         console.line()
         if broken:
             console.line(f"{name} is not what it says it is:")
@@ -54,12 +55,7 @@ def _as_data(wanted: Wanted, found: Found, broken: list[str]) -> dict[str, Any]:
     return {"module": wanted.source, "held": not broken, "broken": broken, "answers": answers, "found": asdict(found)}
 
 
-def refuse_mixture(variants: list[str], call: str | None) -> None:
-    """Raise UsageError where modules and variants stand together, or the way to call a module is missing."""
+def refuse_mixture(variants: list[str]) -> None:
+    """Raise UsageError where modules and variants stand together."""
     if len(variants) > 1:
         raise UsageError("check looks at one FILE.py:Class at a time, without variants beside it")
-    if call is None:
-        raise UsageError(
-            f"{variants[0]}: say how to call it: --call tokens for whole numbers (batch, n), "
-            "--call x for vectors (batch, n, width)"
-        )

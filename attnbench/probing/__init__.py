@@ -5,7 +5,7 @@
 """
 
 from attnbench.probing.questions import Found, probe
-from attnbench.probing.subject import Subject, Wanted
+from attnbench.probing.subject import Subject, Wanted, subject_of
 from attnbench.probing.verdict import Line, contradictions, lines
 
-__all__ = ["Found", "Line", "Subject", "Wanted", "contradictions", "lines", "probe"]
+__all__ = ["Found", "Line", "Subject", "Wanted", "contradictions", "lines", "probe", "subject_of"]

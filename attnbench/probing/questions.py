@@ -88,6 +88,8 @@ class Found:
     """Parameters without any effect on the output, with how many numbers they have."""
     parameters: int
     """How many parameters it has."""
+    call: str = "x"
+    """What it is called with: ``x`` or ``tokens``."""
     repeats: bool = True
     """Whether two calls on the same input agree: it draws nothing, in eval mode."""
 
@@ -136,6 +138,7 @@ def probe(subject: Subject, begun: Callable[[str], None] = lambda question: None
         memory=memory,
         idle=_idle(subject),
         parameters=sum(1 for _ in subject.module.parameters()),
+        call=subject.wanted.call or "x",
         repeats=subject.repeats,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +24,8 @@ class Wanted:
 
     source: str
     """``FILE.py:Class``, with what its constructor takes as options: ``FILE.py:Class:dim=64,heads=4``."""
-    call: Call
-    """``tokens``: whole numbers ``(B, n)``; ``x``: vectors ``(B, n, C)``."""
+    call: Call | None = None
+    """``tokens``: whole numbers ``(B, n)``; ``x``: vectors ``(B, n, C)``. None: x, or tokens if that fails."""
     vocab: int | None = None
     """Tokens are below it; None: the rows of the smallest embedding."""
     width: int | None = None
@@ -35,6 +35,19 @@ class Wanted:
     def name(self) -> str:
         """The class, or the function that makes the module."""
         return ModuleSource(self.source).name
+
+
+def subject_of(wanted: Wanted) -> Subject:
+    """The module, called as the user said or else in the first way that works; what it raises is :class:`Subject`'s."""
+    if wanted.call is not None:
+        return Subject(wanted)
+    try:
+        return Subject(replace(wanted, call="x"))
+    except UsageError as refused:
+        try:
+            return Subject(replace(wanted, call="tokens"))
+        except UsageError:
+            raise refused from None
 
 
 class Subject:

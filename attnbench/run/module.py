@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from attnbench.errors import Unsupported, UsageError
-from attnbench.probing import Found, Subject, Wanted, probe
+from attnbench.probing import Found, Wanted, probe, subject_of
 from attnbench.probing.questions import Growth, Pairs
 from attnbench.run.protocol import Request
 
@@ -28,7 +28,7 @@ class ProbeModule(Request[Found]):
     def answer(self) -> dict[str, Any]:
         """The worker's side."""
         try:
-            return {"found": asdict(probe(Subject(self.wanted)))}
+            return {"found": asdict(probe(subject_of(self.wanted)))}
         except Unsupported as reason:
             return {"unsupported": str(reason)}
         except UsageError as problem:

@@ -52,6 +52,13 @@ def test_a_module_that_is_not_what_its_name_says_is_exit_code_1_and_the_page_sho
     assert [line.rstrip() for line in done.stdout.splitlines()] == printed
 
 
+@pytest.mark.parametrize(("module", "call"), [("LanguageModel", "tokens"), ("Pooled", "x")])
+def test_how_to_call_it_is_found_out_and_said(module: str, call: str) -> None:
+    done = check(f"{MODULES}:{module}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{MODULES}:{module}, called with {call}\n")
+
+
 def test_json_holds_every_answer() -> None:
     done = check(f"{MODULES}:Pooled", "--call", "x", "--json")
     assert done.returncode == 0, done.stderr
@@ -63,7 +70,7 @@ def test_json_holds_every_answer() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((f"{MODULES}:Pooled",), "say how to call it: --call tokens"),
+        ((f"{MODULES}:Masked",), "it is called with tokens or x alone, and its forward also needs mask"),
         ((f"{MODULES}:Pooled", "softmax", "--call", "x"), "one FILE.py:Class at a time"),
         (("softmax", "--call", "x"), "--call belongs to a module of a file"),
         ((f"{MODULES}:Pooled", "--call", "x", "--as", "perfomer"), "unknown variant 'perfomer'; did you mean"),
