@@ -1,20 +1,24 @@
 """A module of the user's own as a variant: ``--plugin FILE.py:Class`` puts it into the table by the name of its class.
 
-It is a mixer, x ``(B, N, C)`` to ``(B, N, C)``. Options of its constructor that mean a size of the problem, such as
-``dim``, ``heads`` or ``seq_len``, follow each cell.
+It is a mixer, x ``(B, N, C)`` to ``(B, N, C)``. The options of its constructor are those of the variant. Those that mean
+a size of the problem, such as ``dim``, ``heads`` or ``seq_len``, follow each cell where they are not given.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from attnbench.errors import Unsupported
+from attnbench.errors import Unsupported, UsageError
 from attnbench.foreign import module_name
 from attnbench.module_source import ModuleSource, tensors, widths
 from attnbench.shape import Shape
+from attnbench.spec import Scalar
 from attnbench.traits import No
 from attnbench.variant import VARIANTS, Traits, register
 
@@ -43,10 +47,13 @@ def register_module(text: str) -> None:
     causal = any(name in asked for name in _SIZES["causal"])
 
     class Own(nn.Module):
-        def __init__(self, shape: Shape) -> None:
+        def __init__(self, shape: Shape, **options: Scalar | None) -> None:
             super().__init__()
-            given = {name: getattr(shape, size) for size, names in _SIZES.items() for name in names if name in asked}
-            self.inner = source.make(given)
+            sizes = {name: getattr(shape, size) for size, names in _SIZES.items() for name in names if name in asked}
+            try:
+                self.inner = source.make(sizes | {name: x for name, x in options.items() if x is not None})
+            except UsageError as problem:
+                raise Unsupported(str(problem)) from problem
             wide = widths(self.inner)
             if wide and shape.C not in wide:
                 raise Unsupported(
@@ -63,6 +70,8 @@ def register_module(text: str) -> None:
 
     facts: dict[str, Any] = {"__module__": module_name(Path(source.file)), "__qualname__": source.name}
     facts |= {"__doc__": f"{source.name} of {source.file}, as it is.", "source": source}
+    shape = Parameter("shape", Parameter.POSITIONAL_OR_KEYWORD)
+    facts["__signature__"] = Signature([shape, *_options(source)])
     own = type(source.name, (Own,), facts)
     register(
         source.name,
@@ -82,3 +91,25 @@ def register_module(text: str) -> None:
             longer=No("it may have been made for one length"),
         ),
     )(own)
+
+
+def _options(source: ModuleSource) -> Iterator[Parameter]:
+    """What the constructor may be given beside what the text gives and what says whether it is causal.
+
+    None stands for the size of the cell, or for a value that the constructor insists on.
+    """
+    sizes = {name for names in _SIZES.values() for name in names}
+    for name, one in source.parameters().items():
+        fixed = name in source.options or name in _SIZES["causal"] or name.startswith("_") or hasattr(BaseModel, name)
+        if fixed or one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            continue
+        default, annotation = one.default, Any
+        if name in sizes:
+            default, annotation = None, Annotated[int | None, Field(description="none: as the cell has it")]
+        elif default is one.empty:
+            default, annotation = None, Annotated[Scalar | None, Field(description="must be given")]
+        elif type(default) in (bool, int, float, str):
+            annotation = type(default)
+        else:
+            continue
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

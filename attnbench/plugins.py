@@ -61,10 +61,15 @@ def _noting_modules(package: str = "") -> Iterator[None]:
 
 
 def with_modules(variants: Sequence[str], sources: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Variants and plug-ins, in which a variant ``FILE.py:Class`` is a plug-in and goes by its name."""
-    modules = [text for text in variants if file_of(text) != text]
-    names = [text.removeprefix(f"{file_of(text)}:").partition(":")[0] if text in modules else text for text in variants]
-    return names, [*sources, *(text for text in modules if text not in sources)]
+    """Variants and plug-ins, in which ``FILE.py:Class`` of a variant ``FILE.py:Class:dim=64`` is a plug-in."""
+    names, more = [], dict[str, None]()
+    for text in variants:
+        file = file_of(text)
+        name = text.removeprefix(f"{file}:") if file != text else text
+        if file != text:
+            more[f"{file}:{name.partition(':')[0]}"] = None
+        names.append(name)
+    return names, [*sources, *(source for source in more if source not in sources)]
 
 
 def load_installed() -> None:

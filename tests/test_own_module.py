@@ -46,6 +46,15 @@ class Short(nn.Module):
         return x[:, 1:]
 
 
+class Insists(nn.Module):
+    def __init__(self, steps, *, names=()):
+        super().__init__()
+        self.steps = steps
+
+    def forward(self, x):
+        return x * self.steps
+
+
 class softmax(Fixed):
     pass
 """
@@ -68,6 +77,23 @@ def test_sizes_of_the_problem_reach_its_constructor_and_the_first_tensor_comes_b
     assert torch.equal(module(x), build("Projected", Shape(heads=2, head_dim=8, seq_len=20))(x))
     assert not torch.equal(module(x), build("Projected", Shape(heads=2, head_dim=8, seq_len=20), seed=1)(x))
     assert build("Projected", Shape(heads=2, head_dim=8, seq_len=20, causal=True)).inner.causal
+
+
+def test_options_of_its_constructor_are_its_options(file: str) -> None:
+    load(f"{file}:Projected")
+    shape = Shape(heads=2, head_dim=8, seq_len=20)
+    assert build("Projected:rank=3", shape).inner.rows.weight.shape == (3, 20)
+    assert build("Projected:seq_len=30", shape).inner.rows.weight.shape == (4, 30)
+    with pytest.raises(UsageError, match="unknown option 'rnk'; did you mean 'rank'"):
+        build("Projected:rnk=3", shape)
+    with pytest.raises(UsageError, match="option rank=abc"):
+        build("Projected:rank=abc", shape)
+    with pytest.raises(UsageError, match="unknown option 'causal'"):
+        build("Projected:causal=true", shape)
+    load(f"{file}:Insists")
+    with pytest.raises(Unsupported, match=r"Insists needs steps; write .*:Insists:steps=64"):
+        build("Insists", shape)
+    assert build("Insists:steps=2", shape)(torch.ones(1, 20, 16)).shape == (1, 20, 16)
 
 
 def test_what_it_cannot_do_is_a_reason(file: str) -> None:
@@ -106,7 +132,7 @@ def test_laws_hold_a_module_to_what_any_module_promises(file: str) -> None:
 
 
 def test_the_file_is_part_of_what_a_run_is(file: str) -> None:
-    source = f"{file}:Projected:rank=3"
+    source = f"{file}:Projected"
     before = provenance([source])[source]
     Path(file).write_text(MODULES + "\n", encoding="utf-8")
     assert provenance([source])[source] != before
@@ -114,8 +140,8 @@ def test_the_file_is_part_of_what_a_run_is(file: str) -> None:
 
 def test_a_module_among_variants_is_a_plug_in() -> None:
     names, sources = with_modules(["a/m.py:Mine:dim=4", "local:window=3"], ["other.py"])
-    assert names == ["Mine", "local:window=3"]
-    assert sources == ["other.py", "a/m.py:Mine:dim=4"]
+    assert names == ["Mine:dim=4", "local:window=3"]
+    assert sources == ["other.py", "a/m.py:Mine"]
     assert with_modules(["m.py:Mine", "m.py:Mine"], ["m.py:Mine"])[1] == ["m.py:Mine"]
 
 
