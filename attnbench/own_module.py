@@ -1,7 +1,7 @@
 """A module of the user's own as a variant: ``--plugin FILE.py:Class`` puts it into the table by the name of its class.
 
-It is a mixer, x ``(B, N, C)`` to ``(B, N, C)``. The options of its constructor are those of the variant. Those that mean
-a size of the problem, such as ``dim``, ``heads`` or ``seq_len``, follow each cell where they are not given.
+It is a mixer, x ``(B, N, C)`` to ``(B, N, C)``. The options of its constructor are its options. Those that mean a size
+of the problem, such as ``dim``, ``heads`` or ``seq_len``, follow each cell where they are not given.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ def _options(source: ModuleSource) -> Iterator[Parameter]:
         fixed = name in source.options or name in _SIZES["causal"] or name.startswith("_") or hasattr(BaseModel, name)
         if fixed or one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
             continue
-        default, annotation = one.default, Any
+        kind: Any
         if name in sizes:
-            default, annotation = None, Annotated[int | None, Field(description="none: as the cell has it")]
-        elif default is one.empty:
-            default, annotation = None, Annotated[Scalar | None, Field(description="must be given")]
-        elif type(default) in (bool, int, float, str):
-            annotation = type(default)
+            default, kind = None, Annotated[int | None, Field(description="none: as the cell has it")]
+        elif one.default is one.empty:
+            default, kind = None, Annotated[Scalar | None, Field(description="must be given")]
+        elif type(one.default) in (bool, int, float, str):
+            default, kind = one.default, type(one.default)
         else:
             continue
-        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
