@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnbench import own_module
 from attnbench.errors import Unsupported, UsageError
 from attnbench.plugins import load, provenance, with_modules
 from attnbench.shape import Shape
@@ -149,6 +150,12 @@ def attnbench(file: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "attnbench", *arguments]
     with forks():
         return subprocess.run(command, cwd=Path(file).parent, capture_output=True, text=True, check=False)
+
+
+def test_the_page_names_every_option_that_follows_the_cell() -> None:
+    page = (Path(__file__).parents[1] / "docs/foreign-modules.md").read_text(encoding="utf-8")
+    for names in own_module._SIZES.values():
+        assert f" | {', '.join(f'`{name}`' for name in names)} |" in page
 
 
 def test_compare_times_it_beside_a_variant(file: str) -> None:
