@@ -56,7 +56,7 @@ class ModuleSource:
         return f"{file}.py", rest
 
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """What it may be called with; empty if it is written in C. The file must be loaded.
+        """What it may be called with; anything if it is written in C. The file must be loaded.
 
         Raises:
             UsageError: the file has no such class or function.
@@ -64,7 +64,7 @@ class ModuleSource:
         try:
             return inspect.signature(self._callable()).parameters
         except (TypeError, ValueError):
-            return {}
+            return {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
 
     def make(self, given: Mapping[str, Any] | None = None) -> nn.Module:
         """The module, with what torch's generator draws; the file must be loaded.
@@ -98,8 +98,6 @@ class ModuleSource:
 
     def _hold_to_signature(self, options: Mapping[str, Any]) -> None:
         parameters = self.parameters()
-        if not parameters and not options:
-            return
         anything = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         for option in options:
             if option not in parameters and not anything:

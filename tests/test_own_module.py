@@ -12,6 +12,7 @@ import torch
 
 from attnbench import own_module
 from attnbench.errors import Unsupported, UsageError
+from attnbench.module_source import ModuleSource
 from attnbench.plugins import load, provenance, with_modules
 from attnbench.shape import Shape
 from attnbench.testing import check_variant
@@ -95,6 +96,16 @@ def test_options_of_its_constructor_are_its_options(file: str) -> None:
     with pytest.raises(Unsupported, match=r"Insists needs steps; write .*:Insists:steps=64"):
         build("Insists", shape)
     assert build("Insists:steps=2", shape)(torch.ones(1, 20, 16)).shape == (1, 20, 16)
+
+
+def test_what_has_no_signature_may_be_called_with_anything(tmp_path: Path) -> None:
+    """As functions that are written in C."""
+    path = tmp_path / "written_in_c.py"
+    path.write_text(
+        "from torch import nn\ndef make(**sizes): return nn.Linear(sizes['wide'], 3)\nmake.__signature__ = 'none'\n"
+    )
+    load(str(path))
+    assert isinstance(ModuleSource(f"{path}:make:wide=2").make(), torch.nn.Linear)
 
 
 def test_what_it_cannot_do_is_a_reason(file: str) -> None:
