@@ -85,6 +85,7 @@ def test_options_of_its_constructor_are_its_options(file: str) -> None:
     load(f"{file}:Projected")
     shape = Shape(heads=2, head_dim=8, seq_len=20)
     assert build("Projected:rank=3", shape).inner.rows.weight.shape == (3, 20)
+    assert build("Projected:seq_len=none", shape).inner.rows.weight.shape == (4, 20)
     assert build("Projected:seq_len=30", shape).inner.rows.weight.shape == (4, 30)
     with pytest.raises(UsageError, match="unknown option 'rnk'; did you mean 'rank'"):
         build("Projected:rnk=3", shape)

@@ -34,6 +34,25 @@ def test_memory_that_is_kept_is_taken_without_page_faults() -> None:
     assert afterwards < 2000  # a process of a user's is no slower than it was
 
 
+def test_afterwards_a_large_tensor_is_given_back_whatever_was_made_after_it() -> None:
+    done = in_bare_process(
+        FAULTS
+        + """
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+with freed_memory_kept():
+    pass
+large = torch.ones(2**25)
+after = [torch.ones(2**16) for _ in range(9)]
+before = resident()
+del large
+print(before - resident() > 100 * 2**20)
+"""
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
 SCORES = """
 from attnbench import register
 from attnbench.testing import check_variant

@@ -147,13 +147,15 @@ class SlidingWindow(nn.Module):
 
 
 class Dropping(nn.Module):
-    """Softmax attention that drops weights in eval mode as well."""
+    """Softmax attention, or a layer of each token alone, that drops numbers in eval mode as well."""
 
-    def __init__(self, dim: int = 16) -> None:
+    def __init__(self, dim: int = 16, alone: bool = False) -> None:
         super().__init__()
-        self.q, self.k = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.q, self.k, self.alone = nn.Linear(dim, dim), nn.Linear(dim, dim), alone
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.alone:
+            return nn.functional.dropout(self.q(x), 0.1)
         weights = nn.functional.dropout((self.q(x) @ self.k(x).mT).softmax(-1), 0.1)
         y: Tensor = weights @ x
         return y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -84,6 +85,8 @@ def test_softmax_is_softmax() -> None:
     assert one.products.power == 2
     assert contradictions(one, "softmax_layer") == []
     assert contradictions(one, "softmax_layer", "linear") != []
+    linear = Growth((128, 256, 512), (10**6, 2 * 10**6, 4 * 10**6))  # as beside a large vocabulary
+    assert contradictions(replace(one, products=linear), "softmax_layer") == []
 
 
 def test_a_linear_attention_is_no_softmax() -> None:
@@ -128,6 +131,9 @@ def test_what_differs_from_call_to_call_is_said_and_looked_at_all_the_same() -> 
     assert answers(one)["reads"] == "each output depends on every token"
     assert answers(one)["attention"].endswith("once in a call")
     assert "repeats" not in answers(found("Efficient"))
+    alone = found("Dropping:alone=true")
+    assert not alone.repeats
+    assert answers(alone)["reads"] == "each output depends only on its own token"
 
 
 def test_a_softmax_over_words_weighs_no_keys() -> None:
