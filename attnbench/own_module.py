@@ -23,13 +23,14 @@ from attnbench.traits import No
 from attnbench.variant import VARIANTS, Traits, register
 
 _SIZES = {
-    "C": ("dim", "d_model", "embed_dim", "hidden_size", "hidden_dim", "n_embd", "width", "channels"),
+    "C": ("dim", "d_model", "embed_dim", "hidden_size", "n_embd"),
     "H": ("heads", "num_heads", "n_heads", "nhead", "n_head", "num_attention_heads"),
     "D": ("head_dim", "dim_head", "d_head"),
-    "N": ("seq_len", "seq_length", "max_len", "max_length", "max_seq_len", "block_size", "length"),
+    "N": ("seq_len", "seq_length", "max_len", "max_seq_len"),
     "causal": ("causal", "is_causal"),
 }
-"""Size of a :class:`~attnbench.shape.Shape` -> names under which constructors ask for it."""
+"""Size of a :class:`~attnbench.shape.Shape` -> names under which constructors ask for it, and for nothing else: a
+``block_size`` may be that of a block, a ``width`` that of a window, and to set them would time another method."""
 _ALONE = "it is called with x alone"
 
 

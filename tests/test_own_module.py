@@ -48,6 +48,15 @@ class Short(nn.Module):
         return x[:, 1:]
 
 
+class Blocks(nn.Module):
+    def __init__(self, dim, block_size=4, width=3, length=2, hidden_dim=8, channels=5):
+        super().__init__()
+        self.said = [block_size, width, length, hidden_dim, channels]
+
+    def forward(self, x):
+        return x
+
+
 class Insists(nn.Module):
     def __init__(self, steps, *, names=()):
         super().__init__()
@@ -97,6 +106,13 @@ def test_options_of_its_constructor_are_its_options(file: str) -> None:
     with pytest.raises(Unsupported, match=r"Insists needs steps; write .*:Insists:steps=64"):
         build("Insists", shape)
     assert build("Insists:steps=2", shape)(torch.ones(1, 20, 16)).shape == (1, 20, 16)
+
+
+def test_what_may_be_the_size_of_a_block_or_a_window_is_left_alone(file: str) -> None:
+    load(f"{file}:Blocks")
+    shape = Shape(heads=2, head_dim=8, seq_len=20)
+    assert build("Blocks", shape).inner.said == [4, 3, 2, 8, 5]
+    assert build("Blocks:block_size=6", shape).inner.said == [6, 3, 2, 8, 5]
 
 
 def test_what_has_no_signature_may_be_called_with_anything(tmp_path: Path) -> None:
