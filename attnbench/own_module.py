@@ -11,10 +11,12 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import Unsupported, UsageError, said
 from attnbench.foreign import module_name
 from attnbench.module_source import ModuleSource, tensors, widths
 from attnbench.shape import Shape
@@ -32,6 +34,8 @@ _SIZES = {
 """Size of a :class:`~attnbench.shape.Shape` -> names under which constructors ask for it, and for nothing else: a
 ``block_size`` may be that of a block, a ``width`` that of a window, and to set them would time another method."""
 _ALONE = "it is called with x alone"
+_SMALL = 64
+"""Most tokens with which a module is tried where it is made, which takes as long as a call."""
 
 
 def register_module(text: str) -> None:
@@ -52,7 +56,7 @@ def register_module(text: str) -> None:
             super().__init__()
             sizes = {name: getattr(shape, size) for size, names in _SIZES.items() for name in names if name in asked}
             try:
-                self.inner = source.make(sizes | {name: x for name, x in options.items() if x is not None})
+                self.inner = source.make(sizes | {name: x for name, x in options.items() if x is not None}).eval()
             except UsageError as problem:
                 raise Unsupported(str(problem)) from problem
             wide = widths(self.inner)
@@ -60,6 +64,18 @@ def register_module(text: str) -> None:
                 raise Unsupported(
                     f"x of width {wide[0]}: {shape.H} heads of {shape.D} have {shape.C}; choose --heads and --head-dim"
                 )
+            self._try(shape)
+
+        @torch.no_grad()
+        def _try(self, shape: Shape) -> None:
+            """Raise Unsupported where it does not take a small shape, as of the laws: 4 heads of a width of 2."""
+            x = torch.zeros(1, shape.N, shape.C)
+            if shape.N > _SMALL or isinstance(x, FakeTensor):
+                return
+            try:
+                self.inner(x)
+            except Exception as error:  # somebody else's code
+                raise Unsupported(f"called with x {tuple(x.shape)} it raises {said(error)}") from error
 
         def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
             if key_mask is not None:

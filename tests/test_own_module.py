@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,16 @@ class Blocks(nn.Module):
         return x
 
 
+class Split(nn.Module):
+    def __init__(self, dim, h=8):
+        super().__init__()
+        self.qkv, self.h = nn.Linear(dim, 3 * dim), h
+
+    def forward(self, x):
+        q, k, v = (one.unflatten(-1, (self.h, -1)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
 class Insists(nn.Module):
     def __init__(self, steps, *, names=()):
         super().__init__()
@@ -95,7 +106,9 @@ def test_options_of_its_constructor_are_its_options(file: str) -> None:
     shape = Shape(heads=2, head_dim=8, seq_len=20)
     assert build("Projected:rank=3", shape).inner.rows.weight.shape == (3, 20)
     assert build("Projected:seq_len=none", shape).inner.rows.weight.shape == (4, 20)
-    assert build("Projected:seq_len=30", shape).inner.rows.weight.shape == (4, 30)
+    assert build("Projected:seq_len=300", replace(shape, seq_len=100)).inner.rows.weight.shape == (4, 300)
+    with pytest.raises(Unsupported, match=r"called with x \(1, 20, 16\) it raises RuntimeError"):
+        build("Projected:seq_len=30", shape)
     with pytest.raises(UsageError, match="unknown option 'rnk'; did you mean 'rank'"):
         build("Projected:rnk=3", shape)
     with pytest.raises(UsageError, match="option rank=abc"):
@@ -178,6 +191,17 @@ def attnbench(file: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "attnbench", *arguments]
     with forks():
         return subprocess.run(command, cwd=Path(file).parent, capture_output=True, text=True, check=False)
+
+
+def test_what_cannot_have_the_shapes_of_laws_is_measured_and_not_accused(file: str) -> None:
+    load(f"{file}:Split")
+    with pytest.raises(Unsupported, match=r"called with x \(1, 20, 6\) it raises RuntimeError"):
+        build("Split", Shape(heads=3, head_dim=2, seq_len=20))
+    quick = ("--n", "64", "--heads", "2", "--head-dim", "8", "--min-time", "0.02", "--threads", "1", "--level", "layer")
+    done = attnbench(file, "compare", "mine.py:Split", "softmax", *quick, "--json")
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["a_status"] == "ok", row
+    assert row["a_laws"] in ("held", "not tried")
 
 
 def test_the_page_names_every_option_that_follows_the_cell() -> None:
