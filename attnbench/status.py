@@ -16,6 +16,7 @@ class Status(StrEnum):
     NONFINITE = "nonfinite"
     ERROR = "error"
     INTERRUPTED = "interrupted"
+    DISTURBED = "disturbed"
 
     @property
     def meaning(self) -> str:
@@ -26,6 +27,9 @@ class Status(StrEnum):
 STOPPING = (Status.OOM, Status.TIMEOUT)
 """Outcomes that hold for every longer sequence of the same cell too."""
 
+UNFINISHED = (Status.INTERRUPTED, Status.DISTURBED)
+"""Outcomes that say nothing about the cell: the same command measures it anew."""
+
 _MEANING = {
     Status.OK: "measured",
     Status.UNSUPPORTED: "the variant's mathematics does not allow it; the reason says why",
@@ -35,4 +39,5 @@ _MEANING = {
     Status.NONFINITE: "output holds NaN or infinity, so it was not timed",
     Status.ERROR: "raised an exception",
     Status.INTERRUPTED: "stopped by the user before it was done",
+    Status.DISTURBED: "kept waiting for a core, so that no time is its own; the same command measures it anew",
 }

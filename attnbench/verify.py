@@ -98,7 +98,7 @@ def _is_sample(one: object) -> bool:
 
 
 _OF_ALL_SAMPLES = frozenset({"seconds", "calls"})
-_OF_A_SAMPLE = _OF_ALL_SAMPLES | {"switches", "stopped", "yardstick"}
+_OF_A_SAMPLE = _OF_ALL_SAMPLES | {"switches", "stopped", "yardstick", "waited"}
 
 
 def are_points(value: object) -> bool:

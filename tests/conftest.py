@@ -62,6 +62,20 @@ def _buffered() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _has_a_core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread waits for a core, though the tests take each other's; a test that is about that says ``may_wait``."""
+    from attnbench.measure.standstill import Moment
+
+    if "may_wait" not in request.fixturenames:
+        monkeypatch.setattr(Moment, "delay_until", lambda start, end: 0.0)
+
+
+@pytest.fixture
+def may_wait() -> None:
+    """For a test that is about waiting for a core."""
+
+
+@pytest.fixture(autouse=True)
 def _seed() -> None:
     import torch
 

@@ -13,7 +13,7 @@ from attnbench.decision.claims import Ability, Claim, Ratio, Score, Value
 from attnbench.plots.setting import RUN
 from attnbench.record import Record
 from attnbench.spec import parse_spec
-from attnbench.status import Status
+from attnbench.status import UNFINISHED, Status
 from attnbench.suite.expand import expand
 from attnbench.suite.load import load_suite
 
@@ -57,7 +57,7 @@ def rows_of(frame: pd.DataFrame, needed: Sequence[Needed]) -> pd.DataFrame:
     for threads in {one.threads for one in needed}:
         cells = frame["cell_id"].isin([one.cell_id for one in needed if one.threads == threads])
         chosen |= cells if threads is None else cells & (frame["threads"] == threads)
-    return frame[chosen & (frame["status"] != Status.INTERRUPTED)]
+    return frame[chosen & ~frame["status"].isin(UNFINISHED)]
 
 
 def missing_of(frame: pd.DataFrame, needed: Sequence[Needed]) -> tuple[Needed, ...]:

@@ -42,8 +42,8 @@ def write_samples(folder: RunFolder, path: Path) -> int:
     """Write every raw sample to ``path``: a line for each, with its cell, round and position; return their number.
 
     ``seconds`` is the time of one call, the mean over ``calls``; ``switches`` counts how often another process took the
-    core; ``yardstick`` is what a fixed piece of work took beside it, None in runs that read none. A sample that was
-    ``stopped`` is no time of the call.
+    core, ``waited`` for how many seconds threads had none; ``yardstick`` is what two pieces of work took beside it,
+    None in runs that read none. A sample that was ``stopped`` is no time of the call.
 
     Raises:
         UsageError: pyarrow is not installed.
@@ -61,6 +61,7 @@ def write_samples(folder: RunFolder, path: Path) -> int:
             "seconds": float(one["seconds"]),
             "calls": int(one["calls"]),
             "switches": one.get("switches"),
+            "waited": one.get("waited"),
             "yardstick": one.get("yardstick"),
             "stopped": bool(one.get("stopped")),
         }
@@ -74,10 +75,12 @@ def write_samples(folder: RunFolder, path: Path) -> int:
         **dict.fromkeys(texts, arrow.string()),
         **dict.fromkeys(numbers, arrow.int64()),
         "seconds": arrow.float64(),
-        "yardstick": arrow.float64(),
+        "waited": arrow.float64(),
+        "yardstick": arrow.list_(arrow.float64()),
         "stopped": arrow.bool_(),
     }
-    order = ("cell_id", "label", "seq_len", "round", "position", "seconds", "calls", "switches", "yardstick", "stopped")
+    after = ("seconds", "calls", "switches", "waited", "yardstick", "stopped")
+    order = ("cell_id", "label", "seq_len", "round", "position", *after)
     fields = [_field(arrow, name, kinds[name], _SAMPLE_UNITS.get(name, "")) for name in order]
     _write(arrow, rows, fields, folder, path)
     return len(rows)

@@ -16,7 +16,7 @@ from attnbench.errors import ResultsError
 from attnbench.machine import MEMORY_TOLERANCE, class_facts, differing_products, machine_class, memory_bytes
 from attnbench.record import Record, one_line
 from attnbench.runs import find_runs, suites_of
-from attnbench.status import Status
+from attnbench.status import UNFINISHED, Status
 from attnbench.store import RECORDS, RunFolder
 from attnbench.units import format_bytes
 
@@ -82,7 +82,7 @@ def load(path: Path) -> MeasuredRun:
     environment = folder.environment
     history = folder.history()
     last = {record.cell_id: record for record in history}
-    records = [record for record in last.values() if record.status is not Status.INTERRUPTED]
+    records = [record for record in last.values() if record.status not in UNFINISHED]
     if not records:
         raise ResultsError(f"{folder.path}: no row yet; measure first with: attnbench run SUITE")
     samples = folder.samples()

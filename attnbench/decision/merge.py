@@ -21,7 +21,7 @@ from attnbench.errors import CannotCreate, CorruptResults, ResultsError, UsageEr
 from attnbench.machine import RATES_WITHIN
 from attnbench.manifest import ENDS, ENGINE, TOGETHER, digest
 from attnbench.record import SEAL, Record
-from attnbench.status import Status
+from attnbench.status import UNFINISHED, Status
 from attnbench.store import CURVES, FAILURES, RECORDS, SAMPLES, SUITE, RunFolder
 
 _OF_A_MACHINE = (
@@ -147,7 +147,7 @@ def _choose(sources: Sequence[Source]) -> tuple[Kept, list[str]]:
             if other is None:
                 best[cell_id] = source, record
                 continue
-            known = Status.INTERRUPTED not in (record.status, other[1].status)
+            known = not {record.status, other[1].status} & {*UNFINISHED}
             if known and record.machine_id != other[1].machine_id:
                 raise UsageError(
                     f"{record.label} n={record.seq_len} (cell {cell_id}) was measured on two machines, in "
@@ -162,7 +162,7 @@ def _choose(sources: Sequence[Source]) -> tuple[Kept, list[str]]:
 
 
 def _worth(record: Record) -> tuple[object, ...]:
-    ended = record.status is not Status.INTERRUPTED
+    ended = record.status not in UNFINISHED
     return ended, record.status is Status.OK, record.time_rounds or 0, record.time_samples or 0, record.started_at
 
 

@@ -97,7 +97,7 @@ def _readings(run: MeasuredRun) -> Numbers:
     """The yardstick beside every sample of the run, two numbers each; empty where one sample that counts has none."""
     found = []
     for _, visits in _timed(run):
-        samples = [one for taken in visits for one in taken if not _is_stopped(one)]
+        samples = [one for taken in visits for one in taken if not _is_lost(one)]
         if not samples or not all(all(one.get("yardstick") or [0]) for one in samples):
             return np.empty((0, 2))
         found += [one["yardstick"] for one in samples]
@@ -128,14 +128,14 @@ def _slopes(runs: Sequence[MeasuredRun]) -> dict[Key, _Slope]:
     found: dict[Key, list[Numbers]] = {}
     for run in runs:
         for key, visits in _timed(run):
-            middles = np.array([_middle(taken) for taken in visits if not all(map(_is_stopped, taken))])
+            middles = np.array([_middle(taken) for taken in visits if not all(map(_is_lost, taken))])
             found.setdefault(key, []).append(middles - middles.mean(axis=0))
     return {key: _fitted(np.concatenate(alike)) for key, alike in found.items()}
 
 
 def _middle(taken: Sequence[Mapping[str, Any]]) -> Numbers:
     """Median of a visit's seconds, and of its two readings, in logarithms."""
-    numbers = np.log([(one["seconds"], *one["yardstick"]) for one in taken if not _is_stopped(one)])
+    numbers = np.log([(one["seconds"], *one["yardstick"]) for one in taken if not _is_lost(one)])
     return np.asarray(np.median(numbers, axis=0))
 
 
@@ -161,7 +161,8 @@ def _at(run: MeasuredRun, full: Numbers, slopes: Mapping[Key, _Slope]) -> Measur
             round_: [_sample_at(one, full.tolist(), slope.of.tolist()) for one in taken]
             for round_, taken in run.samples[row.cell_id].items()
         }
-        taken = [found for _, found in sorted(samples[row.cell_id].items()) if not all(map(_is_stopped, found))]
+        counted = ([one for one in found if not _is_lost(one)] for _, found in sorted(samples[row.cell_id].items()))
+        taken = [found for found in counted if found]
         rows[key] = with_times_of(row, taken)
         slower = np.mean([_middle(one)[1:] for one in taken], axis=0) - np.log(full)
         seconds = tuple(with_times_of(row, [one]).time_median_s or 0.0 for one in taken)
@@ -170,14 +171,17 @@ def _at(run: MeasuredRun, full: Numbers, slopes: Mapping[Key, _Slope]) -> Measur
 
 
 def _sample_at(one: Mapping[str, Any], full: Sequence[float], slope: Sequence[float]) -> dict[str, Any]:
-    if _is_stopped(one):
+    if _is_lost(one):
         return dict(one)
     quicker = math.prod((whole / now) ** by for whole, now, by in zip(full, one["yardstick"], slope, strict=True))
     return {**one, "seconds": one["seconds"] * float(quicker)}
 
 
-def _is_stopped(one: Mapping[str, Any]) -> bool:
-    return bool(one.get("stopped"))
+def _is_lost(one: Mapping[str, Any]) -> bool:
+    """Whether the process stood still meanwhile, or waited for a core; older samples do not tell the latter."""
+    from attnbench.measure.time import Sample
+
+    return bool(one.get("stopped")) or ("waited" in one and not Sample(**one).clean)
 
 
 def _torch(run: MeasuredRun) -> object:

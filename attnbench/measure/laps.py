@@ -72,16 +72,15 @@ def _seconds(start: int | torch.cuda.Event, end: int | torch.cuda.Event) -> floa
 
 
 def parts_of(laps: Laps, samples: Sequence[Sample]) -> Parts | None:
-    """Medians over the calls of the last samples that were taken, which are all there are; clean ones where some are.
+    """Medians over the calls of the clean ones among the last samples that were taken, which are all there are.
 
-    None where nothing was noted, or only while the process stood still.
+    None if no calls were noted in a clean sample.
     """
     calls = sum(sample.calls for sample in samples)
-    at, clean, others = laps.made - calls, list[Parts](), list[Parts]()
+    at, used = laps.made - calls, list[Parts]()
     for sample in samples:
         found = laps.of_calls(at, at + sample.calls)
         at += sample.calls
-        if not sample.stopped:
-            (clean if sample.clean else others).extend(found)
-    used = clean or others
+        if sample.clean:
+            used.extend(found)
     return Parts(median([one.first for one in used]), median([one.rest for one in used])) if used else None

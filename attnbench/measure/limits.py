@@ -1,21 +1,42 @@
-"""How fast this machine can multiply matrices, take exponentials and move memory; no cell can be faster."""
+"""How fast this machine can multiply matrices, take exponentials and move memory; no cell can be faster.
+
+A rate is 0, which is unknown, if threads of the process waited for a core in every call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter  # bound before a plug-in can replace it
+from math import inf
+from time import sleep
 from typing import Any
 
 import torch
 
+from attnbench.measure.stopwatch import WallClock
+from attnbench.measure.time import REST, Sampler
+
+LONGEST = 1.0
+"""Seconds of a product that tells a rate, at most; most take a tenth of that."""
+TRIES = 4
+"""Calls for each clean one that is wanted, at most."""
+
 
 def matmul_rate(device: str, dtype: torch.dtype, *, size: int | None = None, rounds: int = 5) -> float:
-    """FLOPs per second of the best of ``rounds`` square products, after one that only warms up."""
+    """FLOPs per second of the best of ``rounds`` square products, after one that only warms up.
+
+    A processor without instructions for the dtype gets a smaller product, of :data:`LONGEST` at most.
+    """
     n = size or (8192 if device.startswith("cuda") else 1536)
+    while device == "cpu" and not size and n > 256 and 64 * _product(device, dtype, n // 4, 1) > LONGEST:
+        n //= 2
+    return 2 * n**3 / _product(device, dtype, n, rounds)
+
+
+def _product(device: str, dtype: torch.dtype, n: int, rounds: int) -> float:
     a = torch.randn(n, n, device=device).to(dtype)
     out = torch.empty_like(a)
-    return 2 * n**3 / _best(device, rounds, lambda: torch.mm(a, a, out=out))
+    return _best(device, rounds, lambda: torch.mm(a, a, out=out))
 
 
 def windows_rate(*, rounds: int = 5) -> float:
@@ -121,16 +142,18 @@ def faster_of(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, A
 
 
 def _best(device: str, rounds: int, call: Callable[[], object]) -> float:
-    """Seconds of the quickest of ``rounds`` calls, after one that only warms up."""
-    best = float("inf")
-    for attempt in range(rounds + 1):
-        _synchronise(device)
-        start = perf_counter()
-        call()
-        _synchronise(device)
-        if attempt:
-            best = min(best, perf_counter() - start)
-    return best
+    """Seconds of the quickest of ``rounds`` clean calls, after one that only warms up; infinity if none is clean."""
+    sampler, clean = Sampler(WallClock(sync=lambda: _synchronise(device)), call), list[float]()
+    sampler.take(1)
+    for _ in range(TRIES * rounds):
+        sample = sampler.take(1)
+        if sample.clean:
+            clean.append(sample.seconds)
+        else:
+            sleep(REST)
+        if len(clean) == rounds:
+            break
+    return min(clean, default=inf)
 
 
 def _synchronise(device: str) -> None:

@@ -1,6 +1,11 @@
-"""Whether this process stood still for a while: a signal or a debugger stopped it, or a laptop's lid was shut.
+"""Whether this process stood still for a while, or its threads waited for a core: neither is time of the program.
 
-That time is no part of what a call takes. Three things tell, and none of them costs anything during the call:
+A thread that is ready and has no core waits for one: other programs have them all. The kernel counts that time for each
+thread, its run delay. A call with two threads takes as long as the one that waits, however quick the other is, and an
+involuntary context switch does not tell how long the wait was.
+
+A process stands still if a signal or a debugger stopped it, or a laptop's lid was shut. Three things tell, and none of
+them costs anything during the call:
 
 - SIGCONT, which the kernel sends to whatever goes on after SIGSTOP or Ctrl-Z, however short the stop was;
 - the clock that counts on while the machine sleeps, beside the one that does not;
@@ -15,10 +20,11 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-_SCHEDULER = "/proc/thread-self/schedstat"
+_THREADS = "/proc/self/task"
 _LEAST = 0.2
 """Fewer idle seconds than this are ignored."""
 _SHARE = 0.5
@@ -28,7 +34,7 @@ _MEMORY = 3
 
 # Bound before anything foreign is imported, which may put another clock in their place.
 _clock, _thread_time, _read_clock = time.perf_counter, time.thread_time, getattr(time, "clock_gettime", None)
-_open, _read, _close, _READ_ONLY = os.open, os.read, os.close, os.O_RDONLY
+_open, _read, _close, _list, _READ_ONLY = os.open, os.read, os.close, os.listdir, os.O_RDONLY
 _BOOT_CLOCK, _AWAKE_CLOCK = getattr(time, "CLOCK_BOOTTIME", None), getattr(time, "CLOCK_MONOTONIC", None)
 
 _continued = 0
@@ -57,6 +63,8 @@ class Moment:
     asleep: float
     """Time for which the machine slept."""
     continued: int
+    delays: Mapping[str, float] = field(default_factory=dict)
+    """Run delay of each thread of the process; empty if the kernel does not tell."""
 
     @classmethod
     def now(cls) -> Moment:
@@ -64,7 +72,14 @@ class Moment:
         asleep = 0.0
         if _read_clock and _BOOT_CLOCK is not None and _AWAKE_CLOCK is not None:
             asleep = _read_clock(_BOOT_CLOCK) - _read_clock(_AWAKE_CLOCK)
-        return cls(_clock(), _thread_time() + _waited_for_a_core(), asleep, _continued)
+        delays = _run_delays()
+        own = delays.get(str(threading.get_native_id()), 0.0)
+        return cls(_clock(), _thread_time() + own, asleep, _continued, delays)
+
+    def delay_until(self, end: Moment) -> float:
+        """Seconds for which the threads of the process, all together, waited for a core between two moments."""
+        # A thread that ended meanwhile has no second number, one that was started meanwhile no first.
+        return sum(max(0.0, delay - self.delays.get(thread, 0.0)) for thread, delay in end.delays.items())
 
 
 class Standstill:
@@ -73,6 +88,9 @@ class Standstill:
     def __init__(self) -> None:
         self._idle: deque[float] = deque(maxlen=_MEMORY)
         """Idle seconds per call, for the last calls in which no signal and no sleep was seen."""
+        self.waited = 0.0
+        """Seconds for which threads waited for a core between the last two moments. If the kernel does not tell: for
+        which this thread was idle, beyond what the calls before it were."""
 
     def between(self, start: Moment, end: Moment, calls: int = 1) -> bool:
         """Whether the process stood still at some time between two moments, while it made ``calls`` calls."""
@@ -82,15 +100,21 @@ class Standstill:
         idle = max(0.0, passed - (end.busy - start.busy))
         unusual = idle - calls * min(self._idle, default=idle / calls)
         self._idle.append(idle / calls)
+        self.waited = start.delay_until(end) if end.delays else max(0.0, unusual)
         return unusual > max(_LEAST, _SHARE * passed)
 
 
-def _waited_for_a_core() -> float:
-    """Seconds for which this thread waited while others had the core; 0 where the kernel does not tell."""
-    with suppress(OSError, ValueError, IndexError):
-        file = _open(_SCHEDULER, _READ_ONLY)  # twice a sample, and a file of Python's own takes four times as long
-        try:
-            return int(_read(file, 100).split()[1]) / 1e9
-        finally:
-            _close(file)
-    return 0.0
+def _run_delays() -> dict[str, float]:
+    """Seconds for which each thread of this process has waited for a core, by its number; empty if nobody tells."""
+    delays = {}
+    with suppress(OSError):
+        for thread in _list(_THREADS):
+            with suppress(OSError, ValueError, IndexError):  # the thread has ended, or the kernel counts nothing
+                file = _open(f"{_THREADS}/{thread}/schedstat", _READ_ONLY)  # of Python's own: four times as long
+                try:
+                    ran, waited = _read(file, 100).split()[:2]
+                finally:
+                    _close(file)
+                if int(ran):
+                    delays[thread] = int(waited) / 1e9
+    return delays

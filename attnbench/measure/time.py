@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from attnbench.measure.glances import Glances
@@ -21,6 +22,14 @@ EVERY = 0.005
 """Seconds of samples between readings at least."""
 PATIENCE = 20
 """Most samples in a row that may be lost because the process is stopped again and again."""
+WAITED = 0.01
+"""Largest share of a clean sample for which threads of the process may have waited for a core."""
+REST = 0.01
+"""Seconds of rest after a sample in which threads waited: what has slept gets a core before what has not."""
+LONGEST_WAIT = 2.0
+"""Seconds that a visit spends on samples that are not clean, and on rests, before it gives up."""
+ENOUGH = 3
+"""Fewer clean samples than this give no time, unless fewer were wanted."""
 OVERHEAD = 5e-4
 """Largest share of a sample that looking at the clock may take: half a thousandth, since batches are sized by times
 that include the looking."""
@@ -61,15 +70,21 @@ class Sample:
     """The process stood still meanwhile (see :mod:`attnbench.measure.standstill`), so this is not the call's time."""
     yardstick: tuple[float, float] | None = None
     """Seconds of the two pieces of work of :mod:`attnbench.measure.yardstick` beside it; None where none was read."""
+    waited: float | None = None
+    """Seconds for which threads of the process waited for a core, all together; None in samples of older versions."""
 
     @property
     def clean(self) -> bool:
-        """Not stopped, and few enough involuntary context switches for the time to be this program's own."""
-        return not self.stopped and self.switches <= 1 + 50 * self.seconds * self.calls
+        """Whether the time is this program's own: the process was not stopped, and its threads hardly waited."""
+        whole = self.seconds * self.calls
+        hardly = self.switches <= 1 + 50 * whole if self.waited is None else self.waited <= WAITED * whole
+        return hardly and not self.stopped
 
     def to_json(self) -> dict[str, Any]:
         """The sample as it is stored."""
         row: dict[str, Any] = {"seconds": self.seconds, "calls": self.calls, "switches": self.switches}
+        if self.waited is not None:
+            row["waited"] = float(f"{self.waited:.4g}")
         if self.yardstick is not None:
             row["yardstick"] = [float(f"{one:.4g}") for one in self.yardstick]
         return {**row, "stopped": 1} if self.stopped else row
@@ -80,10 +95,10 @@ class Timing:
     """The samples of one round, in the order in which they were taken, and the first call, in seconds."""
 
     first_call_s: float | None
-    """None where the process was stopped during the first call."""
+    """None if the process was stopped during the first call, or its threads waited for a core."""
     samples: tuple[Sample, ...] = field(default=())
     stopped: str = "width"
-    """``width`` (narrow enough), ``budget`` (max_time or max_samples), ``quick``."""
+    """``width`` (narrow enough), ``budget`` (max_time or max_samples), ``quick``, ``busy`` (too few clean samples)."""
     made: int = 0
     """How many calls were made, with those of the warm-up."""
 
@@ -168,7 +183,11 @@ class Sampler:
         self._stopped = self._stopped + 1 if stopped else 0
         if self._stopped > PATIENCE:
             raise ClockError(f"the process was stopped in each of {self._stopped} samples; let it run")
-        return Sample(seconds / calls, calls, switches, stopped)
+        return Sample(seconds / calls, calls, switches, stopped, waited=self._standstill.waited)
+
+
+class Disturbed(Exception):  # an outcome of the cell, not an error of ours
+    """Threads of the process waited for a core in nearly all samples, so that no time can be given."""
 
 
 def measure_time(
@@ -185,7 +204,8 @@ def measure_time(
 
     ``on_first`` gets what the first call returned. ``glances`` looks at what some calls after the warm-up return.
     ``pace`` is read before and after samples, never within one.
-    Samples during which the process stood still are kept but do not count; others are taken instead.
+    Samples during which the process stood still or waited for a core are kept but do not count. Others are taken
+    instead, for :data:`LONGEST_WAIT` in all.
 
     Raises:
         ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
@@ -197,16 +217,25 @@ def measure_time(
         first = sampler.take(1, kept)
         on_first(kept.output)
         del kept
-        first_call_s = None if first.stopped else first.seconds
+        first_call_s = first.seconds if first.clean else None
         calls = 1 if rules.quick else _warm_up(watch, sampler, rules, first)
         sampler.glances = glances
-        paced = Paced(pace)
+        paced, clean, disturbed, lost = Paced(pace), list[Sample](), 0, 0.0
         while True:
-            paced.add(sampler.take(calls))
-            stopped = _stop([sample for sample in paced.samples if not sample.stopped], earlier, rules)
+            sample = sampler.take(calls)
+            paced.add(sample)
+            if sample.clean:
+                clean.append(sample)
+            stopped = _stop(clean, earlier, rules)
+            if not sample.clean and not sample.stopped:
+                disturbed, lost = disturbed + 1, lost + sample.seconds * sample.calls + REST
+                if not stopped and disturbed >= FEWEST and lost > LONGEST_WAIT:
+                    stopped = "busy"
             if stopped:
                 paced.close()
                 return Timing(first_call_s, tuple(paced.samples), stopped, sampler.made)
+            if not sample.clean:
+                sleep(REST)
 
 
 def _warm_up(watch: Stopwatch, sampler: Sampler, rules: TimingRules, first: Sample) -> int:
@@ -243,7 +272,7 @@ def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], rules: TimingRul
         return "budget"
     if spent < rules.min_time * share or len(samples) < rules.min_samples * share:
         return ""
-    everything = [sample.seconds for sample in (*earlier, *samples) if not sample.stopped]
+    everything = [sample.seconds for sample in (*earlier, *samples) if sample.clean]
     interval = median_interval(everything)
     narrow = interval is not None and (interval[1] - interval[0]) / 2 <= rules.width * median(everything)
     return "width" if narrow else ""
@@ -276,25 +305,32 @@ class TimeSummary:
 
 
 def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> TimeSummary:
-    """Median, interval and warnings.
-
-    Contaminated samples are left out where at least six clean ones remain; samples of a stopped process always are.
+    """Median, interval and warnings of the clean samples.
 
     Args:
         rounds: the samples of each visit to the cell.
 
     Raises:
+        Disturbed: threads of the process waited for a core in nearly all samples.
         ValueError: no sample, or none of a process that was running.
     """
     stopped = sum(sample.stopped for samples in rounds for sample in samples)
     rounds = [[sample for sample in samples if not sample.stopped] for samples in rounds]
-    total = sum(map(len, rounds))
-    contaminated = sum(not sample.clean for samples in rounds for sample in samples)
-    drop = total - contaminated >= min(FEWEST, total)
+    every = [sample for samples in rounds for sample in samples]
+    total, contaminated = len(every), sum(not sample.clean for sample in every)
+    if not every:
+        raise ValueError("no sample of a process that was running")
+    # Older versions kept all samples if few were clean, and their rows say so.
+    old = any(sample.waited is None for sample in every)
+    drop = total - contaminated >= min(FEWEST if old else ENOUGH, total)
+    if not drop and not old:
+        waited, whole = sum(one.waited or 0.0 for one in every), sum(one.seconds * one.calls for one in every)
+        raise Disturbed(
+            f"its threads waited for a core in {contaminated} of {total} samples, for {waited:.2g} s in {whole:.2g} s; "
+            "close other programs and give the same command again"
+        )
     used = [[sample.seconds for sample in samples if sample.clean or not drop] for samples in rounds]
     seconds = [one for samples in used for one in samples]
-    if not seconds:
-        raise ValueError("no sample of a process that was running")
     middle, spread = median(seconds), interquartile_range(seconds)
     warnings = []
     if stopped:

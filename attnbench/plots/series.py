@@ -13,13 +13,13 @@ from attnbench.plots.captions import short_names
 from attnbench.plots.page import narrow, text_width
 from attnbench.plots.setting import Setting
 from attnbench.plots.style import DASHES, SMALL_SIZE, Look, looks
-from attnbench.status import Status
+from attnbench.status import UNFINISHED, Status
 
 LONGEST = 3
 """Number of lengths in the fit: the longest, where the constant part matters least."""
 _TOGETHER = 12
 """Most lines that may share a panel although they were measured differently."""
-_STOPPED = [status for status in Status if status not in (Status.OK, Status.UNSUPPORTED, Status.INTERRUPTED)]
+_STOPPED = [status for status in Status if status not in (Status.OK, Status.UNSUPPORTED, *UNFINISHED)]
 
 
 @dataclass(frozen=True)

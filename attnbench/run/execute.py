@@ -26,11 +26,11 @@ from attnbench.measure.limits import Limits
 from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes
 from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.stopwatch import Stopwatch, WallClock
-from attnbench.measure.time import Kept, TimeSummary, measure_time, summarise
+from attnbench.measure.time import Disturbed, Kept, TimeSummary, measure_time, summarise
 from attnbench.measure.yardstick import Yardstick
 from attnbench.padding import real_tokens
 from attnbench.qkv import doubt
-from attnbench.record import Record
+from attnbench.record import Record, one_line
 from attnbench.reference import relative_error
 from attnbench.run.call import Call, always_compiled, prepare
 from attnbench.run.outcome import Nonfinite, failed
@@ -118,9 +118,6 @@ def run_cell(
                     _add_parts(record, cell, parts_of(call.laps, timing.samples), round_)
                 if round_ == 0 and not compiles:
                     record.first_call_s = timing.first_call_s
-                if round_ == 0 and call.select is not None:
-                    chosen = measure_time(call.select, rules, stopwatch=watch)
-                    record.select_s = summarise([chosen.samples], quick=rules.quick).median
                 samples_row = {
                     "cell_id": cell.cell_id,
                     "round": round_,
@@ -129,6 +126,9 @@ def run_cell(
                     "samples": [sample.to_json() for sample in timing.samples],
                 }
                 summary = summarise([*earlier, timing.samples], quick=rules.quick)
+                if round_ == 0 and call.select is not None:
+                    chosen = measure_time(call.select, rules, stopwatch=watch)
+                    record.select_s = summarise([chosen.samples], quick=rules.quick).median
                 _add_time(record, cell, summary, limits)
                 record.time_rounds = round_ + 1
                 add_warning(record, throttling_warning(throttled_periods() - throttled))
@@ -145,6 +145,8 @@ def run_cell(
             add_warning(record, doubt(cell.inputs, cell.shape))
         if cell.pretrained is not None:
             add_warning(record, _left(cell))
+    except Disturbed as why:  # error and memory, which wait for no core, stand in the row all the same
+        record.status, record.reason = Status.DISTURBED, one_line(str(why))
     except Exception as error:
         return failed(cell, error, quick=rules.quick, memory_limit=memory_limit), None
     finally:
@@ -268,7 +270,9 @@ def _add_time(record: Record, cell: Cell, summary: TimeSummary, limits: Limits) 
     if cell.pass_ in ("decode", "generate"):
         tokens = cell.shape.B * (cell.new_tokens or 1)
     record.tokens_per_s = tokens / summary.median
-    unknown = ("first call unknown: the process was stopped meanwhile",) if record.first_call_s is None else ()
+    unknown = (
+        ("first call unknown: the process was stopped or waited for a core",) if record.first_call_s is None else ()
+    )
     record.warnings = "; ".join(unknown + summary.warnings)
     if record.matmul_flops:
         record.flops_per_s = record.matmul_flops / summary.median

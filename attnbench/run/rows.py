@@ -15,7 +15,7 @@ from attnbench.run.protocol import Ready, VisitCell
 from attnbench.run.resume import stored_rows
 from attnbench.run.trainings import threads_of
 from attnbench.run.visit import Outcome
-from attnbench.status import STOPPING, Status
+from attnbench.status import STOPPING, UNFINISHED, Status
 from attnbench.store import RunFolder
 
 
@@ -27,7 +27,7 @@ class Rows:
     """
 
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
-        """Read what is there. The rows of cells that were interrupted, and with ``--retry-failed`` failed, are not."""
+        """Read what is there. The rows of cells that are not finished, and with ``--retry-failed`` failed, are not."""
         self.plan, self.folder = plan, folder
         self.notes: list[str] = []
         """What is wrong with the rows that are there already."""
@@ -38,7 +38,7 @@ class Rows:
         if plan.options.retry_failed:
             ok = (record for record in self.records.values() if record.status is Status.OK)
             self.records = {record.cell_id: without_lost_rounds(record) for record in ok}
-        self.records = {k: r for k, r in self.records.items() if r.status is not Status.INTERRUPTED}
+        self.records = {k: r for k, r in self.records.items() if r.status not in UNFINISHED}
         for cell in plan.cells:
             if cell.cell_id in self.records:
                 self._note_failure(cell, self.records[cell.cell_id])
@@ -69,6 +69,11 @@ class Rows:
         for cell in cells:
             self.records.pop(cell.cell_id, None)
             self.samples.pop(cell.cell_id, None)
+
+    def disturbed(self) -> list[Cell]:
+        """Cells of the plan that waited for a core, so that they have no time."""
+        among = ((cell, self.records.get(cell.cell_id)) for cell in self.plan.cells)
+        return [cell for cell, record in among if record is not None and record.status is Status.DISTURBED]
 
     def is_over(self, cell: Cell, round_: int) -> bool:
         """Whether an earlier round has not measured the cell, so that this one does not visit it."""

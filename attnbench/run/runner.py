@@ -138,11 +138,13 @@ class _Run:
             if note:
                 self.watcher.warned(note)
         try:
-            for round_ in range(self.plan.rules.rounds):
-                self._begin_round(round_)
-                for cell in in_order(rows.due(round_), f"{self.plan.suite.name}{round_}"):
-                    self._visit(cell, round_)
-            self.pending.flush()
+            self._visit_all()
+            if waited := rows.disturbed():
+                cells = "1 cell" if len(waited) == 1 else f"{len(waited)} cells"
+                self.watcher.warned(f"{cells} waited for a core in nearly all samples: measured once more, at the end")
+                rows.forget(waited)
+                self.worker.stop()
+                self._visit_all()
             self._hold_to_limits()
             self._train(phases(rows.trainings())[0])
             self._train(at_chosen_rates(rows.trainings(), rows.records))
@@ -157,6 +159,14 @@ class _Run:
         self.folder.write_csv(rows.in_order())
         self.folder.conclude()
         return rows.in_order()
+
+    def _visit_all(self) -> None:
+        """Visit the cells that are due in each round."""
+        for round_ in range(self.plan.rules.rounds):
+            self._begin_round(round_)
+            for cell in in_order(self.rows.due(round_), f"{self.plan.suite.name}{round_}"):
+                self._visit(cell, round_)
+        self.pending.flush()
 
     def _begin_round(self, round_: int) -> None:
         """Give each round a fresh process.

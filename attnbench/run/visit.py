@@ -147,7 +147,7 @@ class Visitor:
             status = Status.OOM if failed.killed and oom_kills() > oom_kills_before else failed.status
             record = Record.of(cell, status, failed.reason + remedy, quick=self._rules.quick)
             return Outcome(record, None, record, failed.stderr, failed.killed)
-        failed_inside = record.status not in (Status.OK, Status.UNSUPPORTED)
+        failed_inside = record.status not in (Status.OK, Status.UNSUPPORTED, Status.DISTURBED)
         return Outcome(record, samples, record, worker.said() if failed_inside else ())
 
     def _has_its_own_process(self, cell: Cell) -> bool:

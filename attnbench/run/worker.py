@@ -294,16 +294,16 @@ def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
 
 
 def _rates(settings: dict[str, Any]) -> dict[str, Any]:
-    """The rates from which the limits of cells are made; none where none are wanted."""
+    """The known rates from which the limits of cells are made; none if none are wanted."""
     import torch
 
     from attnbench.measure.limits import copy_rates, exp_rate, matmul_rate
 
     device, dtypes = settings["device"], settings["dtypes"] if settings["rates"] else ()
     return {
-        "matmul_rate": {dtype: matmul_rate(device, getattr(torch, dtype)) for dtype in dtypes},
-        "exp_rate": {dtype: exp_rate(device, getattr(torch, dtype)) for dtype in dtypes},
-        "copy_rates": copy_rates(device) if settings["rates"] else [],
+        "matmul_rate": {one: rate for one in dtypes if (rate := matmul_rate(device, getattr(torch, one)))},
+        "exp_rate": {one: rate for one in dtypes if (rate := exp_rate(device, getattr(torch, one)))},
+        "copy_rates": [one for one in copy_rates(device) if one[1]] if settings["rates"] else [],
     }
 
 

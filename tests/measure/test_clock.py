@@ -27,7 +27,9 @@ MICROSECOND = 1000
 @pytest.fixture(autouse=True)
 def _never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where a busy machine lets the tests wait: a sample that was lost would be taken again."""
-    monkeypatch.setattr("attnbench.measure.time.Standstill", lambda: SimpleNamespace(between=lambda *_: False))
+    monkeypatch.setattr(
+        "attnbench.measure.time.Standstill", lambda: SimpleNamespace(between=lambda *_: False, waited=0.0)
+    )
 
 
 @dataclass

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.measure import limits
+from attnbench.measure.stopwatch import WallClock
+from attnbench.measure.time import REST, Sample
 
 SECONDS = 0.5
 
@@ -46,8 +51,6 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[tuple[st
 def test_products_are_two_operations_for_each_of_n_cubed(timed: list[Any]) -> None:
     assert limits.matmul_rate("cpu", torch.float32, size=48, rounds=7) == 2 * 48**3 / SECONDS
     assert timed == [("cpu", 7, [("mm.out", (48, 48))])]
-    assert limits.matmul_rate("cpu", torch.float32) == 2 * 1536**3 / (2 * SECONDS)
-    assert timed[1][1] == 5
 
 
 def test_windows_are_the_two_products_of_attention(timed: list[Any]) -> None:
@@ -86,13 +89,44 @@ def test_the_quickest_call_counts_but_for_the_first_and_the_device_is_waited_for
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log: list[str] = []
-    times = iter([0.0, 10.0, 13.0, 20.0, 22.0, 30.0, 35.0])  # after the first call nobody looks
+    ends = iter([1.0, 3.0, 2.0, 5.0])  # seconds of each call
     monkeypatch.setattr(limits, "_synchronise", lambda device: log.append(f"wait for {device}"))
-    monkeypatch.setattr(limits, "perf_counter", lambda: log.append("clock") or next(times))
+
+    def clock() -> int:
+        log.append("clock")
+        return 0 if log.count("clock") % 2 else round(next(ends) * 1e9)
+
+    monkeypatch.setattr(limits, "WallClock", partial(WallClock, clock))
     assert limits._best("cuda:1", 3, lambda: log.append("call")) == 2.0
-    assert log[:4] == ["wait for cuda:1", "clock", "call", "wait for cuda:1"]
-    assert log[4:9] == ["wait for cuda:1", "clock", "call", "wait for cuda:1", "clock"]
-    assert log.count("call") == 4
+    assert log == ["wait for cuda:1", "clock", "call", "wait for cuda:1", "clock"] * 4
+
+
+@pytest.mark.parametrize(
+    ("clean", "found", "rested"), [([1, 3, 4], 5.0, 1), ([4], 2.0, 7), ([0], math.inf, 8), ([9], math.inf, 8)]
+)
+def test_calls_whose_threads_waited_for_a_core_tell_no_rate(
+    clean: list[int], found: float, rested: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call is a warm-up; after eight more, four times as many as are wanted, it gives up."""
+    seconds = [1.0, 5.0, 1.0, 9.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    calls = iter([Sample(one, 1, waited=0.0 if i in clean else one) for i, one in enumerate(seconds)])
+    rests: list[float] = []
+    monkeypatch.setattr(limits, "sleep", rests.append)
+    monkeypatch.setattr(limits, "Sampler", lambda *_: SimpleNamespace(take=lambda _: next(calls)))
+    assert limits._best("cpu", 2, lambda: None) == found
+    assert rests == [REST] * rested
+
+
+def test_a_product_is_smaller_on_a_processor_that_is_slow_with_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def product(device: str, dtype: torch.dtype, n: int, rounds: int) -> float:
+        asked.append((n, rounds))
+        return 2 * n**3 / 1e9
+
+    monkeypatch.setattr(limits, "_product", product)
+    assert limits.matmul_rate("cpu", torch.bfloat16) == pytest.approx(1e9)
+    assert asked == [(384, 1), (192, 1), (768, 5)]
 
 
 def test_each_kind_of_device_is_waited_for_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +15,10 @@ import pytest
 from attnbench.measure import time as timing
 from attnbench.measure.stopwatch import ClockError
 from attnbench.measure.time import (
+    LONGEST_WAIT,
     PATIENCE,
+    REST,
+    Disturbed,
     Kept,
     Sample,
     Sampler,
@@ -52,14 +57,16 @@ class Told:
 class Stops:
     """Says of each sample in turn whether the process stood still, and never again once it has said all."""
 
-    def __init__(self, *answers: bool) -> None:
+    def __init__(self, *answers: bool, waits: Sequence[float] = ()) -> None:
         self.answers, self.calls = list(answers), list[int]()
+        self.waits, self.waited = list(waits), 0.0
 
     def __call__(self) -> Stops:
         return self
 
     def between(self, start: object, end: object, calls: int = 1) -> bool:
         self.calls.append(calls)
+        self.waited = self.waits.pop(0) if self.waits else 0.0
         return bool(self.answers) and self.answers.pop(0)
 
 
@@ -109,6 +116,9 @@ def test_a_sample_is_stored_with_all_that_is_known_of_it() -> None:
 @pytest.mark.parametrize(
     ("sample", "clean"),
     [
+        (Sample(0.125, 2, 10**6, waited=0.0025), True),
+        (Sample(0.125, 2, 0, waited=0.0026), False),
+        (Sample(0.125, 2, 0, waited=0.0, stopped=True), False),
         (Sample(0.01, 1, 1), True),
         (Sample(0.01, 1, 2), False),
         (Sample(0.125, 2, 13), True),  # one, and fifty a second
@@ -116,7 +126,9 @@ def test_a_sample_is_stored_with_all_that_is_known_of_it() -> None:
         (Sample(0.125, 2, 0, stopped=True), False),
     ],
 )
-def test_a_sample_is_clean_up_to_one_switch_and_fifty_a_second(sample: Sample, clean: bool) -> None:
+def test_a_sample_is_clean_if_threads_waited_for_a_hundredth_of_it_and_in_older_ones_by_their_switches(
+    sample: Sample, clean: bool
+) -> None:
     assert sample.clean is clean
 
 
@@ -131,8 +143,8 @@ def test_the_next_of_several_calls_is_made_each_time_and_what_the_last_returned_
 def test_a_sample_has_the_seconds_of_one_call_the_calls_and_the_switches() -> None:
     watch = Told(switches=7)
     sampler = Sampler(watch, nothing)
-    assert sampler.take(4) == Sample(0.25, 4, 7, False)
-    assert sampler.take(1) == Sample(0.25, 1, 7, False)
+    assert sampler.take(4) == Sample(0.25, 4, 7, False, waited=0.0)
+    assert sampler.take(1) == Sample(0.25, 1, 7, False, waited=0.0)
     assert (sampler.made, watch.asked) == (5, [4, 1])
 
 
@@ -148,7 +160,7 @@ def test_a_sample_that_is_looked_at_is_longer_and_its_last_output_is_seen(monkey
     stops, looks, numbers = Stops(), Looks(False, True), itertools.count()
     monkeypatch.setattr(timing, "Standstill", stops)
     sampler = Sampler(Told(switches=7), lambda: next(numbers), looks)  # type: ignore[arg-type]  # it has the methods
-    assert [sampler.take(2), sampler.take(2)] == [Sample(0.25, 2, 7), Sample(0.25, 5, 7)]
+    assert [sampler.take(2), sampler.take(2)] == [Sample(0.25, 2, 7, waited=0.0), Sample(0.25, 5, 7, waited=0.0)]
     assert looks.heard == [("sampled", 0.5), ("shift", 2), ("sampled", 1.25), ("look", 6, 6)]
     assert sampler.made == 7
     assert stops.calls == [2, 5]
@@ -293,6 +305,58 @@ def test_garbage_is_collected_once_before_and_not_while_samples_are_taken(monkey
         gc.enable()
 
 
+@pytest.fixture
+def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each rest, which takes no time."""
+    rests: list[float] = []
+    monkeypatch.setattr(timing, "sleep", rests.append)
+    return rests
+
+
+def test_another_sample_is_taken_after_a_rest_for_each_in_which_threads_waited(
+    rests: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_call, long, short = [0.0], 0.0026, 0.0025  # of 0.25 s: above a hundredth, and not
+    monkeypatch.setattr(timing, "Standstill", Stops(waits=[*first_call, long, short, long, long, *[short] * 5]))
+    found = measure_time(nothing, ENDLESS, stopwatch=Told())
+    assert [sample.waited for sample in found.samples] == [long, short, long, long, *[short] * 5]
+    assert (sum(sample.clean for sample in found.samples), found.stopped) == (6, "width")
+    assert rests == [REST] * 3
+
+
+def test_a_first_call_whose_threads_waited_has_no_time(rests: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "Standstill", Stops(waits=[0.01]))
+    assert measure_time(nothing, ENDLESS, stopwatch=Told()).first_call_s is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "samples"),
+    [(0.25, math.ceil(LONGEST_WAIT / (0.25 + REST))), (10.0, 6), (0.01, math.ceil(LONGEST_WAIT / (0.01 + REST)) + 1)],
+)
+def test_a_visit_that_waits_for_a_core_gives_up_and_keeps_what_it_saw(
+    seconds: float, samples: int, rests: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "Standstill", Stops(waits=[seconds] * 10**4))
+    found = measure_time(nothing, ENDLESS, stopwatch=Told(seconds))
+    assert found.stopped == "busy"
+    assert abs(len(found.samples) - samples) <= 1  # sums of hundredths
+    assert len(rests) == len(found.samples) - 1
+    with pytest.raises(Disturbed, match=rf"in {len(found.samples)} of {len(found.samples)} samples, for .* s; close"):
+        summarise([found.samples])
+
+
+@pytest.mark.parametrize(("clean", "waited", "given"), [(3, 9, True), (2, 9, False), (2, 0, True), (1, 1, False)])
+def test_a_time_needs_three_clean_samples_and_is_theirs(clean: int, waited: int, given: bool) -> None:
+    samples = [*[Sample(2.0, 1, waited=0.02)] * clean, *[Sample(300.0, 1, waited=200.0)] * waited]
+    if given:
+        found = summarise([samples])
+        assert (found.median, found.used, found.contaminated) == (2.0, clean, waited)
+    else:
+        long = f"for {0.02 * clean + 200 * waited:.2g} s in {2 * clean + 300 * waited:.2g} s"
+        with pytest.raises(Disturbed, match=re.escape(f"in {waited} of {clean + waited} samples, {long}; close")):
+            summarise([samples])
+
+
 def rounds_of(*rounds: list[float]) -> list[list[Sample]]:
     return [[Sample(seconds, 1) for seconds in one] for one in rounds]
 
@@ -328,7 +392,7 @@ def test_a_summary_has_the_statistics_of_all_rounds() -> None:
         (3, 1, 4, "kept, too few clean ones"),
     ],
 )
-def test_disturbed_samples_are_left_out_where_six_clean_ones_remain(
+def test_disturbed_samples_of_older_versions_are_left_out_where_six_clean_ones_remain(
     clean: int, disturbed: int, used: int, why: str
 ) -> None:
     found = summarise([[Sample(2.0, 1)] * clean, [Sample(2.0, 1, switches=10**6)] * disturbed])

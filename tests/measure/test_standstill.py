@@ -105,6 +105,7 @@ def test_short_idleness_and_time_in_which_others_had_the_core_are_no_standstill(
     assert not seen.between(moment(0, 0), moment(10, 9))
 
 
+@pytest.mark.usefixtures("may_wait")
 def test_on_a_core_that_is_shared_waiting_for_it_is_not_idleness() -> None:
     if not Path("/proc/thread-self/schedstat").exists():
         pytest.skip("the kernel does not tell")
@@ -125,6 +126,7 @@ def test_on_a_core_that_is_shared_waiting_for_it_is_not_idleness() -> None:
             os.sched_setaffinity(0, mine)
             other.kill()
     assert passed.busy - start.busy > 0.8 * (passed.passed - start.passed)
+    assert start.delay_until(passed) > 0.25 * (passed.passed - start.passed)
 
 
 def test_samples_of_a_stopped_process_are_never_used_and_never_widen_the_interval() -> None:
@@ -174,7 +176,7 @@ def test_a_process_that_is_stopped_all_the_time_is_an_error_and_not_waited_for_w
 def test_a_sample_reads_the_clock_of_its_stopwatch_only() -> None:
     ticks = iter([0, 5_000_000_000])
     sample = Sampler(WallClock(clock=lambda: next(ticks)), lambda: None).take(1)
-    assert replace(sample, switches=0) == Sample(5.0, 1)  # others may take the core meanwhile
+    assert replace(sample, switches=0) == Sample(5.0, 1, waited=0.0)  # others may take the core meanwhile
 
 
 def test_stops_are_counted_in_the_main_thread_and_where_there_are_such_signals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,29 +206,59 @@ def test_each_stop_counts_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_moment_is_read_off_four_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = {"_clock": 100.0, "_thread_time": 3.0, "_waited_for_a_core": 0.5}
+    delays = {str(threading.get_native_id()): 0.5, "7": 2.0}
+    clocks = {"_clock": 100.0, "_thread_time": 3.0, "_run_delays": delays}
     for name, value in clocks.items():
         monkeypatch.setattr(standstill, name, lambda value=value: value)
     monkeypatch.setattr(standstill, "_continued", 4)
     monkeypatch.setattr(standstill, "_BOOT_CLOCK", 7)
     monkeypatch.setattr(standstill, "_AWAKE_CLOCK", 1)
     monkeypatch.setattr(standstill, "_read_clock", {7: 90.0, 1: 30.0}.__getitem__)
-    assert Moment.now() == Moment(passed=100.0, busy=3.5, asleep=60.0, continued=4)
+    assert Moment.now() == Moment(passed=100.0, busy=3.5, asleep=60.0, continued=4, delays=delays)
     for name in ("_BOOT_CLOCK", "_AWAKE_CLOCK", "_read_clock"):
         with monkeypatch.context() as without:
             without.setattr(standstill, name, None)
-            assert Moment.now() == Moment(100.0, 3.5, 0.0, 4)
+            assert Moment.now() == Moment(100.0, 3.5, 0.0, 4, delays)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("100 2500000000 3", 2.5), ("7", 0.0), ("7 x 3", 0.0), (None, 0.0)])
-def test_the_wait_for_a_core_is_the_second_number_of_the_scheduler(
-    text: str | None, seconds: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "delays"),
+    [
+        ("100 2500000000 3", {"7": 2.5}),
+        ("0 0 0", {}),  # a kernel that counts nothing
+        ("7", {}),
+        ("7 x 3", {}),
+        (None, {}),
+    ],
+)
+def test_the_run_delay_of_a_thread_is_the_second_number_of_the_scheduler(
+    text: str | None, delays: dict[str, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file = tmp_path / "schedstat"
+    (tmp_path / "7").mkdir()
     if text is not None:
-        file.write_text(text)
-    monkeypatch.setattr(standstill, "_SCHEDULER", file)
-    assert standstill._waited_for_a_core() == seconds
+        (tmp_path / "7/schedstat").write_text(text)
+    monkeypatch.setattr(standstill, "_THREADS", tmp_path)
+    assert standstill._run_delays() == delays
+    monkeypatch.setattr(standstill, "_THREADS", tmp_path / "none")
+    assert standstill._run_delays() == {}
+
+
+@pytest.mark.usefixtures("may_wait")
+def test_threads_wait_all_together_also_those_that_began_or_ended_meanwhile() -> None:
+    start = Moment(0, 0, 0, 0, {"1": 1.0, "2": 2.0, "3": 3.0})
+    assert start.delay_until(Moment(1, 0, 0, 0, {"1": 1.25, "2": 2.5, "4": 0.125})) == 0.875
+
+
+@pytest.mark.usefixtures("may_wait")
+def test_without_a_kernel_that_tells_unusual_idleness_is_waiting() -> None:
+    seen = Standstill()
+    for passed, busy, waited in ((1.0, 1.0, 0.0), (1.0, 0.75, 0.25), (1.0, 1.0, 0.0)):
+        seen.between(moment(0, 0), moment(passed, busy))
+        assert seen.waited == waited
+    asleep = Standstill()
+    for _ in range(3):  # a call that sleeps, or waits for a device, does so every time
+        asleep.between(moment(0, 0), moment(1.0, 0.25))
+        assert asleep.waited == 0.0
 
 
 @pytest.mark.parametrize(

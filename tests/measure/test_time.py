@@ -41,7 +41,9 @@ def nothing() -> None:
 @pytest.fixture(autouse=True)
 def _never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where a busy machine lets the tests wait: a sample that was lost would be taken again."""
-    monkeypatch.setattr("attnbench.measure.time.Standstill", lambda: SimpleNamespace(between=lambda *_: False))
+    monkeypatch.setattr(
+        "attnbench.measure.time.Standstill", lambda: SimpleNamespace(between=lambda *_: False, waited=0.0)
+    )
 
 
 def test_a_steady_call_is_measured_until_least_time_and_least_samples_are_reached() -> None:

@@ -195,3 +195,34 @@ def test_a_measuring_process_that_somebody_kills_once_costs_no_row(tmp_path: Pat
     assert (row["status"], row["warnings"]) == ("ok", "")
     environment = json.loads(file.with_name("environment.json").read_text())
     assert set(environment["plugins"]) >= {"mine.py"}
+
+
+def waiting(cell: Cell) -> Record:
+    reason = "its threads waited for a core in 6 of 6 samples, for 9 s in 5 s"
+    return Record.of(cell, Status.DISTURBED, reason, peak_bytes=64)
+
+
+def test_a_cell_that_waited_for_a_core_is_measured_anew_at_the_end_of_the_run(instant: Any, measure: Any) -> None:
+    worker = instant(once(waiting, "softmax/n4", round_=0))
+    rows, warnings = measure(worker)
+    assert (rows["softmax/n4"].status, rows["softmax/n4"].time_rounds) == (Status.OK, 3)
+    assert worker.visits[-3:] == [("softmax/n4", round_) for round_ in range(3)]
+    assert worker.visits.count(("softmax/n4", 0)) == 2
+    assert [line for line in warnings if "waited" in line] == [
+        "1 cell waited for a core in nearly all samples: measured once more, at the end"
+    ]
+
+
+def test_a_cell_that_waits_again_is_disturbed_has_no_time_and_the_same_command_measures_it(
+    instant: Any, measure: Any, tmp_path: Path
+) -> None:
+    rows, warnings = measure(instant(once(waiting, "softmax/n4", round_=0, times=2)))
+    row = rows["softmax/n4"]
+    assert (row.status, row.time_median_s, row.peak_bytes) == (Status.DISTURBED, None, 64)
+    assert "6 of 6 samples" in row.reason
+    assert sum("measured once more" in line for line in warnings) == 1
+    assert not list((tmp_path / "out").glob("s/*/failures.jsonl"))  # the cell did not fail
+    again = instant()
+    rows, _ = measure(again)
+    assert again.visits == [("softmax/n4", round_) for round_ in range(3)]
+    assert {row.status for row in rows.values()} == {Status.OK}
