@@ -12,6 +12,9 @@ import torch
 
 from attnbench.measure.allocator import freed_memory_kept
 from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.measure.statistics import FEWEST
+from attnbench.measure.stopwatch import WallClock
+from attnbench.measure.time import Disturbed, TimingRules, measure_time, summarise
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.testing.laws import Case, Measured, NothingClaimed, law
@@ -106,15 +109,17 @@ def time_(case: Case) -> Iterator[Measured]:
 
 
 def _least_seconds(case: Case, n: int) -> float:
-    """CPU time of the calling thread, so that other processes do not count; least of several calls."""
+    """CPU time of the calling thread, so that other processes do not count; least of several calls.
+
+    Raises:
+        NothingClaimed: the thread waited for a core in nearly all calls; others have emptied its caches meanwhile.
+    """
     shape = Shape(1, 1, n, 32)
     module, inputs = case.module(shape, dtype=case.common_dtype), case.draw(shape, dtype=case.common_dtype)
+    rules = TimingRules(min_time=0.1, max_time=0.1, min_samples=FEWEST, max_samples=20, warmup_time=0, width=math.inf)
     with torch.inference_mode():
-        module(*inputs)
-        least, spent, calls = math.inf, 0.0, 0
-        while calls < 3 or (spent < 0.1 and calls < 20):
-            start = time.thread_time()
-            module(*inputs)
-            taken = time.thread_time() - start
-            least, spent, calls = min(least, taken), spent + taken, calls + 1
-    return max(least, 1e-9)
+        timing = measure_time(lambda: module(*inputs), rules, stopwatch=WallClock(time.thread_time_ns))
+    try:
+        return summarise([timing.samples]).minimum
+    except Disturbed as why:
+        raise NothingClaimed(f"it could not be asked, since the machine is busy: {why}") from None

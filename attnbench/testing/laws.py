@@ -59,7 +59,7 @@ class Finding:
 
 
 class NothingClaimed(Exception):
-    """Raised by a law that has nothing to hold a variant to; the message is the reason."""
+    """Raised by a law that has nothing to hold a variant to, or cannot now; the message is the reason."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.engines.masks import emptied
+from attnbench.measure.standstill import Moment
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.spec import Spec
@@ -72,6 +73,17 @@ def test_where_no_growth_is_claimed_none_is_judged(monkeypatch: pytest.MonkeyPat
     assert report.skipped.keys() == {"time", "memory"}
     assert all("nothing is claimed" in reason for reason in report.skipped.values())
     assert not any(finding.number for finding in report.findings)
+
+
+def test_a_variant_that_waited_for_a_core_is_not_accused_of_growing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Moment, "delay_until", lambda start, end: 1.0)
+    monkeypatch.setattr("attnbench.measure.time.LONGEST_WAIT", 0.01)
+    entry = variant(monkeypatch, Traits(exact=True), time_exponent=-9.0)
+    report = check_variant(entry, laws=["time"])
+    assert report.held
+    assert report.skipped["time"].startswith("it could not be asked, since the machine is busy: its threads waited")
+    monkeypatch.setattr(Moment, "delay_until", lambda start, end: 0.0)
+    assert not check_variant(entry, laws=["time"]).held
 
 
 def test_growth_is_measured_with_one_thread_and_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
