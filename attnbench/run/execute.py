@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,9 @@ from attnbench.measure.laps import Parts, parts_of
 from attnbench.measure.limits import Limits
 from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes
 from attnbench.measure.standstill import Moment, Standstill
+from attnbench.measure.statistics import median
 from attnbench.measure.stopwatch import Stopwatch, WallClock
-from attnbench.measure.time import Disturbed, Kept, TimeSummary, measure_time, summarise
+from attnbench.measure.time import Disturbed, Kept, Sample, measure_time, summarise
 from attnbench.measure.yardstick import Yardstick
 from attnbench.padding import real_tokens
 from attnbench.qkv import doubt
@@ -83,7 +85,8 @@ def run_cell(
         The record, and the raw samples of this round as a JSON row (None where none were taken).
     """
     cell, rules, round_, earlier = visit.cell, visit.rules, visit.round, visit.earlier_samples()
-    record = replace(visit.previous) if visit.previous else Record.of(cell, Status.OK, quick=rules.quick)
+    record = visit.previous or Record.of(cell, Status.OK, quick=rules.quick)
+    record = replace(record, status=Status.OK, reason="")  # a round before may have been disturbed
     samples_row: dict[str, Any] | None = None
     try:
         if round_ == 0 and "error" in cell.measure:
@@ -125,22 +128,23 @@ def run_cell(
                     "stopped": timing.stopped,
                     "samples": [sample.to_json() for sample in timing.samples],
                 }
-                summary = summarise([*earlier, timing.samples], quick=rules.quick)
-                if round_ == 0 and call.select is not None:
-                    chosen = measure_time(call.select, rules, stopwatch=watch)
-                    record.select_s = summarise([chosen.samples], quick=rules.quick).median
-                _add_time(record, cell, summary, limits)
                 record.time_rounds = round_ + 1
                 add_warning(record, throttling_warning(throttled_periods() - throttled))
+                if round_ == 0 and call.select is not None:
+                    with suppress(Disturbed):
+                        chosen = measure_time(call.select, rules, stopwatch=watch)
+                        record.select_s = summarise([chosen.samples], quick=rules.quick).median
                 if glances:
                     add_warning(record, hold_to_first(call, first[0], looks[0], cell))
                     add_warning(record, hold_to_glances(call, glances.seen, looks, cell))
-                    number, unseen, undecided = hold_to_unseen(cell, call, watch, summary.median, looks)
+                    seconds = median([sample.seconds for sample in timing.samples])
+                    number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, looks)
                     add_warning(record, undecided)
                     if not always_compiled(cell):
                         del call  # first, since there may be memory for only one
                         call = prepare(replace(cell, compile=False))
                     add_warning(record, hold_to(unseen, call.on(number), cell))
+                _add_time(record, cell, [*earlier, timing.samples], limits)
         if "error" in cell.measure:
             add_warning(record, doubt(cell.inputs, cell.shape))
         if cell.pretrained is not None:
@@ -260,7 +264,16 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     return looks
 
 
-def _add_time(record: Record, cell: Cell, summary: TimeSummary, limits: Limits) -> None:
+def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], limits: Limits) -> None:
+    """Fill in the statistics of all rounds, and their warnings in the place of those of the rounds before.
+
+    Raises:
+        Disturbed: threads of the process waited for a core in nearly all samples.
+    """
+    summary = summarise(rounds, quick=record.quick)
+    with suppress(Disturbed, ValueError):  # nothing was said of the rounds before
+        for outdated in summarise(rounds[:-1], quick=record.quick).warnings:
+            record.warnings = record.warnings.replace(outdated, "").replace("; ; ", "; ").strip("; ")
     record.time_median_s, record.time_min_s = summary.median, summary.minimum
     record.time_iqr_s = None if record.quick else summary.iqr
     record.time_ci_low_s, record.time_ci_high_s = summary.interval or (None, None)
@@ -270,10 +283,10 @@ def _add_time(record: Record, cell: Cell, summary: TimeSummary, limits: Limits) 
     if cell.pass_ in ("decode", "generate"):
         tokens = cell.shape.B * (cell.new_tokens or 1)
     record.tokens_per_s = tokens / summary.median
-    unknown = (
-        ("first call unknown: the process was stopped or waited for a core",) if record.first_call_s is None else ()
-    )
-    record.warnings = "; ".join(unknown + summary.warnings)
+    if record.first_call_s is None:
+        add_warning(record, "first call unknown: the process was stopped or waited for a core")
+    for warning in summary.warnings:
+        add_warning(record, warning)
     if record.matmul_flops:
         record.flops_per_s = record.matmul_flops / summary.median
     moved = moved_bytes(record)

@@ -18,6 +18,9 @@ from attnbench.run.visit import Outcome
 from attnbench.status import STOPPING, UNFINISHED, Status
 from attnbench.store import RunFolder
 
+_TIMED = (Status.OK, Status.DISTURBED)
+"""Outcomes after which a later round takes more samples."""
+
 
 class Rows:
     """Rows and samples of a run folder as they are now.
@@ -59,7 +62,7 @@ class Rows:
                     due.append(cell)
             elif "time" in cell.measure and (
                 record is None
-                or (record.status is Status.OK and (record.time_rounds or 0) <= round_ and not has_lost_round(record))
+                or (record.status in _TIMED and (record.time_rounds or 0) <= round_ and not has_lost_round(record))
             ):
                 due.append(cell)
         return due
@@ -78,7 +81,7 @@ class Rows:
     def is_over(self, cell: Cell, round_: int) -> bool:
         """Whether an earlier round has not measured the cell, so that this one does not visit it."""
         previous = self.records.get(cell.cell_id)
-        return round_ > 0 and (previous is None or previous.status is not Status.OK)
+        return round_ > 0 and (previous is None or previous.status not in _TIMED)
 
     def known(self, cell: Cell) -> Record | None:
         """The row of a cell that is not tried: a shorter length of the same thing ran out of memory or time."""
@@ -99,7 +102,7 @@ class Rows:
         if outcome.samples:
             self.samples.setdefault(cell.cell_id, {})[round_] = outcome.samples["samples"]
         previous = self.records.get(cell.cell_id)
-        if previous is None or outcome.record.status is Status.OK:
+        if previous is None or outcome.record.status in _TIMED:
             return ""
         lost = f"round {round_ + 1} failed: {outcome.record.status}: {outcome.record.reason}"
         outcome.record = with_lost_round(previous, lost)
