@@ -322,7 +322,8 @@ def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> Tim
         raise ValueError("no sample of a process that was running")
     # Older versions kept all samples if few were clean, and their rows say so.
     old = any(sample.waited is None for sample in every)
-    drop = total - contaminated >= min(FEWEST if old else ENOUGH, total)
+    enough = FEWEST if old else 1 if quick else ENOUGH
+    drop = total - contaminated >= min(enough, total)
     if not drop and not old:
         waited, whole = sum(one.waited or 0.0 for one in every), sum(one.seconds * one.calls for one in every)
         raise Disturbed(
