@@ -44,6 +44,7 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
         "process": plan.settings.process,
         "rules": asdict(plan.rules),
         FRESH: "round",
+        "clean": "run delay",  # older versions counted samples of threads that waited for a core
         "cells": _digest("".join(sorted(cell.cell_id for cell in plan.cells)).encode()),
         **({"shard": str(plan.options.shard)} if plan.options.shard else {}),
         **({"unchecked": True} if plan.options.unchecked else {}),

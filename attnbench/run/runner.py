@@ -140,8 +140,8 @@ class _Run:
         try:
             self._visit_all()
             if waited := rows.disturbed():
-                cells = "1 cell" if len(waited) == 1 else f"{len(waited)} cells"
-                self.watcher.warned(f"{cells} waited for a core in nearly all samples: measured once more, at the end")
+                they = "1 cell" if len(waited) == 1 else f"{len(waited)} cells"
+                self.watcher.warned(f"{they} waited for a core in nearly all samples: measured once more, at the end")
                 rows.forget(waited)
                 self.worker.stop()
                 self._visit_all()

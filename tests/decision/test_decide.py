@@ -20,7 +20,7 @@ from attnbench.manifest import FRESH
 from attnbench.record import Record
 from attnbench.run.identity import identity
 from attnbench.run.plan import Options, make_plan
-from attnbench.status import Status
+from attnbench.status import UNFINISHED, Status
 from attnbench.store import RunFolder
 from attnbench.suite import describe
 from tests.decision.fixture_runs import Row, environment, write_run
@@ -196,7 +196,7 @@ def test_a_score_is_another_one_only_where_the_intervals_have_nothing_in_common(
     assert [one.measure for one in decided(old, new).findings] == ["status"]
 
 
-@pytest.mark.parametrize("status", [status for status in Status if status not in ("ok", "interrupted")])
+@pytest.mark.parametrize("status", [status for status in Status if status not in ("ok", *UNFINISHED)])
 def test_what_ran_before_and_fails_now_is_broken_and_the_other_way_round_fixed(tmp_path: Path, status: Status) -> None:
     fine = write_run(tmp_path / "fine", [Row(), Row(n=128)])
     bad = write_run(tmp_path / "bad", [Row(), Row(n=128, status=status, reason="what happened")])
@@ -207,6 +207,16 @@ def test_what_ran_before_and_fails_now_is_broken_and_the_other_way_round_fixed(t
     assert broken.findings[0].note == f"{status}: what happened"
     assert decided(bad, shutil.copytree(bad, tmp_path / "copy")).passed
     assert decided(fine, bad, Question(measures=("time",))).passed
+
+
+@pytest.mark.parametrize("status", UNFINISHED)
+def test_a_cell_that_was_not_finished_is_neither_broken_nor_fixed(tmp_path: Path, status: Status) -> None:
+    fine = write_run(tmp_path / "fine", [Row(), Row(n=128)])
+    bad = write_run(tmp_path / "bad", [Row(), Row(n=128, status=status, reason="what happened")])
+    for old, new, verdict in ((fine, bad, "missing"), (bad, fine, "new")):
+        found = decided(old, new)
+        assert verdicts(found, "status") == {("softmax", 64): "same", ("softmax", 128): verdict}
+        assert found.passed
 
 
 @pytest.mark.parametrize(("missing", "passed", "told"), [("warn", True, 1), ("fail", False, 1), ("ignore", True, 0)])
