@@ -15,16 +15,15 @@ them costs anything during the call:
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-_THREADS = "/proc/self/task"
+from attnbench.measure.scheduler import run_delays
+
 _LEAST = 0.2
 """Fewer idle seconds than this are ignored."""
 _SHARE = 0.5
@@ -34,7 +33,6 @@ _MEMORY = 3
 
 # Bound before anything foreign is imported, which may put another clock in their place.
 _clock, _thread_time, _read_clock = time.perf_counter, time.thread_time, getattr(time, "clock_gettime", None)
-_open, _read, _close, _list, _READ_ONLY = os.open, os.read, os.close, os.listdir, os.O_RDONLY
 _BOOT_CLOCK, _AWAKE_CLOCK = getattr(time, "CLOCK_BOOTTIME", None), getattr(time, "CLOCK_MONOTONIC", None)
 
 _continued = 0
@@ -72,7 +70,7 @@ class Moment:
         asleep = 0.0
         if _read_clock and _BOOT_CLOCK is not None and _AWAKE_CLOCK is not None:
             asleep = _read_clock(_BOOT_CLOCK) - _read_clock(_AWAKE_CLOCK)
-        delays = _run_delays()
+        delays = run_delays()
         own = delays.get(str(threading.get_native_id()), 0.0)
         return cls(_clock(), _thread_time() + own, asleep, _continued, delays)
 
@@ -102,19 +100,3 @@ class Standstill:
         self._idle.append(idle / calls)
         self.waited = start.delay_until(end) if end.delays else max(0.0, unusual)
         return unusual > max(_LEAST, _SHARE * passed)
-
-
-def _run_delays() -> dict[str, float]:
-    """Seconds for which each thread of this process has waited for a core, by its number; empty if nobody tells."""
-    delays = {}
-    with suppress(OSError):
-        for thread in _list(_THREADS):
-            with suppress(OSError, ValueError, IndexError):  # the thread has ended, or the kernel counts nothing
-                file = _open(f"{_THREADS}/{thread}/schedstat", _READ_ONLY)  # of Python's own: four times as long
-                try:
-                    ran, waited = _read(file, 100).split()[:2]
-                finally:
-                    _close(file)
-                if int(ran):
-                    delays[thread] = int(waited) / 1e9
-    return delays

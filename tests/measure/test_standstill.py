@@ -207,7 +207,7 @@ def test_each_stop_counts_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_moment_is_read_off_four_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     delays = {str(threading.get_native_id()): 0.5, "7": 2.0}
-    clocks = {"_clock": 100.0, "_thread_time": 3.0, "_run_delays": delays}
+    clocks = {"_clock": 100.0, "_thread_time": 3.0, "run_delays": delays}
     for name, value in clocks.items():
         monkeypatch.setattr(standstill, name, lambda value=value: value)
     monkeypatch.setattr(standstill, "_continued", 4)
@@ -219,28 +219,6 @@ def test_a_moment_is_read_off_four_clocks(monkeypatch: pytest.MonkeyPatch) -> No
         with monkeypatch.context() as without:
             without.setattr(standstill, name, None)
             assert Moment.now() == Moment(100.0, 3.5, 0.0, 4, delays)
-
-
-@pytest.mark.parametrize(
-    ("text", "delays"),
-    [
-        ("100 2500000000 3", {"7": 2.5}),
-        ("0 0 0", {}),  # a kernel that counts nothing
-        ("7", {}),
-        ("7 x 3", {}),
-        (None, {}),
-    ],
-)
-def test_the_run_delay_of_a_thread_is_the_second_number_of_the_scheduler(
-    text: str | None, delays: dict[str, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "7").mkdir()
-    if text is not None:
-        (tmp_path / "7/schedstat").write_text(text)
-    monkeypatch.setattr(standstill, "_THREADS", tmp_path)
-    assert standstill._run_delays() == delays
-    monkeypatch.setattr(standstill, "_THREADS", tmp_path / "none")
-    assert standstill._run_delays() == {}
 
 
 @pytest.mark.usefixtures("may_wait")
