@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -195,6 +196,32 @@ def test_rows_sum_to_one_where_features_are_tiny(device: str) -> None:
     for shift in (0.0, 20.0, 40.0):
         out = fused.attend(q - shift, k - shift, torch.ones_like(v), causal=True)
         assert (out - 1).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_are_truths_and_no_integers(causal: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter of Triton 3.9 refuses a mask of integers; those before it take it."""
+    if device == "cuda":
+        pytest.skip("only the interpreter lets its masks be seen")
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    seen: dict[str, set[str]] = {"load": set(), "store": set()}
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+
+    def spied_load(self: Any, pointers: Any, mask: Any, *others: Any) -> Any:
+        seen["load"].add(mask.data.dtype.name)
+        return load(self, pointers, mask, *others)
+
+    def spied_store(self: Any, pointers: Any, value: Any, mask: Any, *others: Any) -> Any:
+        seen["store"].add(mask.data.dtype.name)
+        return store(self, pointers, value, mask, *others)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", spied_load)
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_store", spied_store)
+    monkeypatch.setattr(fused, "PROGRAMS", 4)  # two segments, of which the first begins with no sums
+    inputs = qkv(50, 50, 5, device, B=2)
+    everything(partial(fused.attend, causal=causal, key_mask=some_keys(50, device)), inputs, inputs[0])
+    assert seen == {"load": {"bool"}, "store": {"bool"}}
 
 
 # What it costs
