@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -28,6 +29,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; only heeded before triton is imported
     torch.set_num_threads(1)  # small tensors: a second thread waits more than it works
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was skipped, by what was missing, in place of a line for each place: the last thing before the count."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if reasons:
+        terminalreporter.section("skipped, and what would run it", bold=True)
+    for reason, times in sorted(reasons.items(), key=lambda item: (not item[0].startswith("needs"), item)):
+        terminalreporter.write_line(f"{times:5} {reason}")
 
 
 @pytest.hookimpl(optionalhook=True)

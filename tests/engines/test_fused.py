@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> str:
     if find_spec("triton") is None:
-        pytest.skip("triton is not installed")
+        pytest.skip("needs triton: make .venv/installed-all")
     if request.param == "interpreter" and not fused._interpreted():
         pytest.skip("the GPU runs the same kernels")
     return "cpu" if request.param == "interpreter" else "cuda"
