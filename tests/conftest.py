@@ -7,9 +7,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ["ATTNBENCH_PLUGINS"] = ""  # installed plug-ins must not decide a test
+if not any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg")):
+    # Kernels are interpreted. Only heeded before triton is imported, as torch does for the conftest.py of a folder.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 
@@ -27,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; only heeded before triton is imported
+        os.environ["TRITON_INTERPRET"] = "1"  # a driver without a GPU
     torch.set_num_threads(1)  # small tensors: a second thread waits more than it works
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -327,3 +328,10 @@ def test_triton_is_not_imported_until_it_is_asked_for() -> None:
         "build('linear', Shape(1, 1, 3, 4)); assert 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_kernels_are_interpreted_before_a_conftest_of_a_folder_can_import_triton(device: str) -> None:
+    if device == "cuda":
+        pytest.skip("kernels are compiled")
+    code = "import os; del os.environ['TRITON_INTERPRET']; import tests.conftest; os.environ['TRITON_INTERPRET']"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
