@@ -21,6 +21,9 @@ from attnbench.units import format_bytes
 NOISY = 0.02
 """A noise floor above this is worth a warning."""
 
+LOOK = 0.15
+"""Seconds that a run looks at the cores before it begins; the kernel counts in hundredths."""
+
 MEMORY_TOLERANCE = 0.05
 """Share by which the memories of two machines of one class may differ."""
 
@@ -229,16 +232,14 @@ def _described(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_warning() -> str | None:
-    """Warning where other programs keep the cores busy at the start of a run."""
-    try:
-        load = os.getloadavg()[0]
-    except (OSError, AttributeError):
-        return None
-    cores = available_cores()
-    if load / cores <= 0.5:
+    """Warning if other programs keep half a core busy now: the load average still counts what has ended since."""
+    others = OtherLoad()
+    time.sleep(LOOK)
+    busy, cores = others.cores(), available_cores()
+    if busy is None or busy < 0.5:
         return None
     there = f"{cores} core{'s' * (cores > 1)}"
-    return f"load {load:.1f} on {there} before the run began: close other programs or expect wide intervals"
+    return f"other programs use {busy:.1f} of {there} as the run begins: close them or expect wide intervals"
 
 
 class OtherLoad:

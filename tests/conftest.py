@@ -4,11 +4,16 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ["ATTNBENCH_PLUGINS"] = ""  # installed plug-ins must not decide a test
+if not any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg")):
+    # Kernels are interpreted. Only heeded before triton is imported, as torch does for the conftest.py of a folder.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 
@@ -26,8 +31,19 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; only heeded before triton is imported
+        os.environ["TRITON_INTERPRET"] = "1"  # a driver without a GPU
     torch.set_num_threads(1)  # small tensors: a second thread waits more than it works
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was skipped, by what was missing, in place of a line for each place: the last thing before the count."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if reasons:
+        terminalreporter.section("skipped, and what would run it", bold=True)
+    for reason, times in sorted(reasons.items(), key=lambda item: (not item[0].startswith("needs"), item)):
+        terminalreporter.write_line(f"{times:5} {reason}")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -47,10 +63,11 @@ def forks() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _steps() -> None:
-    """A test follows a call to its end, unless it says otherwise."""
+    """A test follows a call to its end, and a run in it does not look who else is there, unless it says otherwise."""
+    from attnbench import machine
     from attnbench.measure import flops
 
-    flops.STEPS = 10**6
+    flops.STEPS, machine.LOOK = 10**6, 0.0
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -101,7 +101,15 @@ class _Replay(torch.autograd.Function):
     source="this project",
     formula="0",
     cost="products and exponentials of another variant",
-    traits=Traits(target="other", causal=True, key_padding=No("it takes no mask")),
+    traits=Traits(
+        target="other",
+        causal=True,
+        key_padding=No("it takes no mask"),
+        cross=No("it does what self-attention does"),
+        v_dim=No("it does what values as wide as keys take"),
+        rows_sum_to_one=False,
+        permutable=None,
+    ),
 )
 class Bare(nn.Module):
     """The products and exponentials of the variant ``of``, in its order and shapes, on memory that is in the cache.
@@ -127,13 +135,15 @@ class Bare(nn.Module):
         if reason := entry.unsupported_reason(shape):
             raise Unsupported(f"{entry.name}: {reason}")
         self.inner = entry.make(shape, **entry.check(dict(spec.options)))
-        self.recorded: dict[bool, tuple[Tensor, list[Callable[[], object]], list[Callable[[], object]]]] = {}
+        self.recorded: dict[object, tuple[Tensor, list[Callable[[], object]], list[Callable[[], object]]]] = {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         with_gradients = torch.is_grad_enabled() and q.requires_grad
-        if with_gradients not in self.recorded:
-            self.recorded[with_gradients] = self._record(q, k, v, with_gradients)
-        out, there, back = self.recorded[with_gradients]
+        # What is written to in inference mode can be written to in no other.
+        form = with_gradients, torch.is_inference_mode_enabled(), q.dtype, q.shape
+        if form not in self.recorded:
+            self.recorded[form] = self._record(q, k, v, with_gradients)
+        out, there, back = self.recorded[form]
         return _Replay.apply(q, k, v, out, there, back, self.streams)  # type: ignore[no-any-return, no-untyped-call]
 
     def _record(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> Any:

@@ -19,7 +19,13 @@ from attnbench.variant import No, Traits
     source="this project",
     formula="v",
     cost="O(steps)",
-    traits=Traits(target="other", causal=No("it sees nothing"), key_padding=No("it takes no mask")),
+    traits=Traits(
+        target="other",
+        causal=No("it sees nothing"),
+        key_padding=No("it takes no mask"),
+        cross=No("it returns the values, one per query"),
+        permutable=True,
+    ),
 )
 class KnownWork(nn.Module):
     """The same small product ``steps`` times; the output is the values."""
@@ -29,10 +35,10 @@ class KnownWork(nn.Module):
     ) -> None:
         super().__init__()
         self.steps = steps
-        self.a = nn.Parameter(torch.randn(128, 128))
-        self.register_buffer("out", torch.empty(128, 128))
+        self.register_buffer("a", torch.randn(128, 128))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        out = torch.empty_like(self.a)  # of this call: what another made may belong to another mode
         for _ in range(self.steps):
-            torch.mm(self.a, self.a, out=self.out)
+            torch.mm(self.a, self.a, out=out)
         return v.clone()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -14,6 +13,7 @@ import yaml
 
 from attnbench.run.many import on
 from attnbench.run.many.on import Where, parse_on
+from tests.docs.shellcheck import needs_shellcheck, shellcheck
 
 RECIPES = Path(__file__).parents[2] / "docs" / "recipes"
 SLURM, KUBERAY = RECIPES / "ray-slurm.sh", RECIPES / "ray-job.yaml"
@@ -67,6 +67,6 @@ def test_a_ray_job_has_whole_machines_and_a_head_that_measures_nothing(monkeypat
     assert head["volumeMounts"][0]["mountPath"] == words[words.index("--out") + 1]
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+@needs_shellcheck
 def test_the_script_has_no_fault_that_shellcheck_knows() -> None:
-    subprocess.run(["shellcheck", str(SLURM)], check=True)
+    shellcheck(SLURM)

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import yaml
 
 from attnbench.suite.shard import Shard, parse_shard
 from tests.decision.machines import measuring
+from tests.docs.shellcheck import needs_shellcheck, shellcheck
 
 DOCS = Path(__file__).parents[2] / "docs"
 SLURM, KUBERNETES = DOCS / "recipes" / "slurm-array.sh", DOCS / "recipes" / "kubernetes-shard.sh"
@@ -93,10 +93,10 @@ def test_the_indexed_job_has_as_many_pods_as_shards_and_runs_the_script_beside_i
     assert container["resources"]["requests"] == container["resources"]["limits"]
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+@needs_shellcheck
 @pytest.mark.parametrize("recipe", [SLURM, KUBERNETES], ids=["slurm", "kubernetes"])
 def test_the_scripts_have_no_fault_that_shellcheck_knows(recipe: Path) -> None:
-    subprocess.run(["shellcheck", str(recipe)], check=True)
+    shellcheck(recipe)
 
 
 def test_the_line_for_duckdb_reads_the_tables_as_they_are_also_those_of_an_older_version(

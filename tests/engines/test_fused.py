@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> str:
     if find_spec("triton") is None:
-        pytest.skip("triton is not installed")
+        pytest.skip("needs triton: make .venv/installed-all")
     if request.param == "interpreter" and not fused._interpreted():
         pytest.skip("the GPU runs the same kernels")
     return "cpu" if request.param == "interpreter" else "cuda"
@@ -197,6 +199,32 @@ def test_rows_sum_to_one_where_features_are_tiny(device: str) -> None:
         assert (out - 1).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_are_truths_and_no_integers(causal: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter of Triton 3.9 refuses a mask of integers; those before it take it."""
+    if device == "cuda":
+        pytest.skip("only the interpreter lets its masks be seen")
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    seen: dict[str, set[str]] = {"load": set(), "store": set()}
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+
+    def spied_load(self: Any, pointers: Any, mask: Any, *others: Any) -> Any:
+        seen["load"].add(mask.data.dtype.name)
+        return load(self, pointers, mask, *others)
+
+    def spied_store(self: Any, pointers: Any, value: Any, mask: Any, *others: Any) -> Any:
+        seen["store"].add(mask.data.dtype.name)
+        return store(self, pointers, value, mask, *others)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", spied_load)
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_store", spied_store)
+    monkeypatch.setattr(fused, "PROGRAMS", 4)  # two segments, of which the first begins with no sums
+    inputs = qkv(50, 50, 5, device, B=2)
+    everything(partial(fused.attend, causal=causal, key_mask=some_keys(50, device)), inputs, inputs[0])
+    assert seen == {"load": {"bool"}, "store": {"bool"}}
+
+
 # What it costs
 
 
@@ -300,3 +328,10 @@ def test_triton_is_not_imported_until_it_is_asked_for() -> None:
         "build('linear', Shape(1, 1, 3, 4)); assert 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_kernels_are_interpreted_before_a_conftest_of_a_folder_can_import_triton(device: str) -> None:
+    if device == "cuda":
+        pytest.skip("kernels are compiled")
+    code = "import os; del os.environ['TRITON_INTERPRET']; import tests.conftest; os.environ['TRITON_INTERPRET']"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

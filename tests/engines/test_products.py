@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, partial, wraps
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +15,11 @@ from torch import Tensor
 
 from attnbench.engines import products
 from attnbench.engines.low_rank.pseudo_inverse import newton
+from attnbench.measure.limits import is_true_float32
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 from attnbench.variant import build
+from tests.engines.amx import LIMIT, BFloat16
 
 WITH_GAPS = [
     ("local:window=16", False),
@@ -43,11 +49,39 @@ def _medium() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
+Test = Callable[..., None]
+
+
+def of_true_float32(test: Test) -> Test:
+    """Ask oneDNN first: if it multiplies in bfloat16 here, its numbers are tried in a process where it cannot."""
+
+    @wraps(test)
+    def asked(*args: object, **named: object) -> None:
+        if is_true_float32():
+            test(*args, **named)
+        else:
+            _in_a_limited_process(f"{__file__}::{test.__name__}")
+
+    return asked
+
+
+@cache
+def _in_a_limited_process(tests: str) -> None:
+    assert LIMIT not in os.environ, "not even so is oneDNN true float32"
+    _pytest(tests, **{LIMIT: "AVX512_CORE"})
+
+
+def _pytest(*words: str, **variables: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2], env={**os.environ, **variables})
+
+
 def overlapping(count: int = 5) -> Tensor:
     return torch.randn(16 * (count + 1), 8).as_strided((count, 32, 8), (16 * 8, 8, 1))
 
 
 @pytest.mark.parametrize(("variant", "causal"), WITH_GAPS)
+@of_true_float32
 def test_output_and_gradients_are_the_formula_s(variant: str, causal: bool) -> None:
     module = build(variant, Shape(heads=2, seq_len=512, head_dim=16, causal=causal))
     inputs = [x.requires_grad_() for x in torch.randn(3, 1, 2, 512, 16).unbind()]
@@ -61,6 +95,7 @@ def test_output_and_gradients_are_the_formula_s(variant: str, causal: bool) -> N
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+@of_true_float32
 def test_the_other_library_multiplies_only_what_has_gaps_or_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     bmm = torch.bmm
@@ -116,6 +151,7 @@ def test_double_precision_and_gpus_know_no_copies() -> None:
         (torch.float64, 64, "medium"),  # which has one library only
     ],
 )
+@of_true_float32
 def test_small_float32_products_go_to_the_default_library(
     dtype: torch.dtype, columns: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,8 +185,42 @@ def test_the_plain_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(products.bmm(x, x), x @ x)
 
 
+@of_true_float32
 def test_compiled_it_is_one_graph() -> None:
     A = torch.randn(2, 4, 4).softmax(-1)
     torch._dynamo.reset()
     compiled = torch.compile(newton, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(A, A.mT / 4, 2), newton(A, A.mT / 4, 2))
+
+
+# What these tests ask of oneDNN
+
+
+def test_numbers_of_bfloat16_are_not_believed_but_asked_again_in_a_limited_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(LIMIT, raising=False)
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, *, env, **_: asked.append((command[-1], env[LIMIT])))
+    test = of_true_float32(test_nothing_is_copied)
+    with BFloat16():
+        test()
+        assert asked == [(f"{__file__}::test_nothing_is_copied", "AVX512_CORE")]
+        monkeypatch.setenv(LIMIT, "AVX512_CORE")
+        _in_a_limited_process.cache_clear()
+        with pytest.raises(AssertionError, match="not even so"):
+            test()
+
+
+def test_a_limited_instruction_set_leaves_true_float32() -> None:
+    code = (
+        "import torch; from attnbench.measure.limits import is_true_float32; "
+        "torch.set_float32_matmul_precision('medium'); assert is_true_float32()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, LIMIT: "AVX512_CORE"})
+
+
+@pytest.mark.slow
+def test_these_tests_pass_on_a_processor_whose_onednn_multiplies_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LIMIT, raising=False)
+    _pytest("-p", "tests.engines.amx", "-m", "not slow", __file__)

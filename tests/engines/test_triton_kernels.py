@@ -61,7 +61,7 @@ assert len(compiled) == 12, compiled
 """
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton: make .venv/installed-all")
 @pytest.mark.parametrize(
     ("dtype", "D"),
     [

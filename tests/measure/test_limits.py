@@ -161,11 +161,6 @@ def test_the_warning_of_noise_names_who_makes_it_and_what_to_do(
 
 
 def test_whoever_is_disturbed_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
-    said = machine.load_warning()
-    assert said is not None
-    assert said.startswith("load 100.0 on ")
-    assert "close other programs" in said
     quiet, noisy, wild = ([Sample(1.0 + spread * (i % 4), 1) for i in range(16)] for spread in (0.01, 0.08, 0.3))
     disturbed = [Sample(1.0, 1, switches=10**6)] * 2 + quiet
     for samples, remedy in ((noisy, "raise --min-time"), (wild, "close other programs"), (disturbed, "close them")):
@@ -188,6 +183,24 @@ def test_the_cores_that_others_use_are_those_busy_less_ones_own(
     assert OtherLoad().cores() == pytest.approx((2 + 1 + 1 - 1) / 2)
 
 
+@pytest.mark.parametrize(("ticks", "said"), [(0, False), (30, False), (90, True), (200, True)])
+def test_a_run_that_begins_is_warned_of_who_works_now_and_not_of_who_has_ended(
+    ticks: int, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one second's hundredths on two cores; whatever ran in the minute before is a load average of 100."""
+    busy, seconds = iter([5000, 5000 + ticks]), iter([100.0, 101.0])
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 100.0, 100.0))
+    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(machine, "_read", lambda path: f"cpu {next(busy)} 0 0 500 0 0 0 0 0 0\n")
+    monkeypatch.setattr(machine, "_own_seconds", lambda: 7.0)
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    monkeypatch.setattr(machine.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(machine, "LOOK", 0.0)
+    words = f"other programs use {ticks / 100:.1f} of 2 cores as the run begins: close them or expect wide intervals"
+    assert machine.load_warning() == (words if said else None)
+
+
 def test_where_the_kernel_does_not_tell_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_read", lambda path: "")
     assert OtherLoad().cores() is None
+    assert machine.load_warning() is None

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-pytest.importorskip("transformers", reason="the extra models is not installed")
+pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
 
 from attnbench.errors import Unsupported, UsageError
 from attnbench.pretrained.baseline import baseline_of

@@ -28,7 +28,7 @@ def test_a_folder_a_gguf_file_and_a_file_of_a_package_are_found(
 def test_an_id_is_found_in_the_hubs_cache_and_a_folder_of_that_name_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("huggingface_hub", reason="the extra models is not installed")
+    pytest.importorskip("huggingface_hub", reason="needs the extra models: make .venv/installed-models")
     cache, snapshot = tmp_path / "hub", tmp_path / "hub/models--some--model/snapshots/abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
@@ -72,7 +72,7 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 def test_a_model_in_a_folder_is_swapped_and_captured_by_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    transformers = pytest.importorskip("transformers", reason="the extra models is not installed")
+    transformers = pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
     tokenizers = pytest.importorskip("tokenizers")
     word_level = pytest.importorskip("tokenizers.models").WordLevel
     from tests.pretrained import families
@@ -101,7 +101,7 @@ def test_a_model_in_a_folder_is_swapped_and_captured_by_command(
 
 
 def test_the_class_with_the_trained_head_is_chosen_and_a_gguf_file_holds_a_decoder() -> None:
-    transformers = pytest.importorskip("transformers", reason="the extra models is not installed")
+    transformers = pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
 
     def chosen(*architectures: str, gguf: bool = False) -> str:
         config = transformers.LlamaConfig(architectures=list(architectures) or None)

@@ -204,7 +204,7 @@ def test_a_gguf_file_is_read_as_far_as_its_tokens(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["Llama", "GPT-2", "OPT", "BERT", "DistilBERT", "ModernBERT"])
 def test_a_configuration_states_what_the_model_turns_out_to_have(family: str, tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="the extra models is not installed")
+    pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
     from attnbench.pretrained.language_model import LanguageModel
     from tests.pretrained import families
 
@@ -219,7 +219,7 @@ def test_a_configuration_states_what_the_model_turns_out_to_have(family: str, tm
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_of_the_library_answers_by_itself_and_by_the_variant(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="the extra models is not installed")
+    pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
     from attnbench.pretrained.language_model import LanguageModel
     from tests.pretrained import families
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("transformers", reason="the extra models is not installed")
+pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
 
 from attnbench.pretrained import bridge, evaluate, language_model, operators, own_encoder, swap
 from attnbench.pretrained.baseline import baseline_of

@@ -30,7 +30,7 @@ DIGESTS = {
 """SHA-256 of the weights; the second is that of the file as its authors published it."""
 
 pytestmark = [
-    pytest.mark.skipif(not (FOLDER / "installed").exists(), reason="make pretrained was not run"),
+    pytest.mark.skipif(not (FOLDER / "installed").exists(), reason="needs trained weights: make pretrained"),
     pytest.mark.filterwarnings("ignore"),  # of the library's own making
 ]
 
@@ -51,7 +51,7 @@ def test_the_weights_are_those_that_were_published_and_their_package_is_not_impo
 
 @pytest.mark.slow
 def test_the_causal_model_predicts_english_through_the_bridge() -> None:
-    pytest.importorskip("gguf", reason="the extra models is not installed")
+    pytest.importorskip("gguf", reason="needs the extra models: make .venv/installed-models")
     subject, text = open_model(SMOLLM2, 64, None)
     assert len(subject.layers) == 30
     (layer,) = set(subject.layers)
@@ -68,7 +68,7 @@ def test_the_causal_model_predicts_english_through_the_bridge() -> None:
 @pytest.mark.timeout(1800)
 def test_the_causal_model_has_the_loss_that_its_library_alone_gives_it() -> None:
     """On four windows of 512 tokens; measured with the library's own attention and loss, without a line of ours."""
-    pytest.importorskip("gguf", reason="the extra models is not installed")
+    pytest.importorskip("gguf", reason="needs the extra models: make .venv/installed-models")
     subject, text = open_model(SMOLLM2, 512, None)
     losses = baseline_of(subject, text.held_out(4), "cpu").losses
     assert losses is not None
@@ -82,7 +82,7 @@ def test_the_causal_model_has_the_loss_that_its_library_alone_gives_it() -> None
 )
 def test_the_committed_rows_of_untrained_swaps_come_again(name: str, run: str, module: str) -> None:
     """Softmax attention, random features and a window in all layers; the Performer forgets English."""
-    pytest.importorskip(module, reason="the extra models is not installed")
+    pytest.importorskip(module, reason="needs the extra models: make .venv/installed-models")
     committed = pd.read_csv(RUNS / run / "swap.csv")
     rows = committed[committed["layers"] == "all"].set_index("label")
     subject, text = open_model(name, int(rows["length"].iloc[0]), None)
@@ -100,7 +100,7 @@ def test_the_committed_rows_of_untrained_swaps_come_again(name: str, run: str, m
 
 @pytest.mark.slow
 def test_the_encoder_reads_between_its_special_tokens_and_predicts_nothing() -> None:
-    pytest.importorskip("transformers", reason="the extra models is not installed")
+    pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
     subject, text = open_model(MINILM, 32, None)
     assert [layer.kind for layer in subject.layers] == ["full"] * 6
     window = text.held_out(1)

@@ -50,7 +50,7 @@ def test_a_variant_that_cannot_take_the_models_place_is_refused_before_anything_
 def test_a_model_of_the_library_is_foreseen_from_its_configuration(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("transformers", reason="the extra models is not installed")
+    pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
     from attnbench.pretrained.language_model import LanguageModel
     from attnbench.pretrained.unread import described
     from tests.pretrained import families

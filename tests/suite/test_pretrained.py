@@ -28,7 +28,9 @@ sweeps:
 """
 
 
-needs_models = pytest.mark.skipif(not find_spec("transformers"), reason="the extra models is not installed")
+needs_models = pytest.mark.skipif(
+    not find_spec("transformers"), reason="needs the extra models: make .venv/installed-models"
+)
 
 
 @pytest.fixture

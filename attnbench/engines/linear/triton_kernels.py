@@ -69,7 +69,7 @@ def _state(states, pair, count, index, D: tl.constexpr, WIDTH: tl.constexpr):
     """S and z number ``index`` of ``count``; zeros for -1."""
     f = tl.arange(0, WIDTH)
     start = states + (pair * count + index) * ((D + 1) * D)
-    there = (f < D) & (index >= 0)
+    there = f < tl.where(index >= 0, D, 0)  # as "and", a False of one number would fill the mask with integers
     S = tl.load(start + f[:, None] * D + f[None, :], mask=there[:, None] & (f < D)[None, :], other=0.0)
     z = tl.load(start + D * D + f, mask=there, other=0.0)
     return S, z

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster as processes of this machine. Needs Ray, which ``make test`` does not install."""
+"""Nodes of a Ray cluster as processes of this machine. Needs Ray, which ``make .venv/installed-all`` installs."""
 
 from __future__ import annotations
 

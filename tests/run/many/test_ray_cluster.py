@@ -18,7 +18,7 @@ from tests.run.many.nodes import nodes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    pytest.importorskip("ray.cluster_utils", reason="needs Ray: pip install 'attnbench[ray]'")
+    pytest.importorskip("ray.cluster_utils", reason="needs Ray: make .venv/installed-all")
 
 SUITE = """\
 name: s
