@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import rich.console
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -153,6 +155,17 @@ def test_a_name_from_a_file_of_somebody_else_never_reaches_the_terminal_as_it_is
 def test_columns_in_which_no_row_says_anything_are_left_out() -> None:
     rows = [["1", "-", ""], ["", "-", "x"]]
     assert without_empty(["a", "b", "c"], rows) == (["a", "c"], [["1", ""], ["", "x"]])
+
+
+def test_what_is_printed_beside_the_bar_of_a_terminal_stays_in_the_file_it_is_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(console, "_err", lambda: rich.console.Console(file=terminal, force_terminal=True))
+    with console.progress(1):
+        console.data(["for the file"])
+    assert json.loads(capsys.readouterr().out) == ["for the file"]
+    assert "file" not in terminal.getvalue()
 
 
 def measured(text: str, **columns: object) -> Record:
