@@ -26,7 +26,7 @@ from attnbench.measure.limits import Limits
 from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes
 from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.stopwatch import Stopwatch, WallClock
-from attnbench.measure.time import Kept, TimeSummary, measure_time, summarise
+from attnbench.measure.time import Kept, Sample, TimeSummary, measure_time, summarise
 from attnbench.measure.yardstick import Yardstick
 from attnbench.padding import real_tokens
 from attnbench.qkv import doubt
@@ -129,7 +129,10 @@ def run_cell(
                     "samples": [sample.to_json() for sample in timing.samples],
                 }
                 summary = summarise([*earlier, timing.samples], quick=rules.quick)
+                kept = _other_warnings(record, earlier)
                 _add_time(record, cell, summary, limits)
+                for warning in kept:
+                    add_warning(record, warning)
                 record.time_rounds = round_ + 1
                 add_warning(record, throttling_warning(throttled_periods() - throttled))
                 if glances:
@@ -256,6 +259,12 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     if "memory" in cell.measure and resident:
         record.peak_rss_bytes = peak_resident_bytes(call.on(0))
     return looks
+
+
+def _other_warnings(record: Record, earlier: list[list[Sample]]) -> list[str]:
+    """What the row warns of, but for the times of earlier rounds: of times, the samples of all rounds speak anew."""
+    of_times = "; ".join(summarise(earlier, quick=record.quick).warnings if earlier else ()).split("; ")
+    return [warning for warning in record.warnings.split("; ") if warning not in of_times]
 
 
 def _add_time(record: Record, cell: Cell, summary: TimeSummary, limits: Limits) -> None:
