@@ -364,7 +364,7 @@ class Record:
     """Relative error of the last features against the untouched model's, the mean over windows."""
 
     kernel: str | None = None
-    """The fused kernel that really ran, where there is a choice."""
+    """The fused attention kernel that really ran, where there is a choice or ``torch.compile`` made one."""
     compiled: bool = False
     """Whether the measured code is compiled from end to end, by ``torch.compile`` or because the variant always is."""
     process: str = ""
@@ -521,6 +521,8 @@ def inferred(cell: Cell, n: int, status: Status, *, quick: bool = False) -> Reco
     return Record.of(cell, status, f"inferred: {status} at n={n} already, so not run", quick=quick)
 
 
+REPLACED = "torch.compile put PyTorch's attention"
+"""Start of a warning that the row is not of the algorithm on its label."""
 _LEFT = "the cell"
 """Start of a warning that says what a cell left behind in its process."""
 

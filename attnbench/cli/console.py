@@ -222,6 +222,18 @@ def fused_note(records: Iterable[Record]) -> None:
         note(f"the same in fused kernels, made for a GPU: {'; '.join(names)}")
 
 
+def replaced_note(records: Iterable[Record]) -> None:
+    """Print which labels stand for another algorithm where ``torch.compile`` made it so, and whether it always did."""
+    from attnbench.record import REPLACED
+
+    compiled = [record for record in records if record.compiled]
+    labels = dict.fromkeys(record.label for record in compiled if REPLACED in record.warnings)
+    if labels:
+        some = any(record.label in labels and REPLACED not in record.warnings for record in compiled)
+        rows = "some of their rows, which the column kernel names," if some else "their rows"
+        note(f"{REPLACED} in the place of the softmax of {', '.join(labels)}: {rows} are sdpa's algorithm")
+
+
 def _takes(spec: Spec, record: Record) -> bool:
     """Whether a variant takes what a row of another one was measured with."""
     from attnbench.axes import names_of
