@@ -90,10 +90,8 @@ class _Operation:
     """FLOPs by its arguments and its result, ``out_val``; None if it is no product."""
     exponential: bool
     """It takes an exponential of each number of its first argument."""
-    fused: bool
-    """It is attention as a whole, forward or backward."""
     kernel: str | None
-    """Its name as an attention kernel."""
+    """Its name as an attention kernel. It is attention as a whole, forward or backward, or torch's math back end."""
 
 
 def _attention(name: str) -> str | None:
@@ -106,14 +104,12 @@ def _attention(name: str) -> str | None:
 def _operation(func: OpOverload[..., Any]) -> _Operation:
     schema = func._schema
     name = schema.name.removeprefix("aten::")
-    fused = _attention(name)
     makes_tensors = any("Tensor" in str(one.type) for one in schema.returns)  # what asks for a size may call itself
     return _Operation(
         makes_tensors and func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd),
         _PRODUCTS.get(func.overloadpacket, flop_registry.get(func.overloadpacket)),
         name.strip("_") in _EXPONENTIALS,
-        bool(fused),
-        "math" if name == _ONLY_IN_MATH else fused,
+        "math" if name == _ONLY_IN_MATH else _attention(name),
     )
 
 
@@ -135,7 +131,7 @@ class _Counter(TorchDispatchMode):
         output = func(*args, **named)
         if operation.kernel:
             self.kernels[operation.kernel] += 1
-        if operation.fused:
+        if operation.kernel not in (None, "math"):
             self._look_inside(func, args, named)
         elif operation.flops:
             self.matmul_flops += operation.flops(*args, **named, out_val=output)

@@ -92,7 +92,7 @@ def profiled(call: Callable[[], object], profiler: profile) -> list[Any]:
         result = call()
     assert recorded.kineto_results is not None
     del result
-    return recorded.kineto_results.events()
+    return list(recorded.kineto_results.events())
 
 
 def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | None:

@@ -267,8 +267,10 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
 
 def _other_warnings(record: Record, earlier: list[list[Sample]]) -> list[str]:
     """What the row warns of, but for the times of earlier rounds: of times, the samples of all rounds speak anew."""
-    of_times = "; ".join(summarise(earlier, quick=record.quick).warnings if earlier else ()).split("; ")
-    return [warning for warning in record.warnings.split("; ") if warning not in of_times]
+    left = record.warnings
+    for of_times in summarise(earlier, quick=record.quick).warnings if earlier else ():
+        left = left.replace(of_times, "")
+    return left.split("; ")
 
 
 def _add_time(record: Record, cell: Cell, summary: TimeSummary, limits: Limits) -> None:

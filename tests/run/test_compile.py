@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.cell import Cell, ModelSize
-from attnbench.compiled import compiling
+from attnbench.compiled import compiling, why_not_compiled
 from attnbench.errors import Unsupported
 from attnbench.measure.time import TimingRules
 from attnbench.record import REPLACED, Record
@@ -65,6 +65,12 @@ def test_a_graph_break_is_unsupported_and_its_line_is_named() -> None:
     assert "branching" in record.reason
     assert "(test_compile.py:" in record.reason
     assert measure("branching", compile=False).status is Status.OK
+
+
+def test_the_reason_is_what_the_compiler_said_and_not_that_it_said_something() -> None:
+    failed = type("BackendCompilerFailed", (RuntimeError,), {"__module__": "torch._dynamo.exc"})
+    error = failed("backend='inductor' raised:\nRuntimeError: it writes where it reads\n\nWhile executing copy_")
+    assert why_not_compiled(error) == "torch.compile: RuntimeError: it writes where it reads"
 
 
 def test_a_machine_without_a_compiler_gets_a_row_that_says_so() -> None:
