@@ -43,9 +43,10 @@ def why_not_compiled(error: BaseException) -> str | None:
     kind, _, text = said(error).partition(": ")
     if not type(error).__module__.startswith(_COMPILERS) and not text.startswith(_NOTHING):
         return None
+    reason = text.removeprefix("backend='inductor' raised:").strip().partition("\n")[0] or kind
     place = _USER_CODE.findall(text.partition("from user code:")[2])
     where = f" ({place[-1][0]}:{place[-1][1]})" if place else ""
-    return f"torch.compile: {text.partition(chr(10))[0].strip() or kind}{where}"
+    return f"torch.compile: {reason}{where}"
 
 
 def without_compiler(mode: type[Mode]) -> type[Mode]:

@@ -364,7 +364,7 @@ class Record:
     """Relative error of the last features against the untouched model's, the mean over windows."""
 
     kernel: str | None = None
-    """The fused kernel that really ran, where there is a choice."""
+    """The fused attention kernel that really ran, where there is a choice or ``torch.compile`` made one."""
     compiled: bool = False
     """Whether the measured code is compiled from end to end, by ``torch.compile`` or because the variant always is."""
     process: str = ""
@@ -521,15 +521,15 @@ def inferred(cell: Cell, n: int, status: Status, *, quick: bool = False) -> Reco
     return Record.of(cell, status, f"inferred: {status} at n={n} already, so not run", quick=quick)
 
 
-_LEFT = "the cell"
-"""Start of a warning that says what a cell left behind in its process."""
+REPLACED = "torch.compile put PyTorch's attention"
+"""Start of a warning that the row is not of the algorithm on its label."""
 
 
-def with_traces(record: Record, traces: str, previous: Record | None = None) -> Record:
-    """The row with a warning about what its cell left behind, now or in an earlier round."""
-    earlier = [said for said in previous.warnings.split("; ") if said.startswith(_LEFT)] if previous else []
-    now = [f"{_LEFT} {one_line(traces.replace(';', ','))}, so the next one starts in a fresh process"] if traces else []
-    return replace(record, warnings="; ".join(dict.fromkeys(filter(None, [record.warnings, *earlier, *now]))))
+def with_traces(record: Record, traces: str) -> Record:
+    """The row with a warning about what its cell left behind in its process."""
+    left = f"the cell {one_line(traces.replace(';', ','))}, so the next one starts in a fresh process"
+    known = not traces or left in record.warnings
+    return record if known else replace(record, warnings="; ".join(filter(None, [record.warnings, left])))
 
 
 _LOST_ROUND = re.compile(r"(; |^)round \d+ failed: [^;]*")

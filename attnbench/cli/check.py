@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -116,7 +117,12 @@ def check(
         rates=False,
     )
     reports, refused = [], {}
-    with console.progress(len(names)) as bar, Worker(settings) as worker:
+    shows = not (as_json and sys.stdout.isatty())  # a bar between the lines of a list
+    with (
+        console.progress(len(names), wanted=shows) as bar,
+        Worker(settings) as worker,
+        console.items(wanted=as_json) as tell,
+    ):
         for name in names:
 
             def begun(law: str, name: str = name) -> None:
@@ -124,19 +130,18 @@ def check(
 
             try:
                 reports.append(examine(worker, name, laws, timeout=timeout, begun=begun))
+                tell(_as_data(reports[-1]))
             except Unsupported as reason:  # a package that runs only on a GPU or in whole buckets, say
                 if not everything:
                     raise
                 refused[name] = str(reason)
+                tell({"variant": name, "unsupported": refused[name]})
             bar.advance(bar.task_ids[0])
-    if as_json:
-        unchecked = [{"variant": name, "unsupported": why} for name, why in refused.items()]
-        console.data([*map(_as_data, reports), *unchecked])
-    elif len(reports) == 1:
-        _one(reports[0])
-    else:
-        _several(reports)
     if not as_json:
+        if len(reports) == 1:
+            _one(reports[0])
+        else:
+            _several(reports)
         for name, why in refused.items():
             console.note(f"{name} is not checked: {why}")
     if not all(report.held for report in reports):

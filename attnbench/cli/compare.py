@@ -219,6 +219,7 @@ def _print(comparison: Comparison, table: Printer) -> None:
     console.own_form_note(record.own_form for record in records)
     console.unchecked_note(record.laws for record in records)
     console.fused_note(records)
+    console.replaced_note(records)
 
 
 def _time_row(row: Row) -> list[str]:

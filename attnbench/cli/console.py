@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -90,11 +90,37 @@ def only_repeats() -> None:
 
 def data(value: Any) -> None:
     """Print JSON on stdout, unstyled; characters that the encoding lacks (√) or a terminal would obey are escaped."""
+    _write(_json(value) + "\n")
+
+
+@contextmanager
+def items(*, wanted: bool = True) -> Iterator[Callable[[Any], None]]:
+    """Print a JSON list as :func:`data` does, each item as soon as it is given; after an error it is closed as well."""
+    before = "["
+
+    def add(value: Any) -> None:
+        nonlocal before
+        if wanted:
+            _write(before + _json([value])[1:-2])
+            before = ","
+
+    try:
+        yield add
+    finally:
+        if before == ",":
+            _write("\n]\n")
+
+
+def _json(value: Any) -> str:
     import json
 
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     text = json.dumps(value, indent=2, ensure_ascii=not unicode, allow_nan=False).replace("\x7f", r"\u007f")
-    sys.stdout.write("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text) + "\n")
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
@@ -149,6 +175,7 @@ def progress(total: int, *, wanted: bool = True) -> Iterator[Progress]:
         TimeRemainingColumn(compact=True),
         console=_err(),
         transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # else what is printed for a file would go to the terminal of the bar
         disable=not wanted or not _err().is_terminal,
     ) as bar:
         bar.add_task("starting", total=total)
@@ -193,6 +220,18 @@ def fused_note(records: Iterable[Record]) -> None:
                 names[f"{fused.label} is {record.label}"] = None
     if names:
         note(f"the same in fused kernels, made for a GPU: {'; '.join(names)}")
+
+
+def replaced_note(records: Iterable[Record]) -> None:
+    """Print which labels stand for another algorithm where ``torch.compile`` made it so, and whether it always did."""
+    from attnbench.record import REPLACED
+
+    compiled = [record for record in records if record.compiled]
+    labels = dict.fromkeys(record.label for record in compiled if REPLACED in record.warnings)
+    if labels:
+        some = any(record.label in labels and REPLACED not in record.warnings for record in compiled)
+        rows = "some of their rows, which the column kernel names," if some else "their rows"
+        note(f"{REPLACED} in the place of the softmax of {', '.join(labels)}: {rows} are sdpa's algorithm")
 
 
 def _takes(spec: Spec, record: Record) -> bool:

@@ -253,6 +253,7 @@ def _print_records(records: list[Record]) -> None:
     console.own_form_note(record.own_form for record in [*records, *trainings])
     console.unchecked_note(record.laws for record in [*records, *trainings])
     console.fused_note(records)
+    console.replaced_note(records)
 
 
 def _axis_text(record: Record, axis: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import re
 import weakref
@@ -19,12 +20,14 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.autograd.profiler import profile
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from attnbench.compiled import books, without_compiler
+from attnbench.measure.memory import profiled
 
 Formula = Callable[..., int]
 
@@ -73,6 +76,8 @@ class Counted:
     kernel: str | None
     """What PyTorch's attention ran on, forward or backward: ``flash_cpu``, ``efficient``, ``cudnn`` or ``math`` (which
     cannot be told in a backward pass alone); ``flex`` if compiled. None where it was not called."""
+    put: str = ""
+    """The kernels that torch's compiler put in the place of other operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +90,26 @@ class _Operation:
     """FLOPs by its arguments and its result, ``out_val``; None if it is no product."""
     exponential: bool
     """It takes an exponential of each number of its first argument."""
-    fused: bool
-    """It is attention as a whole, forward or backward."""
     kernel: str | None
-    """Its name as an attention kernel."""
+    """Its name as an attention kernel. It is attention as a whole, forward or backward, or torch's math back end."""
+
+
+def _attention(name: str) -> str | None:
+    """The name of one of torch's operations as an attention kernel, the same forward and backward."""
+    fused = _FUSED.match(name)
+    return fused[1] + ("_cpu" if fused[2] else "") if fused else None
 
 
 @cache
 def _operation(func: OpOverload[..., Any]) -> _Operation:
     schema = func._schema
     name = schema.name.removeprefix("aten::")
-    fused = _FUSED.match(name)
-    kernel = fused[1] + ("_cpu" if fused[2] else "") if fused else "math" if name == _ONLY_IN_MATH else None
     makes_tensors = any("Tensor" in str(one.type) for one in schema.returns)  # what asks for a size may call itself
     return _Operation(
         makes_tensors and func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd),
         _PRODUCTS.get(func.overloadpacket, flop_registry.get(func.overloadpacket)),
         name.strip("_") in _EXPONENTIALS,
-        bool(fused),
-        kernel,
+        "math" if name == _ONLY_IN_MATH else _attention(name),
     )
 
 
@@ -114,7 +120,7 @@ class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.matmul_flops = self.exponentials = 0
-        self.kernels: set[str] = set()
+        self.kernels = collections.Counter[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
@@ -124,8 +130,8 @@ class _Counter(TorchDispatchMode):
                 return func.decompose(*args, **named)
         output = func(*args, **named)
         if operation.kernel:
-            self.kernels.add(operation.kernel)
-        if operation.fused:
+            self.kernels[operation.kernel] += 1
+        if operation.kernel not in (None, "math"):
             self._look_inside(func, args, named)
         elif operation.flops:
             self.matmul_flops += operation.flops(*args, **named, out_val=output)
@@ -153,16 +159,32 @@ def _pairs_in_the_past(N: int, M: int) -> int:
     return square * (square + 1) // 2 + (N - square) * M
 
 
-def count(call: Callable[[], Any]) -> Counted:
-    """Run ``call`` once and count. Slower than the bare call: never timed."""
+def count(call: Callable[[], Any], compiled: Callable[[], Any] | None = None) -> Counted:
+    """Run ``call`` once and count. Slower than the bare call: never timed.
+
+    Args:
+        compiled: what torch's compiler made of ``call``. No dispatch mode sees into it, so that products and
+            exponentials are those of ``call``. The profiler sees which kernels it calls.
+    """
+    ran = None if compiled is None else _kernels(compiled)
     with books() as booked, _Counter() as counter:
         output = call()
+    told = counter.kernels
+    # The compiler makes ordinary loops of the math back end, so that nothing else would tell of it.
+    kernels = told if ran is None else ran or {"math"} & told.keys()
     return Counted(
         output,
         counter.matmul_flops + sum(one.matmul_flops for one in booked),
         counter.exponentials + sum(one.exponentials for one in booked),
-        "+".join(sorted(counter.kernels.union(one.kernel for one in booked))) or None,
+        "+".join(sorted({*kernels, *(one.kernel for one in booked)})) or None,
+        "+".join(sorted(ran - told)) if ran else "",
     )
+
+
+def _kernels(call: Callable[[], Any]) -> collections.Counter[str]:
+    """How often a call calls each attention kernel, compiled code included."""
+    names = (_attention(event.name().removeprefix("aten::")) for event in profiled(call, profile(use_kineto=True)))
+    return collections.Counter(name for name in names if name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch._C._autograd import _enable_profiler
@@ -84,6 +85,16 @@ class _Allocations(profile):
         _enable_profiler(config, self.kineto_activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
 
 
+def profiled(call: Callable[[], object], profiler: profile) -> list[Any]:
+    """The events that torch's profiler sees in one call, whose result is alive at the end."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes to stderr that it starts and stops
+    with profiler as recorded:
+        result = call()
+    assert recorded.kineto_results is not None
+    del result
+    return list(recorded.kineto_results.events())
+
+
 def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | None:
     """Most bytes that tensors made by ``call`` held at once, above what existed before; its result counts.
 
@@ -95,13 +106,8 @@ def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | 
         return _cuda_peak(call, device)
     if device != "cpu":
         return None
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes to stderr that it starts and stops
-    with _Allocations(use_kineto=True, profile_memory=True) as recorded:
-        result = call()  # held, so that the output is alive at the end
-    assert recorded.kineto_results is not None
-    del result
-    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
+    seen = profiled(call, _Allocations(use_kineto=True, profile_memory=True))
+    events = sorted((one for one in seen if one.name() == "[memory]"), key=lambda event: event.start_ns())
     held = peak = 0
     for event in events:
         held += event.nbytes()

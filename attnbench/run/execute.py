@@ -32,7 +32,7 @@ from attnbench.measure.time import Disturbed, Kept, Sample, measure_time, summar
 from attnbench.measure.yardstick import Yardstick
 from attnbench.padding import real_tokens
 from attnbench.qkv import doubt
-from attnbench.record import Record, one_line
+from attnbench.record import REPLACED, Record, one_line
 from attnbench.reference import relative_error
 from attnbench.run.call import Call, always_compiled, prepare
 from attnbench.run.outcome import Nonfinite, failed
@@ -232,7 +232,7 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     Returns:
         A look at what the call gives for each of the inputs that will take turns.
     """
-    counted = count(call.uncompiled() if call.uncompiled else call.on(0))
+    counted = count(call.uncompiled(), call.on(0)) if call.uncompiled else count(call.on(0))
     tensors(counted.output)
     if call.like is not None and (counted.output.shape, counted.output.dtype) != (call.like.shape, call.like.dtype):
         got, wanted = (f"{tuple(x.shape)} {str(x.dtype)[6:]}" for x in (counted.output, call.like))
@@ -249,6 +249,10 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     record.tokens_kept = call.tokens_kept
     record.matmul_flops, record.exponentials = counted.matmul_flops, counted.exponentials
     record.kernel = counted.kernel
+    if counted.put:
+        add_warning(record, f"{REPLACED} ({counted.put}) in the place of its softmax, so this is sdpa's algorithm")
+        if cell.pass_ != "forward" or cell.shape.causal:  # else a fused kernel takes as many for each pair
+            record.matmul_flops = record.exponentials = None
     del counted
     return_freed_memory()
     other = Kept([call.on(1)])

@@ -166,4 +166,4 @@ class Visitor:
         visited = request.ask(worker, self._cell_timeout, meanwhile=meanwhile)
         if visited.samples and foreign_to_samples(visited.record, [*map(list, request.earlier), visited.taken]):
             raise worker.garbage()
-        return with_traces(visited.record, worker.traces, request.previous), visited.samples
+        return with_traces(visited.record, worker.traces), visited.samples

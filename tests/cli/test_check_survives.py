@@ -46,6 +46,10 @@ def eat():
     while True:
         kept.append(torch.ones(50_000_000))
 
+def wait():
+    while not os.path.exists(__file__ + ".go"):
+        time.sleep(0.01)
+
 def warn():
     warnings.warn("a word of torch")
     print("printed")
@@ -60,6 +64,7 @@ variant("hangs", lambda: time.sleep(1e6))
 variant("eats", eat)
 variant("dies", lambda: ctypes.string_at(0))
 variant("talks", warn)
+variant("waits", wait)
 """
 
 
@@ -111,6 +116,20 @@ def test_the_others_are_checked_all_the_same(plugin: Path) -> None:
     reports = {report["variant"]: report for report in json.loads(done.stdout)}
     assert [reports[name]["held"] for name in ("leaves", "ends", "softmax")] == [False, False, True]
     assert {finding["fault"] for finding in reports["ends"]["findings"]} == {"SystemExit"}
+
+
+def test_what_was_found_of_a_variant_is_written_before_the_next_one_is_asked(plugin: Path) -> None:
+    asked = command(plugin, "softmax", "waits", "--law", "batch", "--json", "--timeout", "30")
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, encoding="utf-8", cwd=plugin.parent) as process:
+        assert process.stdout is not None
+        written = ""
+        while not written.endswith("\n  }") and (one := process.stdout.read(1)):
+            written += one
+        assert json.loads(written + "]")[0]["variant"] == "softmax"
+        Path(f"{plugin}.go").touch()  # only now the second one goes on; without it its law is broken after 30 s
+        whole = written + process.stdout.read()
+    assert [(one["variant"], one["held"]) for one in json.loads(whole)] == [("softmax", True), ("waits", True)]
+    assert whole == json.dumps(json.loads(whole), indent=2, ensure_ascii=False) + "\n"
 
 
 def test_what_a_variant_or_a_library_says_is_not_shown(plugin: Path) -> None:

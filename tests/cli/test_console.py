@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import rich.console
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +19,7 @@ from attnbench.cell import Cell
 from attnbench.cli import console
 from attnbench.cli.columns import fit
 from attnbench.printable import without_empty
-from attnbench.record import Record
+from attnbench.record import REPLACED, Record
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
 from attnbench.status import Status
@@ -155,6 +157,17 @@ def test_columns_in_which_no_row_says_anything_are_left_out() -> None:
     assert without_empty(["a", "b", "c"], rows) == (["a", "c"], [["1", ""], ["", "x"]])
 
 
+def test_what_is_printed_beside_the_bar_of_a_terminal_stays_in_the_file_it_is_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(console, "_err", lambda: rich.console.Console(file=terminal, force_terminal=True))
+    with console.progress(1):
+        console.data(["for the file"])
+    assert json.loads(capsys.readouterr().out) == ["for the file"]
+    assert "file" not in terminal.getvalue()
+
+
 def measured(text: str, **columns: object) -> Record:
     cell = Cell("a", "b", parse_spec(text), Shape(seq_len=64, heads=1, head_dim=4), device="cuda:1")
     return replace(Record.of(cell, Status.OK), **{"time_median_s": 1.0, **columns})  # type: ignore[arg-type]  # columns
@@ -170,6 +183,26 @@ def test_on_a_gpu_the_fused_form_is_named_where_it_was_not_measured(
     assert told == f"the same in fused kernels, made for a GPU: {names}"
     both = [*rows[:1], measured("flex:window=9", kernel="flex")]
     console.fused_note([*both, *(replace(row, device="cpu") for row in rows)])
+    assert capsys.readouterr().err == ""
+
+
+def test_labels_that_the_compiler_made_another_algorithm_of_are_named_and_whether_in_all_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = f"{REPLACED} (flash_cpu) in the place of its softmax"
+    compiled = {"device": "cpu", "compiled": True}
+    rows = [
+        measured("softmax", **compiled, warnings=f"noisy; {said}"),
+        measured("sdpa", **compiled, kernel="flash_cpu"),
+    ]
+    plain = measured("softmax", device="cpu")
+    console.replaced_note([*rows, plain])
+    told = f"{REPLACED} in the place of the softmax of softmax:"
+    assert " ".join(capsys.readouterr().err.split()) == f"{told} their rows are sdpa's algorithm"
+    console.replaced_note([*rows, measured("softmax", **compiled, causal=True)])
+    some = f"{told} some of their rows, which the column kernel names, are sdpa's algorithm"
+    assert " ".join(capsys.readouterr().err.split()) == some
+    console.replaced_note([rows[1], plain])
     assert capsys.readouterr().err == ""
 
 

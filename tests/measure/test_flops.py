@@ -161,6 +161,33 @@ def test_the_math_back_end_is_named_though_it_is_no_fused_kernel(grad: bool, cau
     assert (counted.kernel, counted.matmul_flops) == ("math", 4 * B * H * N * N * D)
 
 
+def test_kernels_that_only_the_compiled_call_calls_were_put_there_by_the_compiler() -> None:
+    x = _qkv()
+
+    def plain() -> torch.Tensor:
+        return (x @ x.mT).softmax(-1) @ x
+
+    def fused() -> torch.Tensor:
+        return scaled_dot_product_attention(x, x, x)
+
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
+        return plain(), fused()
+
+    def twice() -> tuple[torch.Tensor, torch.Tensor]:
+        return fused(), fused()
+
+    found = [count(call, compiled) for call, compiled in ((plain, fused), (both, twice), (fused, fused), (both, plain))]
+    assert [(one.kernel, one.put) for one in found] == [
+        ("flash_cpu", "flash_cpu"),
+        ("flash_cpu", "flash_cpu"),
+        ("flash_cpu", ""),
+        (None, ""),
+    ]
+    assert found[0].matmul_flops == count(plain).matmul_flops
+    with sdpa_kernel(SDPBackend.MATH):
+        assert count(fused, plain).kernel == "math"
+
+
 @pytest.mark.parametrize("kernel", ["efficient", "flash"])
 def test_kernels_of_other_devices_are_named_by_what_they_are(kernel: str) -> None:
     q = torch.empty(1, 2, 16, 8, device="meta")

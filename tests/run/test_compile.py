@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnbench.cell import Cell
-from attnbench.compiled import compiling
+from attnbench.cell import Cell, ModelSize
+from attnbench.compiled import compiling, why_not_compiled
 from attnbench.errors import Unsupported
 from attnbench.measure.time import TimingRules
-from attnbench.record import Record
+from attnbench.record import REPLACED, Record
 from attnbench.run.call import prepare
 from attnbench.run.estimate import estimate
 from attnbench.run.execute import run_cell
@@ -31,7 +31,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
 def measure(variant: str, **changes: Any) -> Record:
     heads, n = changes.pop("heads", 1), changes.pop("n", 16)
-    shape = Shape(heads=heads, seq_len=n, head_dim=8, causal=changes.get("pass_") == "decode")
+    causal = changes.pop("causal", changes.get("pass_") == "decode")
+    shape = Shape(heads=heads, seq_len=n, head_dim=8, causal=causal)
     asked = Cell("s", "w", parse_spec(variant), shape, **{"compile": True, "measure": ("time",), **changes})
     record, _ = run_cell(VisitCell(asked, TimingRules(quick=True)))
     assert record.compile is asked.compile
@@ -64,6 +65,12 @@ def test_a_graph_break_is_unsupported_and_its_line_is_named() -> None:
     assert "branching" in record.reason
     assert "(test_compile.py:" in record.reason
     assert measure("branching", compile=False).status is Status.OK
+
+
+def test_the_reason_is_what_the_compiler_said_and_not_that_it_said_something() -> None:
+    failed = type("BackendCompilerFailed", (RuntimeError,), {"__module__": "torch._dynamo.exc"})
+    error = failed("backend='inductor' raised:\nRuntimeError: it writes where it reads\n\nWhile executing copy_")
+    assert why_not_compiled(error) == "torch.compile: RuntimeError: it writes where it reads"
 
 
 def test_a_machine_without_a_compiler_gets_a_row_that_says_so() -> None:
@@ -152,6 +159,56 @@ def test_the_error_is_that_of_the_compiled_code(monkeypatch: pytest.MonkeyPatch)
     assert len(compiled) == 1
     assert record.rel_error is not None
     assert record.rel_error < 1e-6
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # what the compiler itself does
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [
+        ("softmax", {}),
+        *(
+            pytest.param(variant, changes, marks=pytest.mark.slow)
+            for variant, changes in (
+                ("softmax", {"causal": True}),
+                ("softmax", {"pass_": "training"}),
+                ("softmax", {"level": "layer"}),
+                ("softmax", {"level": "model", "model": ModelSize(layers=1, ffn=8)}),
+                ("chunked:query_chunk=8,key_chunk=8", {}),
+                ("chunked:query_chunk=8,key_chunk=8", {"causal": True}),
+                ("chunked:query_chunk=8,key_chunk=8", {"pass_": "training"}),
+                ("linformer:rank=4", {}),
+                ("linformer:rank=4", {"pass_": "training"}),
+                ("memory-compressed", {}),
+                ("memory-compressed", {"pass_": "training"}),
+                ("sdpa", {}),
+                ("sdpa", {"causal": True}),
+            )
+        ),
+    ],
+)
+def test_the_kernel_is_the_one_in_the_code_that_the_compiler_wrote(variant: str, changes: dict[str, Any]) -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    record, code = run_and_get_code(lambda: measure(variant, **changes))
+    assert record.status is Status.OK, record.reason
+    fused = any("._scaled_dot_product_" in one for one in code)
+    assert record.kernel == ("flash_cpu" if fused else None)
+    replaced = fused and variant != "sdpa"
+    assert (REPLACED in record.warnings) is replaced
+    counted = not replaced or (not changes.get("causal") and changes.get("pass_") != "training")
+    plain = measure(variant, **{**changes, "compile": False})
+    products = (plain.matmul_flops, plain.exponentials)
+    assert (record.matmul_flops, record.exponentials) == (products if counted else (None, None))
+
+
+@compiles
+def test_what_the_compiler_leaves_alone_is_not_said_to_be_replaced() -> None:
+    import torch._inductor.config as settings
+
+    with settings.patch(pattern_matcher=False):
+        record = measure("softmax")
+    assert (record.status, record.kernel, record.warnings) == (Status.OK, None, "")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from attnbench.cell import Architecture, Cell, Level, ModelSize, Pass
 from attnbench.measure import limits
 from attnbench.measure.limits import Limits
-from attnbench.measure.time import TimingRules
+from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.model import as_layer
 from attnbench.qkv import draw_qkv
 from attnbench.record import Record
@@ -42,6 +42,17 @@ def test_a_cell_near_the_memory_limit_is_measured_with_the_allocator_as_shipped_
     assert peak is not None
     assert measure(cell(), memory_limit=3 * peak).process == ""
     assert measure(cell(), memory_limit=3 * peak - 1).process == "as-shipped"
+
+
+def test_a_later_round_keeps_the_warnings_of_the_first_look_and_takes_back_those_of_its_times() -> None:
+    asked = cell(measure=("time",))
+    earlier = [{"seconds": 1.0 + place, "calls": 1, "switches": 0} for place in range(9)]
+    (unstable,) = summarise([[Sample(**one) for one in earlier]]).warnings
+    previous = replace(Record.of(asked, Status.OK), warnings=f"{unstable}; it was another algorithm")
+    again = run_cell(VisitCell(asked, TimingRules(min_time=0, max_time=0.01), 1, [earlier], previous))[0]
+    assert again.time_rounds == 2
+    assert "it was another algorithm" in again.warnings.split("; ")
+    assert unstable not in again.warnings
 
 
 def test_flops_rate_and_fraction_follow_from_the_count_and_the_time() -> None:
