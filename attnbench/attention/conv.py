@@ -69,11 +69,9 @@ class Convolution(nn.Module):
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """For each channel, the product with the N × N matrix of the weights of distances."""
         (x,) = emptied(key_mask, x)
-        N = x.shape[1]
-        matrix = x.new_zeros(x.shape[2], N, N)
-        for i in range(N):
-            for j in range(max(0, i - self.before), min(N, i + self.after + 1)):
-                matrix[:, i, j] = self.weight[:, j - i + self.before]
+        i = torch.arange(x.shape[1], device=x.device)[:, None]
+        matrix = self.weight[:, (i.mT - i + self.before).clamp(0, self.before + self.after)]
+        matrix = matrix.triu(-self.before).tril(self.after)
         return torch.einsum("cij,bjc->bic", matrix, x) + self.b
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

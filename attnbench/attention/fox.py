@@ -61,8 +61,9 @@ class ForgettingAttention(nn.Module):
     projection is C × C. There are no other positions. A padded token has f = 1.
 
     The sum between two tokens is a difference c_i - c_j of running sums, a bias of rank one. It is made tile by tile,
-    forward and backward, so that memory is O(n). The running sums are in float64, and each enters a tile as two numbers
-    of the dtype of sums: what follows a strong gate keeps its digits. Decoding keeps keys, values and running sums.
+    forward and backward, so that memory is O(n). The running sums and their gradients are in float64: what follows a
+    strong gate keeps its digits, and so does the gradient of a gate, a small difference of sums over all pairs.
+    Decoding keeps keys, values and running sums.
 
     Not causal: the gates between two tokens are subtracted in the same way in both directions, -|c_i - c_j|.
 
@@ -86,7 +87,8 @@ class ForgettingAttention(nn.Module):
         log_f = torch.sigmoid(self.forget(x)).log().mT
         if key_mask is not None:
             log_f = log_f * key_mask[:, None]
-        between = torch.stack([torch.stack([_between(log_f, i, j) for j in range(N)], -1) for i in range(N)], -2)
+        after = log_f[:, :, None].expand(-1, -1, N, -1).triu(1).cumsum(-1)  # at (j, i), the sum over j < l <= i
+        between = after + after.mT
         y = masked_attention(q, k, v, visible_pairs(q, k, self.causal, key_mask), between)
         return self._joined(y)
 
@@ -94,11 +96,10 @@ class ForgettingAttention(nn.Module):
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         q, k, v, log_f = self._parts(x, key_mask)
-        total = log_f.cumsum(-1, dtype=torch.float64)
-        queries = _beside(q.to(accumulator(q.dtype)) * q.shape[-1] ** -0.5, total)
-        score = Score(forgetful if self.causal else forgetful_both_ways)
-        keys = _beside(k, total)
-        y = attend_by_score(score, queries, keys, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
+        total = log_f.double().cumsum(-1)  # with dtype=, torch would add the gradients up in float32
+        score = Score(forgetful if self.causal else forgetful_both_ways, totals=total)
+        q = q.to(log_f.dtype) * q.shape[-1] ** -0.5
+        y = attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
         return self._joined(y)
 
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -137,30 +138,11 @@ class ForgettingAttention(nn.Module):
         return 2 * shape.C * width + shape.H * 8
 
 
-def _between(log_f: Tensor, i: int, j: int) -> Tensor:
-    """Σ log f over the tokens after the earlier of two, up to the later one; ``(B, H)``."""
-    return log_f[..., min(i, j) + 1 : max(i, j) + 1].sum(-1)
+def forgetful(x: Tensor, y: Tensor, of_x: Tensor, of_y: Tensor) -> Tensor:
+    """q_i·k_j + c_i - c_j of x ``(G, n, D)``, y ``(G, m, D)``, and c ``(G, n, 1)`` and ``(G, m, 1)`` in float64."""
+    return torch.baddbmm((of_x - of_y.mT).to(x.dtype), x, y.mT)
 
 
-def _beside(x: Tensor, total: Tensor) -> Tensor:
-    """x ``(B, H, n, D)`` in the dtype of sums, and two more columns: a running sum ``(B, H, n)``, and what is left of
-    it where it is rounded to that dtype."""
-    dtype = accumulator(x.dtype)
-    rounded = total.to(dtype)
-    rest = (total - rounded.double()).detach().to(dtype)  # all of the gradient goes through the first column
-    return torch.cat((x.to(dtype), rounded[..., None], rest[..., None]), -1)
-
-
-def forgetful(x: Tensor, y: Tensor) -> Tensor:
-    """q_i·k_j + c_i - c_j, where x ``(G, n, D + 2)`` and y ``(G, m, D + 2)`` hold c in two parts."""
-    return torch.baddbmm(_apart(x, y), x[..., :-2], y[..., :-2].mT)
-
-
-def forgetful_both_ways(x: Tensor, y: Tensor) -> Tensor:
+def forgetful_both_ways(x: Tensor, y: Tensor, of_x: Tensor, of_y: Tensor) -> Tensor:
     """q_i·k_j - |c_i - c_j|."""
-    return torch.baddbmm(-_apart(x, y).abs(), x[..., :-2], y[..., :-2].mT)
-
-
-def _apart(x: Tensor, y: Tensor) -> Tensor:
-    # The differences of large parts are exact where they are small, and those of small parts restore what was rounded.
-    return (x[..., -2:-1] - y[..., -2:-1].mT) + (x[..., -1:] - y[..., -1:].mT)
+    return torch.baddbmm(-(of_x - of_y.mT).to(x.dtype).abs(), x, y.mT)

@@ -61,14 +61,10 @@ class LongConvolution(nn.Module):
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """For each channel, the product with the N × N matrix of the weights of distances."""
         (x,) = emptied(key_mask, x)
-        N = x.shape[1]
-        matrix = x.new_zeros(x.shape[2], N, N)
-        for i in range(N):
-            for j in range(N):
-                if j <= i:
-                    matrix[:, i, j] = self.later[:, i - j]
-                elif self.earlier is not None:
-                    matrix[:, i, j] = self.earlier[:, j - i - 1]
+        i = torch.arange(x.shape[1], device=x.device)[:, None]
+        matrix = self.later[:, (i - i.mT).clamp(min=0)].tril()
+        if self.earlier is not None:
+            matrix = matrix + self.earlier[:, (i.mT - i - 1).clamp(min=0)].triu(1)
         return torch.einsum("cij,bjc->bic", matrix, x) + self.skip * x
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

@@ -26,11 +26,15 @@ class Score(NamedTuple):
     """The score of a query and a key."""
 
     of: Callable[..., Tensor]
-    """Maps q ``(G, n, ·)``, k ``(G, m, ·)`` and weights ``(G, ·)`` to new scores ``(G, n, m)``."""
+    """Maps q ``(G, n, ·)``, k ``(G, m, ·)``, totals ``(G, n, 1)`` and ``(G, m, 1)`` if there are any, and weights
+    ``(G, ·)`` to new scores ``(G, n, m)``."""
     weights: tuple[Tensor, ...] = ()
     """Its parameters, ``(H, ·)`` each."""
     width: int = 1
     """How many numbers it computes for a pair."""
+    totals: Tensor | None = None
+    """A running sum of each token, ``(B, H, N)`` in float64, of which a score takes differences. So are its gradients:
+    what one token gets is a small difference of sums over all pairs, and what comes before the sum adds these up."""
 
 
 Chunk = Annotated[
@@ -76,13 +80,16 @@ def attend_by_score(
     """
     B, H, N = q.shape[:3]
     dtype = accumulator(v.dtype)
-    flat = [one.to(dtype).flatten(0, 1) for one in (q, k, v)]
+    flat = [one.to(dtype).flatten(0, 1) for one in (v, q, k)]
+    if score.totals is not None:
+        flat += [score.totals.flatten(0, 1)[..., None]] * 2
+    sides = len(flat) // 2
     flat += [one.to(dtype).expand(B, *one.shape).flatten(0, 1) for one in score.weights]
     padding = None if key_mask is None else added_to_logits(key_mask, dtype).repeat_interleave(H, 0)[:, None]
     visible = causal if isinstance(causal, Visible) else Visible(causal)
     sizes = _sizes(N, k.shape[2], score.width, budget("pair_scores.hidden", q.device), chunk)
     logits = None if sink is None else sink.logit.to(dtype).expand(B, H).reshape(-1, 1, 1)
-    out: Tensor = _Attend.apply(_Tiling(score.of, visible, padding, *sizes), logits, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
+    out: Tensor = _Attend.apply(_Tiling(score.of, sides, visible, padding, *sizes), logits, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
     out = out.view(B, H, N, -1).to(v.dtype)
     return out if key_mask is None else out.masked_fill(~visible.seeing(key_mask, N), 0)
 
@@ -102,6 +109,8 @@ class _Tiling:
     """How the pairs of one call are cut up, and which of them are hidden."""
 
     score: Callable[..., Tensor]
+    sides: int
+    """How many tensors it takes of queries, and as many of keys, in turn; all others are of heads."""
     visible: Visible
     padding: Tensor | None
     """``(G, 1, M)``, added to the scores."""
@@ -131,58 +140,64 @@ class _Tiling:
         below = torch.zeros_like(unseen, dtype=y.dtype).masked_fill_(unseen, hidden(y.dtype))
         return below if added is None else added + below
 
-    def scores(self, heads: slice, rows: slice, keys: slice, x: Tensor, y: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    def places(self, heads: slice, rows: slice, keys: slice, inputs: Sequence[Tensor]) -> list[tuple[slice, ...]]:
+        """What a tile takes of each input of the score."""
+        of_tokens: list[tuple[slice, ...]] = [(heads, rows), (heads, keys)] * self.sides
+        return of_tokens + [(heads,)] * (len(inputs) - len(of_tokens))
+
+    def scores(self, heads: slice, rows: slice, keys: slice, inputs: Sequence[Tensor]) -> Tensor:
         """A tile, hidden pairs far below all others."""
-        tile = self.score(x[heads, rows], y[heads, keys], *(one[heads] for one in weights))
-        added = self.hiding(heads, rows, keys, y)
+        places = self.places(heads, rows, keys, inputs)
+        tile = self.score(*(one[place] for one, place in zip(inputs, places, strict=True)))
+        added = self.hiding(heads, rows, keys, inputs[1])
         return tile if added is None else tile.add_(added)
 
 
 class _Attend(torch.autograd.Function):
-    """x ``(G, N, ·)``, y ``(G, M, ·)``, v ``(G, M, E)``, weights ``(G, ·)``, all in the dtype of sums.
+    """v ``(G, M, E)``, and what the score takes: x ``(G, N, ·)``, y ``(G, M, ·)``, perhaps totals, weights ``(G, ·)``.
 
     The sink is ``(G, 1, 1)`` or None.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, how: _Tiling, sink: Tensor | None, x: Tensor, y: Tensor, v: Tensor, *weights: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, how: _Tiling, sink: Tensor | None, v: Tensor, *inputs: Tensor) -> Tensor:
+        x, y, *_ = inputs
         out, log_sums = v.new_empty(*x.shape[:2], v.shape[2]), v.new_empty(*x.shape[:2], 1)
         for heads, rows, seen in how.blocks(x, y):
-            tiles = [how.scores(heads, rows, keys, x, y, weights) for keys in how.keys(seen)]
+            tiles = [how.scores(heads, rows, keys, inputs) for keys in how.keys(seen)]
             kept, total = softmax_and_log_sum(tiles[0] if len(tiles) == 1 else torch.cat(tiles, -1))
             if sink is not None:
                 both = torch.logaddexp(total, sink[heads])
                 kept, total = kept.mul_((total - both).exp_()), both
             out[heads, rows], log_sums[heads, rows] = torch.bmm(kept, v[heads, seen]), total
-        ctx.save_for_backward(x, y, v, out, log_sums, sink, *weights)
+        ctx.save_for_backward(v, out, log_sums, sink, *inputs)
         ctx.how = how
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, v, out, log_sums, sink, *weights = ctx.saved_tensors
+        v, out, log_sums, sink, *inputs = ctx.saved_tensors
         how: _Tiling = ctx.how
-        inputs, (_, of_x, of_y, of_v, *of_weights) = (x, y, *weights), ctx.needs_input_grad[1:]
-        wanted = [i for i, needed in enumerate((of_x, of_y, *of_weights)) if needed]
+        _, _, of_v, *of_inputs = ctx.needs_input_grad
+        wanted = [i for i, needed in enumerate(of_inputs) if needed]
         found = {i: torch.zeros_like(inputs[i]) for i in wanted}
         dv, d_sink = torch.zeros_like(v), None if sink is None else torch.zeros_like(sink)
-        for heads, rows, seen in how.blocks(x, y):
+        for heads, rows, seen in how.blocks(*inputs[:2]):
             above = grad[heads, rows]
             mean = (above * out[heads, rows]).sum(-1, keepdim=True)  # of the values' gradients under the weights
             if sink is not None and d_sink is not None:  # its value is 0
                 d_sink[heads] -= (sink[heads] - log_sums[heads, rows]).exp_().mul_(mean).sum(1, keepdim=True)
             for keys in how.keys(seen):
-                places: list[tuple[slice, ...]] = [(heads, rows), (heads, keys), *[(heads,)] * len(weights)]
+                places = how.places(heads, rows, keys, inputs)
                 leaves = [one[place].detach() for one, place in zip(inputs, places, strict=True)]
                 for i in wanted:
                     leaves[i].requires_grad_()
                 with torch.enable_grad():
                     tile = how.score(*leaves)
-                added = how.hiding(heads, rows, keys, y)
-                kept = tile.detach() - log_sums[heads, rows]
+                added = how.hiding(heads, rows, keys, v)
+                # In its memory: no score keeps what it returns for its gradient.
+                kept = tile.detach().sub_(log_sums[heads, rows])
                 kept = (kept if added is None else kept.add_(added)).exp_()
                 dv[heads, keys] += torch.bmm(kept.mT, above)
                 if wanted:
@@ -190,5 +205,4 @@ class _Attend(torch.autograd.Function):
                     parts = torch.autograd.grad(tile, [leaves[i] for i in wanted], d_tile)
                     for i, part in zip(wanted, parts, strict=True):
                         found[i][places[i]] += part
-        of_inputs = found.get(0), found.get(1), dv if of_v else None, *(found.get(i) for i in range(2, len(inputs)))
-        return None, d_sink, *of_inputs
+        return None, d_sink, dv if of_v else None, *(found.get(i) for i in range(len(inputs)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -14,14 +15,22 @@ from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.testing.laws import Case, Measured, gradients_along, law
 
-ROUNDING = 2**-9
-"""Largest relative error of a number rounded to bfloat16."""
+ROUNDING = {torch.bfloat16: 2**-9, torch.float32: 2**-24}
+"""Largest relative error of a number rounded to a dtype."""
 
 GROWTH = 3.0
-"""How much errors may grow from 64 to 1024 tokens. Sums in bfloat16, one term at a time, make it 4 and more."""
+"""How much errors in bfloat16 may grow from 64 to 1024 tokens. Sums in it, one term at a time, make it 4 and more."""
+
+TIMES = 8.0
+"""How many times the rounding of the formula, written out in float32, that of a variant may be."""
 
 FEW = 16
-"""Tensors of fewer numbers are left out: chance decides how well they are met."""
+"""Tensors of fewer numbers are left out in bfloat16, and drawn several times in float32: chance decides how well they
+are met."""
+
+LENGTH, DRAWS, SAME = 128, 6, 1000.0
+"""In float32: tokens, draws of parameters and inputs at most, and the error of an output, in roundings, from which on
+something was chosen otherwise, such as the largest of two numbers that are nearly equal."""
 
 
 @law(
@@ -29,9 +38,15 @@ FEW = 16
     applies=lambda case: case.first and {"bfloat16", "float64"} <= set(case.traits.dtypes),
 )
 def low_precision(case: Case) -> Iterator[Measured]:
-    """In bfloat16 errors do not grow with n: sums over tokens are taken in float32."""
+    """Errors do not grow with n in bfloat16, and are about those of the formula in float32."""
     if (case.variant.time_exponent or 0.0) > 1.6:
         case = replace(case, spec=Spec(case.variant.name))  # tiles of the small setting would make 10,000s of steps
+    yield from _as_it_grows(case)
+    if "float32" in case.traits.dtypes:
+        yield from _beside_its_formula(case)
+
+
+def _as_it_grows(case: Case) -> Iterator[Measured]:
     short, long = 64, 1024
     few, many = _errors(case, short), _errors(case, long)
     if many.keys() - few.keys():  # parameters that so few tokens do not reach have no error to compare with
@@ -47,18 +62,59 @@ def low_precision(case: Case) -> Iterator[Measured]:
 
 def _errors(case: Case, n: int) -> dict[str, float]:
     """Errors of output and gradients, against float64 on the same rounded inputs and parameters, in roundings."""
-    shape = Shape(1, 1, n, FEW, causal=case.causal)
-    module = case.module(shape, dtype=torch.bfloat16)
-    inputs, direction = (case.draw(shape, dtype=torch.bfloat16, seed=seed) for seed in (n, n + 1))
-    exact = _results(copy.deepcopy(module).double(), [x.double() for x in inputs], direction[0])
-    found = _results(module, inputs, direction[0])
-    return {name: relative_error(found[name], x) / ROUNDING for name, x in exact.items() if x.norm() > 0}
+    shape, dtype = Shape(1, 1, n, FEW, causal=case.causal), torch.bfloat16
+    module = case.module(shape, dtype=dtype)
+    inputs, direction = (case.draw(shape, dtype=dtype, seed=seed) for seed in (n, n + 1))
+    exactly = copy.deepcopy(module).double()
+    exact = _results(exactly, exactly, [x.double() for x in inputs], direction[0])
+    found = _results(module, module, inputs, direction[0])
+    return {
+        name: relative_error(found[name], x) / ROUNDING[dtype]
+        for name, x in exact.items()
+        if x.numel() >= FEW and x.norm() > 0
+    }
 
 
-def _results(module: nn.Module, inputs: list[Tensor], direction: Tensor) -> dict[str, Tensor]:
+def _beside_its_formula(case: Case) -> Iterator[Measured]:
+    """Errors of output and gradients over all draws, against the formula in float64, beside those of the formula."""
+    shape, dtype = Shape(1, 1, LENGTH, FEW, causal=case.causal), torch.float32
+    least = min((x.numel() for x in case.module(shape).parameters()), default=FEW)
+    sizes, errors, errors_of_formula = (Counter[str]() for _ in range(3))
+    left = min(DRAWS, -(-FEW // least))
+    for seed in range(2 * DRAWS):
+        module = case.module(shape, seed=seed, dtype=dtype)
+        exactly = copy.deepcopy(module).double()
+        formula, exact_formula = case.oracle(module), case.oracle(exactly)
+        if formula is None or exact_formula is None:
+            return
+        inputs, direction = (case.draw(shape, dtype=dtype, seed=LENGTH + 2 * seed + i) for i in (0, 1))
+        exact = _results(exact_formula, exactly, [x.double() for x in inputs], direction[0])
+        found, of_formula = (_results(one, module, inputs, direction[0]) for one in (module, formula))
+        output = next(iter(exact))
+        if relative_error(found[output], exact[output]) > SAME * ROUNDING[dtype] and seed < DRAWS:
+            continue
+        for name, x in exact.items():
+            sizes[name] += x.square().sum().item()
+            errors[name] += (found[name] - x).square().sum().item()
+            errors_of_formula[name] += (of_formula[name] - x).square().sum().item()
+        left -= 1
+        if not left:
+            break
+    for name, size in sizes.items():
+        unit = max(size, torch.finfo(dtype).tiny) ** 0.5 * ROUNDING[dtype]
+        error, formulas = errors[name] ** 0.5 / unit, max(errors_of_formula[name] ** 0.5 / unit, 1.0)
+        fault = f"in float32 {name} is {error:.0f} times its rounding off, that of the formula {formulas:.1f} times"
+        yield Measured(error / formulas, TIMES, fault)
+
+
+def _results(
+    function: Callable[..., Tensor], module: nn.Module, inputs: list[Tensor], direction: Tensor
+) -> dict[str, Tensor]:
+    """The output, and its gradients for inputs and parameters."""
     names = ("q", "k", "v") if len(inputs) == 3 else ("x",)
-    wanted = dict(zip(names, (x.requires_grad_() for x in inputs), strict=True)) | dict(module.named_parameters())
-    out: Tensor = module(*inputs)
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    wanted = dict(zip(names, inputs, strict=True)) | dict(module.named_parameters())
+    out = function(*inputs)
     grads = gradients_along(out, list(wanted.values()), direction.to(out.dtype))
-    found = {f"the gradient of {name}": x for name, x in zip(wanted, grads, strict=True) if x.numel() >= FEW}
+    found = {f"the gradient of {name}": x for name, x in zip(wanted, grads, strict=True)}
     return {"the output": out.detach(), **found}

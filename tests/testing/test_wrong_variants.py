@@ -195,6 +195,7 @@ FAULTS = [
     ),
     ("GatesThatSumToOne", "nsa:block=4,length=4,stride=2,top_n=3,window=5", "formula", "differs from the formula"),
     ("OwnGateCounted", "fox:chunk=5", "formula", "differs from the formula"),
+    ("GatesAddedUpInFloat32", "fox", "low precision", "in float32 the gradient of forget.bias is"),
     ("OwnReflectionCounted", "path:rank=3,chunk=5", "formula", "differs from the formula"),
     ("ScaledByTheWholeHead", "differential", "formula", "differs from the formula"),
     ("GatedAfterTheProjection", "gated-softmax", "formula", "differs from the formula"),

@@ -25,7 +25,7 @@ from attnbench.attention.differential import Differential
 from attnbench.attention.efficient import Efficient
 from attnbench.attention.favor_plus_plus import FavorPlusPlus
 from attnbench.attention.flexprefill import FlexPrefill
-from attnbench.attention.fox import ForgettingAttention
+from attnbench.attention.fox import ForgettingAttention, forgetful, forgetful_both_ways
 from attnbench.attention.gated_delta import GatedDelta
 from attnbench.attention.gated_delta_2 import GatedDelta2
 from attnbench.attention.gated_softmax import GatedSoftmax
@@ -83,6 +83,7 @@ from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.gathered.chosen import attend_to_chosen, best
 from attnbench.engines.gathered.index import Index
 from attnbench.engines.masks import emptied
+from attnbench.engines.pair_scores import Score, attend_by_score
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule
 from attnbench.engines.recurrent.levels import carried
@@ -1204,6 +1205,16 @@ class OwnGateCounted(ForgettingAttention):
         total = log_f.cumsum(-1)
         between = -(total[..., :, None] - (total - log_f)[..., None, :]).abs()
         return self._joined(masked_attention(q, k, v, allowed_keys(q, k, self.causal, key_mask), between))
+
+
+class GatesAddedUpInFloat32(ForgettingAttention):
+    """Adds up the gates, and all that comes back to them, in the dtype of the scores."""
+
+    def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
+        q, k, v, log_f = self._parts(*emptied(key_mask, x), key_mask)
+        score = Score(forgetful if self.causal else forgetful_both_ways, totals=log_f.cumsum(-1))
+        q = q * q.shape[-1] ** -0.5
+        return self._joined(attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk))
 
 
 class OwnReflectionCounted(PaTH):

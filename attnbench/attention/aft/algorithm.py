@@ -123,10 +123,11 @@ class AFT(nn.Module):
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         q, k, v = (projection(x).view(B, N, self.heads, -1) for projection in (self.q, self.k, self.v))
-        w, learned = x.new_zeros(N, N, self.heads), self._learned()
-        for i in range(N):
-            for j in range(max(0, i - self.mode.back), min(N, i + self.mode.ahead + 1)):
-                w[i, j] = self.mode.w(learned, i, j)
+        mode, learned, none = self.mode, self._learned(), x.new_zeros(self.heads)
+        rows = [
+            [mode.w(learned, i, j) if -mode.back <= j - i <= mode.ahead else 0.0 for j in range(N)] for i in range(N)
+        ]
+        w = torch.stack([torch.stack([none + one for one in row]) for row in rows])
         visible = visible_pairs(x, x, self.causal, key_mask)[:, 0]
         logits = (k[:, None] + w[..., None]).masked_fill(~visible[..., None, None], float("-inf"))
         weights = logits.softmax(2).masked_fill(~visible[..., None, None], 0.0)
