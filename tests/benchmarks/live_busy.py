@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -24,8 +24,8 @@ RULES = TimingRules(min_time=0.3, max_time=3.0, warmup_time=0.05)
 
 
 @contextmanager
-def busy_loops() -> Iterator[None]:
-    """Two programs for each core that never sleep, in sessions of their own, as those of other users are.
+def busy_loops(count: int = 2 * (os.cpu_count() or 1)) -> Iterator[None]:
+    """Programs, two for each core, that never sleep, in sessions of their own, as those of other users are.
 
     With one for each core the scheduler now and then leaves a core to the worker for a whole length.
 
@@ -33,7 +33,7 @@ def busy_loops() -> Iterator[None]:
     worker, whose session is another, a core that nobody disturbs.
     """
     command = [sys.executable, "-c", "while True: pass"]
-    loops = [subprocess.Popen(command, start_new_session=True) for _ in range(2 * (os.cpu_count() or 1))]
+    loops = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
@@ -42,10 +42,10 @@ def busy_loops() -> Iterator[None]:
             loop.wait()
 
 
-def measured(a: str, b: str, threads: int) -> Comparison:
-    shape = Shape(heads=2, seq_len=LENGTHS[0], head_dim=32)
+def measured(a: str, b: str, threads: int, lengths: Sequence[int] = LENGTHS, rules: TimingRules = RULES) -> Comparison:
+    shape = Shape(heads=2, seq_len=lengths[0], head_dim=32)
     cells = [Cell("s", "w", Spec(name), shape, measure=("time",)) for name in (a, b)]
-    contest = Contest(cells, LENGTHS, Settings(threads=threads, rates=False), RULES)
+    contest = Contest(cells, lengths, Settings(threads=threads, rates=False), rules)
     found = contest.answer(against_itself=a == b)
     for row in found.rows[a, b]:
         print(f"\n{threads} threads, n = {row.n}: {row.verdict}, {row.ratio}, {row.withheld}", end="")

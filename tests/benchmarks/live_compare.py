@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from attnbench.cell import Cell
 from attnbench.measure.statistics import Ratio
 from attnbench.measure.time import TimingRules
@@ -26,8 +24,9 @@ PLUGIN = str(Path(__file__).with_name("known_work.py"))
 RULES = TimingRules(min_time=0.3, max_time=3.0, warmup_time=0.05)
 
 
-def ratios(a: str, b: str, times: int, *, processes: int = 4) -> list[Ratio]:
+def ratios(a: str, b: str, times: int, *, processes: int = 4, rules: TimingRules = RULES) -> list[Ratio]:
     """As many comparisons of A and B, in several processes."""
+    load(PLUGIN)
     cells = [
         Cell("s", "w", parse_spec(name), Shape(heads=2, seq_len=256, head_dim=32), measure=("time",)) for name in (a, b)
     ]
@@ -35,7 +34,7 @@ def ratios(a: str, b: str, times: int, *, processes: int = 4) -> list[Ratio]:
     found: list[Ratio] = []
     for process in range(processes):
         share = len(range(process, times, processes))
-        result = Contest(cells, [256] * share, settings, RULES).answer(against_itself=a == b)
+        result = Contest(cells, [256] * share, settings, rules).answer(against_itself=a == b)
         found += [row.ratio for row in result.rows[a, b] if row.ratio is not None]
         floor = result.environment["noise_floor"]
         print(f"\n{a} / {b}, process {process}: noise floor {floor:.1%}, {summary(found)}")
@@ -47,11 +46,6 @@ def summary(found: Sequence[Ratio]) -> str:
     verdicts = Counter(one.verdict for one in found)
     estimates = sorted(one.estimate for one in found)
     return f"{dict(verdicts)}, ratios {estimates[0]:.4f} to {estimates[-1]:.4f}" if found else "nothing"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _plugin() -> None:
-    load(PLUGIN)
 
 
 def test_a_variant_against_itself_gets_at_most_one_verdict_in_a_hundred() -> None:

@@ -8,9 +8,15 @@ from pathlib import Path
 DAMAGE = Path(__file__).parents[1] / "run" / "test_damage.py"
 
 
-def test_a_thousand_damages_to_a_run_give_no_wrong_number_without_a_word() -> None:
+def damaged(times: int) -> None:
+    """Run these tests with so many damages, beside those tests that are always the same."""
     command = [sys.executable, "-m", "pytest", "-q", str(DAMAGE)]
-    done = subprocess.run(command, env={**os.environ, "ATTNBENCH_CASES": "1000"}, capture_output=True, text=True)
+    variables = {**os.environ, "ATTNBENCH_CASES": str(times)}
+    done = subprocess.run(command, env=variables, cwd=DAMAGE.parents[2], capture_output=True, text=True)
     print(done.stdout[-2000:])
-    assert done.returncode == 0
-    assert "1011 passed" in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert f"{times + 11} passed" in done.stdout
+
+
+def test_a_thousand_damages_to_a_run_give_no_wrong_number_without_a_word() -> None:
+    damaged(1000)

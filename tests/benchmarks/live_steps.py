@@ -21,8 +21,8 @@ from tests.benchmarks.bare_steps import BARE, D, H
 N = 64
 
 
-@pytest.mark.parametrize("name", BARE)
-def test_a_step_takes_at_most_twice_its_arithmetic(name: str) -> None:
+def beside_its_arithmetic(name: str, pairs: int = 200) -> float:
+    """Least time of a step over that of its arithmetic alone, which gives the same, out of so many pairs of 20."""
     module = build(parse_spec(name), Shape(1, H, N, D, causal=True), seed=0).requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     mixer = VARIANTS.get(name).kind == "mixer"
@@ -41,7 +41,12 @@ def test_a_step_takes_at_most_twice_its_arithmetic(name: str) -> None:
                 run(*given)
             return (perf_counter() - start) / 20
 
-        pairs = [(seconds(decoding.step, state, *token), seconds(alone, *token)) for _ in range(200)]
-    ours, theirs = (min(side) for side in zip(*pairs, strict=True))
+        taken = [(seconds(decoding.step, state, *token), seconds(alone, *token)) for _ in range(pairs)]
+    ours, theirs = (min(side) for side in zip(*taken, strict=True))
     print(f"\n{name}: a step takes {ours * 1e6:.0f} µs, {ours / theirs:.2f} times its arithmetic alone")
-    assert ours <= 2 * theirs
+    return ours / theirs
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_step_takes_at_most_twice_its_arithmetic(name: str) -> None:
+    assert beside_its_arithmetic(name) <= 2
