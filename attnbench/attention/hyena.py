@@ -121,14 +121,11 @@ class Hyena(nn.Module):
                 for layer in network.hidden:
                     h = torch.sin(network.frequency * layer(h))
                 kernels.append(h @ network.out.weight.T * window)
-        matrix = x.new_zeros(N, N, C)
-        for i in range(N):
-            for j in range(N):
-                if j <= i:
-                    matrix[i, j] = kernels[0][i - j]
-                elif self.earlier is not None:
-                    matrix[i, j] = kernels[1][j - i - 1]
-        out: Tensor = self.out(second * (torch.einsum("ijc,bjc->bic", matrix, u) + self.skip * u))
+        i = torch.arange(N, device=x.device)[:, None]
+        matrix = kernels[0].T[:, (i - i.T).clamp(min=0)].tril()
+        if self.earlier is not None:
+            matrix = matrix + kernels[1].T[:, (i.T - i - 1).clamp(min=0)].triu(1)
+        out: Tensor = self.out(second * (torch.einsum("cij,bjc->bic", matrix, u) + self.skip * u))
         return out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
