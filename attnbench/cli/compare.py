@@ -229,20 +229,16 @@ def _print(comparison: Comparison, table: Printer) -> None:
 
 def _time_row(row: Row) -> list[str]:
     cells = [str(row.n), _time(row.a), _time(row.b)]
-    verdict = row.verdict + f" ({row.busy})" * bool(row.busy)
-    if row.shown is None or row.shown.low is None:
-        return [*cells, "-", "-", verdict]
-    return [*cells, f"{row.shown.estimate:.3g}", f"{row.shown.low:.3g} to {row.shown.high:.3g}", verdict]
+    if row.shown is None:
+        return [*cells, "-", "-", row.word]
+    return [*cells, f"{row.shown.estimate:.3g}", f"{row.shown.low:.3g} to {row.shown.high:.3g}", row.word]
 
 
 def _how_sure(comparison: Comparison) -> str:
     """For how many ratios the 95 % of the verdicts stands, and over how many processes."""
-    many, ends = (
-        comparison.family,
-        dict.fromkeys(map(str, (min(comparison.processes, default=0), max(comparison.processes, default=0)))),
-    )
-    said = f"95 % each, over {' to '.join(ends)} processes"
-    return f"± and intervals: {said}; verdicts: 95 % " + (f"for all {many} together" if many > 1 else "as well")
+    all_ = f"all {comparison.family} together" if comparison.family > 1 else "the only one"
+    over = " to ".join(dict.fromkeys(map(str, comparison.processes[:1] + comparison.processes[-1:]))) or "no"
+    return f"± and intervals: 95 % each, over {over} processes; verdicts: 95 % for {all_}"
 
 
 def _explain(rows: Sequence[Row]) -> None:

@@ -77,6 +77,11 @@ class Row:
         return "" if self.said.word == "withheld" else self.said.why
 
     @property
+    def word(self) -> str:
+        """The verdict with its mark."""
+        return self.verdict + f" ({self.busy})" * bool(self.busy)
+
+    @property
     def shown(self) -> Ratio | None:
         """The ratio, unless it is withheld: then it is no number to go by."""
         return None if self.said.word == "withheld" else self.ratio

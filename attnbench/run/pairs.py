@@ -80,7 +80,7 @@ def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int, proces
     Where things lie in memory can favour one cell for as long as the process lives. So the cells are built in reversed
     order in every other ``process``, and before each of them memory of a random size is taken and held.
     """
-    place, held = random.Random(f"{cells[0].seed} {process}"), list[torch.Tensor]()
+    place, held = random.Random(f"{cells[0].seed} {cells[0].shape.N} {process}"), list[torch.Tensor]()
     watch = stopwatch(cells[0].device)
     ready: dict[int, _Ready] = {}
     ran: dict[int, int] = {}
