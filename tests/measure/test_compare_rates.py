@@ -16,6 +16,7 @@ from tests.benchmarks.compare_rates import CASES, COLUMNS, FAST, SLOW, Machine, 
 from tests.committed import REFERENCE
 
 FILE = REFERENCE.parents[1] / "docs/data/compare-rates.csv"
+PAGE = REFERENCE.parents[1] / "docs/measuring/time.md"
 TABLES = 25
 CALM, BUSY = Machine(0.01), Machine(0.02, ar=0.5, noise=0.2, busy=True)
 
@@ -67,5 +68,21 @@ def test_the_committed_rates_are_those_that_the_documentation_promises() -> None
         assert int(line["tables"]) >= 300
         assert float(line["wrong_tables_percent"]) <= 5
         assert difference or float(line["crossovers_percent"]) <= 5
+        assert _as_told(line) in PAGE.read_text(encoding="utf-8")
         if (difference >= 0.05 and machine.placement <= 0.01) or difference >= 0.2:
             assert float(line["found_percent"]) >= 90
+
+
+def _as_told(line: dict[str, str]) -> str:
+    """The line of the page."""
+    none = line["difference_percent"] == "0"
+    place = f"{line['placement_percent']} %" + f", {line['placement_kind']}" * (line["placement_kind"] != "normal")
+    noise = (
+        f"{line['noise_percent']} %"
+        + f", AR(1) {line['ar']}" * (line["ar"] != "0")
+        + ", busy" * (line["busy"] == "yes")
+    )
+    found = "-" if none else f"{line['found_percent']} %"
+    difference = "none" if none else f"{line['difference_percent']} %"
+    wrong = f"{line['wrong_tables_percent']} %"
+    return f"| {' | '.join((difference, place, noise, wrong, found, line['processes']))} |"
