@@ -159,6 +159,10 @@ def compare(
             comparison, stopped = pressed.comparison, pressed
             bar.stop()
             console.note("stopped; what was measured until now follows")
+        except KeyboardInterrupt:
+            bar.stop()
+            console.note("stopped; no length was finished")
+            raise
     what, threads = str(question), question.settings.threads
     how = f"{threads} thread{'s' * (threads != 1)}, {comparison.environment['process']} process"
     for warning in comparison.warnings:

@@ -221,7 +221,7 @@ class Contest:
         if not against_itself:
             refuse_equal(labels, labels)
         result = Comparison(labels, family=math.comb(len(labels), 2) * len(self.lengths))
-        visits: list[Length] = []
+        visits, throttled = list[Length](), throttled_periods()
         stopped: KeyboardInterrupt | None = None
         try:
             with Worker(self.settings) as worker:
@@ -231,6 +231,8 @@ class Contest:
             if not visits:
                 raise
             stopped = pressed
+        held_back = throttling_warning(throttled_periods() - throttled)
+        result.warnings += [held_back] if held_back else []
         self._conclude(visits, result)
         if stopped:
             raise Stopped(result) from stopped
@@ -249,8 +251,7 @@ class Contest:
         for n, visit in zip(lengths, visits, strict=True):
             result.warnings += [f"n = {n}: {labels[i]}: {warning}" for i, warning in visit.unchecked]
             for i, record in visit.lost:
-                said = f"{record.status} in a later process: {record.reason}"
-                result.warnings.append(f"n = {n}: {labels[i]}: {said}")
+                result.warnings.append(f"n = {n}: {labels[i]}: {record.status} in a later process: {record.reason}")
             if visit.traces:
                 said = f"n = {n}: a variant {visit.traces} while they took turns; do not trust the times"
                 result.warnings.append(said)
@@ -278,7 +279,6 @@ class Contest:
         gate = Gate(self.timeout, unchecked=self.unchecked)
         verdicts = [gate.verdict(worker, cell) for cell in self.cells]
         broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}
-        throttled = throttled_periods()
         for n in self.lengths:
             on_length(n, 0)
             here = self._at(n)
@@ -297,8 +297,6 @@ class Contest:
                 if record.status in STOPPING and i not in visit.unsure and i not in broken:
                     ran_out.setdefault(i, record)
             visits.append(visit)
-        held_back = throttling_warning(throttled_periods() - throttled)
-        result.warnings += [held_back] if held_back else []
 
     def _visit_again(self, worker: Worker, visits: Sequence[Length], on_length: OnLength, result: Comparison) -> None:
         """Let what is undecided take turns in more processes, each started anew, until it is decided or nine have."""

@@ -54,9 +54,9 @@ def test_a_crossover_lies_between_the_nearest_lengths_with_opposite_verdicts(
         ("f-f", "not in range: a is faster at n = 1, 4, no difference found elsewhere"),
         ("fsf", "2 crossings: a is faster at n = 1, 4 and b is faster at n = 2"),
         ("ffssiffs", "3 crossings: a is faster at n = 1 to 2, 32 to 64 and b is faster at n = 4 to 8, 128"),
-        ("f--", "not looked for: fewer than two lengths could be compared"),
-        ("f", "not looked for: fewer than two lengths could be compared"),
-        ("", "not looked for: fewer than two lengths could be compared"),
+        ("f--", "not looked for: fewer than two lengths have a ratio"),
+        ("f", "not looked for: fewer than two lengths have a ratio"),
+        ("", "not looked for: fewer than two lengths have a ratio"),
     ],
 )
 def test_without_one_pair_of_opposite_verdicts_no_length_is_named(verdicts: str, note: str) -> None:
