@@ -242,7 +242,7 @@ def _how_sure(comparison: Comparison) -> str:
     """For how many ratios the 95 % of the verdicts stands, and over how many processes."""
     all_ = f"all {comparison.family} together" if comparison.family > 1 else "the only one"
     over = " to ".join(dict.fromkeys(map(str, comparison.processes[:1] + comparison.processes[-1:]))) or "no"
-    return f"± and intervals: 95 % each, over {over} processes; verdicts: 95 % for {all_}"
+    return f"95 % intervals over {over} processes; verdicts: 95 % for {all_}"
 
 
 def _explain(rows: Sequence[Row]) -> None:
