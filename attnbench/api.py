@@ -155,7 +155,7 @@ def compare(
     unchecked: bool = False,
     progress: bool = True,
 ) -> Compared:
-    """Time variants in turn in one process at each length, as ``attnbench compare`` does.
+    """Time variants in turn at each length, in three processes or more, as ``attnbench compare`` does.
 
     Args:
         variants: two or more, with options in the text: ``"performer:features=512"``; at level ``layer`` or ``model``
@@ -177,8 +177,8 @@ def compare(
             has by default, or ``"sinusoid"``.
         inputs: where q, k and v come from, such as ``"gaussian:logit_std=2"``; ``attnbench list inputs`` names them.
         error: measure the error against exact attention as well, at level ``operator``.
-        timeout: time limit in seconds for each length.
-        min_time: least time in seconds that is spent on samples at each length.
+        timeout: time limit in seconds for each length in each process.
+        min_time: least time in seconds that is spent on samples at each length, in three processes together.
         device, threads, memory_limit, process, plugins, unchecked, progress: as for :func:`run`.
 
     Raises:
@@ -190,8 +190,9 @@ def compare(
     _must_be_importable(cell.variant for cell in question.cells)
     with console.progress(len(question.lengths), wanted=progress) as bar:
 
-        def on_length(n: int) -> None:
-            bar.update(bar.task_ids[0], completed=question.lengths.index(n), description=f"n = {n}")
+        def on_length(n: int, process: int) -> None:
+            said = f"n = {n}" + f", process {process + 1}" * bool(process)
+            bar.update(bar.task_ids[0], completed=question.lengths.index(n), description=said)
 
         return Compared(question.answer(on_length))
 

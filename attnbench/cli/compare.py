@@ -110,7 +110,7 @@ def compare(
     seed: Seed = 0,
     timeout: Annotated[
         float,
-        typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for each length, all variants together."),
+        typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for each length in each process."),
     ] = 120.0,
     min_time: MinTime = 1.0,
     memory_limit: MemoryLimit = None,
@@ -127,7 +127,7 @@ def compare(
     ] = None,
     width: Width = "page",
 ) -> None:
-    """Time variants in turn, in one process, at each length, and find the length from which one of them wins.
+    """Time variants in turn at each length, in three processes or more, and find the length from which one wins.
 
     The exit code is 1 if nothing could be measured.
     """
@@ -139,6 +139,7 @@ def compare(
     refuse_files(csv, plot=plot)
 
     from attnbench.measure.statistics import FASTER_BAND
+    from attnbench.run.compare import Stopped
     from attnbench.run.question import Question
 
     own = {"pass_": pass_, "memory_limit": bytes_of(memory_limit), "plugins": tuple(plugin or ())}
@@ -147,14 +148,20 @@ def compare(
     lengths = question.lengths
     with console.progress(total=len(lengths)) as bar:
 
-        def on_length(length: int) -> None:
-            bar.update(bar.task_ids[0], completed=lengths.index(length), description=f"n = {length}")
+        def on_length(length: int, process: int) -> None:
+            said = f"n = {length}" + f", process {process + 1}" * bool(process)
+            bar.update(bar.task_ids[0], completed=lengths.index(length), description=said)
 
+        stopped: Stopped | None = None
         try:
             comparison = question.answer(on_length)
+        except Stopped as pressed:
+            comparison, stopped = pressed.comparison, pressed
+            bar.stop()
+            console.note("stopped; what was measured until now follows")
         except KeyboardInterrupt:
             bar.stop()
-            console.note("stopped; compare keeps nothing. For long measurements use a suite and attnbench run")
+            console.note("stopped; no length was finished")
             raise
     what, threads = str(question), question.settings.threads
     how = f"{threads} thread{'s' * (threads != 1)}, {comparison.environment['process']} process"
@@ -165,13 +172,15 @@ def compare(
     else:
         console.line(what)
         console.line(how)
-        console.line("± and intervals: 95 % each; verdicts: 95 % all together")
+        console.line(_how_sure(comparison))
         floor = comparison.environment["noise_floor"] or 0.0
         if floor > math.expm1(FASTER_BAND):
             console.line(f"noise floor {floor:.1%}: differences below it get no verdict")
         _print(comparison, _printer(format_))
     if csv is not None:  # last, so that a full disk does not cost the rest
         write_rows(comparison.to_rows(), csv)
+    if stopped:
+        raise stopped
     if not comparison.ok:
         console.error("nothing could be measured; the reasons stand above")
         raise typer.Exit(Exit.FAILED)
@@ -207,6 +216,7 @@ def _print(comparison: Comparison, table: Printer) -> None:
         )
         if len(rows) > 1:
             _print_crossover(comparison.crossovers[a, b])
+    _explain([row for rows in comparison.rows.values() for row in rows])
     columns = ["n", "variant", "peak memory", "state", "error", "answering mean(V)", "note"]
     table(
         *without_empty(columns, _side_rows(comparison)),
@@ -224,12 +234,30 @@ def _print(comparison: Comparison, table: Printer) -> None:
 
 def _time_row(row: Row) -> list[str]:
     cells = [str(row.n), _time(row.a), _time(row.b)]
-    if row.ratio is None:
-        return [*cells, "-", "-", row.verdict]
-    interval = "-"
-    if row.ratio.low is not None and row.ratio.high is not None:
-        interval = f"{row.ratio.low:.3g} to {row.ratio.high:.3g}"
-    return [*cells, f"{row.ratio.estimate:.3g}", interval, row.verdict]
+    if row.shown is None:
+        return [*cells, "-", "-", row.word]
+    return [*cells, f"{row.shown.estimate:.3g}", f"{row.shown.low:.3g} to {row.shown.high:.3g}", row.word]
+
+
+def _how_sure(comparison: Comparison) -> str:
+    """For how many ratios the 95 % of the verdicts stands, and over how many processes."""
+    all_ = f"all {comparison.family} together" if comparison.family > 1 else "the only one"
+    over = " to ".join(dict.fromkeys(map(str, comparison.processes[:1] + comparison.processes[-1:]))) or "no"
+    return f"95 % intervals over {over} processes; verdicts: 95 % for {all_}"
+
+
+def _explain(rows: Sequence[Row]) -> None:
+    """Print what the words of these verdicts mean, and why one is withheld."""
+    from textwrap import wrap
+
+    from attnbench.measure.statistics import SAID
+
+    why = dict.fromkeys(f"withheld at n = {row.n}: {row.withheld}" for row in rows if row.withheld)
+    words = {row.verdict for row in rows} | {row.busy for row in rows}
+    said = ["", *why, *(f"{word}: {meaning}" for word, meaning in SAID.items() if word in words)]
+    for line in said if len(said) > 1 else ():
+        for part in wrap(line, console.width(), subsequent_indent="  ") or [""]:
+            console.line(part)
 
 
 def _time(side: Side) -> str:

@@ -26,7 +26,6 @@ def answers(match: Match) -> list[str]:
     if match.comparison:
         pairs = match.comparison.rows.items()
         lines += [_ratio(a, b, rows[0]) for (a, b), rows in pairs]
-        lines += dict.fromkeys(f"no verdict on times: {row.withheld}" for _, (row,) in pairs if row.withheld)
     else:
         lines += _unpaired(match)
     return [*lines, *_verdicts(match)]
@@ -108,9 +107,10 @@ def _ratio(a: str, b: str, row: Row) -> str:
     if row.ratio is None:
         why = next((side.record.reason for side in (row.a, row.b) if side.record.status is not Status.OK), "")
         return f"{a} and {b} were not timed in turns: {row.verdict}" + f": {why}" * bool(why)
-    ends = "" if row.ratio.low is None else f" ({row.ratio.low:.3g} to {row.ratio.high:.3g})"
-    verdict = "no verdict" if row.withheld else row.verdict
-    return f"{a} takes {row.ratio.estimate:.3g}{ends} of the time of {b}: {verdict}"
+    if row.shown is None:
+        return f"{a} and {b}: no verdict on times: {row.withheld}"
+    ends = f" ({row.shown.low:.3g} to {row.shown.high:.3g})"
+    return f"{a} takes {row.shown.estimate:.3g}{ends} of the time of {b}: {row.word}"
 
 
 def _unpaired(match: Match) -> Iterator[str]:

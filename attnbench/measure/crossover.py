@@ -38,7 +38,7 @@ def crossover(lengths: Sequence[int], ratios: Sequence[Ratio | None], *, names: 
     found = [(n, one) for n, one in zip(lengths, ratios, strict=True) if one is not None]
     rows = sorted(found, key=itemgetter(0))
     if len(rows) < 2:
-        return Crossover(None, None, None, "not looked for: fewer than two lengths could be compared")
+        return Crossover(None, None, None, "not looked for: fewer than two lengths have a ratio")
     verdicts = [one.verdict for _, one in rows]
     decided = [place for place, verdict in enumerate(verdicts) if verdict in ("faster", "slower")]
     brackets = [(i, j) for i, j in pairwise(decided) if verdicts[i] != verdicts[j]]

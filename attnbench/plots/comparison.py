@@ -38,7 +38,7 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
     frame = frame.assign(a=frame["a"].map(names), b=frame["b"].map(names))
     base = frame["a"].iloc[0]
     beside = frame[(frame["a"] == base) & frame["ratio"].notna()]
-    if beside.empty:
+    if beside.empty and (frame["verdict"] != "withheld").all():
         raise NothingToDraw("; ".join(_failures(frame)) or "no two variants ran at one length")
     labels = list(dict.fromkeys([base, *frame["a"], *frame["b"]]))
     colours = palette().sequence

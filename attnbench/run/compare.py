@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -12,15 +13,15 @@ from attnbench.cell import Cell
 from attnbench.cgroup import throttled_periods
 from attnbench.machine import OtherLoad, thread_warnings, throttling_warning
 from attnbench.measure.crossover import Crossover, crossover
-from attnbench.measure.statistics import Ratio, fewest, median, median_interval, paired_ratio
+from attnbench.measure.statistics import LOOKS, Ratio, Said, interval_over_rounds, judged, median, paired_ratio
 from attnbench.measure.time import TimingRules
 from attnbench.qkv import doubt
 from attnbench.record import COLUMNS, Record, inferred
 from attnbench.run.different import refuse_equal
-from attnbench.run.doubt import Doubts
+from attnbench.run.doubt import Doubts, contradicted
 from attnbench.run.gate import Gate
-from attnbench.run.isolation import Settings, Worker
-from attnbench.run.length import Length, measure_length, without_error
+from attnbench.run.isolation import Settings, Worker, WorkerFailed
+from attnbench.run.length import Length, measure_again, measure_length, without_error
 from attnbench.status import STOPPING, Status
 
 LONGEST_ERROR = 2**31
@@ -50,8 +51,8 @@ class Row:
     b: Side
     ratio: Ratio | None
     """Time of A over time of B; None where one of them did not run."""
-    withheld: str = ""
-    """Why no verdict is given although both ran."""
+    said: Said = Said("withheld")
+    """What is said of it."""
     disturbed: int = 0
     """Turns in which another process took the core."""
     stopped: int = 0
@@ -61,9 +62,29 @@ class Row:
     def verdict(self) -> str:
         """``faster``, ``slower``, ``same``, ``inconclusive``, ``withheld``, or how the side that failed ended."""
         if self.ratio is not None:
-            return "withheld" if self.withheld else self.ratio.verdict
+            return self.said.word
         failed = self.a if self.a.record.status is not Status.OK else self.b
         return f"{failed.record.label} {failed.record.status}"
+
+    @property
+    def withheld(self) -> str:
+        """Why no verdict is given although both ran."""
+        return self.said.why if self.ratio is not None and self.said.word == "withheld" else ""
+
+    @property
+    def busy(self) -> str:
+        """The mark of a verdict that is given although other programs had the cores; empty for none."""
+        return "" if self.said.word == "withheld" else self.said.why
+
+    @property
+    def word(self) -> str:
+        """The verdict with its mark."""
+        return self.verdict + f" ({self.busy})" * bool(self.busy)
+
+    @property
+    def shown(self) -> Ratio | None:
+        """The ratio, unless it is withheld: then it is no number to go by."""
+        return None if self.said.word == "withheld" else self.ratio
 
 
 @dataclass(slots=True)
@@ -79,6 +100,26 @@ class Comparison:
     warnings: list[str] = field(default_factory=list)
     """What weakens the numbers, one line each, with the remedy."""
 
+    family: int = 1
+    """How many ratios the verdicts hold for together."""
+
+    def ratio(self, visit: Length, i: int, j: int) -> Ratio | None:
+        """Time of one variant over that of another, by position; None if they never took turns."""
+        a, b = visit.of_both(i, j)
+        noise = self.environment["noise_floor"] or 0.0
+        return paired_ratio(a, b, noise=noise, family=self.family) if a else None
+
+    def undecided(self, visit: Length) -> set[int]:
+        """The variants of all ratios at one length that more processes may decide."""
+        pairs = combinations(range(len(self.labels)), 2)
+        found = {pair: ratio for pair in pairs if (ratio := self.ratio(visit, *pair))}
+        return {i for pair, ratio in found.items() if ratio.undecided for i in pair}
+
+    @property
+    def processes(self) -> list[int]:
+        """In how many processes the ratios were measured: each number that occurs, in order."""
+        return sorted({row.ratio.processes for rows in self.rows.values() for row in rows if row.ratio})
+
     @property
     def ok(self) -> bool:
         """Whether anything could be measured."""
@@ -89,7 +130,7 @@ class Comparison:
         rows = []
         for (label_a, label_b), pair in self.rows.items():
             for row in pair:
-                ratio = row.ratio
+                ratio = row.shown
                 flat: dict[str, Any] = {
                     "a": label_a,
                     "b": label_b,
@@ -118,7 +159,8 @@ class Comparison:
                     }
                 joint_low, joint_high = (ratio.joint if ratio else None) or (None, None)
                 flat |= {"joint_ci_low": joint_low, "joint_ci_high": joint_high, "withheld": row.withheld}
-                flat |= {"disturbed": row.disturbed, "stopped": row.stopped}
+                flat |= {"disturbed": row.disturbed, "stopped": row.stopped, "busy": row.busy}
+                flat |= {"processes": row.ratio.processes if row.ratio else 0}
                 columns = row.a.record.to_json()
                 flat |= {name: columns[name] for name in _ASKED}
                 rows.append(flat)
@@ -137,6 +179,17 @@ class Comparison:
         }
 
 
+OnLength = Callable[[int, int], object]
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, with what was measured until then."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__()
+        self.comparison = comparison
+
+
 @dataclass(frozen=True, slots=True)
 class Contest:
     """Variants that are to be held against each other, at which lengths and how."""
@@ -152,81 +205,136 @@ class Contest:
     unchecked: bool = False
     """Whether variants are measured whatever laws they break."""
 
-    def answer(self, on_length: Callable[[int], None] = lambda n: None, *, against_itself: bool = False) -> Comparison:
+    def answer(self, on_length: OnLength = lambda n, process: None, *, against_itself: bool = False) -> Comparison:
         """Measure.
 
         Args:
-            on_length: called with each length before it is measured.
+            on_length: called with each length before it is measured, and how many processes measured it before.
             against_itself: the same variant is there twice, to see what difference the machine alone makes.
 
         Raises:
             UsageError: one variant alone, or the same one twice.
             WorkerFailed: the measuring process could not be started.
+            Stopped: Ctrl-C; it has the lengths that are finished.
         """
-        lengths, labels = self.lengths, [cell.variant.label for cell in self.cells]
+        labels = [cell.variant.label for cell in self.cells]
         if not against_itself:
             refuse_equal(labels, labels)
-        result = Comparison(labels)
-        pairs = list(combinations(range(len(labels)), 2))
-        family = len(pairs) * len(lengths)
-        visits = self._visit_all(fewest(family), on_length, result)
-        noise = result.environment["noise_floor"]
-        on_cpu, decoding = self.settings.device == "cpu", self.cells[0].pass_ == "decode"
+        result = Comparison(labels, family=math.comb(len(labels), 2) * len(self.lengths))
+        visits, throttled = list[Length](), throttled_periods()
+        stopped: KeyboardInterrupt | None = None
+        try:
+            with Worker(self.settings) as worker:
+                self._visit_all(worker, visits, on_length, result)
+                self._visit_again(worker, visits, on_length, result)
+        except KeyboardInterrupt as pressed:
+            if not visits:
+                raise
+            stopped = pressed
+        held_back = throttling_warning(throttled_periods() - throttled)
+        result.warnings += [held_back] if held_back else []
+        self._conclude(visits, result)
+        if stopped:
+            raise Stopped(result) from stopped
+        return result
+
+    def _conclude(self, visits: Sequence[Length], result: Comparison) -> None:
+        """Fill in the rows, crossovers and warnings of all lengths that were visited."""
+        lengths, labels, first = self.lengths[: len(visits)], result.labels, self.cells[0]
+        on_cpu, decoding = self.settings.device == "cpu", first.pass_ == "decode"
         doubts = Doubts(lengths, visits, self.settings.threads, on_cpu=on_cpu, decoding=decoding)
         about_cores = thread_warnings(self.settings.threads) if on_cpu else []
         notes = result.environment.get("process_notes", ())
-        first = self.cells[0]
         of_inputs = doubt(first.inputs, first.shape) if "error" in first.measure else ""
         notes = [*notes, of_inputs] if of_inputs else notes
         result.warnings = [*about_cores, *notes, *result.warnings, *doubts.warnings(labels)]
         for n, visit in zip(lengths, visits, strict=True):
             result.warnings += [f"n = {n}: {labels[i]}: {warning}" for i, warning in visit.unchecked]
+            for i, record in visit.lost:
+                result.warnings.append(f"n = {n}: {labels[i]}: {record.status} in a later process: {record.reason}")
             if visit.traces:
                 said = f"n = {n}: a variant {visit.traces} while they took turns; do not trust the times"
                 result.warnings.append(said)
-        for i, j in pairs:
+        for i, j in combinations(range(len(labels)), 2):
             rows = result.rows.setdefault((labels[i], labels[j]), [])
             for place, (n, visit) in enumerate(zip(lengths, visits, strict=True)):
-                both = [visit.times[side] for side in (i, j) if side in visit.times]
-                ratio = paired_ratio(*both, noise=noise or 0.0, family=family) if len(both) == 2 else None
-                withheld = doubts.at(place, (i, j)) if ratio else ""
-                disturbed, stopped = (visit.pairs.disturbed, visit.pairs.stopped) if visit.pairs else (0, 0)
-                rows.append(Row(n, _side(visit, i), _side(visit, j), ratio, withheld, disturbed, stopped))
-            claims = [None if row.withheld else row.ratio for row in rows]
+                ratio, (of_a, of_b) = result.ratio(visit, i, j), visit.of_both(i, j)
+                a, b = (_side(visit, one, times if ratio else None) for one, times in ((i, of_a), (j, of_b)))
+                verdict = Said("withheld")
+                if ratio and a.time and b.time:
+                    against = doubts.at(place, (i, j)) or contradicted(ratio, a.time, b.time)
+                    verdict = judged(ratio.joint, ratio.noise, busy=doubts.busy[place], doubt=against)
+                disturbed, stopped = (sum(getattr(p, name) for p in visit.pairs) for name in ("disturbed", "stopped"))
+                rows.append(Row(n, a, b, ratio, verdict, disturbed, stopped))
+            claims = [row.shown for row in rows]
             result.crossovers[labels[i], labels[j]] = crossover(lengths, claims, names=(labels[i], labels[j]))
-        return result
 
-    def _visit_all(self, turns: int, on_length: Callable[[int], None], result: Comparison) -> list[Length]:
-        """What each length gave. The environment, warnings, and the lengths without an error go to ``result``."""
-        visits = []
+    def _visit_all(self, worker: Worker, visits: list[Length], on_length: OnLength, result: Comparison) -> None:
+        """Visit each length in the first process, with laws, errors and memory.
+
+        The environment, warnings, and the lengths without an error go to ``result``.
+        """
         ran_out: dict[int, Record] = {}
-        with Worker(self.settings) as worker:
-            result.environment = {**worker.start(), "threads": self.settings.threads}
-            gate = Gate(self.timeout, unchecked=self.unchecked)
-            verdicts = [gate.verdict(worker, cell) for cell in self.cells]
-            broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}
-            throttled = throttled_periods()
-            for n in self.lengths:
-                on_length(n)
-                here = [replace(cell, shape=replace(cell.shape, seq_len=n)) for cell in self.cells]
-                if result.without_error or here[0].shape.B * here[0].shape.H * n * n > LONGEST_ERROR:
-                    here = [without_error(cell) for cell in here]
-                known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
-                known |= {i: verdict.row(here[i]) for i, verdict in broken.items()}
-                load = OtherLoad(worker.seconds_used)
-                visit = measure_length(worker, here, self.rules, timeout=self.timeout, fewest=turns, known=known)
-                if visit.pairs is None:  # no turns were taken, which would have measured it
-                    visit.others = load.cores()
-                if any("error" in cell.measure for cell in self.cells) and not visit.with_error:
-                    result.without_error.append(n)
-                for i, record in visit.records.items():
-                    record.laws = verdicts[i].laws
-                    if record.status in STOPPING and i not in visit.unsure and i not in broken:
-                        ran_out.setdefault(i, record)
-                visits.append(visit)
-        held_back = throttling_warning(throttled_periods() - throttled)
-        result.warnings += [held_back] if held_back else []
-        return visits
+        result.environment = {**worker.start(), "threads": self.settings.threads}
+        gate = Gate(self.timeout, unchecked=self.unchecked)
+        verdicts = [gate.verdict(worker, cell) for cell in self.cells]
+        broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}
+        for n in self.lengths:
+            on_length(n, 0)
+            here = self._at(n)
+            if result.without_error or here[0].shape.B * here[0].shape.H * n * n > LONGEST_ERROR:
+                here = [without_error(cell) for cell in here]
+            known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
+            known |= {i: verdict.row(here[i]) for i, verdict in broken.items()}
+            load = OtherLoad(worker.seconds_used)
+            visit = measure_length(worker, here, self._share, timeout=self.timeout, known=known)
+            if not visit.pairs:  # no turns were taken, which would have measured it
+                visit.others = load.cores()
+            if any("error" in cell.measure for cell in self.cells) and not visit.with_error:
+                result.without_error.append(n)
+            for i, record in visit.records.items():
+                record.laws = verdicts[i].laws
+                if record.status in STOPPING and i not in visit.unsure and i not in broken:
+                    ran_out.setdefault(i, record)
+            visits.append(visit)
+
+    def _visit_again(self, worker: Worker, visits: Sequence[Length], on_length: OnLength, result: Comparison) -> None:
+        """Let what is undecided take turns in more processes, each started anew, until it is decided or nine have."""
+        process = 1
+        for look in LOOKS:
+            wanting = [(n, visit, result.undecided(visit)) for n, visit in zip(self.lengths, visits, strict=True)]
+            wanting = [(n, visit, which) for n, visit, which in wanting if which]
+            while wanting and process < look:
+                worker.stop()
+                for n, visit, which in wanting:
+                    left = which - {i for i, record in visit.lost if record.status in STOPPING}
+                    if len(left) < 2:
+                        continue
+                    on_length(n, process)
+                    try:
+                        measure_again(
+                            worker, self._at(n), self._share, visit, left, timeout=self.timeout, process=process
+                        )
+                    except WorkerFailed as failed:
+                        result.warnings.append(f"{failed}; what earlier processes measured stands")
+                        return
+                process += 1
+
+    @property
+    def _share(self) -> TimingRules:
+        """The rules for one process: together the first three take as long as is asked for."""
+        rules, first = self.rules, LOOKS[0]
+        return replace(
+            rules,
+            min_time=rules.min_time / first,
+            max_time=rules.max_time / first,
+            min_samples=-(-rules.min_samples // first),
+            max_samples=-(-rules.max_samples // first),
+            width=rules.width * math.sqrt(first),
+        )
+
+    def _at(self, n: int) -> list[Cell]:
+        return [replace(cell, shape=replace(cell.shape, seq_len=n)) for cell in self.cells]
 
     def __str__(self) -> str:
         """The circumstances that all variants share, in one line."""
@@ -239,6 +347,9 @@ class Contest:
         return f"{form}, {sizes}, {cell.dtype}, {cell.inputs}, on {cell.device}"
 
 
-def _side(visit: Length, i: int) -> Side:
-    times = visit.times.get(i, [])
-    return Side(visit.records[i], median(times) if times else None, median_interval(times))
+def _side(visit: Length, i: int, times: Sequence[Sequence[float]] | None) -> Side:
+    """One side, from the ``times`` of the pairs by process, or from all of its own where there are no pairs."""
+    if times is None:
+        times = [one[i] for one in visit.times if i in one]
+    every = [second for one in times for second in one]
+    return Side(visit.records[i], median(every) if every else None, interval_over_rounds(times))

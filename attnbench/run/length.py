@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from attnbench.run.protocol import Answer, Request, TakeTurns, VisitCell
 from attnbench.status import Status
 from attnbench.variant import VARIANTS
 
+TURNS = 4
+"""Fewest turns of each variant in one process: two orders, each with its reverse."""
 WARM_UP_CALLS = 3
 """Calls to warm up a variant whose calls take long, before its turns."""
 _OF_ONE_CALL: dict[str, Any] = dict.fromkeys(
@@ -35,9 +37,14 @@ class Length:
 
     records: dict[int, Record] = field(default_factory=dict)
     """One for each variant, without times."""
-    times: dict[int, list[float]] = field(default_factory=dict)
-    """Seconds of each variant that took turns; the i-th entries of all lists belong to the same turn."""
-    pairs: Pairs | None = None
+    seconds: dict[int, float] = field(default_factory=dict)
+    """Seconds of one call, by the first look."""
+    times: list[dict[int, list[float]]] = field(default_factory=list)
+    """For each process the seconds of each variant that took turns; the i-th entries of its lists are of one turn."""
+    pairs: list[Pairs] = field(default_factory=list)
+    """What each process measured."""
+    lost: list[tuple[int, Record]] = field(default_factory=list)
+    """How a variant failed in a later process, which costs nothing that the others measured."""
     others: float | None = None
     """Number of cores that other programs used, if nothing took turns; None where the system does not tell."""
     unchecked: list[tuple[int, str]] = field(default_factory=list)
@@ -48,6 +55,11 @@ class Length:
     traces: str = ""
     """What the turns left behind in their process (see :mod:`attnbench.run.traces`)."""
 
+    def of_both(self, i: int, j: int) -> tuple[list[list[float]], list[list[float]]]:
+        """Seconds of both variants by process, for each process in which both took turns."""
+        both = [(one[i], one[j]) for one in self.times if i in one and j in one]
+        return [a for a, _ in both], [b for _, b in both]
+
 
 def measure_length(
     worker: Worker,
@@ -55,23 +67,51 @@ def measure_length(
     rules: TimingRules,
     *,
     timeout: float,
-    fewest: int,
     known: Mapping[int, Record],
     clock: Callable[[], float] = time.monotonic,
 ) -> Length:
     """Look at each cell alone, then let those that are ``ok`` take turns. A failure is a record and stops no other.
 
+    It is the first process that measures these cells; :func:`measure_again` is for the others.
+
     Args:
         timeout: seconds for all of it, retries included. Not counted: the start of a new process where one died, and
             any time for which this process was stopped.
-        fewest: how many turns a verdict needs at least.
         known: the records of cells that are not even tried.
     """
-    visit = _Visit(worker, cells, rules, timeout, fewest, clock)
+    visit = _Visit(worker, cells, rules, timeout, clock)
     visit.found.records |= known
     visit.look()
     visit.take_turns()
     return visit.found
+
+
+def measure_again(
+    worker: Worker,
+    cells: Sequence[Cell],
+    rules: TimingRules,
+    found: Length,
+    which: Collection[int],
+    *,
+    timeout: float,
+    process: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Let ``which`` of the cells take turns in one more process, and add what it measured to ``found``.
+
+    Args:
+        timeout: as for :func:`measure_length`.
+        process: how many processes have measured this length before.
+    """
+    visit = _Visit(worker, cells, rules, timeout, clock, process)
+    visit.found.records, visit.found.seconds = {i: found.records[i] for i in which}, found.seconds
+    visit.take_turns()
+    more = visit.found
+    found.times += more.times
+    found.pairs += more.pairs
+    found.lost += [(i, record) for i, record in more.records.items() if record.status is not Status.OK]
+    found.unchecked += [said for said in more.unchecked if said not in found.unchecked]
+    found.traces = found.traces or more.traces
 
 
 class _Visit:
@@ -83,13 +123,11 @@ class _Visit:
         cells: Sequence[Cell],
         rules: TimingRules,
         timeout: float,
-        fewest: int,
         clock: Callable[[], float],
+        process: int = 0,
     ) -> None:
-        self.worker, self.cells, self.rules, self.timeout, self.fewest = worker, list(cells), rules, timeout, fewest
+        self.worker, self.cells, self.rules, self.timeout, self.process = worker, list(cells), rules, timeout, process
         self.found = Length(with_error=any("error" in cell.measure for cell in cells))
-        self.seconds: dict[int, float] = {}
-        """Seconds of one call, by the first look."""
         self.left = timeout
         """Seconds left of the time limit."""
         self._clock = clock
@@ -129,7 +167,7 @@ class _Visit:
         record = self._ask(VisitCell(cell, replace(self.rules, quick=True)), limit).record
         if record.status is Status.OK and not record.time_median_s:
             raise self.worker.garbage()
-        self.seconds[i] = record.time_median_s or 0.0
+        self.found.seconds[i] = record.time_median_s or 0.0
         return replace(record, quick=False, **_OF_ONE_CALL)
 
     def take_turns(self) -> None:
@@ -141,12 +179,14 @@ class _Visit:
             except CellFailed as together:
                 self.found.records |= self._culprits(alive, together)
             else:
-                self.found.pairs = pairs
+                self.found.pairs.append(pairs)
                 for place, status, reason in pairs.left_out:
                     self.found.records[alive[place]] = Record.of(self.cells[alive[place]], Status(status), reason)
                 self.found.unchecked = [(alive[place], warning) for place, warning in pairs.warnings]
                 columns = zip(*pairs.blocks, strict=True)
-                self.found.times = {alive[place]: list(one) for place, one in zip(pairs.ran, columns, strict=True)}
+                self.found.times.append(
+                    {alive[place]: list(one) for place, one in zip(pairs.ran, columns, strict=True)}
+                )
                 return
 
     def _alive(self) -> list[int]:
@@ -157,21 +197,21 @@ class _Visit:
 
         So two cells that are about equally slow stay or go together, whichever of them noise made the slower one.
         """
-        turns = self.fewest + WARM_UP_CALLS
-        left = self.left
-        by_need = sorted(self._alive(), key=lambda i: self.seconds[i])
+        turns = TURNS + WARM_UP_CALLS
+        left, seconds = self.left, self.found.seconds
+        by_need = sorted(self._alive(), key=lambda i: seconds[i])
         for place, i in enumerate(by_need):
-            if turns * self.seconds[i] > left / (len(by_need) - place):
+            if turns * seconds[i] > left / (len(by_need) - place):
                 for slow in by_need[place:]:
-                    reason = f"{turns} calls of {self.seconds[slow]:.2g} s do not fit into its share of the time; "
+                    reason = f"{turns} calls of {seconds[slow]:.2g} s do not fit into its share of the time; "
                     self.found.records[slow] = Record.of(self.cells[slow], Status.TIMEOUT, reason + "raise --timeout")
                 return
-            left -= turns * self.seconds[i]
+            left -= turns * seconds[i]
 
     def _turns(self, positions: Sequence[int], limit: float) -> Pairs:
-        warm_up = sum(WARM_UP_CALLS * self.seconds[i] + self.rules.warmup_time for i in positions)
+        warm_up = sum(WARM_UP_CALLS * self.found.seconds[i] + self.rules.warmup_time for i in positions)
         rules = replace(self.rules, max_time=min(self.rules.max_time, max(0.0, 0.9 * limit - warm_up)))
-        pairs = self._ask(TakeTurns([self.cells[i] for i in positions], rules, self.fewest), limit)
+        pairs = self._ask(TakeTurns([self.cells[i] for i in positions], rules, TURNS, self.process), limit)
         self.found.traces = self.found.traces or self.worker.traces
         return pairs
 

@@ -27,6 +27,8 @@ from attnbench.run.unseen import Look, hold_to, hold_to_glances, hold_to_unseen,
 NOISE_TIME = 0.3
 """Seconds for the noise floor at the start of a run."""
 NOISE_TRIES = 3
+_HELD = (64, 2**16)
+"""Memory held before a cell is built: from 4 KiB to 4 MiB, in pieces of 64 bytes."""
 
 
 class Turns(NamedTuple):
@@ -72,8 +74,13 @@ class Pairs:
     """Position of a cell, and what could not be checked about its calls."""
 
 
-def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int) -> Pairs:
-    """Time the cells in turn until every ratio is narrow or the budget is spent, but at least ``fewest`` times each."""
+def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int, process: int = 0) -> Pairs:
+    """Time the cells in turn until every ratio is narrow or the budget is spent, but at least ``fewest`` times each.
+
+    Where things lie in memory can favour one cell for as long as the process lives. So the cells are built in reversed
+    order in every other ``process``, and before each of them memory of a random size is taken and held.
+    """
+    place, held = random.Random(f"{cells[0].seed} {cells[0].shape.N} {process}"), list[torch.Tensor]()
     watch = stopwatch(cells[0].device)
     ready: dict[int, _Ready] = {}
     ran: dict[int, int] = {}
@@ -84,16 +91,18 @@ def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int) -> Pai
         status, reason = status_of(error)
         left_out.append((position, str(status), reason))
 
-    for position, cell in enumerate(cells):
+    for position, cell in list(enumerate(cells))[:: -1 if process % 2 else 1]:
         try:
+            held.append(torch.empty(64 * place.randrange(*_HELD), dtype=torch.uint8, device=cell.device))
             ready[position] = _Ready.of(cell, watch, rules)
         except Exception as error:
             leave_out(position, error)
+    ready = dict(sorted(ready.items()))
     others, turns = OtherLoad(), Turns([], 0, 0, 0)
     if ready:
         entrants = [one.entrant for one in ready.values()]
         with garbage_collection_off():
-            turns = take_turns(watch, entrants, rules, seed=cells[0].seed, fewest=fewest)
+            turns = take_turns(watch, entrants, rules, seed=place.randrange(2**32), fewest=fewest)
     busy = others.cores()
     for column, (position, one) in enumerate(ready.items()):
         try:

@@ -177,17 +177,21 @@ class TakeTurns(Request[Pairs]):
     cells: Sequence[Cell]
     rules: TimingRules
     fewest: int
+    process: int = 0
+    """How many processes have timed them before this one."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "cells": [cell.to_json() for cell in self.cells],
             "rules": asdict(self.rules),
             "fewest": self.fewest,
+            "process": self.process,
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls([Cell.from_json(cell) for cell in data["cells"]], TimingRules(**data["rules"]), data["fewest"])
+        cells, rules = [Cell.from_json(cell) for cell in data["cells"]], TimingRules(**data["rules"])
+        return cls(cells, rules, data["fewest"], data["process"])
 
     def answered(self, answer: dict[str, Any]) -> Pairs:
         return checked_pairs(Pairs(**answer), len(self.cells))

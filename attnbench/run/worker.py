@@ -169,7 +169,7 @@ class Served:
 def _take_turns(request: TakeTurns) -> dict[str, Any]:
     from attnbench.run.pairs import measure_pairs
 
-    return asdict(measure_pairs(request.cells, request.rules, request.fewest))
+    return asdict(measure_pairs(request.cells, request.rules, request.fewest, request.process))
 
 
 def _hold_to_law(request: HoldToLaw) -> dict[str, Any]:

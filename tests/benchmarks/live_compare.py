@@ -24,20 +24,17 @@ PLUGIN = str(Path(__file__).with_name("known_work.py"))
 RULES = TimingRules(min_time=0.3, max_time=3.0, warmup_time=0.05)
 
 
-def ratios(a: str, b: str, times: int, *, processes: int = 4, rules: TimingRules = RULES) -> list[Ratio]:
-    """As many comparisons of A and B, in several processes."""
+def ratios(a: str, b: str, times: int, *, rules: TimingRules = RULES) -> list[Ratio]:
+    """As many comparisons of A and B, in one table."""
     load(PLUGIN)
     cells = [
         Cell("s", "w", parse_spec(name), Shape(heads=2, seq_len=256, head_dim=32), measure=("time",)) for name in (a, b)
     ]
     settings = Settings(threads=1, plugins=(PLUGIN,), rates=False)
-    found: list[Ratio] = []
-    for process in range(processes):
-        share = len(range(process, times, processes))
-        result = Contest(cells, [256] * share, settings, rules).answer(against_itself=a == b)
-        found += [row.ratio for row in result.rows[a, b] if row.ratio is not None]
-        floor = result.environment["noise_floor"]
-        print(f"\n{a} / {b}, process {process}: noise floor {floor:.1%}, {summary(found)}")
+    result = Contest(cells, [256] * times, settings, rules).answer(against_itself=a == b)
+    found = [row.ratio for row in result.rows[a, b] if row.ratio is not None]
+    floor = result.environment["noise_floor"]
+    print(f"\n{a} / {b}, {result.processes} processes: noise floor {floor:.1%}, {summary(found)}")
     assert len(found) == times
     return found
 
@@ -50,7 +47,7 @@ def summary(found: Sequence[Ratio]) -> str:
 
 def test_a_variant_against_itself_gets_at_most_one_verdict_in_a_hundred() -> None:
     names = ("softmax", "sdpa", "linear", "local")
-    found = [one for name in names for one in ratios(name, name, RUNS // len(names), processes=1)]
+    found = [one for name in names for one in ratios(name, name, max(1, RUNS // len(names)))]
     outside = sum(one.low is not None and one.high is not None and not one.low <= 1 <= one.high for one in found)
     print(f"\nitself: {len(found)} comparisons, {outside} intervals without 1, {summary(found)}")
     assert sum(one.verdict in ("faster", "slower") for one in found) <= max(0, RUNS // 100)

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnbench.measure.statistics import Ratio, paired_ratio
+from attnbench.measure.statistics import LOOKS, Ratio, paired_ratio
 from attnbench.run.process import apply, window_library
 from attnbench.shape import Shape
 from attnbench.variant import VARIANTS, build
@@ -104,7 +104,8 @@ def in_turns(new: Callable[[], object], old: Callable[[], object], seconds: floa
             began = time.perf_counter()
             (new, old)[side]()
             took[side].append(time.perf_counter() - began)
-    return paired_ratio(*took)
+    share = math.ceil(len(took[0]) / LOOKS[0])  # no processes, but stretches of this one
+    return paired_ratio(*([side[at : at + share] for at in range(0, len(side), share)] for side in took))
 
 
 def cases(names: list[str], lengths: list[int]) -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from attnbench.cell import Cell
 from attnbench.cli.app import main
 from attnbench.errors import Exit
+from attnbench.run import compare as compare_module
 from tests.forked import forks
 
 QUICK = ["--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1", "--unchecked"]
@@ -129,7 +132,7 @@ def test_long_names_of_many_variants_fit_a_terminal() -> None:
     done = compare(*names, "--n", "32..64", *QUICK)
     assert done.returncode == Exit.OK
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert done.stdout.count("95 % interval") == 3
+    assert len(re.findall(r"ratio +95 % interval", done.stdout)) == 3
 
 
 def test_padding_stands_in_the_heading_and_in_every_row(tmp_path: Path) -> None:
@@ -152,3 +155,36 @@ def test_a_variant_that_takes_no_padding_says_so_and_a_share_that_is_none_is_ref
     done = compare(*arguments, "--padding", "1")
     assert (done.returncode, done.stdout) == (Exit.USAGE, "")
     assert done.stderr == "error: padding must be at least 0 and below 1, not 1; 0.5 makes half of the tokens padding\n"
+
+
+def test_a_table_that_is_stopped_is_shown_with_the_lengths_that_are_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    honest = compare_module.measure_length
+
+    def pressed(worker: object, cells: list[Cell], *more: object, **how: object) -> object:
+        if cells[0].shape.N == 32:
+            raise KeyboardInterrupt
+        return honest(worker, cells, *more, **how)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(compare_module, "measure_length", pressed)
+    table = tmp_path / "rows.csv"
+    with forks():
+        code = main(["compare", "identity", "mean-value", "--n", "16..32", "--csv", str(table), *QUICK])
+    said = capsys.readouterr()
+    assert code == 130
+    assert "stopped; what was measured until now follows" in said.err
+    assert "withheld at n = 16: a verdict needs 3 processes" in said.out
+    assert "withheld: no verdict and no ratio" in said.out
+    (row,) = csv.DictReader(table.read_text().splitlines())
+    assert (row["seq_len"], row["verdict"], row["processes"], row["ratio"]) == ("16", "withheld", "1", "")
+    assert float(row["a_time_median_s"]) > 0
+
+
+def test_the_lines_above_a_table_say_for_how_many_ratios_and_over_how_many_processes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with forks():
+        assert main(["compare", "identity", "mean-value", "sdpa", "--n", "16", *QUICK]) == 0
+    line = r"^95 % intervals over \d( to \d)? processes; verdicts: 95 % for all 3 together$"
+    assert re.search(line, capsys.readouterr().out, re.MULTILINE)

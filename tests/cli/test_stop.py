@@ -85,6 +85,6 @@ def test_a_stopped_comparison_says_so_in_one_line_and_leaves_no_process(
             process.kill()
         with os.fdopen(reads) as said:
             (line,) = said.read().strip().splitlines() or [""]
-        assert twice or line == "stopped; compare keeps nothing. For long measurements use a suite and attnbench run"
+        assert twice or line == "stopped; no length was finished"
         assert process.stdout is not None
         assert process.stdout.read() == b""

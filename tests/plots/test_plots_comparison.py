@@ -92,6 +92,17 @@ def test_a_verdict_that_is_withheld_is_told_with_its_reason(words: Words) -> Non
     assert "No verdict at n = 4096: the machine was busy (1.1 of 2 cores)." in drawn
 
 
+def test_where_every_ratio_is_withheld_the_times_are_drawn_and_the_reason_is_told(words: Words) -> None:
+    frame = compared({"linear": power(1e-6, 1), "softmax": power(1e-9, 2)})
+    frame[["verdict", "withheld"]] = ["withheld", "a verdict needs 3 processes"]
+    frame[["ratio", "ratio_ci_low", "ratio_ci_high"]] = None
+    figure = draw_comparison(frame, crossovers=[])
+    assert "No verdict at n = 1024, 4096, 16384: a verdict needs 3 processes." in words(figure)
+    upper, lower, *_ = figure.axes
+    assert {tuple(line.get_xdata()) for line in upper.lines} >= {LENGTHS}
+    assert not [line for line in lower.lines if len(line.get_xdata()) == 3]
+
+
 def test_own_forms_carry_the_mark_of_all_figures_wherever_they_are_named(words: Words) -> None:
     frame = compared({"a": power(1e-9, 2.0), "b": lambda n: 4e-6 * n if n < 16384 else None, "c": power(1e-6, 1.0)})
     for side in "ab":

@@ -19,8 +19,8 @@ from attnbench.errors import UsageError
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record
 from attnbench.run import compare as module
-from attnbench.run.compare import Comparison, Contest
-from attnbench.run.isolation import CellFailed, Settings
+from attnbench.run.compare import Comparison, Contest, Stopped
+from attnbench.run.isolation import CellFailed, Settings, WorkerFailed
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.status import Status
@@ -37,6 +37,8 @@ class MadeUp:
     noise_floor: ClassVar[float | None] = 0.0
     failing: ClassVar[CellFailed | None] = None
     traces = ""
+    process = 0
+    """How many processes have been ended."""
 
     def seconds_used(self) -> float:
         return 0.0
@@ -51,6 +53,9 @@ class MadeUp:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def stop(self) -> None:
+        self.process += 1
 
     def start(self) -> dict[str, Any]:
         return self.state
@@ -80,7 +85,7 @@ class MadeUp:
             raise self.failing
         columns = []
         for cell in cells:
-            rng = np.random.default_rng([cell.shape.N, *cell.variant.name.encode()])
+            rng = np.random.default_rng([self.process, cell.shape.N, *cell.variant.name.encode()])
             columns.append(self.seconds(cell) * rng.lognormal(0, 0.02, 30))
         blocks = np.stack(columns, axis=1).tolist()
         return {"ran": list(range(len(cells))), "blocks": blocks, "left_out": [], **self.load}
@@ -238,36 +243,48 @@ def test_a_comparison_that_the_quota_of_its_group_held_back_says_so(monkeypatch:
     assert of("softmax", "linear").warnings == [told]
 
 
-def test_a_busy_machine_gets_no_verdict_and_no_crossover_and_is_told_what_to_try(
+def test_a_busy_machine_gets_the_verdicts_that_clear_its_noise_marked_and_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(MadeUp, "load", {**MadeUp.load, "others": 1.1})
-    found = of("softmax", "linear", settings=Settings(threads=2))
-    assert {row.verdict for row in found.rows["softmax", "linear"]} == {"withheld"}
-    assert {row.withheld for row in found.rows["softmax", "linear"]} == {"the machine was busy (1.1 of 2 cores)"}
-    assert all(row.ratio for row in found.rows["softmax", "linear"])
-    assert found.crossovers["softmax", "linear"].n is None
+    found = of("softmax", "sdpa", "linear", settings=Settings(threads=2))
+    clear, equal = found.rows["softmax", "linear"], found.rows["softmax", "sdpa"]
+    assert [(row.verdict, row.busy) for row in clear] == 2 * [("faster", "busy machine")] + 2 * [
+        ("slower", "busy machine")
+    ]
+    assert {(row.verdict, row.withheld) for row in equal} == {("withheld", "the machine was busy (1.1 of 2 cores)")}
+    assert all(row.ratio for row in equal)
+    printed = [row for row in found.to_rows() if row["verdict"] == "withheld"]
+    assert len(printed) == 4
+    assert {row[name] for row in printed for name in ("ratio", "ratio_ci_low", "ratio_ci_high", "joint_ci_low")} == {
+        None
+    }
+    assert found.crossovers["softmax", "linear"].low == 1024
+    assert found.crossovers["softmax", "sdpa"].n is None
     assert found.warnings == [
         "the machine is busy (1.1 of 2 cores); times may be wrong by a factor; try --threads 1",
     ]
     beside = of("softmax", "linear", settings=Settings(threads=1))  # the other program leaves a core to one thread
-    assert "withheld" not in {row.verdict for row in beside.rows["softmax", "linear"]}
+    assert {row.busy for row in beside.rows["softmax", "linear"]} == {""}
     assert not beside.warnings
 
 
 @pytest.mark.parametrize(("disturbed", "withheld"), [(15, False), (16, True)])
-def test_no_verdict_where_most_turns_were_disturbed(
+def test_a_machine_is_busy_where_most_turns_were_disturbed(
     monkeypatch: pytest.MonkeyPatch, disturbed: int, withheld: bool
 ) -> None:
     monkeypatch.setattr(MadeUp, "load", {**MadeUp.load, "disturbed": disturbed, "others": None})
-    found = of("softmax", "linear")
-    assert {row.verdict == "withheld" for row in found.rows["softmax", "linear"]} == {withheld}
-    assert {row.disturbed for row in found.rows["softmax", "linear"]} == {disturbed}
+    found = of("softmax", "sdpa")
+    assert {row.verdict == "withheld" for row in found.rows["softmax", "sdpa"]} == {withheld}
+    assert all(row.ratio and row.disturbed == disturbed * row.ratio.processes for row in found.rows["softmax", "sdpa"])
 
 
 class AtOneLength(MadeUp):
-    """The machine is busy at one length only."""
+    """The machine is busy at one length only, at which both are as quick."""
+
+    def seconds(self, cell: Cell) -> float:
+        return 1.0 if cell.shape.N == 1024 else super().seconds(cell)
 
     def turns(self, cells: list[Cell], timeout: float) -> dict[str, Any]:
         answer = super().turns(cells, timeout)
@@ -282,6 +299,159 @@ def test_the_load_of_each_length_counts_and_a_withheld_one_brackets_no_crossover
     assert [row.verdict for row in found.rows["softmax", "linear"]] == ["faster", "withheld", "slower", "slower"]
     crossing = found.crossovers["softmax", "linear"]
     assert (crossing.low, crossing.high) == (512, 2048)
+
+
+class Noting(MadeUp):
+    """Notes what each process is asked to do."""
+
+    asked: ClassVar[list[tuple[int, str, int, tuple[str, ...]]]]
+
+    def ask(self, request: dict[str, Any], timeout: float, **_: Any) -> dict[str, Any]:
+        cells = [Cell.from_json(cell) for cell in request.get("cells", [request.get("cell")])]
+        n, names = cells[0].shape.N, tuple(cell.variant.name for cell in cells)
+        self.asked.append((self.process, request["do"], n, names))
+        assert request.get("process", self.process) == self.process
+        return super().ask(request, timeout)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, int, tuple[str, ...]]]:
+    monkeypatch.setattr(module, "Worker", Noting)
+    monkeypatch.setattr(Noting, "asked", [], raising=False)
+    return Noting.asked
+
+
+def test_three_processes_measure_and_more_only_what_these_leave_undecided(
+    asked: list[tuple[int, str, int, tuple[str, ...]]],
+) -> None:
+    found = of("softmax", "sdpa", "linear")
+    first = {do for process, do, _, _ in asked if process == 0}
+    assert first == {"setting", "cell", "pairs"}
+    assert {do for process, do, _, _ in asked if process} == {"pairs"}  # laws, errors and memory are measured once
+    turns = [(process, n, names) for process, do, n, names in asked if do == "pairs"]
+    for process in range(3):
+        assert [n for one, n, _ in turns if one == process] == list(LENGTHS)
+    more = {names for process, _, names in turns if process >= 3}
+    assert more == {("softmax", "sdpa")}  # which are equal; the others are far apart
+    decided = found.rows["softmax", "linear"]
+    assert {row.ratio.processes for row in decided if row.ratio} == {3}
+    assert all(row.ratio and row.ratio.processes in (6, 9) for row in found.rows["softmax", "sdpa"])
+    assert (found.family, found.processes[0]) == (12, 3)
+    assert {row["processes"] for row in found.to_rows()} == set(found.processes)
+
+
+class Placed(MadeUp):
+    """The first three processes happen to favour one of two equal programs by six percent; no later one does."""
+
+    def turns(self, cells: list[Cell], timeout: float) -> dict[str, Any]:
+        answer = super().turns(cells, timeout)
+        if self.process < 3:
+            share = {"softmax": 1.05 + 0.01 * self.process}
+            factors = [share.get(cell.variant.name, 1.0) for cell in cells]
+            answer["blocks"] = [[x * y for x, y in zip(block, factors, strict=True)] for block in answer["blocks"]]
+        return answer
+
+
+def test_what_three_processes_seem_to_find_is_no_verdict_unless_fresh_ones_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "Worker", Placed)
+    rows = of("softmax", "sdpa").rows["softmax", "sdpa"]
+    assert not {"faster", "slower"} & {row.verdict for row in rows}
+    assert {row.ratio.processes for row in rows if row.ratio} == {9}
+
+
+class Dying(MadeUp):
+    """A process ends in the turns of one length."""
+
+    dies: ClassVar[set[int]]
+
+    def turns(self, cells: list[Cell], timeout: float) -> dict[str, Any]:
+        if self.process in self.dies and cells[0].shape.N == 1024 and len(cells) > 1:
+            raise CellFailed(Status.CRASH, "the measuring process was killed by SIGKILL")
+        return super().turns(cells, timeout)
+
+
+@pytest.mark.parametrize(("dies", "processes"), [({1}, 5), (set(range(1, 9)), 1)])
+def test_a_process_that_dies_takes_nothing_of_what_others_measured_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, dies: set[int], processes: int
+) -> None:
+    monkeypatch.setattr(module, "Worker", Dying)
+    monkeypatch.setattr(Dying, "dies", dies, raising=False)
+    found = of("softmax", "linear")
+    rows = {row.n: row for row in found.rows["softmax", "linear"]}
+    assert all(row.a.record.status is Status.OK and row.a.time for row in rows.values())
+    assert rows[1024].ratio is not None
+    assert rows[1024].ratio.processes == processes
+    said = "withheld" if processes < 3 else "faster"
+    assert (rows[1024].verdict, rows[512].verdict) == (said, "faster")
+    assert rows[1024].withheld == ("a verdict needs 3 processes" if processes < 3 else "")
+    assert "n = 1024: softmax: crash in a later process: the measuring process was killed by SIGKILL" in found.warnings
+
+
+def test_a_measuring_process_that_does_not_start_again_leaves_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Gone(MadeUp):
+        def turns(self, cells: list[Cell], timeout: float) -> dict[str, Any]:
+            if self.process:
+                raise WorkerFailed("the measuring process did not start: no memory")
+            return super().turns(cells, timeout)
+
+    monkeypatch.setattr(module, "Worker", Gone)
+    found = of("softmax", "linear")
+    assert {row.verdict for row in found.rows["softmax", "linear"]} == {"withheld"}
+    assert all(row.a.time for row in found.rows["softmax", "linear"])
+    assert "did not start: no memory; what earlier processes measured stands" in found.warnings[0]
+
+
+def test_ctrl_c_keeps_the_lengths_that_are_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pressed(MadeUp):
+        def turns(self, cells: list[Cell], timeout: float) -> dict[str, Any]:
+            if cells[0].shape.N == 2048:
+                raise KeyboardInterrupt
+            return super().turns(cells, timeout)
+
+    monkeypatch.setattr(module, "Worker", Pressed)
+    with pytest.raises(Stopped) as stopped:
+        of("softmax", "linear")
+    rows = stopped.value.comparison.rows["softmax", "linear"]
+    assert [row.n for row in rows] == [512, 1024]
+    assert all(row.a.time and row.verdict == "withheld" for row in rows)  # one process says nothing for sure
+
+
+class Random(MadeUp):
+    """Blocks of any kind: wild, in two speeds, few, disturbed."""
+
+    seed: ClassVar[int] = 0
+
+    def turns(self, cells: list[Cell], timeout: float) -> dict[str, Any]:
+        rng = np.random.default_rng([self.seed, self.process, cells[0].shape.N])
+        blocks = np.exp(rng.normal(0, rng.choice([0.01, 0.1, 1]), (rng.integers(1, 30), len(cells))))
+        modes = np.exp(rng.choice([0, rng.normal(0, 2)], blocks.shape)) * np.exp(rng.normal(0, 0.3, len(cells)))
+        times = (np.exp(np.log(cells[0].shape.N)) * blocks * modes).tolist()
+        load = {"disturbed": int(rng.integers(0, len(times) + 1)), "taken": len(times), "stopped": 0, "others": 0.0}
+        return {"ran": list(range(len(cells))), "blocks": times, "left_out": [], **load}
+
+
+def test_a_ratio_is_never_printed_beside_medians_that_contradict_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as 0.155 beside 521 and 347 µs: both are of the same blocks, or no ratio stands there."""
+    monkeypatch.setattr(module, "Worker", Random)
+    shown = withheld = 0
+    for seed in range(40):
+        monkeypatch.setattr(Random, "seed", seed)
+        for flat in of("softmax", "sdpa", "linear").to_rows():
+            medians = flat["a_time_median_s"] / flat["b_time_median_s"]
+            if flat["ratio"] is None:
+                assert flat["verdict"] == "withheld"
+                assert flat["withheld"]
+                withheld += 1
+                continue
+            shown += 1
+            assert flat["joint_ci_low"] / 1.021 <= medians <= 1.021 * flat["joint_ci_high"]
+            assert (flat["verdict"], medians < 1) not in {("faster", False), ("slower", True)}
+    assert shown > 50
+    assert withheld > 20
 
 
 class Falling(MadeUp):
@@ -310,7 +480,8 @@ def test_an_unknown_noise_floor_and_turns_of_a_stopped_process_are_warnings(monk
     monkeypatch.setattr(MadeUp, "load", {**MadeUp.load, "stopped": 2})
     monkeypatch.setattr(MadeUp, "start", lambda worker: {**worker.state, "process_notes": [told]})  # as a worker does
     found = of("softmax", "linear")
-    assert found.warnings == [told, "8 turns left out: the measuring process was stopped meanwhile"]
+    turns = sum(2 * row.ratio.processes for row in found.rows["softmax", "linear"] if row.ratio)
+    assert found.warnings == [told, f"{turns} turns left out: the measuring process was stopped meanwhile"]
 
 
 @pytest.mark.parametrize(

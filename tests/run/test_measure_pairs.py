@@ -100,8 +100,40 @@ def test_turns_get_the_rules_the_seed_and_the_number_asked_for_and_no_garbage_is
     gc.enable()
     monkeypatch.setattr(pairs, "hold_to_unseen", told([]))
     monkeypatch.setattr(pairs, "take_turns", turns)
-    measure_pairs([cell("softmax", seed=11), cell("linear", seed=12)], QUICK, fewest=9)
-    assert asked == {"seed": 11, "fewest": 9, "entrants": 2, "rules": QUICK, "collects": False}
+    seeds = []
+    for process in (0, 1, 0):
+        measure_pairs([cell("softmax", seed=11), cell("linear", seed=12)], QUICK, fewest=9, process=process)
+        seeds.append(asked.pop("seed"))
+        assert asked == {"fewest": 9, "entrants": 2, "rules": QUICK, "collects": False}
+    assert seeds[0] == seeds[2] != seeds[1]  # each process has orders of its own, and the same ones again
+
+
+def test_each_process_builds_in_another_order_with_other_memory_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    held: list[int] = []
+    honest, empty = pairs.prepare, torch.empty
+
+    def prepare(of: Cell) -> Call:
+        built.append(of.variant.name)
+        return honest(of)
+
+    def noted(*size: Any, **how: Any) -> torch.Tensor:
+        made = empty(*size, **how)
+        if how.get("dtype") is torch.uint8:
+            held.append(made.numel())
+        return made
+
+    monkeypatch.setattr(pairs, "prepare", prepare)
+    monkeypatch.setattr(pairs.torch, "empty", noted)
+    monkeypatch.setattr(pairs, "hold_to_unseen", told([]))
+    monkeypatch.setattr(pairs, "take_turns", answered([[1.0, 2.0]]))
+    for process in (0, 1):
+        found = measure_pairs([cell("softmax"), cell("linear")], QUICK, fewest=2, process=process)
+        assert (found.ran, found.blocks) == ([0, 1], [[1.0, 2.0]])  # in the order of the cells, however they were built
+    assert built[:2] == ["softmax", "linear"]
+    assert built[4:6] == ["linear", "softmax"]  # after both of the first process were built again, to be checked
+    assert len(set(held)) == 4
+    assert all(size % 64 == 0 and 2**12 <= size < 2**22 for size in held)
 
 
 def test_what_could_not_be_checked_is_said_once_of_the_cell_that_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attnbench.measure.standstill import Moment
-from attnbench.measure.statistics import Ratio, paired_ratio
+from attnbench.measure.statistics import LOOKS, Ratio, paired_ratio
 from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import Sample, Sampler, TimingRules
 from attnbench.run import pairs
@@ -60,11 +60,15 @@ class NoisyWatch:
 
 
 def ratio(noise: str, seed: int, *, work: float = 1.0, sd: float = 0.02, rules: TimingRules = RULES) -> Ratio:
-    """The measured ratio of a program that does ``work`` times as much as the other."""
-    watch = NoisyWatch(noise, seed, sd)
+    """The measured ratio of a program that does ``work`` times as much as the other, in nine processes."""
     entrants = [Entrant(lambda: 0.005 * work, 1), Entrant(lambda: 0.005, 1)]
-    blocks = take_turns(watch, entrants, rules, seed=seed, clock=lambda: watch.now).blocks
-    return paired_ratio([a for a, _ in blocks], [b for _, b in blocks])
+    took: tuple[list[list[float]], list[list[float]]] = ([], [])
+    for process in range(LOOKS[-1]):
+        watch = NoisyWatch(noise, LOOKS[-1] * seed + process, sd)
+        blocks = take_turns(watch, entrants, rules, seed=process, clock=lambda watch=watch: watch.now).blocks
+        for side, times in zip(took, zip(*blocks, strict=True), strict=True):
+            side.append(list(times))
+    return paired_ratio(*took)
 
 
 def excludes(found: Ratio, truth: float) -> bool:
@@ -78,27 +82,27 @@ def excludes(found: Ratio, truth: float) -> bool:
     "noise",
     ["independent", *(pytest.param(one, marks=pytest.mark.slow) for one in NOISES[1:])],
 )
-def test_a_program_against_itself_is_found_different_in_at_most_one_of_twenty_and_gets_no_verdict(noise: str) -> None:
-    found = [ratio(noise, seed) for seed in range(1000)]  # of 4000 it is 3.2 to 4.4 %
-    assert sum(excludes(one, 1.0) for one in found) <= 0.05 * 1000
-    assert sum(one.verdict in ("faster", "slower") for one in found) <= 0.01 * 1000
+def test_a_program_against_itself_is_found_different_about_once_in_twenty_and_gets_no_verdict(noise: str) -> None:
+    found = [ratio(noise, seed) for seed in range(100)]
+    assert sum(excludes(one, 1.0) for one in found) <= 11  # more of 100 come once in a hundred times, were it 5 %
+    assert not any(one.verdict in ("faster", "slower") for one in found)
 
 
 @pytest.mark.usefixtures("never_stopped")
 def test_much_noise_does_not_make_the_interval_miss_more_often_though_it_decides_when_to_stop() -> None:
-    found = [ratio("independent", seed, sd=0.05) for seed in range(600)]
+    found = [ratio("independent", seed, sd=0.05) for seed in range(70)]
     assert len({one.pairs for one in found}) > 3  # it did decide
-    assert sum(excludes(one, 1.0) for one in found) <= 0.05 * 600
-    assert sum(one.verdict in ("faster", "slower") for one in found) <= 0.01 * 600
+    assert sum(excludes(one, 1.0) for one in found) <= 8
+    assert not any(one.verdict in ("faster", "slower") for one in found)
 
 
 @pytest.mark.usefixtures("never_stopped")
 @pytest.mark.parametrize("noise", NOISES)
 def test_ten_per_cent_more_work_is_found_and_two_per_cent_never_called_less(noise: str) -> None:
-    ten = [ratio(noise, seed, work=1.10) for seed in range(40)]
-    assert sum(one.verdict == "slower" for one in ten) >= 38
-    assert sum(not excludes(one, 1.10) for one in ten) >= 36
-    assert not any(ratio(noise, seed, work=1.02).verdict == "faster" for seed in range(60))
+    ten = [ratio(noise, seed, work=1.10) for seed in range(10)]
+    assert all(one.verdict == "slower" for one in ten)
+    assert sum(not excludes(one, 1.10) for one in ten) >= 8
+    assert not any(ratio(noise, seed, work=1.02).verdict == "faster" for seed in range(10))
 
 
 def test_the_floor_of_a_noisy_machine_is_above_that_of_a_quiet_one() -> None:
