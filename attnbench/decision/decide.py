@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from attnbench.decision.join import Pair, join
+from attnbench.decision.join import Pair, join, ratios_of_times
 from attnbench.decision.judge import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge, times_of
 from attnbench.decision.key import Key
 from attnbench.decision.measured import MeasuredRun, differing_facts, load
 from attnbench.decision.pace import Pace, as_measured, at_one_speed
-from attnbench.decision.relative import drift, over, ratios_of_times
+from attnbench.decision.relative import over, unchanged
 from attnbench.decision.words import address
 from attnbench.errors import Exit, ResultsError, UsageError, any_of
 from attnbench.machine import PRODUCTS
@@ -147,9 +147,9 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) ->
     both = [pair for pair in pairs if pair.old and pair.new]
     if not both:
         raise ResultsError(f"{new.path} and {olds[0].path} have no cell in common{_what_keeps_apart(pairs)}")
-    divisor = drift(both, question.relative_to) if question.relative_to and not elsewhere else None
-    times, timed = times_of(both), [pair for pair in both if pair.times]
-    findings = [one for pair in pairs for one in judge(pair, measures, question.limits, times, drift=divisor or 1.0)]
+    reference = unchanged(both, question.relative_to) if question.relative_to and not elsewhere else []
+    times, timed = times_of(both, reference), [pair for pair in both if pair.times]
+    findings = [one for pair in pairs for one in judge(pair, measures, question.limits, times)]
     if question.missing == "ignore":
         findings = [one for one in findings if one.verdict != "missing"]
     return Decision(
@@ -157,7 +157,7 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) ->
         new=new,
         olds=tuple(olds),
         findings=ordered(findings),
-        drift=divisor,
+        drift=times.drift if reference else None,
         common=median(ratios_of_times(timed)) if timed else None,
         times=len(timed),
         rounds=min((pair.rounds for pair in timed), default=None),

@@ -84,3 +84,8 @@ def _pooled(runs: Sequence[MeasuredRun]) -> dict[Key, Record]:
         if key not in found or (found[key].status is not Status.OK and row.status is Status.OK):
             found[key] = row
     return found
+
+
+def ratios_of_times(pairs: Sequence[Pair]) -> list[float]:
+    """New time over old time of each pair that has both."""
+    return [times[1] / times[0] for pair in pairs if (times := pair.times)]

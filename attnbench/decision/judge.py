@@ -11,9 +11,10 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, Literal, get_args
 
-from attnbench.decision.join import Pair
+from attnbench.decision.join import Pair, ratios_of_times
 from attnbench.decision.key import Key
 from attnbench.decision.measured import Visits
 from attnbench.measure.statistics import BETWEEN_RUNS, FEWEST_VISITS, OverVisits, Visited, ratios_over_visits
@@ -35,9 +36,11 @@ _EQUAL = 1e-3
 """Errors this close are those of the same draws."""
 _ROUNDING = {"float64": 4e-15, "float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}
 """Errors up to this are rounding, of which twice as much says nothing: exact attention has up to 1.1e-6 in float32."""
+_OF_MEDIAN = 1.25
+"""By how much a median of normal numbers spreads wider than their mean."""
 _REACH = 3.5
 """Half the 95 % interval of a median of five draws, in standard deviations over the root of their number: Student's
-2.78 for four degrees of freedom, times the 1.25 by which a median of normal numbers spreads wider than their mean."""
+2.78 for four degrees of freedom, times :data:`_OF_MEDIAN`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +86,28 @@ class Times:
     """Ratio, lower and upper end of the cells with enough visits for an interval."""
     between: float | None
     """By how much runs of one program differ, on the log scale; None if older runs do not say it."""
+    drift: float = 1.0
+    """How much slower the machine is as a whole; each ratio of times is divided by it."""
+    doubt: float = 0.0
+    """Half the interval of that, on the log scale and as sure as those of the ratios."""
 
 
-def times_of(pairs: Sequence[Pair]) -> Times:
-    """The ratios of these pairs' times, with intervals that hold together."""
+def times_of(pairs: Sequence[Pair], reference: Sequence[Pair] = ()) -> Times:
+    """The ratios of these pairs' times, with intervals that hold together.
+
+    Args:
+        reference: those of a program that nobody changed. Ratios are divided by the median of theirs, which is not
+            known better than they are.
+    """
     known = {pair.key: visited for pair in pairs if pair.times and (visited := _visited(pair)).enough}
     found: OverVisits = ratios_over_visits(list(known.values()))
-    return Times(dict(zip(known, found.ratios, strict=True)), found.between)
+    ratios = dict(zip(known, found.ratios, strict=True))
+    if not reference:
+        return Times(ratios, found.between)
+    by = [ratios[pair.key] for pair in reference if pair.key in ratios]
+    halves = [math.log(high / low) / 2 for _, low, high in by]
+    doubt = _OF_MEDIAN * math.sqrt(sum(half**2 for half in halves)) / max(1, len(by))
+    return Times(ratios if by else {}, found.between, median(ratios_of_times(reference)), doubt)
 
 
 def _visited(pair: Pair) -> Visited:
@@ -103,14 +121,11 @@ def _slower(of: Sequence[Visits]) -> Any:
     return sum(one.slower for one in of) / len(of)
 
 
-def judge(
-    pair: Pair, measures: Sequence[Measure], limits: Limits, times: Times, *, drift: float = 1.0
-) -> list[Finding]:
+def judge(pair: Pair, measures: Sequence[Measure], limits: Limits, times: Times) -> list[Finding]:
     """A finding for each measure that both rows have; one alone where a side is missing.
 
     Args:
         times: of all pairs that are judged.
-        drift: how much slower the machine is as a whole; each ratio of times is divided by it.
     """
     old, new = pair.old, pair.new
     if old is None or new is None:
@@ -119,7 +134,7 @@ def judge(
     found = [_of_status(pair, old, new)] if "status" in measures else []
     if old.status is new.status is Status.OK:
         if "time" in measures and pair.times:
-            found.append(_of_time(pair, *pair.times, limits.time, times, drift))
+            found.append(_of_time(pair, *pair.times, limits.time, times))
         judged = [_JUDGES[measure](pair, old, new, limits) for measure in _JUDGES if measure in measures]
         found += [one for one in judged if one is not None]
     said = _changed_options(old, new)
@@ -134,12 +149,15 @@ def _of_status(pair: Pair, old: Record, new: Record) -> Finding:
     return Finding(pair, "status", "same", note="" if old.status is new.status else f"{old.status}, now {new.status}")
 
 
-def _of_time(pair: Pair, before: float, now: float, limit: float, times: Times, drift: float) -> Finding:
-    bare = Finding(pair, "time", "unsure", before, now, now / before / drift)
+def _of_time(pair: Pair, before: float, now: float, limit: float, times: Times) -> Finding:
+    bare = Finding(pair, "time", "unsure", before, now, now / before / times.drift)
     if pair.key not in times.ratios:
         return replace(bare, note=f"no interval: it takes {FEWEST_VISITS} rounds of each run", at_risk=True)
-    _, low, high = (one / drift for one in times.ratios[pair.key])
-    found = _with_interval(bare, low, high, limit, "slower", "faster")
+    ratio, low, high = times.ratios[pair.key]
+    down, up = (math.exp(math.hypot(math.log(span), times.doubt)) for span in (ratio / low, high / ratio))
+    found = _with_interval(
+        bare, now / before / times.drift / down, now / before / times.drift * up, limit, "slower", "faster"
+    )
     if found.verdict != "unsure":
         return found
     fixed = math.log1p(BETWEEN_RUNS) if times.between is None else 0.0

@@ -14,23 +14,19 @@ from attnbench.record import Record
 from attnbench.status import Status
 
 
-def ratios_of_times(pairs: Sequence[Pair]) -> list[float]:
-    """New time over old time of each pair that has both."""
-    return [times[1] / times[0] for pair in pairs if (times := pair.times)]
-
-
-def drift(pairs: Sequence[Pair], variant: str) -> float:
-    """How much slower the rows of ``variant``, by name or label, are now: the median of their ratios.
+def unchanged(pairs: Sequence[Pair], variant: str) -> list[Pair]:
+    """The pairs of ``variant``, by name or label, that have two times.
 
     Raises:
         UsageError: no pair of this variant has two times; the message lists variants that have.
     """
-    ratios = ratios_of_times([pair for pair in pairs if _is(pair.shown, variant)])
-    if not ratios:
-        known = list(dict.fromkeys(pair.shown.variant for pair in pairs if ratios_of_times([pair])))
+    timed = [pair for pair in pairs if pair.times]
+    found = [pair for pair in timed if _is(pair.shown, variant)]
+    if not found:
+        known = list(dict.fromkeys(pair.shown.variant for pair in timed))
         hint = did_you_mean(variant, known) or f"; there are {', '.join(known) or 'none'}"
         raise UsageError(f"--relative-to {variant!r}: no variant of this name was timed in both runs{hint}")
-    return median(ratios)
+    return found
 
 
 def over(run: MeasuredRun, variant: str) -> MeasuredRun:
