@@ -177,8 +177,8 @@ class Record:
     time_median_s: float | None = None
     """Median time of one call."""
     time_ci_low_s: float | None = None
-    """Lower end of the 95 % interval of the median: exact, by order statistics, and widened to what several visits
-    say."""
+    """Lower end of the 95 % interval of the median: Student's t over the medians of visits, on the log scale. One visit
+    has none."""
     time_ci_high_s: float | None = None
     """The upper end of that interval."""
     time_iqr_s: float | None = None

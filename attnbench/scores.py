@@ -1,7 +1,7 @@
 """What may be claimed about scores: intervals over seeds, paired differences, and who learnt anything.
 
-Every interval is Student's t over seeds at 95 % (Student 1908, "The probable error of a mean"), with no correction for
-their number: of twenty differences between equals, one is taken for real.
+Every interval is Student's t over seeds at 95 % (Student 1908, "The probable error of a mean"). Those of differences
+that stand together hold together (Bonferroni): of twenty suites of equals, one at most holds a difference.
 """
 
 from __future__ import annotations
@@ -31,21 +31,26 @@ class Interval:
     high: float | None
 
 
-def interval(values: Iterable[float], bounds: tuple[float, float] = (0.0, 1.0), *, grain: float = 0.0) -> Interval:
+def interval(
+    values: Iterable[float], bounds: tuple[float, float] = (0.0, 1.0), *, grain: float = 0.0, family: int = 1
+) -> Interval:
     """Student's t-interval of the mean, cut to ``bounds``.
 
     Args:
+        family: how many intervals hold together with 95 %.
         grain: the least difference that could be seen; the standard deviation counts as at least this much. On few
             examples two seeds often agree exactly, and their interval would have no width.
 
     Raises:
         ValueError: there are no values.
     """
-    return _interval(tuple(sorted(values)), bounds, grain)  # sorted, so that the order of seeds changes no digit
+    return _interval(
+        tuple(sorted(values)), bounds, grain, family
+    )  # sorted, so that the order of seeds changes no digit
 
 
 @lru_cache(maxsize=4096)
-def _interval(ordered: tuple[float, ...], bounds: tuple[float, float], grain: float) -> Interval:
+def _interval(ordered: tuple[float, ...], bounds: tuple[float, float], grain: float, family: int) -> Interval:
     """Figures ask for the same one many times."""
     n = len(ordered)
     if not n:
@@ -54,15 +59,15 @@ def _interval(ordered: tuple[float, ...], bounds: tuple[float, float], grain: fl
     if n == 1:
         return Interval(mean, None, None)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / (n - 1))
-    half = _factor(n) * max(deviation, grain) / math.sqrt(n)
+    half = _factor(n, family) * max(deviation, grain) / math.sqrt(n)
     return Interval(mean, max(mean - half, bounds[0]), min(mean + half, bounds[1]))
 
 
 @cache
-def _factor(n: int) -> float:
+def _factor(n: int, family: int) -> float:
     from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
 
-    return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+    return float(stdtrit(n - 1, 1 - (1 - CONFIDENCE) / 2 / max(1, family)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +174,30 @@ class Difference:
         return "better" if self.of.low > 0 else "worse" if self.of.high < 0 else "no difference found"
 
 
-def difference(one: Summary, reference: Summary) -> Difference:
+def comparisons(tables: Iterable[tuple[Sequence[Summary], Summary | None]]) -> int:
+    """How many differences with an interval stand together, with those of a mean over several tables.
+
+    Args:
+        tables: the summaries of each problem, and the one with which the others are compared.
+    """
+    counts = [
+        sum(one is not reference and len(one.by_seed.keys() & reference.by_seed.keys()) > 1 for one in parts)
+        for parts, reference in tables
+        if reference is not None
+    ]
+    return sum(counts) + (max(counts) if len(counts) > 1 else 0)
+
+
+def joint(family: int) -> str:
+    """``joint 95 % over 12 comparisons``, as it stands under a table."""
+    return f"joint 95 % over {family} comparison{'s' * (family != 1)}"
+
+
+def difference(one: Summary, reference: Summary, family: int = 1) -> Difference:
     """The difference paired by seed: trainings with the same seed saw the same examples in the same order.
+
+    Args:
+        family: how many differences stand together (:func:`comparisons`), of which the intervals hold together.
 
     Raises:
         ValueError: they are about different problems.
@@ -180,7 +207,7 @@ def difference(one: Summary, reference: Summary) -> Difference:
     seeds = tuple(sorted(one.by_seed.keys() & reference.by_seed.keys()))
     grain = max(one.grain, reference.grain)
     differences = [one.by_seed[seed] - reference.by_seed[seed] for seed in seeds]
-    found = interval(differences, (-1.0, 1.0), grain=grain) if seeds else None
+    found = interval(differences, (-1.0, 1.0), grain=grain, family=family) if seeds else None
     return Difference(one.label, reference.label, seeds, found)
 
 

@@ -59,10 +59,9 @@ def checked(record: Record) -> Record:
                 raise ValueError(f"{name} is too large")
             if name not in _MAY_BE_NEGATIVE:
                 raise ValueError(f"{name} is {value}, below 0")
-    times = ("time_min_s", "time_ci_low_s", "time_median_s", "time_ci_high_s")
-    given = [(value, name) for name in times if (value := getattr(record, name)) is not None]
-    for (low, below), (high, above) in itertools.pairwise(given):
-        if low > high:
+    for below, above in _ORDERED:
+        low, high = getattr(record, below), getattr(record, above)
+        if low is not None and high is not None and low > high:
             raise ValueError(f"{below} is above {above}")
     deltas = ("loss_delta_low", "loss_delta", "loss_delta_high")
     known = [value for name in deltas if (value := getattr(record, name)) is not None]
@@ -75,6 +74,10 @@ def checked(record: Record) -> Record:
     if record.cosine is not None and abs(record.cosine) > 1.001:  # rounding may go a little beyond 1
         raise ValueError(f"cosine is {record.cosine}, beyond 1")
     return record
+
+
+_ORDERED = [(name, "time_median_s") for name in ("time_min_s", "time_ci_low_s")]
+_ORDERED += [(name, "time_ci_high_s") for name in ("time_min_s", "time_ci_low_s", "time_median_s")]
 
 
 def are_samples(value: object) -> bool:

@@ -14,11 +14,12 @@ import pytest
 from attnbench.cell import Cell, ModelSize, Training
 from attnbench.decision.key import key_of
 from attnbench.record import Record
-from attnbench.scores import Summary, difference, floor_of, interval, learnt, over_tasks, summary
+from attnbench.scores import Summary, comparisons, difference, floor_of, interval, learnt, over_tasks, summary
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.status import Status
 from attnbench.trained import choose, trained
+from tests.benchmarks import error_rates
 
 ROUNDS = 2000
 
@@ -222,6 +223,26 @@ def test_of_equals_one_is_called_better_or_worse_in_at_most_a_twentieth(seeds: i
     said = [difference(one, other).verdict for one, other in pairs(rng, seeds, 0.0, examples)]
     claims = sum(verdict != "no difference found" for verdict in said) / ROUNDS
     assert claims <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / ROUNDS)
+
+
+@pytest.mark.parametrize("tasks", [1, 4])
+def test_a_table_of_equals_and_a_suite_hold_a_false_verdict_in_at_most_a_twentieth(tasks: int) -> None:
+    """Softmax and twelve equals on each task; each for itself, two tables in five would hold one."""
+    alarms, apart = error_rates.scores(np.random.default_rng(tasks), tasks=tasks, seeds=5, times=200)
+    assert alarms <= 0.05 * 200 + 3 * math.sqrt(0.05 * 0.95 * 200)
+    assert apart > 2 * alarms
+
+
+def test_a_table_counts_its_differences_and_those_of_the_mean_over_tasks() -> None:
+    parts = [of("softmax", [0.5] * 3), of("linear", [0.5] * 3), of("local", [0.5])]
+    assert comparisons([(parts, parts[0])]) == 1  # one seed has no interval
+    assert comparisons([(parts[:2], parts[0])] * 4) == 4 + 1
+    assert comparisons([(parts, None)]) == 0
+    alone, among = (difference(parts[1], of("softmax", [0.4, 0.5, 0.7]), family).of for family in (1, 12))
+    assert alone is not None
+    assert among is not None
+    assert among.mean == alone.mean
+    assert (among.high or 0) - (among.low or 0) > 2 * ((alone.high or 0) - (alone.low or 0))
 
 
 def test_a_real_difference_is_found_with_five_seeds_and_has_its_sign() -> None:

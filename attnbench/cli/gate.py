@@ -29,7 +29,7 @@ from attnbench.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from attnbench.cell import Cell
-    from attnbench.decision.decide import Decision, Question
+    from attnbench.decision.decide import Decision
     from attnbench.decision.measured import MeasuredRun
 
 
@@ -46,7 +46,7 @@ def gate(
     on: OnOption = "time,memory,error,status",
     relative_to: RelativeTo = None,
     confirm: Annotated[
-        int, typer.Option(min=0, max=20, metavar="N", help="Measure slower cells for N more rounds, then judge again.")
+        int, typer.Option(min=0, max=20, metavar="N", help="Measure slower cells for N more rounds; these decide.")
     ] = 0,
     select: Select = None,
     missing: Annotated[
@@ -61,9 +61,10 @@ def gate(
 ) -> None:
     """Fail if a run is worse than older runs: slower, larger in memory, less accurate, or broken.
 
-    A cell is slower only if the whole interval of its ratio lies above the limit. It takes five rounds of each run for
-    such an interval to mean anything. The exit code is 0 if nothing is worse, 1 if something is, 2 for wrong usage and
-    for runs that cannot be compared, 65 for damaged runs.
+    A cell is slower only if the whole interval of its ratio lies above the limit. The intervals of all cells hold
+    together, so that of identical programs one gate in twenty fails at most. Less than three rounds of a run have no
+    interval: it is then not known whether a cell is slower. The exit code is 0 if nothing is worse beyond doubt, 1 if
+    something is, 2 for wrong usage and for runs that cannot be compared, 65 for damaged runs.
     """
     refuse_files(out)
     measures = measures_of(on)
@@ -85,7 +86,7 @@ def gate(
     )
     decision = decide(now, before, question)
     if confirm:
-        decision = _confirmed(decision, now, before, question, confirm, plugin or [])
+        decision = _confirmed(decision, now, before, confirm, plugin or [])
     show(decision, format_, out)
     if decision.exit_code:
         console.error(verdict_line(decision))
@@ -98,14 +99,20 @@ def _confirmed(
     decision: Decision,
     new: MeasuredRun,
     olds: list[MeasuredRun],
-    question: Question,
     rounds: int,
     plugins: list[str],
 ) -> Decision:
-    """The decision after more rounds of what fails in it, if something does and the run can go on."""
+    """The decision after more rounds of what fails in it, if something does and the run can go on.
+
+    Raises:
+        UsageError: the rounds are too few for an interval of their own.
+    """
     from attnbench.decision.confirm import confirm, doubtful
+    from attnbench.measure.statistics import FEWEST_VISITS
     from attnbench.run.runner import Watcher
 
+    if rounds < FEWEST_VISITS:
+        raise UsageError(f"--confirm {rounds}: new rounds decide, so give at least {FEWEST_VISITS}")
     cells = doubtful(decision)
     if not cells:
         return decision
@@ -121,8 +128,7 @@ def _confirmed(
                 console.warning(message)
 
         try:
-            _, again = confirm(cells, new, olds, question, rounds, plugins=plugins, watcher=Screen())
+            return confirm(decision, new, olds, rounds, plugins=plugins, watcher=Screen())
         except (UsageError, StoreError) as error:  # the verdict is known all the same
             console.warning(f"not measured again: {error}")
             return decision
-    return again

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _UNTITLED = tuple(name for name in ALIKE if name not in ("seq_len", "steps", "guide"))
 """What tells models apart, and stands in a title only where it does so."""
 NO_BETTER = "°"
-"""Mark after the score of a variant that did not learn to look at other tokens."""
+"""Mark after the score of a variant that is not shown to have learnt to look at other tokens."""
 
 
 def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None) -> None:
@@ -27,6 +27,7 @@ def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None)
     Args:
         shown: label -> the name to show for it, if another.
     """
+    from attnbench.scores import REFERENCE, comparisons, joint, summary
     from attnbench.trained import choose, trained
 
     of_rows = [record for record in records if record.steps is not None]
@@ -34,16 +35,18 @@ def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None)
     problems = dict.fromkeys(choice.problem for choice in choices)
     settings = [dict(setting) for _, setting in problems]
     several = [name for name in _UNTITLED if len({setting.get(name) for setting in settings}) > 1]
+    parts = [[one for choice in choices if choice.problem == known and (one := summary(choice))] for known in problems]
+    family = comparisons((found, next((one for one in found if one.variant == REFERENCE), None)) for found in parts)
     for problem, setting in zip(problems, settings, strict=True):
         of_problem = [choice for choice in choices if choice.problem == problem]
         cells = {row.cell_id for choice in of_problem for row in choice.rows}
         own = [record for record in of_rows if record.cell_id in cells]
         apart = "".join(f", {_in_words(name, setting.get(name))}" for name in several)
-        _print_problem(of_problem, own, shown or {}, apart)
+        _print_problem(of_problem, own, shown or {}, apart, family)
     if of_rows:
-        console.note(
-            "intervals: 95 % over seeds, each for itself; with one seed over test examples\n"
-            "unsure: the interval of the difference holds 0; withheld: fewer than two seeds"
+        console.line(
+            "95 %: over seeds, each for itself; with one seed over test examples\n"
+            f"minus softmax: {joint(family)}; unsure: it holds 0; withheld: fewer than two seeds"
         )
 
 
@@ -60,8 +63,14 @@ def short_task(label: str) -> str:
     return TASKS.get(spec.name).normalise(spec).label if spec.name in TASKS else label
 
 
-def _print_problem(choices: Sequence[Choice], records: Sequence[Record], shown: dict[str, str], apart: str) -> None:
-    """Print one table; ``apart`` ends its title with what tells its models from those of the others."""
+def _print_problem(
+    choices: Sequence[Choice], records: Sequence[Record], shown: dict[str, str], apart: str, family: int
+) -> None:
+    """Print one table; ``apart`` ends its title with what tells its models from those of the others.
+
+    Args:
+        family: how many differences stand together, in all tables.
+    """
     from attnbench.scores import REFERENCE, difference, floor_of, learnt, summary
 
     task, setting = choices[0].problem
@@ -71,7 +80,7 @@ def _print_problem(choices: Sequence[Choice], records: Sequence[Record], shown: 
     floor, rates = floor_of(there), {one.rate for one in there}
     rows, lines = [], []
     for one in there:
-        other = None if reference in (None, one) else difference(one, reference)
+        other = None if reference in (None, one) else difference(one, reference, family)
         score = f"{one.over_seeds.mean:.3f}" + ("" if learnt(one, floor) else NO_BETTER)
         ends = "-" if one.ends is None else f"{one.ends[0]:.2f} to {one.ends[1]:.2f}"
         rate = "-" if one.rate is None else f"{one.rate:g}"
@@ -107,7 +116,11 @@ def _print_problem(choices: Sequence[Choice], records: Sequence[Record], shown: 
         console.line(line)
     chance = next((one.chance for one in there if one.chance is not None), None)
     if chance is not None:
-        mark = f"; {NO_BETTER} no better than without mixing tokens" if any(NO_BETTER in row[1] for row in rows) else ""
+        mark = (
+            f"; {NO_BETTER} not shown to be better than without mixing"
+            if any(NO_BETTER in row[1] for row in rows)
+            else ""
+        )
         console.line(f"always the same answer: {chance:.3f}{mark}")
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from attnbench.decision.join import Pair, join
-from attnbench.decision.judge import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge
+from attnbench.decision.join import Pair, join, ratios_of_times
+from attnbench.decision.judge import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge, times_of
 from attnbench.decision.key import Key
 from attnbench.decision.measured import MeasuredRun, differing_facts, load
-from attnbench.decision.pace import Pace, at_one_speed
-from attnbench.decision.relative import drift, over, ratios_of_times
+from attnbench.decision.pace import Pace, as_measured, at_one_speed
+from attnbench.decision.relative import over, unchanged
 from attnbench.decision.words import address
 from attnbench.errors import Exit, ResultsError, UsageError, any_of
 from attnbench.machine import PRODUCTS
@@ -67,6 +67,10 @@ class Decision:
     """Unit of times: seconds, or the variant that they were divided by."""
     paces: tuple[Pace, ...] = ()
     """How fast the machine was in the new run and in each older one; empty where times are judged as measured."""
+    known: int = 0
+    """How many ratios of times have an interval; these hold together."""
+    between: float | None = None
+    """By how much runs of one program differ, on the log scale; None if the older runs do not say it."""
 
     @property
     def failures(self) -> list[Finding]:
@@ -76,6 +80,11 @@ class Decision:
     @property
     def passed(self) -> bool:
         return not self.failures
+
+    @property
+    def undecided(self) -> bool:
+        """Whether no time could be judged although there are times: passing then says nothing of them."""
+        return self.passed and self.times > 0 == self.known
 
     @property
     def exit_code(self) -> Exit:
@@ -124,44 +133,40 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) ->
     """
     measures, unit = question.measures, "s"
     elsewhere = _other_machines(new, olds, question)
-    paced, paces = (None, None)
-    if "time" in measures and not question.as_measured:
-        paced, paces = at_one_speed([new, *olds], alike=not elsewhere)
-    if paced:
-        new, *olds = paced
+    runs, paces = [new, *olds], list[Pace]()
+    if "time" in measures:
+        paced = None if question.as_measured else at_one_speed(runs, alike=not elsewhere)
+        runs, paces = paced or ([as_measured(run) for run in runs], paces)
     if elsewhere:
         unit = question.relative_to or REFERENCE
-        new, olds, measures = over(new, unit), [over(old, unit) for old in olds], ("time",)
+        runs, measures = [over(run, unit) for run in runs], ("time",)
+    new, *olds = runs
     pairs = [pair for pair in join(new, olds) if question.select is None or _chosen(pair, question.select)]
     if not pairs:
         _refuse_selection(question.select or "", new)
     both = [pair for pair in pairs if pair.old and pair.new]
     if not both:
         raise ResultsError(f"{new.path} and {olds[0].path} have no cell in common{_what_keeps_apart(pairs)}")
-    divisor = drift(both, question.relative_to) if question.relative_to and not elsewhere else None
-    findings = [one for pair in pairs for one in judge(pair, measures, question.limits, drift=divisor or 1.0)]
+    reference = unchanged(both, question.relative_to) if question.relative_to and not elsewhere else []
+    times, timed = times_of(both, reference), [pair for pair in both if pair.times]
+    findings = [one for pair in pairs for one in judge(pair, measures, question.limits, times)]
     if question.missing == "ignore":
         findings = [one for one in findings if one.verdict != "missing"]
-    ratios = ratios_of_times(both) if "time" in measures else []
-    rounds = [_rounds(pair) for pair in both if ratios and ratios_of_times([pair])]
     return Decision(
         question=question,
         new=new,
         olds=tuple(olds),
-        findings=tuple(sorted(findings, key=_badness)),
-        drift=divisor,
-        common=median(ratios) if ratios else None,
-        times=len(ratios),
-        rounds=min(rounds, default=None),
-        few=sum(one < ENOUGH_ROUNDS for one in rounds),
+        findings=ordered(findings),
+        drift=times.drift if reference else None,
+        common=median(ratios_of_times(timed)) if timed else None,
+        times=len(timed),
+        rounds=min((pair.rounds for pair in timed), default=None),
+        few=sum(pair.rounds < ENOUGH_ROUNDS for pair in timed),
         unit=unit,
-        paces=tuple(paces or ()),
+        paces=tuple(paces),
+        known=len(times.ratios),
+        between=times.between,
     )
-
-
-def _rounds(pair: Pair) -> int:
-    """Visits of the side that was visited less."""
-    return min((row.time_rounds or 1) for row in (pair.old, pair.new) if row is not None)
 
 
 def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> bool:
@@ -214,7 +219,12 @@ def _refuse_selection(expression: str, run: MeasuredRun) -> None:
     raise UsageError(f"-k {expression[:60]!r}: no cell matches{called}")
 
 
+def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The worst first."""
+    return tuple(sorted(findings, key=_badness))
+
+
 def _badness(one: Finding) -> tuple[int, bool, float]:
-    """The worst first: by verdict, then what may fail, then by how much it is worse."""
+    """By verdict, then what may fail, then by how much it is worse."""
     size = abs(math.log(one.ratio)) if one.ratio and math.isfinite(one.ratio) else math.inf if one.ratio else 0.0
     return VERDICTS.index(one.verdict), not one.at_risk, -size

@@ -28,7 +28,7 @@ def to_json(decision: Decision) -> dict[str, Any]:
     question = decision.question
     return {
         "schema": SCHEMA,
-        "gate": "passed" if decision.passed else "failed",
+        "gate": "unknown" if decision.undecided else "passed" if decision.passed else "failed",
         "summary": verdict_line(decision),
         "exit": int(decision.exit_code),
         "counts": decision.counts(),
@@ -38,6 +38,8 @@ def to_json(decision: Decision) -> dict[str, Any]:
         "new": str(decision.new.path),
         "old": [str(old.path) for old in decision.olds],
         "rounds": decision.rounds,
+        "comparisons": decision.known,
+        "between_runs": decision.between,
         "unit": decision.unit,
         "relative_to": question.relative_to,
         "drift": decision.drift,
@@ -61,7 +63,7 @@ def judged(decision: Decision) -> dict[Measure, str]:
     elif decision.drift is not None:
         how += f", ratios over {decision.drift:.3f}, the median ratio of {decision.question.relative_to}"
     said: dict[Measure, str] = {
-        "time": f"slower if the whole interval of its ratio is above {limits.time:g}; times {how}",
+        "time": f"slower if the whole joint interval of its ratio is above {limits.time:g}; times {how}",
         "memory": f"more if its ratio is above {limits.memory:g}",
         "error": f"more if the whole interval of its ratio is above {limits.error:g}",
         "score": "lower if the intervals over test examples have nothing in common",
@@ -152,14 +154,17 @@ def _sentence(one: Finding, decision: Decision) -> str:
 
 
 def to_action(decision: Decision) -> list[dict[str, Any]]:
-    """``[{name, unit, value, range, extra}]`` of what the new run measured, the smaller the better; without scores."""
+    """``[{name, unit, value, range, extra}]`` of what the new run measured, the smaller the better; without scores.
+
+    Values are the run's own, as in its table. They do not depend on what it is held against.
+    """
     axes = words.telling({one.pair.key: one.pair.shown for one in decision.findings}.values())
     found = [one for one in decision.findings if one.new is not None and one.measure != "score"]
     return [
         {
             "name": f"{words.name(one.pair.shown, axes)} {one.measure}",
             "unit": f"× {decision.unit}" if one.measure == "time" and decision.unit != "s" else _UNITS[one.measure],
-            "value": one.new,
+            "value": one.pair.new.time_median_s if one.measure == "time" and one.pair.new else one.new,
             "range": _range(one),
             "extra": _sentence(one, decision),
         }

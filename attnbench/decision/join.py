@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from attnbench.decision.key import Key
 from attnbench.decision.measured import MeasuredRun, Visits
-from attnbench.decision.pace import with_times_of
 from attnbench.record import Record
 from attnbench.status import Status
 
@@ -21,8 +22,27 @@ class Pair:
     old: Record | None
     new: Record | None
     old_visits: tuple[Visits, ...] = ()
-    """Visits of each old run, at one speed of the machine; empty if times are as measured."""
+    """Visits in each old run that has a time."""
     new_visits: tuple[Visits, ...] = ()
+
+    @property
+    def times(self) -> tuple[float, float] | None:
+        """The old time and the new one, of which the ratio is that of a finding; None where a side has none.
+
+        It is the geometric mean over visits, and over old runs.
+        """
+        if not (self.old_visits and self.new_visits):
+            return None
+        old, new = (
+            math.exp(fmean(fmean(map(math.log, one.seconds.values())) for one in side))
+            for side in (self.old_visits, self.new_visits)
+        )
+        return old, new
+
+    @property
+    def rounds(self) -> int:
+        """Visits of the side that was visited less."""
+        return min(sum(len(one.seconds) for one in side) for side in (self.old_visits, self.new_visits))
 
     @property
     def shown(self) -> Record:
@@ -58,19 +78,14 @@ def _by_label(key: Key, row: Record) -> Key:
 
 
 def _pooled(runs: Sequence[MeasuredRun]) -> dict[Key, Record]:
-    """A row for each key that any of the runs has."""
-    keys = dict.fromkeys(key for run in runs for key in run.rows)
-    return {key: _as_one([(run, run.rows[key]) for run in runs if key in run.rows]) for key in keys}
+    """A row for each key that any of the runs has: the first that is ok; the first row if none is ok."""
+    found: dict[Key, Record] = {}
+    for key, row in (item for run in runs for item in run.rows.items()):
+        if key not in found or (found[key].status is not Status.OK and row.status is Status.OK):
+            found[key] = row
+    return found
 
 
-def _as_one(found: Sequence[tuple[MeasuredRun, Record]]) -> Record:
-    """The first row that is ok, with the time of all rounds together; the first row if none is ok."""
-    ok = [(run, row) for run, row in found if row.status is Status.OK]
-    if not ok:
-        return found[0][1]
-    rounds = [(run, row) for run, row in ok if row.time_median_s is not None and row.cell_id in run.samples]
-    return _with_all_rounds(ok[0][1], rounds) if len(rounds) > 1 else ok[0][1]
-
-
-def _with_all_rounds(first: Record, found: Sequence[tuple[MeasuredRun, Record]]) -> Record:
-    return with_times_of(first, [taken for run, row in found for _, taken in sorted(run.samples[row.cell_id].items())])
+def ratios_of_times(pairs: Sequence[Pair]) -> list[float]:
+    """New time over old time of each pair that has both."""
+    return [times[1] / times[0] for pair in pairs if (times := pair.times)]

@@ -1,21 +1,23 @@
 """What a pair of rows says: a verdict for each measure, by the whole interval of the ratio and never by its middle.
 
-The ratio is new over old. Its interval reaches from the new one's lower end over the old one's upper end to the new
-one's upper end over the old one's lower end, so that it allows for the drift of the machine in both runs. Times at one
-speed of the machine do not drift: the interval of their ratio is that of what their visits say.
+The ratio is new over old. The interval of a ratio of times comes from how the visits to the cell vary in both runs, and
+holds together with those of all other cells (:func:`attnbench.measure.statistics.ratios_over_visits`). Errors and
+scores have intervals of their own: the smallest ratio is the new one's lower end over the old one's upper end.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, Literal, get_args
 
-from attnbench.decision.join import Pair
+from attnbench.decision.join import Pair, ratios_of_times
+from attnbench.decision.key import Key
 from attnbench.decision.measured import Visits
-from attnbench.measure.statistics import FEWEST_VISITS, ratio_over_visits
+from attnbench.measure.statistics import BETWEEN_RUNS, FEWEST_VISITS, OverVisits, Visited, ratios_over_visits
 from attnbench.record import Record
 from attnbench.status import Status
 
@@ -34,9 +36,11 @@ _EQUAL = 1e-3
 """Errors this close are those of the same draws."""
 _ROUNDING = {"float64": 4e-15, "float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}
 """Errors up to this are rounding, of which twice as much says nothing: exact attention has up to 1.1e-6 in float32."""
+_OF_MEDIAN = 1.25
+"""By how much a median of normal numbers spreads wider than their mean."""
 _REACH = 3.5
 """Half the 95 % interval of a median of five draws, in standard deviations over the root of their number: Student's
-2.78 for four degrees of freedom, times the 1.25 by which a median of normal numbers spreads wider than their mean."""
+2.78 for four degrees of freedom, times :data:`_OF_MEDIAN`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,54 @@ class Finding:
         return self.verdict in ("slower", "worse", "broken")
 
 
-def judge(pair: Pair, measures: Sequence[Measure], limits: Limits, *, drift: float = 1.0) -> list[Finding]:
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What visits say of all times together."""
+
+    ratios: Mapping[Key, tuple[float, float, float]]
+    """Ratio, lower and upper end of the cells with enough visits for an interval."""
+    between: float | None
+    """By how much runs of one program differ, on the log scale; None if older runs do not say it."""
+    drift: float = 1.0
+    """How much slower the machine is as a whole; each ratio of times is divided by it."""
+    doubt: float = 0.0
+    """Half the interval of that, on the log scale and as sure as those of the ratios."""
+
+
+def times_of(pairs: Sequence[Pair], reference: Sequence[Pair] = ()) -> Times:
+    """The ratios of these pairs' times, with intervals that hold together.
+
+    Args:
+        reference: those of a program that nobody changed. Ratios are divided by the median of theirs, which is not
+            known better than they are.
+    """
+    known = {pair.key: visited for pair in pairs if pair.times and (visited := _visited(pair)).enough}
+    found: OverVisits = ratios_over_visits(list(known.values()))
+    ratios = dict(zip(known, found.ratios, strict=True))
+    if not reference:
+        return Times(ratios, found.between)
+    by = [ratios[pair.key] for pair in reference if pair.key in ratios]
+    halves = [math.log(high / low) / 2 for _, low, high in by]
+    doubt = _OF_MEDIAN * math.sqrt(sum(half**2 for half in halves)) / max(1, len(by))
+    return Times(ratios if by else {}, found.between, median(ratios_of_times(reference)), doubt)
+
+
+def _visited(pair: Pair) -> Visited:
+    apart = _slower(pair.new_visits) - _slower(pair.old_visits)
+    (new,), olds = ([list(one.seconds.values()) for one in of] for of in (pair.new_visits, pair.old_visits))
+    return Visited(new, olds, float(apart @ pair.new_visits[0].doubt @ apart))
+
+
+def _slower(of: Sequence[Visits]) -> Any:
+    """Mean over runs, (2,)."""
+    return sum(one.slower for one in of) / len(of)
+
+
+def judge(pair: Pair, measures: Sequence[Measure], limits: Limits, times: Times) -> list[Finding]:
     """A finding for each measure that both rows have; one alone where a side is missing.
 
     Args:
-        drift: how much slower the machine is as a whole; each ratio of times is divided by it.
+        times: of all pairs that are judged.
     """
     old, new = pair.old, pair.new
     if old is None or new is None:
@@ -86,7 +133,9 @@ def judge(pair: Pair, measures: Sequence[Measure], limits: Limits, *, drift: flo
         return [Finding(pair, "status", verdict)]
     found = [_of_status(pair, old, new)] if "status" in measures else []
     if old.status is new.status is Status.OK:
-        judged = [_JUDGES[measure](pair, old, new, limits, drift) for measure in _JUDGES if measure in measures]
+        if "time" in measures and pair.times:
+            found.append(_of_time(pair, *pair.times, limits.time, times))
+        judged = [_JUDGES[measure](pair, old, new, limits) for measure in _JUDGES if measure in measures]
         found += [one for one in judged if one is not None]
     said = _changed_options(old, new)
     return [replace(one, note="; ".join(filter(None, [one.note, said]))) if said else one for one in found]
@@ -100,48 +149,22 @@ def _of_status(pair: Pair, old: Record, new: Record) -> Finding:
     return Finding(pair, "status", "same", note="" if old.status is new.status else f"{old.status}, now {new.status}")
 
 
-def _of_time(pair: Pair, old: Record, new: Record, limits: Limits, drift: float) -> Finding | None:
-    before, now = old.time_median_s, new.time_median_s
-    if not before or not now:
-        return None
-    bare = Finding(pair, "time", "unsure", before, now, now / before / drift)
-    rounds = min(old.time_rounds or 1, new.time_rounds or 1)
-    at_one_speed = _at_one_speed(pair)
-    if at_one_speed:
-        ratio, low, high = (one / drift for one in at_one_speed)
-        found = _with_interval(replace(bare, ratio=ratio), low, high, limits.time, "slower", "faster")
-        return _with_rounds(found, limits, rounds)
-    ends = old.time_ci_low_s, old.time_ci_high_s, new.time_ci_low_s, new.time_ci_high_s
-    if not all(ends):
-        return replace(bare, note="no interval: measure without --quick, in five rounds", at_risk=True)
-    old_low, old_high, new_low, new_high = (float(end or 0.0) for end in ends)
+def _of_time(pair: Pair, before: float, now: float, limit: float, times: Times) -> Finding:
+    bare = Finding(pair, "time", "unsure", before, now, now / before / times.drift)
+    if pair.key not in times.ratios:
+        return replace(bare, note=f"no interval: it takes {FEWEST_VISITS} rounds of each run", at_risk=True)
+    ratio, low, high = times.ratios[pair.key]
+    down, up = (math.exp(math.hypot(math.log(span), times.doubt)) for span in (ratio / low, high / ratio))
     found = _with_interval(
-        bare, new_low / old_high / drift, new_high / old_low / drift, limits.time, "slower", "faster"
+        bare, now / before / times.drift / down, now / before / times.drift * up, limit, "slower", "faster"
     )
-    return _with_rounds(found, limits, rounds)
+    if found.verdict != "unsure":
+        return found
+    fixed = math.log1p(BETWEEN_RUNS) if times.between is None else 0.0
+    return replace(found, more_rounds=_more_rounds(found, limit, pair.rounds, fixed))
 
 
-def _at_one_speed(pair: Pair) -> tuple[float, float, float] | None:
-    """The ratio of times at one speed of the machine and its interval, if there are enough visits."""
-    old, new = ([seconds for one in of for seconds in one.seconds] for of in (pair.old_visits, pair.new_visits))
-    if min(len(old), len(new)) < FEWEST_VISITS:
-        return None
-    apart = _slower(pair.new_visits) - _slower(pair.old_visits)
-    return ratio_over_visits(new, old, float(apart @ pair.new_visits[0].doubt @ apart))
-
-
-def _slower(of: Sequence[Visits]) -> Any:
-    """Mean over all visits, (2,)."""
-    return sum(len(one.seconds) * one.slower for one in of) / sum(len(one.seconds) for one in of)
-
-
-def _with_rounds(found: Finding, limits: Limits, rounds: int) -> Finding:
-    """The finding; if it is unsure, with the number of further rounds that would decide it."""
-    unsure = found.verdict == "unsure"
-    return replace(found, more_rounds=_more_rounds(found, limits.time, rounds)) if unsure else found
-
-
-def _of_memory(pair: Pair, old: Record, new: Record, limits: Limits, drift: float) -> Finding | None:
+def _of_memory(pair: Pair, old: Record, new: Record, limits: Limits) -> Finding | None:
     before, now = old.peak_bytes, new.peak_bytes
     if before is None or now is None:
         return None
@@ -149,7 +172,7 @@ def _of_memory(pair: Pair, old: Record, new: Record, limits: Limits, drift: floa
     return _with_interval(Finding(pair, "memory", "same", before, now, ratio), ratio, ratio, limits.memory)
 
 
-def _of_error(pair: Pair, old: Record, new: Record, limits: Limits, drift: float) -> Finding | None:
+def _of_error(pair: Pair, old: Record, new: Record, limits: Limits) -> Finding | None:
     before, now = old.rel_error, new.rel_error
     if before is None or now is None or "learned" in (old.error_kind, new.error_kind):
         return None
@@ -162,7 +185,7 @@ def _of_error(pair: Pair, old: Record, new: Record, limits: Limits, drift: float
     return replace(found, note="its draws differ too much; raise error_draws") if found.verdict == "unsure" else found
 
 
-def _of_score(pair: Pair, old: Record, new: Record, limits: Limits, drift: float) -> Finding | None:
+def _of_score(pair: Pair, old: Record, new: Record, limits: Limits) -> Finding | None:
     """Better or worse only where the two intervals over test examples have nothing in common."""
     ends = old.score_low, old.score_high, new.score_low, new.score_high
     if old.score is None or new.score is None or None in ends:
@@ -173,8 +196,7 @@ def _of_score(pair: Pair, old: Record, new: Record, limits: Limits, drift: float
     return Finding(pair, "score", verdict, old.score, new.score, ratio, low, high)
 
 
-_JUDGES: dict[Measure, Callable[[Pair, Record, Record, Limits, float], Finding | None]] = {
-    "time": _of_time,
+_JUDGES: dict[Measure, Callable[[Pair, Record, Record, Limits], Finding | None]] = {
     "memory": _of_memory,
     "error": _of_error,
     "score": _of_score,
@@ -204,15 +226,19 @@ def _spread(record: Record) -> float:
     return _REACH * (record.rel_error_std or 0.0) / math.sqrt(record.error_draws or 1)
 
 
-def _more_rounds(found: Finding, limit: float, rounds: int) -> int:
-    """How many more rounds would probably take the interval off the limit: its width goes with their root."""
+def _more_rounds(found: Finding, limit: float, rounds: int, fixed: float) -> int:
+    """How many more rounds would probably take the interval off the limit: its width goes with their root.
+
+    Args:
+        fixed: half the width that no number of rounds takes away, on the log scale.
+    """
     assert found.ratio
     assert found.low
     assert found.high
     low, middle, high = math.log(found.low), math.log(found.ratio), math.log(found.high)
     ends = math.log(limit), -math.log(limit)
-    gap = min((abs(middle - end) for end in ends if low <= end <= high), default=0.0)
-    half = (high - low) / 2
+    gap = min((abs(middle - end) for end in ends if low <= end <= high), default=0.0) - fixed
+    half = (high - low) / 2 - fixed
     if half >= gap * math.sqrt(1 + MANY_ROUNDS / rounds):
         return MANY_ROUNDS
     return max(1, round(rounds * ((half / gap) ** 2 - 1)))

@@ -30,10 +30,10 @@ Samples = Mapping[int, list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """The visits to a cell at one speed of the machine (:mod:`attnbench.decision.pace`)."""
+    """The visits to a cell in one run, as measured or at one speed of the machine (:mod:`attnbench.decision.pace`)."""
 
-    seconds: tuple[float, ...]
-    """Median time of each, at full speed."""
+    seconds: Mapping[int, float]
+    """Round -> median time."""
     slower: NDArray[np.float64]
     """How much slower than at full speed the two pieces of work of the yardstick were, mean logarithms (2,)."""
     doubt: NDArray[np.float64]
@@ -58,7 +58,7 @@ class MeasuredRun:
     samples: Mapping[str, Samples]
     """Samples of times, by cell id; empty for cells that have no times, or whose samples are lost."""
     visits: Mapping[str, Visits] = field(default_factory=dict)
-    """Cell id -> visits whose times are scaled to one speed of the machine; empty for a run as it was measured."""
+    """Cell id -> its visits; empty until times are compared."""
     doubts: tuple[str, ...] = ()
     """What is wrong with the run, though not with its rows, one line each."""
 

@@ -34,8 +34,8 @@ UNEQUAL = 0.3
 """Standard deviation of the slopes of programs around the slope that is expected."""
 
 Numbers = NDArray[np.float64]
-Samples = Sequence[Sequence[Mapping[str, Any]]]
-"""The samples of each visit to a cell, as ``samples.jsonl`` holds them."""
+Visited = Mapping[int, Sequence[Mapping[str, Any]]]
+"""Round -> the samples of that visit to a cell, as ``samples.jsonl`` holds them; some of them count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,10 @@ class Pace:
     """Share of its full speed: its median over the readings."""
 
 
-def at_one_speed(
-    runs: Sequence[MeasuredRun], *, alike: bool
-) -> tuple[list[MeasuredRun], list[Pace]] | tuple[None, None]:
-    """The runs with the times that they would have at the machine's full speed, and how fast it was in each.
+def at_one_speed(runs: Sequence[MeasuredRun], *, alike: bool) -> tuple[list[MeasuredRun], list[Pace]] | None:
+    """The runs with the visits that they would have at the machine's full speed, and how fast it was in each.
 
-    None where a run has times without readings beside them: times are then compared as they are.
+    None if a run has times without readings beside them: times are then compared as they are.
 
     Args:
         alike: all runs are of one kind of machine. If their torch is the same as well, the yardstick takes the same
@@ -61,7 +59,7 @@ def at_one_speed(
     """
     readings = [_readings(run) for run in runs]
     if not all(map(len, readings)):
-        return None, None
+        return None
     quickest = [np.quantile(found, QUICKEST, axis=0) for found in readings]
     if alike and len({_torch(run) for run in runs}) == 1:
         quickest = [np.min(quickest, axis=0)] * len(runs)
@@ -70,22 +68,21 @@ def at_one_speed(
     return paced, [_pace(full, found) for full, found in zip(quickest, readings, strict=True)]
 
 
-def with_times_of(row: Record, visits: Samples) -> Record:
-    """The row with the statistics of these visits' samples."""
+def as_measured(run: MeasuredRun) -> MeasuredRun:
+    """The run with its visits as they were measured; a row whose samples are lost counts as one visit."""
+    visits = {
+        row.cell_id: _visits_of(_visits(run, row) or {0: [{"seconds": row.time_median_s, "calls": 1}]})
+        for row in run.rows.values()
+        if row.time_median_s
+    }
+    return replace(run, visits=visits)
+
+
+def _visits_of(taken: Visited, slower: Numbers | None = None, doubt: Numbers | None = None) -> Visits:
     from attnbench.measure.time import Sample, summarise
 
-    summary = summarise([[Sample(**sample) for sample in taken] for taken in visits])
-    low, high = summary.interval or (None, None)
-    return replace(
-        row,
-        time_median_s=summary.median,
-        time_ci_low_s=low,
-        time_ci_high_s=high,
-        time_min_s=summary.minimum,
-        time_iqr_s=summary.iqr,
-        time_samples=summary.used,
-        time_rounds=len(visits),
-    )
+    seconds = {round_: summarise([[Sample(**one) for one in found]]).median for round_, found in taken.items()}
+    return Visits(seconds, np.zeros(2) if slower is None else slower, np.zeros((2, 2)) if doubt is None else doubt)
 
 
 def _pace(full: Numbers, readings: Numbers) -> Pace:
@@ -97,22 +94,24 @@ def _readings(run: MeasuredRun) -> Numbers:
     """The yardstick beside every sample of the run, two numbers each; empty where one sample that counts has none."""
     found = []
     for _, visits in _timed(run):
-        samples = [one for taken in visits for one in taken if not _is_lost(one)]
+        samples = [one for taken in visits.values() for one in taken]
         if not samples or not all(all(one.get("yardstick") or [0]) for one in samples):
             return np.empty((0, 2))
         found += [one["yardstick"] for one in samples]
     return np.array(found)
 
 
-def _timed(run: MeasuredRun) -> Iterator[tuple[Key, Samples]]:
+def _timed(run: MeasuredRun) -> Iterator[tuple[Key, Visited]]:
     """Each cell that has a time, with the samples of its visits; those of one label are one, as they are in a pair."""
     for key, row in run.rows.items():
         if row.time_median_s is not None:
             yield replace(key, options=row.label), _visits(run, row)
 
 
-def _visits(run: MeasuredRun, row: Record) -> list[Sequence[Mapping[str, Any]]]:
-    return [taken for _, taken in sorted(run.samples.get(row.cell_id, {}).items())]
+def _visits(run: MeasuredRun, row: Record) -> Visited:
+    rounds = sorted(run.samples.get(row.cell_id, {}).items())
+    counted = {round_: [one for one in taken if not _is_lost(one)] for round_, taken in rounds}
+    return {round_: taken for round_, taken in counted.items() if taken}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +127,14 @@ def _slopes(runs: Sequence[MeasuredRun]) -> dict[Key, _Slope]:
     found: dict[Key, list[Numbers]] = {}
     for run in runs:
         for key, visits in _timed(run):
-            middles = np.array([_middle(taken) for taken in visits if not all(map(_is_lost, taken))])
+            middles = np.array([_middle(taken) for taken in visits.values()])
             found.setdefault(key, []).append(middles - middles.mean(axis=0))
     return {key: _fitted(np.concatenate(alike)) for key, alike in found.items()}
 
 
 def _middle(taken: Sequence[Mapping[str, Any]]) -> Numbers:
     """Median of a visit's seconds, and of its two readings, in logarithms."""
-    numbers = np.log([(one["seconds"], *one["yardstick"]) for one in taken if not _is_lost(one)])
+    numbers = np.log([(one["seconds"], *one["yardstick"]) for one in taken])
     return np.asarray(np.median(numbers, axis=0))
 
 
@@ -152,22 +151,16 @@ def _fitted(middles: Numbers) -> _Slope:
 
 
 def _at(run: MeasuredRun, full: Numbers, slopes: Mapping[Key, _Slope]) -> MeasuredRun:
-    samples, rows, visits = dict(run.samples), dict(run.rows), {}
+    visits = {}
     for key, row in run.rows.items():
         if row.time_median_s is None:
             continue
-        slope = slopes[replace(key, options=row.label)]
-        samples[row.cell_id] = {
-            round_: [_sample_at(one, full.tolist(), slope.of.tolist()) for one in taken]
-            for round_, taken in run.samples[row.cell_id].items()
-        }
-        counted = ([one for one in found if not _is_lost(one)] for _, found in sorted(samples[row.cell_id].items()))
-        taken = [found for found in counted if found]
-        rows[key] = with_times_of(row, taken)
-        slower = np.mean([_middle(one)[1:] for one in taken], axis=0) - np.log(full)
-        seconds = tuple(with_times_of(row, [one]).time_median_s or 0.0 for one in taken)
-        visits[row.cell_id] = Visits(seconds, slower, slope.doubt)
-    return replace(run, rows=rows, samples=samples, visits=visits)
+        slope, of = slopes[replace(key, options=row.label)], _visits(run, row)
+        by = full.tolist(), slope.of.tolist()
+        quicker = {round_: [_sample_at(one, *by) for one in taken] for round_, taken in of.items()}
+        slower = np.mean([_middle(taken)[1:] for taken in of.values()], axis=0) - np.log(full)
+        visits[row.cell_id] = _visits_of(quicker, slower, slope.doubt)
+    return replace(run, visits=visits)
 
 
 def _sample_at(one: Mapping[str, Any], full: Sequence[float], slope: Sequence[float]) -> dict[str, Any]:

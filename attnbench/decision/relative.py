@@ -8,40 +8,32 @@ from statistics import median
 
 from attnbench.decision.join import Pair
 from attnbench.decision.key import Key
-from attnbench.decision.measured import MeasuredRun
+from attnbench.decision.measured import MeasuredRun, Visits
 from attnbench.errors import UsageError, did_you_mean
 from attnbench.record import Record
 from attnbench.status import Status
 
 
-def ratios_of_times(pairs: Sequence[Pair]) -> list[float]:
-    """New median over old median of each pair that has both."""
-    return [
-        pair.new.time_median_s / pair.old.time_median_s
-        for pair in pairs
-        if pair.old and pair.new and pair.old.time_median_s and pair.new.time_median_s
-    ]
-
-
-def drift(pairs: Sequence[Pair], variant: str) -> float:
-    """How much slower the rows of ``variant``, by name or label, are now: the median of their ratios.
+def unchanged(pairs: Sequence[Pair], variant: str) -> list[Pair]:
+    """The pairs of ``variant``, by name or label, that have two times.
 
     Raises:
         UsageError: no pair of this variant has two times; the message lists variants that have.
     """
-    ratios = ratios_of_times([pair for pair in pairs if _is(pair.shown, variant)])
-    if not ratios:
-        known = list(dict.fromkeys(pair.shown.variant for pair in pairs if ratios_of_times([pair])))
+    timed = [pair for pair in pairs if pair.times]
+    found = [pair for pair in timed if _is(pair.shown, variant)]
+    if not found:
+        known = list(dict.fromkeys(pair.shown.variant for pair in timed))
         hint = did_you_mean(variant, known) or f"; there are {', '.join(known) or 'none'}"
         raise UsageError(f"--relative-to {variant!r}: no variant of this name was timed in both runs{hint}")
-    return median(ratios)
+    return found
 
 
 def over(run: MeasuredRun, variant: str) -> MeasuredRun:
     """The run with every time divided by that of ``variant`` in the same circumstances, and nothing else in it.
 
-    The interval of such a ratio reaches as far as the intervals of both times allow. Keys lose what is the machine's:
-    threads and the state of the process.
+    Of each round the two times are divided, since one process measured both. Keys lose what is the machine's: threads
+    and the state of the process.
 
     Raises:
         UsageError: ``variant`` was timed nowhere in this run.
@@ -50,12 +42,12 @@ def over(run: MeasuredRun, variant: str) -> MeasuredRun:
     reference = {_circumstances(key): row for key, row in rows.items() if _is(row, variant)}
     if not reference:
         raise UsageError(f"--relative-to {variant!r}: {run.path} has no time of this variant; name another one")
-    found = {
-        key: _divided(row, reference[_circumstances(key)])
-        for key, row in rows.items()
-        if _circumstances(key) in reference and not _is(row, variant)
-    }
-    return replace(run, rows=found, samples={})
+    found, visits = {}, {}
+    for key, row in rows.items():
+        by = reference.get(_circumstances(key))
+        if by is not None and not _is(row, variant):
+            found[key], visits[row.cell_id] = _divided(row, by), _over(run.visits[row.cell_id], run.visits[by.cell_id])
+    return replace(run, rows=found, visits=visits)
 
 
 def _is(row: Record, variant: str) -> bool:
@@ -73,15 +65,10 @@ def _circumstances(key: Key) -> Key:
 def _divided(row: Record, by: Record) -> Record:
     assert row.time_median_s
     assert by.time_median_s
-    ends = by.time_ci_low_s, by.time_ci_high_s, row.time_ci_low_s, row.time_ci_high_s
-    low, high = None, None
-    if all(ends):
-        by_low, by_high, row_low, row_high = (float(end or 0.0) for end in ends)
-        low, high = row_low / by_high, row_high / by_low
-    return replace(
-        row,
-        time_median_s=row.time_median_s / by.time_median_s,
-        time_ci_low_s=low,
-        time_ci_high_s=high,
-        time_rounds=min(row.time_rounds or 1, by.time_rounds or 1),
-    )
+    return replace(row, time_median_s=row.time_median_s / by.time_median_s, time_ci_low_s=None, time_ci_high_s=None)
+
+
+def _over(one: Visits, by: Visits) -> Visits:
+    seconds = {round_: time / by.seconds[round_] for round_, time in one.seconds.items() if round_ in by.seconds}
+    without = {0: median(one.seconds.values()) / median(by.seconds.values())}  # one visit has no interval
+    return Visits(seconds or without, one.slower - by.slower, one.doubt + by.doubt)

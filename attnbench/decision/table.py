@@ -13,6 +13,7 @@ from attnbench.decision.decide import Decision
 from attnbench.decision.judge import ENOUGH_ROUNDS, MANY_ROUNDS, MEASURES, Finding
 from attnbench.errors import any_of
 from attnbench.manifest import FRESH
+from attnbench.measure.statistics import BETWEEN_RUNS
 from attnbench.printable import not_live, printable
 
 COLUMNS = ("cell", "old", "new", "ratio", "interval", "verdict")
@@ -52,17 +53,28 @@ def _is_told(one: Finding, decision: Decision) -> bool:
     """Whether a finding has a line: not what is the same or new, nor what is unsure and does not even seem worse."""
     if one.verdict != "unsure":
         return one.verdict not in ("same", "new")
-    limit = decision.question.limits.error if one.measure == "error" else decision.question.limits.time
-    return decision.fails(one) or (one.ratio or 0.0) > limit
+    return decision.fails(one) or _seems_worse(one, decision)
 
 
 def verdict_line(decision: Decision) -> str:
-    """``failed: 2 slower, 1 broken`` or ``passed``, with what is open."""
+    """``failed: 2 slower, 1 broken`` or ``passed``, with what is open; ``not known`` if no time could be judged."""
     rest = [one for one in decision.findings if one.verdict in ("unsure", "missing") and not decision.fails(one)]
     also = f"; {_counted(rest)}" if rest else ""
-    if decision.passed:
-        return f"passed: nothing is worse beyond doubt{also}"
-    return f"failed: {_counted(decision.failures)}{also}"
+    looks = [one.ratio or 0.0 for one in rest if one.measure == "time" and _seems_worse(one, decision)]
+    if looks and decision.passed:
+        seem = f"{len(looks)} cell{'s look' if len(looks) > 1 else ' looks'} slower (up to {max(looks):.2f} times)"
+        also += f"; {seem}, not beyond doubt: measure with more --rounds, or give --strict"
+    if not decision.passed:
+        return f"failed: {_counted(decision.failures)}{also}"
+    if decision.undecided:
+        rounds = f"{decision.rounds} round{'s' * (decision.rounds != 1)}"
+        return f"not known: {rounds} cannot tell whether a time is worse{also}"
+    return f"passed: nothing is worse beyond doubt{also}"
+
+
+def _seems_worse(one: Finding, decision: Decision) -> bool:
+    limit = decision.question.limits.error if one.measure == "error" else decision.question.limits.time
+    return one.at_risk and (one.ratio or 0.0) > limit
 
 
 def _counted(findings: Sequence[Finding]) -> str:
@@ -116,6 +128,10 @@ def _foot(decision: Decision) -> list[str]:
         more = int(median(one.more_rounds or 0 for one in unsure))
         rounds = f"{'over' if more >= MANY_ROUNDS else 'about'} {more} more round{'s' * (more > 1)}"
         said.append(f"unsure: {len(unsure)}; to settle half of them takes {rounds} of both runs")
+    if decision.known:
+        slower = sum(one.verdict == "slower" for one in decision.findings)
+        said.append(f"{slower} of {decision.known} comparisons slower; joint 95 % at each end of an interval")
+        said.append(_between(decision))
     said += _bound(decision)
     same = Counter(one.measure for one in decision.findings if one.verdict == "same")
     new = sum(one.verdict == "new" for one in decision.findings)
@@ -127,6 +143,13 @@ def _foot(decision: Decision) -> list[str]:
         what = "time" if decision.unit == "s" else f"time over that of {decision.unit}"
         said.append(f"all cells together: {decision.common:.3f} times the old {what} (median of {decision.times})")
     return said
+
+
+def _between(decision: Decision) -> str:
+    """What the intervals allow for that no visit of one run shows."""
+    if decision.between is not None:
+        return f"runs of one program differ by {decision.between:.1%}, say {len(decision.olds)} older runs"
+    return f"too few older runs: how runs differ is unknown, intervals {BETWEEN_RUNS:.0%} wider at each end"
 
 
 def _bound(decision: Decision) -> list[str]:

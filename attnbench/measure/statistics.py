@@ -10,12 +10,19 @@ from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 FEWEST = 6
 """With fewer samples than this no pair of order statistics covers the median with 95 %."""
 FEWEST_VISITS = 3
 """With fewer visits than this to each of two programs, the spread of their medians allows no conclusion."""
+BETWEEN_RUNS = 0.02
+"""What two runs of one program may differ by, so far as older runs do not say it."""
+_KNOWN_BETWEEN = 8
+"""Fewest differences between older runs that say how runs differ."""
+_FARTHEST = 600.0
+"""Largest logarithm of a ratio that is worth telling from infinity."""
 FASTER_BAND = math.log(1.01)
 """A difference counts only where the whole interval lies beyond 1 %."""
 SAME_BAND = math.log(1.02)
@@ -35,6 +42,7 @@ SAID = {
 _NORMAL_IQR = 2 * NormalDist().inv_cdf(0.75)
 _NORMAL_REACH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
+Numbers = NDArray[np.float64]
 Verdict = Literal["faster", "slower", "same", "inconclusive"]
 
 
@@ -77,19 +85,51 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
     return (ordered[k], ordered[n - k - 1]) if k >= 0 else None
 
 
-def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Interval of the median of samples from several visits, between which the machine may have changed its speed.
+def effective(samples: Sequence[float]) -> float:
+    """How many independent samples say as much of the median as these, if neighbours are alike.
 
-    Samples of one visit share the machine's state of that moment, so the exact interval of all samples does not show a
-    drift. It is widened to the exact interval of the visits' medians, or to their range if there are fewer than six
-    visits. None for fewer than six samples.
+    As of a first-order autoregression: n (1 - r) / (1 + r), where r is the correlation of neighbours without what a
+    short series takes from it (Kendall 1954). At most n.
     """
-    inside = median_interval([sample for one in rounds for sample in one])
-    middles = [median(one) for one in rounds if one]
-    if inside is None:
+    n, apart = len(samples), np.asarray(samples, dtype=np.float64) - np.mean(samples)
+    power = float(apart @ apart)
+    if not power:
+        return float(n)
+    alike = float(apart[1:] @ apart[:-1]) / power
+    r = min(max(0.0, alike + (1 + 3 * alike) / n), 1.0)
+    return n * (1 - r) / (1 + r)
+
+
+def interval_of_visit(samples: Sequence[float]) -> tuple[float, float] | None:
+    """Interval of the median of one visit's samples, of which neighbours may be alike; None below six effective ones.
+
+    The ends are the quantiles that bound the interval of as many independent samples.
+    """
+    worth = int(effective(samples)) if len(samples) else 0
+    if worth < FEWEST:
         return None
-    low, high = median_interval(middles) or (min(middles), max(middles))
-    return min(inside[0], low), max(inside[1], high)
+    tail = _rank(worth, CONFIDENCE) / (worth - 1)
+    low, high = np.quantile(samples, (tail, 1 - tail))
+    return float(low), float(high)
+
+
+def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Interval of the median of samples from several visits: Student's t on the logarithms of the visits' medians.
+
+    Samples of one visit share its process, its place in memory and the machine's state of that moment, so they do not
+    say how the next visit would differ. None for fewer than two visits: one visit has none between visits.
+    """
+    from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
+
+    middles = [median(one) for one in rounds if len(one)]
+    if len(middles) < 2 or min(middles) <= 0:
+        return None
+    logs = np.log(middles)
+    reach = float(stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2))
+    half, middle = reach * math.sqrt(float(logs.var(ddof=1)) / len(logs)), float(logs.mean())
+    low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
+    among = median([sample for one in rounds for sample in one])
+    return min(low, among), max(high, among)
 
 
 @cache
@@ -154,30 +194,111 @@ class Ratio:
         return self.verdict == "inconclusive" and (self.joint is None or alone != "inconclusive")
 
 
-def ratio_over_visits(new: Sequence[float], old: Sequence[float], doubt: float = 0.0) -> tuple[float, float, float]:
-    """Ratio of two times that were measured in visits of their own, and the ends of its 95 % interval.
+@dataclass(frozen=True, slots=True)
+class Visited:
+    """Median time of each visit to one cell, above 0: in the new run, and in each older one."""
 
-    Times of visits vary by about the same factor both ways, so that their logarithms are compared, by Welch's unequal
-    variances t-test (Welch 1947). It is meant for times at one speed of the machine: those as measured drift together.
+    new: Sequence[float]
+    olds: Sequence[Sequence[float]]
+    doubt: float = 0.0
+    """A variance to be added to that of the logarithm of the ratio."""
 
-    Args:
-        new: median of each visit, above 0; at least :data:`FEWEST_VISITS` of them.
-        old: the same of what it is compared with.
-        doubt: a variance to be added to that of the logarithm of the ratio.
+    @property
+    def enough(self) -> bool:
+        """Whether both sides have visits enough for an interval."""
+        return min(len(self.new), sum(map(len, self.olds))) >= FEWEST_VISITS
+
+
+@dataclass(frozen=True, slots=True)
+class OverVisits:
+    """Ratios of times that were measured in visits of their own, new over old."""
+
+    ratios: tuple[tuple[float, float, float], ...]
+    """Ratio of each cell with the ends of its interval. The lower ends hold for all cells together with 95 %, and so do
+    the upper ends."""
+    between: float | None
+    """Standard deviation of logarithms between runs of one program; None if the older runs are too few to know it, and
+    each interval is wider by :data:`BETWEEN_RUNS`, or by what the older runs of the cell differ if that is more."""
+
+
+def ratios_over_visits(cells: Sequence[Visited]) -> OverVisits:
+    """Ratios of times and their joint intervals, by moderated t-tests (Smyth 2004) on logarithms.
+
+    Times of visits vary by about the same factor both ways, so that their logarithms are compared. Four differences
+    say little of how the visits to one cell vary. All cells of a run say much of how visits vary there, as far as
+    cells vary alike. Both count, by how alike they are. The degrees of freedom are those of Welch (1947), and the 5 %
+    are shared by all cells (Bonferroni).
 
     Raises:
-        ValueError: too few visits.
+        ValueError: a cell has fewer than :data:`FEWEST_VISITS` visits on a side.
     """
     from scipy.special import stdtrit  # takes a moment, which only gates pay
 
-    if min(len(new), len(old)) < FEWEST_VISITS:
-        raise ValueError(f"need {FEWEST_VISITS} visits of each, got {len(new)} and {len(old)}")
-    a, b = np.log(new), np.log(old)
-    parts = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
-    variance, middle = float(sum(parts)), float(a.mean() - b.mean())
-    freedom = variance**2 / (parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1)) if variance else math.inf
-    half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance + doubt)
-    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
+    if not all(cell.enough for cell in cells):
+        raise ValueError(f"need {FEWEST_VISITS} visits of each")
+    if not cells:
+        return OverVisits((), None)
+    news = [[np.log(cell.new)] for cell in cells]
+    olds = [_of_runs(cell.olds) for cell in cells]
+    parts = [_variances(news), _variances(olds), (np.array([cell.doubt for cell in cells]), np.inf)]
+    apart = sum(len(runs) - 1 for runs in olds)
+    between = None
+    if apart >= _KNOWN_BETWEEN:
+        between = _between(olds, parts[1][0])
+        parts.append((between**2 * np.array([1 + 1 / len(runs) for runs in olds]), apart))
+    variance = sum(part for part, _ in parts)
+    doubted = sum(part**2 / freedom for part, freedom in parts)
+    freedom = np.divide(variance**2, doubted, out=np.full(len(cells), np.inf), where=doubted > 0)
+    half = stdtrit(freedom, 1 - (1 - CONFIDENCE) / len(cells)) * np.sqrt(variance)
+    if between is None:
+        half += [max(math.log1p(BETWEEN_RUNS), float(np.ptp([one.mean() for one in runs]))) for runs in olds]
+    middle = np.array([_middle(new) - _middle(old) for new, old in zip(news, olds, strict=True)])
+    found = np.exp(np.clip([middle, middle - half, middle + half], -_FARTHEST, _FARTHEST))
+    return OverVisits(tuple((float(a), float(b), float(c)) for a, b, c in found.T), between)
+
+
+def _middle(runs: Sequence[Numbers]) -> float:
+    return float(np.mean([one.mean() for one in runs]))
+
+
+def _of_runs(olds: Sequence[Sequence[float]]) -> list[Numbers]:
+    """Logarithms of the visits in each older run; in one, if a run has too few to say how they vary."""
+    logs = [np.log(one) for one in olds]
+    return logs if min(map(len, logs)) >= FEWEST_VISITS else [np.concatenate(logs)]
+
+
+def _variances(cells: Sequence[Sequence[Numbers]]) -> tuple[Numbers, Numbers]:
+    """Variance of the mean of each cell by how its visits vary, (cells,), and its degrees of freedom, (cells,).
+
+    The variance of visits is that of the cell, moderated by those of all others (limma's empirical Bayes).
+    """
+    from scipy.special import digamma, polygamma
+
+    freedom = np.array([sum(len(run) - 1.0 for run in runs) for runs in cells])
+    squares = np.array([sum(float(((run - run.mean()) ** 2).sum()) for run in runs) for runs in cells])
+    own, share = (
+        np.maximum(squares / freedom, 1e-12),
+        [sum(1 / len(run) for run in runs) / len(runs) ** 2 for runs in cells],
+    )
+    if len(cells) < FEWEST_VISITS:
+        return own * share, freedom
+    logs = np.log(own) - digamma(freedom / 2) + np.log(freedom / 2)
+    unlike = float(logs.var(ddof=1) - polygamma(1, freedom / 2).mean())
+    prior, known = float(squares.sum() / freedom.sum()), float(freedom.sum())
+    if unlike > 1 / known:
+        known = (1 + math.sqrt(1 + 2 * unlike)) / unlike  # twice the inverse of trigamma, in its first two terms
+        prior = math.exp(float(logs.mean() + digamma(known / 2)) - math.log(known / 2))
+    moderated = (known * prior + freedom * own) / (known + freedom)
+    return moderated * share, np.minimum(known + freedom, freedom.sum())
+
+
+def _between(olds: Sequence[Sequence[Numbers]], within: Numbers) -> float:
+    """Standard deviation between runs beyond that of visits, with a standard error of its square on top."""
+    several = [i for i, runs in enumerate(olds) if len(runs) > 1]
+    seen = np.array([np.var([run.mean() for run in olds[i]], ddof=1) for i in several])
+    freedom = sum(len(olds[i]) - 1 for i in several)
+    excess = float(np.mean(seen - within[several] * [len(olds[i]) for i in several]))
+    return math.sqrt(max(0.0, excess + float(seen.mean()) * math.sqrt(2 / freedom)))
 
 
 def noise_floor(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -21,7 +21,7 @@ from attnbench.plots.palette import palette
 from attnbench.plots.points import read_points
 from attnbench.plots.published import OWN_ROOM, WIDE
 from attnbench.plots.published_lines import NYSTROMFORMER, draw_lines
-from attnbench.plots.series import LONGEST, Series, names_room, panels_of
+from attnbench.plots.series import LARGER, LONGEST, Series, names_room, panels_of
 from attnbench.plots.setting import PANELS, restrict, settings, timed, without_room
 from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import length, log_axis, padded, trimmed
@@ -29,8 +29,7 @@ from attnbench.units import format_bytes, format_seconds
 
 TITLE = "Time and peak memory against length"
 NEEDS = "times at two lengths"
-_FASTER = 0.2
-_POWERS = 1.35
+_POWERS = 2.0
 """Width of the two columns of powers, in inches."""
 _AXIS, _GAP = 0.42, 0.18
 _ROW = 0.14
@@ -77,8 +76,9 @@ def draw_scaling(
     names, hidden = short_names(pd.concat([line.rows for line in lines]))
     notes = [
         own_form_note(names),
-        f"Power of n: least squares on the longest {LONGEST} lengths of each line; after the slash what its paper "
-        f"claims; bold where the measured power is larger by more than {_FASTER}. Bands: 95 % intervals of the median.",
+        f"Power of n: least squares on the longest {LONGEST} lengths of each line, ± half its 95 % interval; after "
+        "the slash what its paper claims; bold if the whole interval is larger, and the power by more "
+        f"than {LARGER}. Bands: 95 % intervals of the median.",
         *(["Crosses: the length at which a line stopped."] if any(line.stopped for line in lines) else []),
         hidden,
         *(f"Not drawn — {line}" for line in failures(shown)),
@@ -120,7 +120,9 @@ def _block(page: Page, drawn: Sequence[Series]) -> None:
     for place, (column, name, base, text) in enumerate(_COLUMNS):
         ax = page.axes(left, page.bottom + _AXIS + (1 - place) * (tall + _GAP), right - left, tall)
         ends = [column] if place else [column, "time_ci_low_s", "time_ci_high_s"]
-        values = np.concatenate([line.rows[ends].to_numpy(dtype=float).ravel() for line in drawn])
+        shown = [line.rows[ends].to_numpy(dtype=float) for line in drawn]
+        # A band that reaches farther than three times its value would flatten all lines, and leaves the axes instead.
+        values = np.concatenate([np.clip(one, one[:, :1] / 3, one[:, :1] * 3).ravel() for one in shown])
         limits = padded(values, share=0.05)
         stops = _stops(drawn) if place == 0 else {}
         # Leave room above the lines to name what stopped.
@@ -180,9 +182,9 @@ def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
     """Write key and table in one: marker, name, fitted and claimed powers."""
     ax, width = on_all(page), page.right - page.left
     faint: dict[str, Any] = {"fontsize": SMALL_SIZE, "color": palette().faint, "va": "center"}
-    columns = {"time_median_s": ("time", names + 0.65), "peak_bytes": ("memory", names + 1.25)}
+    columns = {"time_median_s": ("time", names + 0.95), "peak_bytes": ("memory", names + 1.9)}
     y = page.top - page.bottom - 0.06
-    ax.text(names + 0.8, y, "power of n", ha="center", **faint)
+    ax.text(names + 1.1, y, "power of n", ha="center", **faint)
     y -= 0.155
     for word, at in columns.values():
         ax.text(at, y, word, ha="right", **faint)
@@ -194,10 +196,9 @@ def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
         y -= step
         write_entry(ax, y, line.name, {"lw": 1.2, **line.look.line}, right=names)
         for column, (_, at) in columns.items():
-            power, claim = line.power(column), line.claimed(column)
+            power, half, claim = line.power(column), line.half(column), line.claimed(column)
             text = "–" if math.isnan(power) else f"{power + 0.0:.2f}".replace("-0.00", "0.00")
+            text += f" ±{half:.2f}" if half >= 0.005 else ""
             text += f" / {claim:g}" if math.isfinite(claim) else ""
-            # A reference line has no paper whose claim its cost could break.
-            bold = line.rows["family"].iloc[0] != "reference" and power > claim + _FASTER
-            weight = "bold" if bold else "normal"
+            weight = "bold" if line.is_above(column) else "normal"
             ax.text(at, y, text, fontsize=SMALL_SIZE, va="center", ha="right", fontweight=weight)

@@ -12,7 +12,7 @@ from attnbench.plots.captions import difference as told_apart
 from attnbench.plots.captions import failures, follows, in_words, is_expected, where
 from attnbench.plots.frames import records
 from attnbench.plots.setting import RUN, scored
-from attnbench.scores import MEAN, NO_MIXING, REFERENCE, Summary, floor_of, over_tasks, summary
+from attnbench.scores import MEAN, NO_MIXING, REFERENCE, Summary, comparisons, floor_of, over_tasks, summary
 from attnbench.status import Status
 from attnbench.trained import SAME_MODEL, Choice, Setting, choose, trained
 
@@ -94,6 +94,11 @@ def _named(found: Sequence[Problem]) -> list[Problem]:
     names = told_apart(pd.DataFrame([{"task": one.task, **one.setting} for one in found]).drop(columns="task"))
     short = short_tasks({one.task for one in found})
     return [replace(one, name=said, short=short[one.task]) for one, (said, _) in zip(found, names, strict=True)]
+
+
+def family_of(found: Iterable[Problem]) -> int:
+    """How many differences from softmax stand together in these problems and the mean over them."""
+    return comparisons((one.parts, one.reference) for one in found if one.task != MEAN)
 
 
 def short_tasks(tasks: Iterable[str]) -> dict[str, str]:

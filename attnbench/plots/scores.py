@@ -15,11 +15,11 @@ from attnbench.plots.captions import own_form_note, short_names
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, only_on_a_page, shorten, text_width
 from attnbench.plots.palette import palette
 from attnbench.plots.rescored import draw_rescored, rescored_height
-from attnbench.plots.scored import Problem, about, hidden_options, left_out, means, problems
+from attnbench.plots.scored import Problem, about, family_of, hidden_options, left_out, means, problems
 from attnbench.plots.setting import restrict, scored
 from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, in_style
 from attnbench.plots.ticks import linear_ticks
-from attnbench.scores import Difference, Summary, difference, learnt
+from attnbench.scores import Difference, Summary, difference, joint, learnt
 
 TITLE = "Scores by training"
 NEEDS = "scores of trainings"
@@ -70,7 +70,7 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     names, hidden = short_names(
         pd.DataFrame([(p.label, p.variant) for one in drawn for p in one.parts], columns=["label", "variant"])
     )
-    notes = [*left_out(frame, every), *_without_mean(found, mean), *_notes(drawn)]
+    notes = [*left_out(frame, every), *_without_mean(found, mean), *_notes(drawn, family := family_of(found))]
     notes += [" ".join(part for part in (hidden_options(drawn), hidden) if part), own_form_note(names)]
     rest = [one.heading for one in [*found, *mean][_PANELS:]]
     notes += [f"Not drawn, for want of room: {', '.join(rest)}."] if rest else []
@@ -87,7 +87,9 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         for place, one in enumerate(line):
             left = page.left + place * (wide + _GAP)
             tall = _HEAD + _AXIS + _ROW * len(one.parts)
-            _panel(replace(page, left=left, right=left + wide, bottom=top - tall, top=top), one, names, limits)
+            _panel(
+                replace(page, left=left, right=left + wide, bottom=top - tall, top=top), one, names, (limits, family)
+            )
         top -= room + _GAP
     if overlay:
         draw_rescored(replace(page, top=page.bottom + below - 0.3))
@@ -103,7 +105,9 @@ def _limits(drawn: Sequence[Problem]) -> tuple[float, float]:
     return low - extra, high + extra
 
 
-def _panel(page: Page, one: Problem, names: Mapping[str, str], limits: tuple[float, float]) -> None:
+def _panel(page: Page, one: Problem, names: Mapping[str, str], of_all: tuple[tuple[float, float], int]) -> None:
+    """Draw one problem; ``of_all`` holds the limits of the scale and how many differences stand together."""
+    limits, family = of_all
     wide, tall = page.right - page.left, _ROW * len(one.parts)
     room = 0.3 * wide if narrow() else 0.34 * wide
     named = [_name(names[part.label], room) for part in one.parts]
@@ -129,7 +133,7 @@ def _panel(page: Page, one: Problem, names: Mapping[str, str], limits: tuple[flo
             colour = palette().faint if up < 0 else palette().ink
             beside.text(column, y + up, text, fontsize=size, va="center", ha="right", color=colour)
         if reference is not None and part is not reference:
-            _say(beside, wide, y, difference(part, reference))
+            _say(beside, wide, y, difference(part, reference, family))
     if reference is not None:
         less = shorten(f"minus {reference.label}", 0.5 * wide, SMALL_SIZE)
         page.write(page.right, page.top - 0.17, less, va="top", ha="right", color=palette().faint)
@@ -186,7 +190,7 @@ def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("+0.000", "0.000").replace("-0.000", "0.000").replace("-", "−")
 
 
-def _notes(drawn: Sequence[Problem]) -> list[str]:
+def _notes(drawn: Sequence[Problem], family: int) -> list[str]:
     several = any(len(part.by_seed) > 1 for one in drawn for part in one.parts)
     single = any(len(part.by_seed) == 1 for one in drawn for part in one.parts)
     notes = (
@@ -209,8 +213,8 @@ def _notes(drawn: Sequence[Problem]) -> list[str]:
         )
     if any(one.reference for one in drawn):
         notes.append(
-            "Right: score minus softmax's, seed by seed, with its 95 % interval; better or worse only where that "
-            f"excludes 0{', never with one seed' * single}. Of twenty equals about one is called so by chance."
+            f"Right: score minus softmax's, seed by seed, with its interval, {joint(family)}; "
+            f"better or worse only where that excludes 0{', never with one seed' * single}."
         )
     return [" ".join(notes)]
 

@@ -15,8 +15,11 @@ from attnbench.plots.setting import Setting
 from attnbench.plots.style import DASHES, SMALL_SIZE, Look, looks
 from attnbench.status import UNFINISHED, Status
 
+Values = Sequence[float] | np.ndarray
 LONGEST = 3
 """Number of lengths in the fit: the longest, where the constant part matters least."""
+LARGER = 0.2
+"""A power that exceeds the claim by no more than this is the claimed one."""
 _TOGETHER = 12
 """Most lines that may share a panel although they were measured differently."""
 _STOPPED = [status for status in Status if status not in (Status.OK, Status.UNSUPPORTED, *UNFINISHED)]
@@ -36,6 +39,21 @@ class Series:
     def power(self, column: str) -> float:
         """The power of n that the column follows; NaN for fewer than three lengths."""
         return power_of_n(self.rows["seq_len"].to_numpy(), self.rows[column].to_numpy())
+
+    def half(self, column: str) -> float:
+        """Half the 95 % interval of that power (:func:`half_of_power`)."""
+        low, high = self.rows[["time_ci_low_s", "time_ci_high_s"]].to_numpy(dtype=float).T
+        ends = (low, high) if column == "time_median_s" else None
+        return half_of_power(self.rows["seq_len"].to_numpy(), self.rows[column].to_numpy(), ends)
+
+    def is_above(self, column: str) -> bool:
+        """Whether the power is larger than claimed, by more than :data:`LARGER` and with its whole interval.
+
+        Never of a reference line, which has no paper whose claim its cost could break.
+        """
+        power, claim = self.power(column), self.claimed(column)
+        accused = self.rows["family"].iloc[0] != "reference" and power > claim + LARGER
+        return accused and power - self.half(column) > claim
 
     def claimed(self, column: str) -> float:
         """The power that the paper claims; NaN if it claims none."""
@@ -90,14 +108,44 @@ def series_of(setting: Setting, short: dict[str, str], look: dict[str, Look]) ->
     return sorted(lines, key=lambda line: line.height)
 
 
-def power_of_n(lengths: Sequence[float] | np.ndarray, values: Sequence[float] | np.ndarray) -> float:
+def power_of_n(lengths: Values, values: Values) -> float:
     """Slope of log value on log n, by least squares over the longest three lengths; NaN with fewer than three."""
-    n, value = np.asarray(lengths, dtype=float), np.asarray(values, dtype=float)
-    good = np.isfinite(value) & (value > 0)
-    n, value = n[good], value[good]
-    longest = np.argsort(n)[-LONGEST:]
-    if len(longest) < LONGEST:
+    x, y, _ = _longest(lengths, values)
+    return float(_weights(x) @ y) if len(x) == LONGEST else math.nan
+
+
+def half_of_power(lengths: Values, values: Values, ends: tuple[Values, Values] | None = None) -> float:
+    """Half the 95 % interval of :func:`power_of_n`; NaN with fewer than three lengths.
+
+    It is what the intervals of the values leave open. Without them, Student's t by how far the values lie off a line.
+
+    Args:
+        ends: lower and upper ends of the values' own intervals, as far as there are any.
+    """
+    from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
+
+    x, y, found = _longest(lengths, values)
+    if len(x) < LONGEST:
         return math.nan
-    x, y = np.log(n[longest]), np.log(value[longest])
-    x = x - x.mean()
-    return float((x * (y - y.mean())).sum() / (x * x).sum())
+    weights = _weights(x)
+    if ends is not None:
+        halves = np.log(np.asarray(ends[1], dtype=float)[found] / np.asarray(ends[0], dtype=float)[found]) / 2
+        if np.isfinite(halves).all():
+            return float(np.sqrt((weights**2 * halves**2).sum()))
+    off = y - y.mean() - (weights @ y) * (x - x.mean())
+    freedom = LONGEST - 2
+    return float(stdtrit(freedom, 0.975) * math.sqrt((off @ off) / freedom * (weights @ weights)))
+
+
+def _longest(lengths: Values, values: Values) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logarithms of the longest lengths with a value above 0 and of these values, and their places."""
+    n, value = np.asarray(lengths, dtype=float), np.asarray(values, dtype=float)
+    good = np.flatnonzero(np.isfinite(value) & (value > 0))
+    found = good[np.argsort(n[good])[-LONGEST:]]
+    return np.log(n[found]), np.log(value[found]), found
+
+
+def _weights(x: np.ndarray) -> np.ndarray:
+    """What each value counts in the slope of least squares."""
+    apart = x - x.mean()
+    return np.asarray(apart / (apart @ apart))

@@ -197,7 +197,7 @@ def _panels(page: Page, table: _Table, baseline: str) -> None:
                     other["time_ci_low_s"] - cell["time_ci_high_s"],
                     cell["time_ci_low_s"] - other["time_ci_high_s"],
                 )
-                unsure[i, j] = max(apart) < 0
+                unsure[i, j] = not any(gap >= 0 for gap in apart)  # nor without intervals
         names = [length(n) for n in lengths], [plain(size) for size in sizes]
         draw_heat(ax, (wide, tall), Heat(gain, texts, *names, unsure=unsure), _LIMIT)
         ax.set_title(name, loc="left", pad=4)

@@ -105,7 +105,7 @@ class _Speaker:
         others = exact.iloc[1:]
         if (beside := self.beside.get(best.name)) and beside.verdict == "unsure":
             others = others[others["variant"] != BASELINE]  # said beside its speed
-        tied = [self._name(row) for _, row in others.iterrows() if row["time_ci_low_s"] <= best["time_ci_high_s"]]
+        tied = [self._name(row) for _, row in others.iterrows() if not row["time_ci_low_s"] > best["time_ci_high_s"]]
         one = "the fastest exact attention" if len(exact) > 1 else "the only exact attention measured"
         what = f" is {one}: {format_seconds(best['time_median_s'])} for {self.view.what}"
         end = f"; {_listed(tied[:3])} cannot be told apart from it." if tied else "."

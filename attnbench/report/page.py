@@ -16,6 +16,7 @@ from attnbench.errors import UsageError
 from attnbench.plots.captions import own_form_note, short_names
 from attnbench.plots.page import NothingToDraw
 from attnbench.plots.palette import DARK, LIGHT
+from attnbench.plots.scored import family_of
 from attnbench.plots.setting import RUN
 from attnbench.record import one_line
 from attnbench.report import facts, tasks
@@ -121,7 +122,7 @@ def _section(
         "id": str(number),
         **table(rows, families, of_all([view.setting for view in every]), changes),
         "views": [as_data(view) for view in every],
-        "tasks": [tasks.as_data(one, families) for one in scored],
+        "tasks": [tasks.as_data(one, families, family_of(scored)) for one in scored],
         "names": {label: name for label, name in names.items() if label != name},
     }
     shown = {

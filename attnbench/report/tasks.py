@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.plots.scored import Problem, about, hidden_options, left_out, means, problems
+from attnbench.plots.scored import Problem, about, family_of, hidden_options, left_out, means, problems
 from attnbench.report.numbers import compact
-from attnbench.scores import Summary, difference, learnt
+from attnbench.scores import Summary, difference, joint, learnt
 
 
 def found_in(frame: pd.DataFrame) -> list[Problem]:
@@ -18,10 +18,11 @@ def found_in(frame: pd.DataFrame) -> list[Problem]:
     return [*found, *means(found)]
 
 
-def as_data(one: Problem, families: list[str]) -> dict[str, Any]:
+def as_data(one: Problem, families: list[str], family: int) -> dict[str, Any]:
     """A task for the scripts.
 
     Args:
+        family: how many differences from softmax stand together in all tasks.
         families: names, to which new ones are added; a part holds the place of its own.
     """
     families += [name for name in dict.fromkeys(part.family for part in one.parts) if name not in families]
@@ -32,15 +33,15 @@ def as_data(one: Problem, families: list[str]) -> dict[str, Any]:
         "still": compact(still.over_seeds.mean) if still else None,
         "reference": reference.label if reference else None,
         "band": [compact(end) for end in reference.ends] if reference and reference.ends else None,
-        "parts": [_part(one, part, families.index(part.family)) for part in one.parts],
+        "parts": [_part(one, part, families.index(part.family), family) for part in one.parts],
     }
 
 
-def _part(one: Problem, part: Summary, family: int) -> dict[str, Any]:
+def _part(one: Problem, part: Summary, place: int, family: int) -> dict[str, Any]:
     low, high = part.ends or (None, None)
     data = {
         "label": part.label,
-        "family": family,
+        "family": place,
         "mean": compact(part.over_seeds.mean),
         "low": compact(low),
         "high": compact(high),
@@ -48,7 +49,7 @@ def _part(one: Problem, part: Summary, family: int) -> dict[str, Any]:
         "hollow": part.ends is not None and not learnt(part, one.floor),
     }
     if one.reference is not None and part is not one.reference:
-        found = difference(part, one.reference)
+        found = difference(part, one.reference, family)
         if found.of is not None:
             ends = [compact(end) for end in (found.of.low, found.of.high)]
             data["less"] = [compact(found.of.mean), *ends, found.verdict]
@@ -68,6 +69,10 @@ def notes(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
     said = "; ".join(lines)
     lines = [f"{said[:1].upper()}{said[1:]}."] if said else []
     lines += ["Hollow: its interval is not above identity's (without identity, not above chance)."] * hollow
+    family = family_of(found)
+    bars += [f"Differences: {joint(family)}, better or worse if it excludes 0."] * any(
+        one.reference is not None for one in found
+    )
     plain = [one for one in found if one.setting and one.choices]
     return [" ".join([*bars, *lines]), hidden_options(plain), *left_out(frame, plain)]
 

@@ -135,6 +135,8 @@ def _line(line: Series) -> dict[str, Any]:
         "name": line.name,
         "rows": [_number(index) for index in timed.index],
         "power": compact(line.power("time_median_s")),
+        "half": compact(line.half("time_median_s")),
+        "above": line.is_above("time_median_s"),
         "claim": compact(line.claimed("time_median_s")) if has_claim else None,
         "stopped": list(line.stopped) if line.stopped else None,
         "marker": MARKERS.index(line.look.marker),

@@ -27,12 +27,14 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_slower_is_shown_with_its_ratio_and_the_code_is_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "a", "b"]) == Exit.OK
     told = capsys.readouterr()
-    head, columns, row, unchanged, together = told.out.splitlines()
+    head, columns, row, joint, between, unchanged, together = told.out.splitlines()
     assert head == "b against a"
     assert columns.split() == ["cell", "old", "new", "ratio", "interval", "verdict"]
     assert row.split()[:2] == ["softmax", "n=128"]
     assert row.split()[-1] == "slower"
     assert float(row.split()[6]) == pytest.approx(1.3, rel=0.03)
+    assert joint == "1 of 3 comparisons slower; joint 95 % at each end of an interval"
+    assert between == "too few older runs: how runs differ is unknown, intervals 2% wider at each end"
     assert unchanged == "unchanged: time 2, memory 3, status 3"
     assert together.startswith("all cells together: 1.0")
     assert max(map(len, told.out.splitlines())) <= 80

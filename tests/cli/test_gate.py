@@ -107,6 +107,7 @@ BAD = [
     ("gate same --against old --other-machine any", Exit.USAGE, "--other-machine must be refuse or ratios"),
     ("gate same --against old --on speed", Exit.USAGE, "--on 'speed': must be time, memory, error, score or status"),
     ("gate same --against old --on ,", Exit.USAGE, "--on is empty; name time"),
+    ("gate same --against old --confirm 2", Exit.USAGE, "--confirm 2: new rounds decide, so give at least 3"),
     ("gate same --against old --confirm -1", Exit.USAGE, "--confirm must be at least 0"),
     ("gate same --against old --relative-to gla", Exit.USAGE, "--relative-to 'gla': no variant of this name was timed"),
     ("gate same --against old -k gla", Exit.USAGE, "-k 'gla': no cell matches; a cell is called w/softmax/n1024"),
@@ -161,25 +162,36 @@ def test_other_machines_are_compared_by_ratios_if_that_is_wanted(capsys: pytest.
 def test_what_is_slower_is_measured_again_before_the_gate_is_closed(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Chance made two cells slower; more rounds show that they are not."""
+    """Chance made two cells slower; new rounds show that they are not, and the rounds that looked so do not count."""
     asked = []
 
     def more_rounds(path: Path, cells: list[str], rounds: int, **options: object) -> None:
         asked.append((path.name, len(cells), rounds))
-        shutil.rmtree(path)
-        write_run(path, ROWS, rounds=7, seed=2)
+        folder = RunFolder(path)
+        with folder.lock():
+            for cell_id in cells:
+                for round_ in range(5, 5 + rounds):
+                    taken = [{"seconds": now * (1 + 1e-3 * round_), "calls": 1} for _ in range(8)]
+                    folder.append("samples.jsonl", [{"cell_id": cell_id, "round": round_, "samples": taken}])
 
     monkeypatch.setattr("attnbench.run.again.more_rounds", more_rounds)
-    assert main(["gate", "slower", "--against", "old", "--confirm", "2"]) == Exit.OK
-    assert asked == [("slower", 2, 2)]
-    assert "2 cells seem slower; 2 more rounds of each" in capsys.readouterr().err
-    assert main(["gate", "same", "--against", "old", "--confirm", "2"]) == Exit.OK
-    assert len(asked) == 1
+    shutil.copytree("slower", "twice")
+    now = 1e-3
+    assert main(["gate", "slower", "--against", "old", "--confirm", "3"]) == Exit.OK
+    assert asked == [("slower", 2, 3)]
+    said = capsys.readouterr()
+    assert "2 cells seem slower; 3 more rounds of each" in said.err
+    assert "seemed slower, and is not in new rounds" in said.out or "unchanged: time 4" in said.out
+    now = 1.3e-3
+    assert main(["gate", "twice", "--against", "old", "--confirm", "3"]) == Exit.FAILED
+    assert "seemed slower, and is in new rounds" in capsys.readouterr().out
+    assert main(["gate", "same", "--against", "old", "--confirm", "3"]) == Exit.OK
+    assert len(asked) == 2
 
 
 @pytest.mark.usefixtures("runs")
 def test_the_verdict_is_told_where_the_run_cannot_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gate", "slower", "--against", "old", "--confirm", "2"]) == Exit.FAILED
+    assert main(["gate", "slower", "--against", "old", "--confirm", "3"]) == Exit.FAILED
     said = capsys.readouterr()
     assert [line.split()[-1] for line in said.out.splitlines() if line.startswith("softmax")] == ["slower"] * 2
     assert "warning: not measured again: slower: measured by another version" in said.err

@@ -44,6 +44,16 @@ def test_models_of_other_sizes_have_a_title_of_their_own(
     assert any(str(value) in title.partition("0.004")[2] for title in titles)
 
 
+def test_the_lines_below_say_how_many_comparisons_hold_together_and_what_the_mark_means(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_scores(RunFolder(RUNS / "score-cpu").in_order())
+    said = capsys.readouterr().out
+    assert re.search(r"^minus softmax: joint 95 % over \d\d comparisons; unsure: it holds 0; ", said, re.MULTILINE)
+    assert "; ° not shown to be better than without mixing" in said
+    assert "no better than" not in said
+
+
 def test_the_time_of_a_training_is_that_of_the_models_in_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     rows = RunFolder(RUNS / "positions-biases-cpu").in_order()
     print_scores(rows)

@@ -37,6 +37,8 @@ class Row:
     seconds: float | None = 1e-3
     noise: float = 0.01
     drift: float = 0.005
+    visits: tuple[float, ...] = ()
+    """True time of each visit, with neither drift nor noise, instead of ``seconds``."""
     felt: float = 1.0
     """How much of a slow-down of the machine its time follows, on the log scale."""
     peak: int | None = 4096
@@ -125,7 +127,7 @@ def _add(
         record.peak_bytes, record.rel_error = row.peak, row.error
         if row.error is not None:
             record.error_kind, record.error_draws, record.rel_error_std = "approximation", 5, row.error_std
-    if row.status is Status.OK and row.seconds is not None:
+    if row.status is Status.OK and (row.visits or row.seconds is not None):
         _add_time(folder, record, row, visits)
     for name, value in row.columns.items():
         setattr(record, name, value)
@@ -134,15 +136,16 @@ def _add(
 
 
 def _add_time(folder: RunFolder, record: Record, row: Row, how: _Visits) -> None:
-    assert row.seconds is not None
-    visits, chance, rounds = [], how.chance, how.rounds
+    visits, chance, rounds = [], how.chance, len(row.visits) or how.rounds
     for round_ in range(rounds):
         share = float(chance.choice(how.speeds)) if how.speeds else 1.0
-        speed = row.seconds / share**row.felt * (1 + row.drift * chance.standard_normal())
+        drift, noise = (0.0, 0.0) if row.visits else (row.drift, row.noise)
+        seconds = row.visits[round_] if row.visits else row.seconds or 0.0
+        speed = seconds / share**row.felt * (1 + drift * chance.standard_normal())
         visits.append(
             [
                 Sample(
-                    float(speed * (1 + row.noise * abs(chance.standard_normal()))),
+                    float(speed * (1 + noise * abs(chance.standard_normal()))),
                     1,
                     yardstick=(2e-4 / share, 5e-5 / share) if how.speeds else None,
                 )

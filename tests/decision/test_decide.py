@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attnbench.decision.decide import Decision, Question, decide, read_runs
@@ -15,7 +17,7 @@ from attnbench.decision.judge import Finding, Limits
 from attnbench.decision.measured import load
 from attnbench.decision.table import table_of
 from attnbench.decision.words import address
-from attnbench.errors import ResultsError, UsageError
+from attnbench.errors import Exit, ResultsError, UsageError
 from attnbench.manifest import FRESH
 from attnbench.record import Record
 from attnbench.run.identity import identity
@@ -114,31 +116,85 @@ def test_the_limit_decides_and_not_the_middle(old: Path, tmp_path: Path) -> None
     assert not decided(old, new, Question(limits=Limits(time=1.05), strict=True)).passed
 
 
+def around(middle: float, spread: float) -> tuple[float, ...]:
+    """Five visits whose geometric mean is ``middle``."""
+    return tuple(middle * (1 + spread) ** step for step in (-2, -1, 0, 1, 2))
+
+
 def test_what_may_be_faster_and_cannot_be_slower_is_no_risk(tmp_path: Path) -> None:
-    before = {"time_median_s": 1.0, "time_ci_low_s": 0.9, "time_ci_high_s": 1.1, "time_rounds": 5}
-    now = {"time_median_s": 0.85, "time_ci_low_s": 0.84, "time_ci_high_s": 0.9, "time_rounds": 5}
-    old = write_run(tmp_path / "old", [Row(seconds=None, columns=before)])
-    new = write_run(tmp_path / "new", [Row(seconds=None, columns=now)])
+    old = write_run(tmp_path / "old", [Row(visits=around(1.0, 0.01))])
+    new = write_run(tmp_path / "new", [Row(visits=around(0.95, 0.01))])
     one = only(decided(old, new, Question(strict=True)), "time")
     assert (one.verdict, one.at_risk) == ("unsure", False)
     assert decided(old, new, Question(strict=True)).passed
 
 
 def test_more_rounds_than_are_worth_it_are_not_counted(tmp_path: Path) -> None:
-    columns = {"time_median_s": 1.0, "time_ci_low_s": 0.8, "time_ci_high_s": 1.25, "time_rounds": 5}
-    old = write_run(tmp_path / "old", [Row(seconds=None, columns=columns)])
-    near = {"time_median_s": 1.049, "time_ci_low_s": 0.9, "time_ci_high_s": 1.2, "time_rounds": 5}
-    new = write_run(tmp_path / "new", [Row(seconds=None, columns=near)])
+    old = write_run(tmp_path / "old", [Row(visits=around(1.0, 0.1))])
+    new = write_run(tmp_path / "new", [Row(visits=around(1.049, 0.1))])
     assert only(decided(old, new), "time").more_rounds == 50
 
 
 def test_the_number_of_rounds_that_is_asked_for_goes_with_the_square_of_the_width(tmp_path: Path) -> None:
-    """Half the width is 10 %, the limit 5 % away: a quarter of the variance is needed, four times the rounds."""
-    columns = {"time_median_s": 1.0, "time_ci_low_s": 1.0, "time_ci_high_s": 1.0, "time_rounds": 5}
-    old = write_run(tmp_path / "old", [Row(seconds=None, columns=columns)])
-    wide = {"time_median_s": 1.05**2, "time_ci_low_s": 1.0, "time_ci_high_s": 1.05**4, "time_rounds": 5}
-    new = write_run(tmp_path / "new", [Row(seconds=None, columns=wide)])
-    assert only(decided(old, new), "time").more_rounds == 15
+    """Beyond the 2 % that no round takes away, half the width is to become the distance to the limit."""
+    old = write_run(tmp_path / "old", [Row(visits=around(1.0, 0.08))])
+    new = write_run(tmp_path / "new", [Row(visits=around(1.2, 0.08))])
+    one = only(decided(old, new), "time")
+    assert one.low
+    half = math.log(1.2 / one.low) - math.log(1.02)
+    gap = math.log(1.2 / 1.05) - math.log(1.02)
+    assert one.more_rounds == round(5 * ((half / gap) ** 2 - 1)) > 0
+
+
+def test_one_round_fails_no_gate_and_what_looks_slower_is_told(tmp_path: Path) -> None:
+    """Two cells take half as long again: one round cannot tell, and the line that answers does not say passed."""
+    rows = [replace(row, seconds=1.5e-3) if row.variant == "linear" and row.n < 256 else row for row in ROWS]
+    old, new = write_run(tmp_path / "old", ROWS, rounds=1), write_run(tmp_path / "new", rows, rounds=1, seed=1)
+    decision = decided(old, new)
+    assert (decision.exit_code, decision.known, decision.undecided) == (Exit.OK, 0, True)
+    said = table_of(decision).verdict
+    start, _, rest = said.partition("1.5")
+    assert start == "not known: 1 round cannot tell whether a time is worse; 9 unsure; 2 cells look slower (up to "
+    assert rest.endswith(" times), not beyond doubt: measure with more --rounds, or give --strict")
+    assert decided(old, new, Question(strict=True)).exit_code == Exit.FAILED
+
+
+def test_intervals_of_many_cells_hold_together_and_are_wider(tmp_path: Path) -> None:
+    """The interval of one cell among forty is wider than alone, for the same spread of visits."""
+    old = [Row(n=n, visits=around(1.0, 0.02)) for n in range(1, 41)]
+    new = [Row(n=n, visits=around(1.0, 0.02)) for n in range(1, 41)]
+    many = decided(write_run(tmp_path / "old", old), write_run(tmp_path / "new", new), Question(measures=("time",)))
+    few = decided(
+        write_run(tmp_path / "old4", old[:4]), write_run(tmp_path / "new4", new[:4]), Question(measures=("time",))
+    )
+    assert (many.known, few.known) == (40, 4)
+    assert many.findings[0].high > few.findings[0].high * 1.01  # type: ignore[operator]
+    assert "0 of 40 comparisons slower; joint 95 % at each end of an interval" in table_of(many).foot
+
+
+def test_how_runs_differ_is_learnt_from_several_old_runs_and_else_unknown(tmp_path: Path) -> None:
+    def run(name: str, seed: int) -> Path:
+        place = np.random.default_rng(seed).normal(0, 0.02, 40)
+        return write_run(
+            tmp_path / name,
+            [Row(n=n, seconds=1e-3 * math.exp(place[n - 1]), noise=0.0) for n in range(1, 41)],
+            seed=seed,
+        )
+
+    new, old, older = (run(name, seed) for seed, name in enumerate(("new", "old", "older")))
+    alone, both = decided(old, new), decided(old, new, Question(), older)
+    assert alone.between is None
+    assert "too few older runs: how runs differ is unknown, intervals 2% wider at each end" in table_of(alone).foot
+    assert both.between == pytest.approx(0.02, rel=0.35)
+    assert any(line.startswith("runs of one program differ by ") for line in table_of(both).foot)
+
+
+def test_a_ratio_is_that_of_the_times_beside_it(old: Path, tmp_path: Path) -> None:
+    slow = write_run(tmp_path / "new", ROWS, seed=1, speeds=(1.0, 0.5))
+    paced = write_run(tmp_path / "paced", ROWS, seed=2, speeds=(1.0, 0.5))
+    for before in (old, paced):
+        times = [one for one in decided(before, slow).findings if one.measure == "time"]
+        assert [one.ratio for one in times] == pytest.approx([one.new / one.old for one in times])  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -243,22 +299,22 @@ def test_fewer_than_five_rounds_are_noticed_in_either_run(tmp_path: Path) -> Non
     five, two = write_run(tmp_path / "five", ROWS), write_run(tmp_path / "two", ROWS, rounds=2)
     assert (decided(five, two).rounds, decided(two, five).few_rounds) == (2, True)
     assert not decided(five, write_run(tmp_path / "again", ROWS)).few_rounds
-    lost = [replace(ROWS[0], columns={"time_rounds": 1}), *ROWS[1:]]
+    lost = [replace(ROWS[0], visits=(1e-3,)), *ROWS[1:]]
     one = decided(five, write_run(tmp_path / "lost", lost))
     assert (one.few, one.rounds, one.times) == (1, 1, len(ROWS))
 
 
 def test_several_old_runs_count_as_one_with_the_rounds_of_all(tmp_path: Path) -> None:
     """An unlucky old run is outweighed: alone it would make its cell slower."""
-    lucky = write_run(tmp_path / "lucky", [Row(seconds=0.85e-3)], rounds=2)
+    lucky = write_run(tmp_path / "lucky", [Row(seconds=0.85e-3)], rounds=3)
     usual = write_run(tmp_path / "usual", [Row(), Row(n=128)], rounds=6, seed=1)
-    new = write_run(tmp_path / "new", [Row(), Row(n=128)], rounds=5, seed=2)
+    new = write_run(tmp_path / "new", [Row(), Row(n=128)], rounds=9, seed=2)
     assert only(decided(lucky, new), "time").verdict == "slower"
     decision = decided(lucky, new, Question(), usual)
     assert verdicts(decision) == {("softmax", 64): "unsure", ("softmax", 128): "same"}
-    pooled = next(one.pair.old for one in decision.findings if one.pair.shown.seq_len == 64)
-    assert pooled is not None
-    assert (pooled.time_rounds, pooled.time_samples) == (8, 64)
+    found = next(one for one in decision.findings if one.measure == "time" and one.pair.shown.seq_len == 64)
+    assert found.pair.rounds == 9
+    assert found.old == pytest.approx(math.sqrt(0.85) * 1e-3, rel=0.02)
 
 
 def test_relative_to_a_variant_takes_away_what_the_whole_machine_lost(old: Path, tmp_path: Path) -> None:

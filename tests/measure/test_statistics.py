@@ -7,19 +7,23 @@ import numpy as np
 import pytest
 
 from attnbench.measure.statistics import (
+    BETWEEN_RUNS,
     BUSY_MACHINE,
     CONFIDENCE,
     LEAST_SPREAD,
     LOOKS,
     Ratio,
+    Visited,
+    effective,
     expected_half_width,
     interquartile_range,
+    interval_of_visit,
     interval_over_rounds,
     judged,
     median_interval,
     noise_floor,
     paired_ratio,
-    ratio_over_visits,
+    ratios_over_visits,
 )
 from attnbench.measure.time import Sample, TimingRules, measure_time, summarise
 
@@ -88,34 +92,39 @@ def test_the_interval_in_the_row_holds_what_it_says_though_its_width_decides_whe
     monkeypatch.setattr(gc, "collect", lambda: 0)  # most of the time otherwise
     rules = TimingRules(min_time=0.2, max_time=1.2, warmup_time=0, rounds=rounds)
     misses = 0
-    draws = 300
+    draws = 600
     for seed in range(draws):
         watch, taken = Lognormal(seed, sd), list[tuple[Sample, ...]]()
         for _ in range(rounds):
             earlier = [sample for samples in taken for sample in samples]
             taken.append(measure_time(lambda: None, rules, stopwatch=watch, earlier=earlier).samples)
-        low, high = summarise(taken).interval or (math.nan, math.nan)
+        found = summarise(taken).interval if rounds > 1 else median_interval([one.seconds for one in taken[0]])
+        low, high = found or (math.nan, math.nan)
         misses += not low <= 0.01 <= high
     assert misses / draws <= 1.1 * (1 - CONFIDENCE) + 5 / 300
 
 
-def test_visits_between_which_the_machine_changed_widen_the_interval() -> None:
-    steady, slower = [1.0, 1.01, 1.02] * 20, [1.2, 1.21, 1.22] * 20
-    assert interval_over_rounds([steady]) == median_interval(steady)
-    low, high = interval_over_rounds([steady, steady, slower]) or (0, 0)
-    assert low <= 1.01
-    assert high == 1.21
-    # From six visits on a stray one is no longer believed: the interval of their medians is exact.
-    assert interval_over_rounds([steady] * 8 + [slower]) == median_interval(steady * 8 + slower)
-    assert interval_over_rounds([[1.0, 1.1], [1.2]]) is None
+def test_the_interval_over_rounds_is_students_of_the_logarithms_of_the_visits_medians() -> None:
+    from scipy.stats import t
+
+    visits = [[0.9, 1.0, 1.1], [1.2], [0.8, 0.9], []]
+    logs = np.log([1.0, 1.2, 0.85])
+    low, high = t.interval(0.95, 2, logs.mean(), logs.std(ddof=1) / math.sqrt(3))
+    assert interval_over_rounds(visits) == pytest.approx((math.exp(low), math.exp(high)))
 
 
-def test_the_interval_over_rounds_is_as_wide_as_that_of_all_samples_and_as_that_of_the_medians() -> None:
-    one, other = [9.0, 10.0, 11.0] * 10, [19.0, 20.0, 21.0] * 10
-    assert median_interval(one + other) == (11, 19)
-    assert interval_over_rounds([one, other]) == (10, 20)
-    assert interval_over_rounds([one, [], other]) == (10, 20)  # a visit that brought nothing
-    assert interval_over_rounds([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]) == (0, 6)
+def test_one_visit_has_no_interval_however_many_samples_it_has() -> None:
+    assert interval_over_rounds([[1.0, 1.01, 1.02] * 20]) is None
+    assert interval_over_rounds([[1.0, 1.01, 1.02] * 20, []]) is None
+    assert interval_over_rounds([[0.0, 1.0, 0.0], [1.0]]) is None  # nothing takes no time
+
+
+def test_the_interval_over_rounds_holds_the_median_of_all_samples_and_stays_finite() -> None:
+    low, high = interval_over_rounds([[1.0] * 50, [2.0], [2.0], [2.0], [2.0], [2.0], [2.0]]) or (0, 0)
+    assert low == 1.0
+    assert high > 2
+    low, high = interval_over_rounds([[1e-9], [1e9]]) or (0, 0)
+    assert 0 < low < high < math.inf
 
 
 def test_quartiles_of_a_hundred_steps_are_fifty_apart_and_one_sample_has_no_spread() -> None:
@@ -260,29 +269,73 @@ def test_unequal_or_empty_sides_are_refused() -> None:
         paired_ratio([], [])
 
 
-def test_a_ratio_over_visits_has_the_interval_of_welchs_test_on_logarithms() -> None:
+def test_the_ratio_of_one_cell_has_the_interval_of_welchs_test_on_logarithms_and_what_runs_may_differ() -> None:
     from scipy.stats import ttest_ind
 
     new, old = [1.3, 1.21, 1.25, 1.4, 1.2], [1.0, 1.02, 0.97, 1.05]
-    ratio, low, high = ratio_over_visits(new, old)
+    found = ratios_over_visits([Visited(new, [old])])
+    ((ratio, low, high),) = found.ratios
     test = ttest_ind(np.log(new), np.log(old), equal_var=False)
-    assert np.log([low, high]) == pytest.approx(list(test.confidence_interval(0.95)))
+    wide = math.log(1 + BETWEEN_RUNS)
+    assert found.between is None
+    half = pytest.approx(list(test.confidence_interval(0.90)))
+    assert [math.log(low) + wide, math.log(high) - wide] == half
     assert math.log(ratio) == pytest.approx(np.log(new).mean() - np.log(old).mean())
-    backwards = ratio_over_visits(old, new)
+    (backwards,) = ratios_over_visits([Visited(old, [new])]).ratios
     assert backwards == pytest.approx((1 / ratio, 1 / high, 1 / low))
 
 
 def test_what_is_doubted_widens_the_interval_of_a_ratio_and_moves_it_nowhere() -> None:
-    sure, unsure = (ratio_over_visits([1.0, 1.01, 1.02], [2.0, 2.03, 2.01], doubt) for doubt in (0.0, 0.04))
+    ((sure,), (unsure,)) = (
+        ratios_over_visits([Visited([1.0, 1.01, 1.02], [[2.0, 2.03, 2.01]], doubt)]).ratios for doubt in (0.0, 0.04)
+    )
     assert unsure[0] == sure[0]
     assert unsure[1] < sure[1] < sure[2] < unsure[2]
-    same = ratio_over_visits([1.0] * 3, [2.0] * 3, 0.01)
-    assert np.log(same) - math.log(0.5) == pytest.approx([0, -0.1 * 1.95996, 0.1 * 1.95996], abs=1e-4)
+    (same,) = ratios_over_visits([Visited([1.0] * 3, [[2.0] * 3], 0.01)]).ratios
+    half = 0.1 * 1.64485 + math.log(1.02)
+    assert np.log(same) - math.log(0.5) == pytest.approx([0, -half, half], abs=1e-4)
+
+
+def test_cells_that_vary_alike_tell_each_other_how_visits_vary_and_others_do_not() -> None:
+    """By chance one cell's visits agree: among cells that vary by 2 % that is not believed, alone it is."""
+    rng = np.random.default_rng(0)
+    many = [Visited(np.exp(rng.normal(0, 0.02, 5)), [np.exp(rng.normal(0, 0.02, 5))]) for _ in range(30)]
+    quiet = Visited([1.0, 1.0001, 1.0, 1.0, 1.0], [[1.0, 1.0, 1.0001, 1.0, 1.0]])
+    alone, among = ratios_over_visits([quiet]).ratios[0], ratios_over_visits([*many, quiet]).ratios[-1]
+    assert math.log(alone[2]) - math.log(1.02) < 1e-3
+    assert math.log(among[2]) - math.log(1.02) > 0.005
+    freedoms = [math.log(high / ratio) for ratio, _, high in ratios_over_visits(many).ratios]
+    assert max(freedoms) < 2 * min(freedoms)
 
 
 def test_two_visits_say_nothing_of_how_visits_vary() -> None:
-    with pytest.raises(ValueError, match="need 3 visits of each, got 2 and 5"):
-        ratio_over_visits([1.0] * 2, [1.0] * 5)
+    with pytest.raises(ValueError, match="need 3 visits of each"):
+        ratios_over_visits([Visited([1.0] * 2, [[1.0] * 5])])
+    assert ratios_over_visits([]).ratios == ()
+
+
+def test_older_runs_that_differ_widen_the_interval_of_a_few_cells_by_as_much() -> None:
+    near = ratios_over_visits([Visited([1.0] * 5, [[1.0] * 5, [1.01] * 5])]).ratios[0]
+    apart = ratios_over_visits([Visited([1.0] * 5, [[1.0] * 5, [1.2] * 5])]).ratios[0]
+    assert near[2] / near[0] == pytest.approx(1.02, rel=1e-4)
+    assert apart[2] / apart[0] == pytest.approx(1.2, rel=1e-4)
+
+
+def test_samples_that_follow_their_neighbours_are_worth_fewer() -> None:
+    rng = np.random.default_rng(0)
+    independent = rng.normal(1, 0.01, 400)
+    noise = rng.normal(0, 0.01 * math.sqrt(1 - 0.9**2), 400)
+    following = [1.0]
+    for one in noise:
+        following.append(1 + 0.9 * (following[-1] - 1) + float(one))
+    assert effective(independent.tolist()) > 300
+    assert effective(following) == pytest.approx(400 * 0.1 / 1.9, rel=0.5)
+    assert effective([1.0] * 20) == 20
+    exact, wide = median_interval(following), interval_of_visit(following)
+    assert exact is not None
+    assert wide is not None
+    assert wide[1] - wide[0] > 2 * (exact[1] - exact[0])
+    assert interval_of_visit(independent.tolist()[:5]) is None
 
 
 def test_the_noise_floor_is_the_far_end_of_the_interval_on_either_side() -> None:

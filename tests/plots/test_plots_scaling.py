@@ -15,7 +15,7 @@ from attnbench.errors import UsageError
 from attnbench.plots.captions import in_words
 from attnbench.plots.page import NothingToDraw
 from attnbench.plots.scaling import applies, draw_scaling
-from attnbench.plots.series import power_of_n
+from attnbench.plots.series import half_of_power, power_of_n
 
 Words = Callable[[Figure], str]
 
@@ -51,16 +51,42 @@ def test_fitted_and_claimed_powers_stand_beside_each_other(run: Any, words: Word
     rows = timed(run, "softmax", (512, 1024, 2048), 2.0) + timed(run, "linear", (512, 1024, 2048), 1.6)
     figure = draw_scaling(run.table(rows))
     said = words(figure).splitlines()
-    assert said.count("2.00 / 2") == 2
-    bold = {text.get_text() for ax in figure.axes for text in ax.texts if text.get_fontweight() == "bold"}
-    assert bold == {"1.60 / 1"}  # grows faster than its paper claims
+    assert sum(line.startswith("2.00 ") and line.endswith(" / 2") for line in said) == 2
+    assert {one.split()[0] for one in bold_words(figure)} == {"1.60"}  # grows faster than its paper claims
+
+
+def bold_words(figure: Figure) -> set[str]:
+    return {text.get_text() for ax in figure.axes for text in ax.texts if text.get_fontweight() == "bold"}
+
+
+def test_a_power_has_the_interval_that_its_times_leave_open_and_is_bold_only_beyond_it(run: Any) -> None:
+    """The same three times: within 1 % the power is larger than claimed, within a factor of two it may not be."""
+    for share, bold, said in ((1.01, True, "1.60 ±0.01 / 1"), (2.0, False, "1.60 ±0.71 / 1")):
+        rows = timed(run, "linear", (512, 1024, 2048), 1.6)
+        for row in rows:
+            row |= {"time_ci_low_s": row["time_median_s"] / share, "time_ci_high_s": row["time_median_s"] * share}
+            row["peak_bytes"] = 100.0 * row["seq_len"]
+        figure = draw_scaling(run.table(rows))
+        assert said in {text.get_text() for ax in figure.axes for text in ax.texts}
+        assert (said in bold_words(figure)) is bold
+
+
+def test_without_intervals_a_power_is_as_sure_as_its_values_lie_on_a_line() -> None:
+    from scipy.stats import linregress, t
+
+    n, time = np.array([512.0, 1024.0, 2048.0]), np.array([1.0, 3.1, 6.0])
+    fitted = linregress(np.log(n), np.log(time))
+    assert power_of_n(n, time) == pytest.approx(fitted.slope)
+    assert half_of_power(n, time) == pytest.approx(t.ppf(0.975, 1) * fitted.stderr)
+    assert half_of_power(n, time, (time * 0.9, np.array([math.nan, 1.0, 1.0]))) == half_of_power(n, time)
+    assert math.isnan(half_of_power(n[:2], time[:2]))
 
 
 def test_two_lengths_have_no_power_and_reference_lines_accuse_nobody(run: Any) -> None:
     rows = timed(run, "linear", (512, 1024), 1.9) + timed(run, "identity", (512, 1024, 2048), 1.9)
     texts = [text for ax in draw_scaling(run.table(rows)).axes for text in ax.texts]
     assert sum(text.get_text() == "– / 1" for text in texts) == 2
-    assert sum(text.get_text() == "1.90 / 1" for text in texts) == 2
+    assert sum(text.get_text().startswith("1.90 ") for text in texts) == 2
     assert all(text.get_fontweight() != "bold" for text in texts)
 
 

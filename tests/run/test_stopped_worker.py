@@ -81,7 +81,8 @@ def test_calls_in_a_worker_that_is_stopped_for_far_longer_take_what_they_take(
     record = Record.from_json(answer["record"])
     samples = answer["samples"]["samples"]
     assert [bool(sample.get("stopped")) for sample in samples].count(True) == 1
-    assert record.time_ci_high_s is not None
-    assert record.time_ci_high_s < 3 * (record.time_min_s or 0)
-    assert record.time_ci_high_s <= max(sample["seconds"] for sample in samples if not sample.get("stopped"))
+    assert record.time_ci_high_s is None  # one visit has no interval
+    assert record.time_median_s is not None
+    assert record.time_median_s < 3 * (record.time_min_s or 0)
+    assert record.time_median_s <= max(sample["seconds"] for sample in samples if not sample.get("stopped"))
     assert "1 of 7 samples left out: the process was stopped meanwhile" in record.warnings

@@ -108,8 +108,9 @@ function legendOf(section, view) {
     draw(svg, "path", { d: "M1,7H33", "stroke-dasharray": DASH[line.dash] });
     marker(svg, line.marker, 17, 7);
     add(add(row, "th", { scope: "row" }), "bdi", {}, line.name);
-    const above = line.power !== null && line.claim !== null && line.power > line.claim + 0.2;
-    add(row, "td", { class: above ? "number more" : "number" }, line.power === null ? "–" : line.power.toFixed(2));
+    const half = line.half === null || line.half < 0.005 ? "" : ` ±${line.half.toFixed(2)}`;
+    const power = line.power === null ? "–" : line.power.toFixed(2) + half;
+    add(row, "td", { class: line.above ? "number more" : "number" }, power);
     add(row, "td", { class: "number" }, line.claim === null ? "–" : String(line.claim));
     lights(section, row, place);
   });

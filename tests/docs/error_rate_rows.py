@@ -1,0 +1,35 @@
+"""What docs/ say of how often intervals and verdicts are wrong, and of what they find: docs/data/error-rates.csv."""
+
+from __future__ import annotations
+
+from tests.benchmarks import error_rates
+from tests.docs.making import rows, table
+
+
+def shown(*start: str) -> str:
+    """A table of the rates whose name starts with one of these."""
+    lines = [
+        [one.what, one.setting, one.promised.replace("<=", "≤").replace(">=", "≥"), f"{one.share:.1%}"]
+        for one in error_rates.read()
+        if one.what.startswith(start)
+    ]
+    counts = sorted({one.of for one in error_rates.read() if one.what.startswith(start)})
+    return table(["what", "where", "promised", f"measured, of {' or '.join(map(str, counts))}"], lines)
+
+
+@rows
+def error_rates_of_times() -> str:
+    """Rows, and powers of n."""
+    return shown("interval", "linear", "variant")
+
+
+@rows
+def error_rates_of_gate() -> str:
+    """False alarms, and power."""
+    return shown("gate")
+
+
+@rows
+def error_rates_of_scores() -> str:
+    """Tables and suites of equals."""
+    return shown("scores", "the same")
