@@ -1,4 +1,7 @@
-"""Settings of the process that a cell may change, by the words that its row then has for them."""
+"""Settings of the process that a cell may change, by the words that its row then has for them.
+
+Those that decide how precisely torch multiplies, and with which kernels, can also be set back: :data:`SWITCHES`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as hooks
-
-from attnbench.run.process import chosen_precisions
 
 if sys.platform != "win32":
     import resource
@@ -23,6 +27,136 @@ _LIMITS = [] if sys.platform == "win32" else sorted(getattr(resource, n) for n i
 FINDERS = "where modules are found"
 _HOOKS = [value for name, value in vars(hooks).items() if name.startswith("_global_") and hasattr(value, "values")]
 _CPU = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "Autograd", "AutogradCPU")
+
+
+class Switch(NamedTuple):
+    """A switch of torch that changes numbers, or the kernels that compute them. Old versions of torch lack some."""
+
+    words: str
+    """What it decides, as a row says it."""
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+def _called(path: str, *more: Any) -> Callable[..., Any]:
+    """The function of torch at ``path``, looked up when it is called, with ``more`` before other arguments."""
+    return lambda *given: attrgetter(path)(torch)(*more, *given)
+
+
+def _attribute(words: str, path: str) -> Switch:
+    home, _, name = path.rpartition(".")
+    return Switch(words, lambda: attrgetter(path)(torch), lambda value: setattr(attrgetter(home)(torch), name, value))
+
+
+def _precision(words: str, backend: str, op: str) -> Switch:
+    read, write = (_called(f"_C._{way}_fp32_precision_{way}ter", backend, op) for way in ("get", "set"))
+    if op == "matmul":  # nothing, and nothing inherited, is what "highest" means as well
+        return Switch(words, lambda: read().replace("none", "ieee"), write)
+    return Switch(words, read, write)
+
+
+_PRODUCTS = "the precision of float32 products"
+_CONVOLUTIONS = "the precision of float32 convolutions and recurrences"
+_SUMS = "the precision of sums in half precision"
+_KERNELS = "the kernels that may be used"
+_FILLED = "whether new memory is filled"
+
+# A switch that others inherit from stands before these.
+SWITCHES: Mapping[str, Switch] = {
+    "torch.set_float32_matmul_precision": Switch(
+        _PRODUCTS, _called("get_float32_matmul_precision"), _called("set_float32_matmul_precision")
+    ),
+    "torch.backends.cuda.matmul.allow_tf32": _attribute(_PRODUCTS, "backends.cuda.matmul.allow_tf32"),
+    "torch.backends.cudnn.allow_tf32": _attribute(_CONVOLUTIONS, "backends.cudnn.allow_tf32"),
+    **{
+        f"torch.backends{path}.fp32_precision": _precision(words, backend, op)
+        for path, words, backend, op in (
+            ("", _PRODUCTS, "generic", "all"),
+            (".mkldnn", _PRODUCTS, "mkldnn", "all"),
+            (".cudnn", _PRODUCTS, "cuda", "all"),
+            (".mkldnn.matmul", _PRODUCTS, "mkldnn", "matmul"),
+            (".cuda.matmul", _PRODUCTS, "cuda", "matmul"),
+            (".mkldnn.conv", _CONVOLUTIONS, "mkldnn", "conv"),
+            (".mkldnn.rnn", _CONVOLUTIONS, "mkldnn", "rnn"),
+            (".cudnn.conv", _CONVOLUTIONS, "cuda", "conv"),
+            (".cudnn.rnn", _CONVOLUTIONS, "cuda", "rnn"),
+        )
+    },
+    **{
+        f"torch.{path}": _attribute(words, path)
+        for words, paths in {
+            _SUMS: (
+                "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+                "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+                "backends.cuda.matmul.allow_fp16_accumulation",
+            ),
+            _KERNELS: (
+                *("backends.cudnn.enabled", "backends.cudnn.benchmark", "backends.cudnn.deterministic"),
+                *("backends.mkldnn.enabled", "backends.mkldnn.deterministic"),
+                *("backends.opt_einsum.enabled", "backends.opt_einsum.strategy", "backends.quantized.engine"),
+            ),
+            _FILLED: ("utils.deterministic.fill_uninitialized_memory",),
+        }.items()
+        for path in paths
+    },
+    **{
+        f"torch.{write}": Switch(words, _called(read), _called(write))
+        for words, read, write in (
+            (
+                _SUMS,
+                "_C._get_cpu_allow_fp16_reduced_precision_reduction",
+                "_C._set_cpu_allow_fp16_reduced_precision_reduction",
+            ),
+            (
+                _SUMS,
+                "backends.cuda.fp16_bf16_reduction_math_sdp_allowed",
+                "backends.cuda.allow_fp16_bf16_reduction_math_sdp",
+            ),
+            (_KERNELS, "backends.mha.get_fastpath_enabled", "backends.mha.set_fastpath_enabled"),
+            *(
+                (_KERNELS, f"backends.cuda.{kind}_sdp_enabled", f"backends.cuda.enable_{kind}_sdp")
+                for kind in ("flash", "mem_efficient", "math", "cudnn")
+            ),
+            (_KERNELS, "_C._get_sdp_priority_order", "_C._set_sdp_priority_order"),
+        )
+    },
+}
+"""All of them, by their names in torch."""
+
+
+def read_switches() -> dict[str, object]:
+    """What each switch is now."""
+    return {name: _told(switch.read) for name, switch in SWITCHES.items()}
+
+
+def set_back(before: Mapping[str, object]) -> None:
+    """Make each switch what it was; do nothing about one that cannot be set."""
+    for _ in range(2):  # one that is set may take others with it
+        for name, switch in SWITCHES.items():
+            if _told(switch.read) != before[name]:
+                with suppress(Exception):
+                    switch.write(before[name])
+
+
+chosen = set[tuple[object, ...]]()
+"""States of the switches of products between which this process itself chooses for each cell
+(:func:`attnbench.run.process.choose_products`)."""
+
+
+def state_of(words: str) -> tuple[object, ...]:
+    """What the switches are now that decide one thing."""
+    return tuple(_told(switch.read) for switch in SWITCHES.values() if switch.words == words)
+
+
+def state_of_products() -> tuple[object, ...]:
+    """What the switches of float32 products are now."""
+    return state_of(_PRODUCTS)
+
+
+def _products() -> object:
+    """None for any state that this process itself chooses, so that these do not differ."""
+    now = state_of_products()
+    return None if now in chosen else now
 
 
 def read_settings() -> dict[str, object]:
@@ -53,8 +187,8 @@ def _settings() -> dict[str, Callable[[], object]]:
         "gradient mode": lambda: (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "how gradients are computed": _autograd,
         "autocast": lambda: [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
-        "the precision of float32 products": _precision,
-        "the kernels that may be used": _kernels,
+        _PRODUCTS: _products,
+        **{words: partial(state_of, words) for words in (_CONVOLUTIONS, _SUMS, _KERNELS, _FILLED)},
         "the kernels of torch's operations": _kernels_of_others,
         "what stands between a call and torch": _modes,
         "the hooks of all modules": lambda: [list(map(id, table.values())) for table in _HOOKS],
@@ -82,27 +216,10 @@ def _settings() -> dict[str, Callable[[], object]]:
     return settings
 
 
-def _precision() -> object:
-    """The precision; None for any that this process itself chooses for each cell, so that these do not differ."""
-    now = torch.get_float32_matmul_precision()
-    return None if now in chosen_precisions() else now
-
-
 def _autograd() -> object:
     """Whether on one thread or several, and through which hooks saved tensors go."""
     inner: Any = torch._C
     return inner._is_multithreading_enabled(), id(inner._autograd._top_saved_tensors_default_hooks(True))
-
-
-def _kernels() -> object:
-    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    einsum: Any = torch.backends.opt_einsum
-    switches: list[Any] = [cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled]
-    return (
-        *(enabled() for enabled in [*switches, cuda.cudnn_sdp_enabled]),
-        *(cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, mkldnn.enabled),
-        *(einsum.enabled, einsum.strategy),
-    )
 
 
 def _kernels_of_others() -> object:
@@ -140,3 +257,6 @@ def _umask() -> int:
 
 
 _SETTINGS = _settings()
+with warnings.catch_warnings():  # torch 2.9 warns, once, that there is a newer way to ask
+    warnings.simplefilter("ignore")
+    read_switches()

@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ import attnbench.measure.time as measure_time
 from attnbench.measure import limits, statistics
 from attnbench.measure.recent import Recent
 from attnbench.measure.stopwatch import WallClock
-from attnbench.run import process, traces
+from attnbench.run import process, switches, traces
 from attnbench.run.traces import KEPT, OPEN, Snapshot
 from tests.forked import forks
 
@@ -80,6 +80,14 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "the kernels that may be used": (
         lambda: torch.backends.cuda.enable_flash_sdp(False),  # type: ignore[no-untyped-call]  # torch has no types here
         lambda: torch.backends.cuda.enable_flash_sdp(True),  # type: ignore[no-untyped-call]  # as above
+    ),
+    "the precision of float32 convolutions and recurrences": (
+        lambda: put(torch.backends.mkldnn.conv, "fp32_precision", "bf16", "none"),  # type: ignore[attr-defined]  # untyped
+        lambda: put_back(),
+    ),
+    "the precision of sums in half precision": (
+        lambda: put(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False, True),
+        lambda: put_back(),
     ),
     "how numbers are rounded": (
         lambda: torch.set_flush_denormal(True),
@@ -161,8 +169,8 @@ replaced: list[tuple[Any, str, Any]] = []
 kept: list[Any] = []
 
 
-def put(home: Any, name: str, value: object) -> None:
-    replaced.append((home, name, vars(home).get(name)))
+def put(home: Any, name: str, value: object, before: object = None) -> None:
+    replaced.append((home, name, before or vars(home).get(name)))
     setattr(home, name, value)
 
 
@@ -221,16 +229,71 @@ def test_what_a_cell_changes_in_its_process_is_told_by_name(words: str) -> None:
 def test_the_library_that_is_chosen_for_each_cell_is_no_trace_and_another_one_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process, "_products", process.Products("oneDNN", "oneDNN"))
-    try:
+    monkeypatch.setattr(limits, "is_true_float32", lambda: True)
+    with restored(monkeypatch):
+        process.apply(
+            "tuned", threads=torch.get_num_threads(), device="cpu", products=process.Products("oneDNN", "oneDNN")
+        )
         process.choose_products(of_one_row=False)
         before = Snapshot.take("cpu")
         process.choose_products(of_one_row=True)
         assert Snapshot.take("cpu").left_since(before) == ""
         torch.set_float32_matmul_precision("high")
         assert Snapshot.take("cpu").left_since(before) == "changed the precision of float32 products"
+        process.choose_products(of_one_row=False)
+        torch.backends.mkldnn.matmul.fp32_precision = "ieee"  # type: ignore[attr-defined]  # oneDNN without its name
+        assert Snapshot.take("cpu").left_since(before) == "changed the precision of float32 products"
+
+
+@contextmanager
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the process uses, and torch's switches, as they were."""
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: True)
+    monkeypatch.setattr(process, "_products", process.Products())
+    monkeypatch.setattr(switches, "chosen", set())
+    before = switches.read_switches()
+    try:
+        yield
     finally:
-        torch.set_float32_matmul_precision("highest")
+        switches.set_back(before)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "ieee"])
+@pytest.mark.parametrize("place", ["", ".mkldnn", ".mkldnn.matmul", ".mkldnn.conv", ".mkldnn.rnn"])
+def test_each_switch_of_precision_is_a_trace_and_is_set_back(
+    place: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with restored(monkeypatch):
+        torch.set_float32_matmul_precision("medium" if precision == "ieee" else "highest")
+        before, snapshot = switches.read_switches(), Snapshot.take("cpu")
+        exec(f"torch.backends{place}.fp32_precision = {precision!r}", {"torch": torch})  # as in a plug-in
+        left = Snapshot.take("cpu").left_since(snapshot)
+        assert left.startswith("changed the precision of float32 "), left
+        switches.set_back(before)
+        assert switches.read_switches() == before
+        assert Snapshot.take("cpu").left_since(snapshot) == ""
+        assert not any("mix of the legacy" in str(value) for value in before.values())
+
+
+def test_every_switch_is_one_that_this_torch_has() -> None:
+    assert [name for name, value in switches.read_switches().items() if "Error(" in str(value)] == []
+
+
+def test_a_precision_that_a_plug_in_sets_is_set_back_unless_the_process_is_as_shipped(tmp_path: Path) -> None:
+    mixed = "import torch\ntorch.backends.mkldnn.matmul.fp32_precision = 'bf16'\n"
+    (tmp_path / "own.py").write_text(mixed + "torch.backends.fp32_precision = 'bf16'\n")
+    matrix = "{variant: [softmax, local], seq_len: 64, heads: 1, head_dim: 8}"
+    options = ["--plugin", "own.py", "--fresh", "--quick"]
+    for state in ("tuned", "as-shipped"):
+        rows, said = run(tmp_path, f"{{name: w, matrix: {matrix}}}", *options, "--process", state, fork=False)
+        told = (
+            "a plug-in changed the precision of float32 products, the precision of float32 convolutions and recurrences"
+            " (torch.backends.fp32_precision = bf16, torch.backends.mkldnn.fp32_precision = bf16)"
+        )
+        assert [row["status"] for row in rows] == ["ok"] * 2, said
+        assert [told in row["warnings"] for row in rows] == [state == "as-shipped"] * 2
+        assert (told in " ".join(said.split())) == (state == "as-shipped")
+        assert "a plug-in changed" not in said or state == "as-shipped"
 
 
 @pytest.fixture
@@ -384,7 +447,7 @@ def run(tmp_path: Path, sweeps: str, *options: str, fork: bool = True) -> tuple[
     with forks(watched=True) if fork else nullcontext():
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    (records,) = (tmp_path / "results").glob("s/*/records.jsonl")
+    records = max((tmp_path / "results").glob("s/*/records.jsonl"), key=lambda path: path.stat().st_mtime_ns)
     return [json.loads(line) for line in records.read_text().splitlines()], ended.stderr
 
 
