@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -134,6 +135,7 @@ def describe(device: str) -> dict[str, Any]:
         "cores": available_cores(),
         "memory_bytes": total_memory_bytes(),
         "system": f"{platform.system()} {platform.machine()}",
+        "instructions": instructions(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
@@ -158,16 +160,19 @@ def id_of(facts: dict[str, Any]) -> str:
 def class_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
     """What two runs share if their numbers may be compared; None where a run does not say.
 
-    Memory is not among them: two boots of one machine differ in it by kilobytes (see :func:`memory_bytes`). Nor is
-    Python, since its versions do not change what torch computes; nor are the libraries of matrix products, which are
-    chosen for each run (see :func:`products_of`).
+    The instructions of a processor are missing for a GPU, and for a run that is older than the fact, which they keep
+    apart from no other. Memory is not among them: two boots of one machine differ in it by kilobytes (see
+    :func:`memory_bytes`). Nor is Python, since its versions do not change what torch computes; nor are the libraries of
+    matrix products, which are chosen for each run (see :func:`products_of`).
 
     Args:
         environment: as ``environment.json`` holds it, of a run of any age.
     """
     machine = _described(environment)
     torch = machine.get("torch")
+    known = {} if "gpu" in machine or "instructions" not in machine else {"instructions": machine["instructions"]}
     return {
+        **known,
         "processor": machine.get("gpu") or machine.get("processor"),
         "cores": machine.get("cores"),
         "system": machine.get("system"),
@@ -295,6 +300,22 @@ def processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or sys.platform
+
+
+_INSTRUCTIONS = re.compile(r"avx2|avx512(f|_bf16|_fp16|_vnni)|amx_\w+|avx10\S*|asimd(hp|fhm)|bf16|i8mm|sve\w*")
+"""Flags of processors that decide which kernels multiply, and how precisely."""
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Variables that keep oneDNN from instructions that there are."""
+
+
+def instructions() -> str:
+    """What torch and oneDNN may use of the processor's instructions; one name may stand for several processors."""
+    import torch
+
+    lines = _read(Path("/proc/cpuinfo")).splitlines()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
+    limits = [f"{name}={os.environ[name]}" for name in _LIMITS if name in os.environ]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *sorted(filter(_INSTRUCTIONS.fullmatch, flags)), *limits])
 
 
 def _read(path: Path) -> str:

@@ -61,6 +61,7 @@ def _machine() -> dict[str, Any]:
         default_threads,
         describe,
         devices,
+        instructions,
         processor,
         total_memory_bytes,
     )
@@ -77,6 +78,7 @@ def _machine() -> dict[str, Any]:
     try:
         import torch
 
+        facts["instructions"] = instructions()
         facts["torch_threads"] = torch.get_num_threads()
         facts["devices"] = {name: describe(name).get("gpu", "") for name in devices() if name != "cuda"}
     except Exception as error:

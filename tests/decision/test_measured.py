@@ -78,6 +78,7 @@ def test_a_failed_row_does_not_hide_one_that_is_ok_and_an_interrupted_one_is_no_
     [
         ("processor", "Other", "processor: Some Processor and Other"),
         ("cores", 4, "cores: 2 and 4"),
+        ("instructions", "AVX512 amx_bf16", "instructions: AVX512 avx512f and AVX512 amx_bf16"),
         ("system", "Darwin arm64", "system: Linux x86_64 and Darwin arm64"),
         ("torch", "2.14.0+cpu", "torch: 2.13 and 2.14"),
         ("float32_products", "oneDNN", "float32_products: default and oneDNN"),
@@ -113,6 +114,14 @@ def test_libraries_that_an_older_run_does_not_tell_keep_nothing_apart(tmp_path: 
     older = load(write_run(tmp_path / "old", [Row()], about=about))
     newer = load(write_run(tmp_path / "new", [Row()], about=environment(window_products="oneDNN")))
     assert differing_facts(newer, older) == differing_facts(older, newer) == []
+
+
+def test_instructions_that_an_older_run_does_not_tell_keep_nothing_apart(tmp_path: Path) -> None:
+    described = {name: fact for name, fact in environment()["environment"].items() if name != "instructions"}
+    older = load(write_run(tmp_path / "old", [Row()], about={**environment(), "environment": described}))
+    newer = load(write_run(tmp_path / "new", [Row()]))
+    assert differing_facts(newer, older) == differing_facts(older, newer) == []
+    assert newer.machine_class != older.machine_class
 
 
 def test_two_gpus_of_one_kind_are_one_class_and_their_own_memory_counts() -> None:
