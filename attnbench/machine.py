@@ -207,6 +207,51 @@ def differing_products(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {ours[name]} and {theirs[name]}" for name in ours if theirs.get(name, ours[name]) != ours[name]]
 
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""Variables that a measuring process gets with the number of its threads."""
+
+_NAMES = """
+ATEN_CPU_CAPABILITY CUBLASLT_WORKSPACE_SIZE CUBLAS_EMULATE_DOUBLE_PRECISION CUBLAS_EMULATE_SINGLE_PRECISION
+CUBLAS_EMULATION_STRATEGY CUBLAS_WORKSPACE_CONFIG CUDA_LAUNCH_BLOCKING CUDNN_DETERMINISTIC GLIBC_TUNABLES
+DNNL_CPU_ISA_HINTS DNNL_DEFAULT_FPMATH_MODE DNNL_MAX_CPU_ISA DNNL_PRIMITIVE_CACHE_CAPACITY
+ONEDNN_CPU_ISA_HINTS ONEDNN_DEFAULT_FPMATH_MODE ONEDNN_MAX_CPU_ISA ONEDNN_PRIMITIVE_CACHE_CAPACITY
+GOMP_CPU_AFFINITY GOMP_SPINCOUNT GOMP_STACKSIZE KMP_AFFINITY KMP_BLOCKTIME KMP_DETERMINISTIC_REDUCTION
+KMP_DYNAMIC_MODE KMP_FORCE_REDUCTION KMP_HW_SUBSET KMP_LIBRARY KMP_STACKSIZE KMP_TPAUSE LD_PRELOAD
+MALLOC_ARENA_MAX MALLOC_ARENA_TEST MALLOC_CONF MALLOC_MMAP_MAX_ MALLOC_MMAP_THRESHOLD_ MALLOC_PERTURB_
+MALLOC_TOP_PAD_ MALLOC_TRIM_THRESHOLD_ MKL_CBWR MKL_DEBUG_CPU_TYPE MKL_DISABLE_FAST_MM MKL_DOMAIN_NUM_THREADS
+MKL_DYNAMIC MKL_ENABLE_INSTRUCTIONS MKL_FAST_MEMORY_LIMIT MKL_INTERFACE_LAYER MKL_NUM_STRIPES MKL_THREADING_LAYER
+NVIDIA_TF32_OVERRIDE OMP_DYNAMIC OMP_MAX_ACTIVE_LEVELS OMP_NESTED OMP_PLACES OMP_PROC_BIND OMP_SCHEDULE
+OMP_STACKSIZE OMP_THREAD_LIMIT OMP_WAIT_POLICY OPENBLAS_CORETYPE PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF
+PYTORCH_ENABLE_MPS_FALLBACK PYTORCH_JIT PYTORCH_MPS_FAST_MATH PYTORCH_MPS_PREFER_METAL
+PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_TUNABLEOP_ENABLED TORCHDYNAMO_DISABLE
+TORCHINDUCTOR_COORDINATE_DESCENT_TUNING TORCHINDUCTOR_CPP_WRAPPER TORCHINDUCTOR_EMULATE_PRECISION_CASTS
+TORCHINDUCTOR_FREEZING TORCHINDUCTOR_MAX_AUTOTUNE TORCHINDUCTOR_MAX_AUTOTUNE_GEMM
+TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE TORCH_BLAS_PREFER_CUBLASLT
+TORCH_BLAS_PREFER_HIPBLASLT TORCH_COMPILE_DISABLE TORCH_CUDNN_SDPA_PREFERRED TORCH_LINALG_PREFER_CUSOLVER
+TORCH_LINALG_PREFER_MAGMA TRITON_F32_DEFAULT
+"""
+VARIABLES = frozenset({*THREADS, *_NAMES.split()})
+"""Variables that change how, or how fast, the libraries below torch compute. Names and not their beginnings: others
+that begin alike hold tokens and licences."""
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those of :data:`VARIABLES` that are set, in the order of their names."""
+    return {name: value for name, value in sorted(environment.items()) if name in VARIABLES}
+
+
+def differing_variables(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """In which variables two runs are known to differ: ``variable MKL_CBWR: unset and COMPATIBLE``.
+
+    Those of threads are told as such. What a run of another version counted beside :data:`VARIABLES` is left out.
+    """
+    ours, theirs = (one["variables"] if isinstance(one.get("variables"), dict) else None for one in (a, b))
+    if ours is None or theirs is None:
+        return []
+    both = [(name, ours.get(name, "unset"), theirs.get(name, "unset")) for name in sorted(VARIABLES - set(THREADS))]
+    return [f"variable {name}: {one} and {other}" for name, one, other in both if one != other]
+
+
 def memory_bytes(environment: Mapping[str, Any]) -> int | None:
     """Memory of the device that a run measured on: of the GPU, or of the machine; None where it does not say."""
     machine = _described(environment)

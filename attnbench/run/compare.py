@@ -10,7 +10,7 @@ from typing import Any
 from attnbench.axes import ALIKE, AXES, IN_ROWS
 from attnbench.cell import Cell
 from attnbench.cgroup import throttled_periods
-from attnbench.machine import OtherLoad, thread_warnings, throttling_warning
+from attnbench.machine import OtherLoad, thread_warnings, throttling_warning, variables
 from attnbench.measure.crossover import Crossover, crossover
 from attnbench.measure.statistics import Ratio, fewest, median, median_interval, paired_ratio
 from attnbench.measure.time import TimingRules
@@ -21,6 +21,7 @@ from attnbench.run.doubt import Doubts
 from attnbench.run.gate import Gate
 from attnbench.run.isolation import Settings, Worker
 from attnbench.run.length import Length, measure_length, without_error
+from attnbench.run.process import environment_for
 from attnbench.status import STOPPING, Status
 
 LONGEST_ERROR = 2**31
@@ -201,7 +202,12 @@ class Contest:
         visits = []
         ran_out: dict[int, Record] = {}
         with Worker(self.settings) as worker:
-            result.environment = {**worker.start(), "threads": self.settings.threads}
+            threads = self.settings.threads
+            result.environment = {
+                **worker.start(),
+                "threads": threads,
+                "variables": variables(environment_for(threads)),
+            }
             gate = Gate(self.timeout, unchecked=self.unchecked)
             verdicts = [gate.verdict(worker, cell) for cell in self.cells]
             broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple
 
 from attnbench.errors import UsageError
-from attnbench.machine import available_memory_bytes
+from attnbench.machine import THREADS, available_memory_bytes
 from attnbench.measure.allocator import keep_freed_memory
 from attnbench.units import format_bytes
 
@@ -51,12 +51,11 @@ _TOO_LITTLE = f"torch itself needs {format_bytes(LEAST_MEMORY)}"
 
 def environment_for(threads: int) -> dict[str, str]:
     """Variables that must be set before torch is imported; those that change arithmetic stay as the user set them."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     # With these, fewer threads would work than torch and the row say.
     inherited = {name: text for name, text in os.environ.items() if name not in ("OMP_THREAD_LIMIT", "OMP_DYNAMIC")}
     # The worker finds what this process finds, and nothing that just happens to lie in the current folder (-P).
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**inherited, **dict.fromkeys(names, str(threads)), "PYTHONPATH": path}
+    return {**inherited, **dict.fromkeys(THREADS, str(threads)), "PYTHONPATH": path}
 
 
 def apply(
