@@ -172,9 +172,10 @@ def roundings(q: Tensor, k: Tensor, *, biased: bool = False) -> float:
     A logit is at most S = max ‖q‖ max ‖k‖ / √D (Cauchy and Schwarz). It is rounded once, and its D terms, taken by
     halves, carry 1 + log₂ D roundings of random signs, so S · max(1, (1 + log₂ D) / √D) in all. An error of the logits
     moves a weight by twice its share, once through the weight and once through what it is divided by. Exponentials,
-    the division and the output add a few, and the sum over the values 1 + log₂ M. With a bias the keys that count lie
-    within e⁻²⁰ of the largest weight, which adds 20 to S. What multiplies in bfloat16 or TF32 is off by thousands of
-    roundings of float32.
+    the division and the output add a few. The sum over values without a common mean, one after the other, adds up to
+    √M: its partial sums are as large as the output, which is small against the values. With a bias the keys that count
+    lie within e⁻²⁰ of the largest weight, which adds 20 to S. What multiplies in bfloat16 or TF32 is off by thousands
+    of roundings of float32.
 
     Args:
         q: ``(B, H, N, D)``; k: ``(B, K, M, D)``.
@@ -182,7 +183,7 @@ def roundings(q: Tensor, k: Tensor, *, biased: bool = False) -> float:
     longest = [float(x.double().square().sum(-1).max()) ** 0.5 for x in (q, k)]
     D, M = q.shape[3], k.shape[2]
     logit = math.prod(longest) * D**-0.5 + 20 * biased
-    return 2 * logit * max(1.0, (1 + math.log2(D)) * D**-0.5) + math.log2(M) + 5
+    return 2 * logit * max(1.0, (1 + math.log2(D)) * D**-0.5) + M**0.5 + 5
 
 
 def _prompt(cell: Cell, variant: Variant) -> int:
