@@ -182,8 +182,8 @@ def roundings(q: Tensor, k: Tensor, *, biased: bool = False) -> float:
     """
     longest = [float(x.double().square().sum(-1).max()) ** 0.5 for x in (q, k)]
     D, M = q.shape[3], k.shape[2]
-    logit = math.prod(longest) * D**-0.5 + 20 * biased
-    return 2 * logit * max(1.0, (1 + math.log2(D)) * D**-0.5) + M**0.5 + 5
+    logit = math.prod(longest) / math.sqrt(D) + 20 * biased
+    return 2 * logit * max(1.0, (1 + math.log2(D)) / math.sqrt(D)) + math.sqrt(M) + 5
 
 
 def _prompt(cell: Cell, variant: Variant) -> int:

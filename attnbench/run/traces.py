@@ -126,7 +126,7 @@ class Snapshot:
 
 def functions() -> dict[str, object]:
     """The functions of :data:`_WATCHED`, by their names: what a library patches for its own ends, it patches there."""
-    found = {}
+    found = dict[str, object]()
     for place in _WATCHED:
         # One that is put into a class may hide one that it inherits.
         inside = {name: getattr(place, name, None) for name in dir(place)} if isinstance(place, type) else vars(place)
