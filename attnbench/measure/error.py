@@ -180,7 +180,7 @@ def roundings(q: Tensor, k: Tensor, *, biased: bool = False) -> float:
     Args:
         q: ``(B, H, N, D)``; k: ``(B, K, M, D)``.
     """
-    longest = [float(x.double().square().sum(-1).max()) ** 0.5 for x in (q, k)]
+    longest = [math.sqrt(float(x.double().square().sum(-1).max())) for x in (q, k)]
     D, M = q.shape[3], k.shape[2]
     logit = math.prod(longest) / math.sqrt(D) + 20 * biased
     return 2 * logit * max(1.0, (1 + math.log2(D)) / math.sqrt(D)) + math.sqrt(M) + 5

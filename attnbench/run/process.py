@@ -106,7 +106,7 @@ def apply(
     # Also where it is the default: the search for the faster library has left the other one's precision behind.
     for library in ("default", "oneDNN") if products.float32_products == "oneDNN" else ("default",):
         torch.set_float32_matmul_precision(_PRECISION[library])
-        switches.chosen.add(switches.state_of_products())
+        switches.chosen.add(switches.state_of(switches.PRODUCTS))
     return "tuned", products, notes
 
 

@@ -38,12 +38,52 @@ class Switch(NamedTuple):
     write: Callable[[Any], object]
 
 
+PRODUCTS = "the precision of float32 products"
+_CONVOLUTIONS = "the precision of float32 convolutions and recurrences"
+_SUMS = "the precision of sums in half precision"
+_KERNELS = "the kernels that may be used"
+_PATHS = {
+    PRODUCTS: "get_float32_matmul_precision>set_float32_matmul_precision backends.cuda.matmul.allow_tf32",
+    _CONVOLUTIONS: "backends.cudnn.allow_tf32",
+    _SUMS: """
+        backends.cuda.matmul.allow_fp16_reduced_precision_reduction backends.cuda.matmul.allow_fp16_accumulation
+        backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+        _C._get_cpu_allow_fp16_reduced_precision_reduction>_C._set_cpu_allow_fp16_reduced_precision_reduction
+        backends.cuda.fp16_bf16_reduction_math_sdp_allowed>backends.cuda.allow_fp16_bf16_reduction_math_sdp""",
+    _KERNELS: """
+        backends.cudnn.enabled backends.cudnn.benchmark backends.cudnn.deterministic backends.mkldnn.enabled
+        backends.mkldnn.deterministic backends.opt_einsum.enabled backends.opt_einsum.strategy backends.quantized.engine
+        backends.mha.get_fastpath_enabled>backends.mha.set_fastpath_enabled
+        backends.cuda.flash_sdp_enabled>backends.cuda.enable_flash_sdp
+        backends.cuda.mem_efficient_sdp_enabled>backends.cuda.enable_mem_efficient_sdp
+        backends.cuda.math_sdp_enabled>backends.cuda.enable_math_sdp
+        backends.cuda.cudnn_sdp_enabled>backends.cuda.enable_cudnn_sdp
+        _C._get_sdp_priority_order>_C._set_sdp_priority_order utils.deterministic.fill_uninitialized_memory""",
+}
+"""Attributes of torch, and pairs of functions that read and write."""
+_INHERITED = (
+    (PRODUCTS, "", "generic", "all"),
+    (PRODUCTS, ".mkldnn", "mkldnn", "all"),
+    (PRODUCTS, ".cudnn", "cuda", "all"),
+    (PRODUCTS, ".mkldnn.matmul", "mkldnn", "matmul"),
+    (PRODUCTS, ".cuda.matmul", "cuda", "matmul"),
+    (_CONVOLUTIONS, ".mkldnn.conv", "mkldnn", "conv"),
+    (_CONVOLUTIONS, ".mkldnn.rnn", "mkldnn", "rnn"),
+    (_CONVOLUTIONS, ".cudnn.conv", "cuda", "conv"),
+    (_CONVOLUTIONS, ".cudnn.rnn", "cuda", "rnn"),
+)
+"""Places of ``fp32_precision``, each after those that it inherits from, with their names inside torch."""
+
+
 def _called(path: str, *more: Any) -> Callable[..., Any]:
     """The function of torch at ``path``, looked up when it is called, with ``more`` before other arguments."""
     return lambda *given: attrgetter(path)(torch)(*more, *given)
 
 
-def _attribute(words: str, path: str) -> Switch:
+def _at(words: str, path: str) -> Switch:
+    read, _, write = path.partition(">")
+    if write:
+        return Switch(words, _called(read), _called(write))
     home, _, name = path.rpartition(".")
     return Switch(words, lambda: attrgetter(path)(torch), lambda value: setattr(attrgetter(home)(torch), name, value))
 
@@ -55,71 +95,13 @@ def _precision(words: str, backend: str, op: str) -> Switch:
     return Switch(words, read, write)
 
 
-_PRODUCTS = "the precision of float32 products"
-_CONVOLUTIONS = "the precision of float32 convolutions and recurrences"
-_SUMS = "the precision of sums in half precision"
-_KERNELS = "the kernels that may be used"
-_FILLED = "whether new memory is filled"
-
-# A switch that others inherit from stands before these.
 SWITCHES: Mapping[str, Switch] = {
-    "torch.set_float32_matmul_precision": Switch(
-        _PRODUCTS, _called("get_float32_matmul_precision"), _called("set_float32_matmul_precision")
-    ),
-    "torch.backends.cuda.matmul.allow_tf32": _attribute(_PRODUCTS, "backends.cuda.matmul.allow_tf32"),
-    "torch.backends.cudnn.allow_tf32": _attribute(_CONVOLUTIONS, "backends.cudnn.allow_tf32"),
     **{
-        f"torch.backends{path}.fp32_precision": _precision(words, backend, op)
-        for path, words, backend, op in (
-            ("", _PRODUCTS, "generic", "all"),
-            (".mkldnn", _PRODUCTS, "mkldnn", "all"),
-            (".cudnn", _PRODUCTS, "cuda", "all"),
-            (".mkldnn.matmul", _PRODUCTS, "mkldnn", "matmul"),
-            (".cuda.matmul", _PRODUCTS, "cuda", "matmul"),
-            (".mkldnn.conv", _CONVOLUTIONS, "mkldnn", "conv"),
-            (".mkldnn.rnn", _CONVOLUTIONS, "mkldnn", "rnn"),
-            (".cudnn.conv", _CONVOLUTIONS, "cuda", "conv"),
-            (".cudnn.rnn", _CONVOLUTIONS, "cuda", "rnn"),
-        )
+        f"torch.{path.rpartition('>')[2]}": _at(words, path)
+        for words, paths in _PATHS.items()
+        for path in paths.split()
     },
-    **{
-        f"torch.{path}": _attribute(words, path)
-        for words, paths in {
-            _SUMS: (
-                "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
-                "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
-                "backends.cuda.matmul.allow_fp16_accumulation",
-            ),
-            _KERNELS: (
-                *("backends.cudnn.enabled", "backends.cudnn.benchmark", "backends.cudnn.deterministic"),
-                *("backends.mkldnn.enabled", "backends.mkldnn.deterministic"),
-                *("backends.opt_einsum.enabled", "backends.opt_einsum.strategy", "backends.quantized.engine"),
-            ),
-            _FILLED: ("utils.deterministic.fill_uninitialized_memory",),
-        }.items()
-        for path in paths
-    },
-    **{
-        f"torch.{write}": Switch(words, _called(read), _called(write))
-        for words, read, write in (
-            (
-                _SUMS,
-                "_C._get_cpu_allow_fp16_reduced_precision_reduction",
-                "_C._set_cpu_allow_fp16_reduced_precision_reduction",
-            ),
-            (
-                _SUMS,
-                "backends.cuda.fp16_bf16_reduction_math_sdp_allowed",
-                "backends.cuda.allow_fp16_bf16_reduction_math_sdp",
-            ),
-            (_KERNELS, "backends.mha.get_fastpath_enabled", "backends.mha.set_fastpath_enabled"),
-            *(
-                (_KERNELS, f"backends.cuda.{kind}_sdp_enabled", f"backends.cuda.enable_{kind}_sdp")
-                for kind in ("flash", "mem_efficient", "math", "cudnn")
-            ),
-            (_KERNELS, "_C._get_sdp_priority_order", "_C._set_sdp_priority_order"),
-        )
-    },
+    **{f"torch.backends{place}.fp32_precision": _precision(words, *inside) for words, place, *inside in _INHERITED},
 }
 """All of them, by their names in torch."""
 
@@ -144,18 +126,13 @@ chosen = set[tuple[object, ...]]()
 
 
 def state_of(words: str) -> tuple[object, ...]:
-    """What the switches are now that decide one thing."""
+    """What the switches are now that decide one thing, such as :data:`PRODUCTS`."""
     return tuple(_told(switch.read) for switch in SWITCHES.values() if switch.words == words)
-
-
-def state_of_products() -> tuple[object, ...]:
-    """What the switches of float32 products are now."""
-    return state_of(_PRODUCTS)
 
 
 def _products() -> object:
     """None for any state that this process itself chooses, so that these do not differ."""
-    now = state_of_products()
+    now = state_of(PRODUCTS)
     return None if now in chosen else now
 
 
@@ -187,8 +164,8 @@ def _settings() -> dict[str, Callable[[], object]]:
         "gradient mode": lambda: (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "how gradients are computed": _autograd,
         "autocast": lambda: [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
-        _PRODUCTS: _products,
-        **{words: partial(state_of, words) for words in (_CONVOLUTIONS, _SUMS, _KERNELS, _FILLED)},
+        PRODUCTS: _products,
+        **{words: partial(state_of, words) for words in (_CONVOLUTIONS, _SUMS, _KERNELS)},
         "the kernels of torch's operations": _kernels_of_others,
         "what stands between a call and torch": _modes,
         "the hooks of all modules": lambda: [list(map(id, table.values())) for table in _HOOKS],
