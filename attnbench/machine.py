@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -137,6 +138,7 @@ def describe(device: str) -> dict[str, Any]:
         "cores": available_cores(),
         "memory_bytes": total_memory_bytes(),
         "system": f"{platform.system()} {platform.machine()}",
+        "instructions": instructions(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
@@ -161,16 +163,19 @@ def id_of(facts: dict[str, Any]) -> str:
 def class_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
     """What two runs share if their numbers may be compared; None where a run does not say.
 
-    Memory is not among them: two boots of one machine differ in it by kilobytes (see :func:`memory_bytes`). Nor is
-    Python, since its versions do not change what torch computes; nor are the libraries of matrix products, which are
-    chosen for each run (see :func:`products_of`).
+    The instructions of a processor are missing for a GPU, and for a run that is older than the fact, which they keep
+    apart from no other. Memory is not among them: two boots of one machine differ in it by kilobytes (see
+    :func:`memory_bytes`). Nor is Python, since its versions do not change what torch computes; nor are the libraries of
+    matrix products, which are chosen for each run (see :func:`products_of`).
 
     Args:
         environment: as ``environment.json`` holds it, of a run of any age.
     """
     machine = _described(environment)
     torch = machine.get("torch")
+    known = {} if "gpu" in machine or "instructions" not in machine else {"instructions": machine["instructions"]}
     return {
+        **known,
         "processor": machine.get("gpu") or machine.get("processor"),
         "cores": machine.get("cores"),
         "system": machine.get("system"),
@@ -203,6 +208,51 @@ def differing_products(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """In which libraries two runs are known to differ: ``window_products: oneDNN and default``."""
     ours, theirs = products_of(a), products_of(b)
     return [f"{name}: {ours[name]} and {theirs[name]}" for name in ours if theirs.get(name, ours[name]) != ours[name]]
+
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""Variables that a measuring process gets with the number of its threads."""
+
+_NAMES = """
+ATEN_CPU_CAPABILITY CUBLASLT_WORKSPACE_SIZE CUBLAS_EMULATE_DOUBLE_PRECISION CUBLAS_EMULATE_SINGLE_PRECISION
+CUBLAS_EMULATION_STRATEGY CUBLAS_WORKSPACE_CONFIG CUDA_LAUNCH_BLOCKING CUDNN_DETERMINISTIC GLIBC_TUNABLES
+DNNL_CPU_ISA_HINTS DNNL_DEFAULT_FPMATH_MODE DNNL_MAX_CPU_ISA DNNL_PRIMITIVE_CACHE_CAPACITY
+ONEDNN_CPU_ISA_HINTS ONEDNN_DEFAULT_FPMATH_MODE ONEDNN_MAX_CPU_ISA ONEDNN_PRIMITIVE_CACHE_CAPACITY
+GOMP_CPU_AFFINITY GOMP_SPINCOUNT GOMP_STACKSIZE KMP_AFFINITY KMP_BLOCKTIME KMP_DETERMINISTIC_REDUCTION
+KMP_DYNAMIC_MODE KMP_FORCE_REDUCTION KMP_HW_SUBSET KMP_LIBRARY KMP_STACKSIZE KMP_TPAUSE LD_PRELOAD
+MALLOC_ARENA_MAX MALLOC_ARENA_TEST MALLOC_CONF MALLOC_MMAP_MAX_ MALLOC_MMAP_THRESHOLD_ MALLOC_PERTURB_
+MALLOC_TOP_PAD_ MALLOC_TRIM_THRESHOLD_ MKL_CBWR MKL_DEBUG_CPU_TYPE MKL_DISABLE_FAST_MM MKL_DOMAIN_NUM_THREADS
+MKL_DYNAMIC MKL_ENABLE_INSTRUCTIONS MKL_FAST_MEMORY_LIMIT MKL_INTERFACE_LAYER MKL_NUM_STRIPES MKL_THREADING_LAYER
+NVIDIA_TF32_OVERRIDE OMP_DYNAMIC OMP_MAX_ACTIVE_LEVELS OMP_NESTED OMP_PLACES OMP_PROC_BIND OMP_SCHEDULE
+OMP_STACKSIZE OMP_THREAD_LIMIT OMP_WAIT_POLICY OPENBLAS_CORETYPE PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF
+PYTORCH_ENABLE_MPS_FALLBACK PYTORCH_JIT PYTORCH_MPS_FAST_MATH PYTORCH_MPS_PREFER_METAL
+PYTORCH_NO_CUDA_MEMORY_CACHING PYTORCH_TUNABLEOP_ENABLED TORCHDYNAMO_DISABLE
+TORCHINDUCTOR_COORDINATE_DESCENT_TUNING TORCHINDUCTOR_CPP_WRAPPER TORCHINDUCTOR_EMULATE_PRECISION_CASTS
+TORCHINDUCTOR_FREEZING TORCHINDUCTOR_MAX_AUTOTUNE TORCHINDUCTOR_MAX_AUTOTUNE_GEMM
+TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE TORCH_BLAS_PREFER_CUBLASLT
+TORCH_BLAS_PREFER_HIPBLASLT TORCH_COMPILE_DISABLE TORCH_CUDNN_SDPA_PREFERRED TORCH_LINALG_PREFER_CUSOLVER
+TORCH_LINALG_PREFER_MAGMA TRITON_F32_DEFAULT
+"""
+VARIABLES = frozenset({*THREADS, *_NAMES.split()})
+"""Variables that change how, or how fast, the libraries below torch compute. Names and not their beginnings: others
+that begin alike hold tokens and licences."""
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those of :data:`VARIABLES` that are set, in the order of their names."""
+    return {name: value for name, value in sorted(environment.items()) if name in VARIABLES}
+
+
+def differing_variables(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """In which variables two runs are known to differ: ``variable MKL_CBWR: unset and COMPATIBLE``.
+
+    Those of threads are told as such. What a run of another version counted beside :data:`VARIABLES` is left out.
+    """
+    ours, theirs = (one["variables"] if isinstance(one.get("variables"), dict) else None for one in (a, b))
+    if ours is None or theirs is None:
+        return []
+    both = [(name, ours.get(name, "unset"), theirs.get(name, "unset")) for name in sorted(VARIABLES - set(THREADS))]
+    return [f"variable {name}: {one} and {other}" for name, one, other in both if one != other]
 
 
 def memory_bytes(environment: Mapping[str, Any]) -> int | None:
@@ -296,6 +346,22 @@ def processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or sys.platform
+
+
+_INSTRUCTIONS = re.compile(r"avx2|avx512(f|_bf16|_fp16|_vnni)|amx_\w+|avx10\S*|asimd(hp|fhm)|bf16|i8mm|sve\w*")
+"""Flags of processors that decide which kernels multiply, and how precisely."""
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Variables that keep oneDNN from instructions that there are."""
+
+
+def instructions() -> str:
+    """What torch and oneDNN may use of the processor's instructions; one name may stand for several processors."""
+    import torch
+
+    lines = _read(Path("/proc/cpuinfo")).splitlines()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
+    limits = [f"{name}={os.environ[name]}" for name in _LIMITS if name in os.environ]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *sorted(filter(_INSTRUCTIONS.fullmatch, flags)), *limits])
 
 
 def _read(path: Path) -> str:

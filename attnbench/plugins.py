@@ -52,7 +52,8 @@ def _noting_modules(package: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        for name in sys.modules.keys() - before:
+        script = sys.modules["__main__"]  # which multiprocessing gives a second name
+        for name in (name for name in sys.modules.keys() - before if sys.modules[name] is not script):
             file = Path(getattr(sys.modules[name], "__file__", None) or "")
             installed = any(part in _INSTALLED for part in file.parts) and name.partition(".")[0] != package
             ours = any(file.is_relative_to(folder) for folder in _OF_PYTHON)

@@ -34,7 +34,6 @@ from attnbench.measure import flops
 from attnbench.qkv import INPUTS
 from attnbench.run import plan, question, traces, worker
 from attnbench.run.isolation import Worker
-from attnbench.run.patches import fixed_values
 from attnbench.task import TASKS
 from attnbench.variant import VARIANTS
 
@@ -75,7 +74,7 @@ def forks(watched: bool = False) -> Iterator[None]:
         patch.setattr(subprocess, "Popen", Forked)
         patch.setattr(Worker, "_set_up", _set_up)
         if not watched:
-            patch.setattr(traces, "fixed_values", dict)
+            patch.setattr(traces, "functions", dict)
         for module in (machine, plan, question):
             patch.setattr(module, "default_threads", lambda: 1)
         yield
@@ -93,7 +92,6 @@ def load() -> tuple[list[str], str]:
         for name in _LATE:
             import_module(name)
         flops.predict(lambda: lambda: torch.ones(1) + 1)  # loads what torch traces with
-        fixed_values()  # it remembers what it has seen
         cell_len("—")  # loads how wide each character is
         Image.preinit()  # what figures are saved with
     return [name for name in sys.modules if name.startswith(_PLUGIN)], next(reversed(sys.modules))

@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from attnbench import plugins
 from attnbench.errors import UsageError
 from attnbench.plugins import load
 from tests.bare import in_bare_process
@@ -220,3 +222,18 @@ def test_a_cost_with_a_square_is_held_to_it_and_the_author_is_told(tmp_path: Pat
     done = run(tmp_path, code, "check", "mine", "--law", "time", "--law", "memory")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "claimed: time n^2, by its cost O(n²·d); memory nothing" in done.stdout
+
+
+def test_the_script_that_runs_is_no_part_of_a_plug_in_that_gives_it_a_second_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, own = ModuleType("__main__"), tmp_path / "own.py"
+    script.__file__ = str(tmp_path / "launcher")
+    (tmp_path / "launcher").touch()
+    own.write_text("import sys\nsys.modules['__mp_main__'] = sys.modules['__main__']\n")  # as multiprocessing does
+    monkeypatch.setattr(plugins, "_modules", {})
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    monkeypatch.setitem(sys.modules, "__mp_main__", script)
+    del sys.modules["__mp_main__"]
+    plugins.load(str(own))
+    assert plugins.provenance([str(own)]).keys() == {str(own)}

@@ -12,12 +12,8 @@ from attnbench import __version__
 from attnbench.cli import console
 from attnbench.cli.options import AsJson
 from attnbench.errors import UsageError, said
+from attnbench.machine import variables
 from attnbench.units import format_bytes
-
-VARIABLES = re.compile(
-    r"(OMP|MKL|KMP|GOMP|OPENBLAS|ONEDNN|DNNL|CUDA|PYTORCH|TORCH|TRITON|MALLOC|ATTNBENCH)_.+|LD_PRELOAD"
-)
-"""Environment variables that affect what is measured, or with which libraries."""
 
 
 def env(as_json: AsJson = False) -> None:
@@ -61,6 +57,7 @@ def _machine() -> dict[str, Any]:
         default_threads,
         describe,
         devices,
+        instructions,
         processor,
         total_memory_bytes,
     )
@@ -77,6 +74,7 @@ def _machine() -> dict[str, Any]:
     try:
         import torch
 
+        facts["instructions"] = instructions()
         facts["torch_threads"] = torch.get_num_threads()
         facts["devices"] = {name: describe(name).get("gpu", "") for name in devices() if name != "cuda"}
     except Exception as error:
@@ -102,7 +100,9 @@ def _plugins() -> dict[str, str]:
 
 
 def _variables() -> dict[str, str]:
-    return {name: value for name, value in sorted(os.environ.items()) if VARIABLES.fullmatch(name)}
+    """Those that decide numbers, and which devices and plug-ins there are."""
+    more = {name: os.environ[name] for name in ("ATTNBENCH_PLUGINS", "CUDA_VISIBLE_DEVICES") if name in os.environ}
+    return variables(os.environ) | more
 
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:

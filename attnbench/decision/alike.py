@@ -8,7 +8,14 @@ from statistics import median
 from typing import Any
 
 from attnbench.errors import UsageError
-from attnbench.machine import MEMORY_TOLERANCE, class_facts, differing_products, memory_bytes, rates
+from attnbench.machine import (
+    MEMORY_TOLERANCE,
+    class_facts,
+    differing_products,
+    differing_variables,
+    memory_bytes,
+    rates,
+)
 from attnbench.manifest import FRESH
 from attnbench.record import one_line
 from attnbench.units import format_bytes, format_count
@@ -30,7 +37,7 @@ def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_wit
     """
     (first, ours, _), *others = runs
     for path, theirs, _ in others:
-        differ = list(_differences(_decisive(ours), _decisive(theirs)))
+        differ = [*_differences(_decisive(ours), _decisive(theirs)), *differing_variables(ours, theirs)]
         said = f"{first} and {path} were not measured alike"
         if differ:
             raise UsageError(f"{said}: {one_line('; '.join(differ), 160)}; {_MERGE_LIKE}")
@@ -59,7 +66,6 @@ def _decisive(environment: Facts) -> dict[str, Any]:
         **class_facts(environment),
         "torch": machine.get("torch") if isinstance(machine, dict) else None,
         **{f"rule {name}": value for name, value in (rules or {}).items() if name != "rounds"},
-        **{f"variable {name}": value for name, value in (environment.get("variables") or {}).items()},
         **{f"plug-in {name}": value for name, value in (environment.get("plugins") or {}).items()},
         "input files": environment.get("input_files") or {},
     }

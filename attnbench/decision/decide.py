@@ -194,6 +194,8 @@ def _remedy(facts: Sequence[str], old: MeasuredRun) -> str:
         return f"a probe chose otherwise; measure the new run again with --fresh --like {old.path}"
     if all(fact.startswith("threads:") for fact in facts):
         return f"measure the new run again with --threads {old.environment.get('threads')}"
+    if all(fact.startswith("variable ") for fact in facts):
+        return "measure the new run again with these variables as they were"
     return "measure both on one machine"
 
 

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.decision.key import Key, key_of
 from attnbench.errors import ResultsError
-from attnbench.machine import MEMORY_TOLERANCE, class_facts, differing_products, machine_class, memory_bytes
+from attnbench.machine import (
+    MEMORY_TOLERANCE,
+    class_facts,
+    differing_products,
+    differing_variables,
+    machine_class,
+    memory_bytes,
+)
 from attnbench.record import Record, one_line
 from attnbench.runs import find_runs, suites_of
 from attnbench.status import UNFINISHED, Status
@@ -106,12 +113,14 @@ def load(path: Path) -> MeasuredRun:
 def differing_facts(a: MeasuredRun, b: MeasuredRun) -> list[str]:
     """The facts in which two runs differ and may not be compared, such as ``cores: 2 and 4``; empty if they may.
 
-    These are the version of the method, all that :func:`~attnbench.machine.class_facts` names, the libraries that
-    multiplied, and a memory that differs by more than 5 %.
+    These are the version of the method, all that :func:`~attnbench.machine.class_facts` names of both, the libraries
+    that multiplied, the variables that change arithmetic, and a memory that differs by more than 5 %.
     """
     mine, theirs = ({"method_version": one.method_version, **class_facts(one.environment)} for one in (a, b))
-    differ = [f"{name}: {_shown(mine[name])} and {_shown(theirs[name])}" for name in mine if mine[name] != theirs[name]]
-    differ += map(one_line, differing_products(a.environment, b.environment))
+    both = [name for name in mine if mine[name] != theirs.get(name, mine[name])]
+    differ = [f"{name}: {_shown(mine[name])} and {_shown(theirs[name])}" for name in both]
+    for differing in (differing_products, differing_variables):
+        differ += map(one_line, differing(a.environment, b.environment))
     here, there = memory_bytes(a.environment), memory_bytes(b.environment)
     if here and there and abs(here - there) > MEMORY_TOLERANCE * max(here, there):
         differ.append(f"memory: {format_bytes(here)} and {format_bytes(there)}")

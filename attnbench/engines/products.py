@@ -1,13 +1,12 @@
 """Matrix products, each by that library of the process which is faster for it.
 
-On a CPU, torch's default library multiplies float32 matrices, or oneDNN wherever the precision is not "highest". oneDNN
-is faster for large dense matrices only: it takes a while to start, and copies right matrices that overlap or have gaps
-between them: for windows, four to nine times the keys.
+On a CPU, torch's default library multiplies float32 matrices, or oneDNN where torch may round them. oneDNN is faster
+for large dense matrices only: it takes a while to start, and copies right matrices that overlap or have gaps between
+them: for windows, four to nine times the keys.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -20,9 +19,8 @@ _SMALL = 1 << 21
 
 _AS_IT_IS = nullcontext()
 
-with warnings.catch_warnings():  # torch 2.9 warns, once, that there is a newer way to ask
-    warnings.simplefilter("ignore")
-    torch.get_float32_matmul_precision()
+_LIBRARY = "mkldnn", "matmul"
+"""The switch that decides. Other names for it raise where two of them were set."""
 
 _in_place: ContextVar[bool] = ContextVar("windows_in_place", default=False)
 
@@ -83,7 +81,7 @@ def writes_gaps() -> bool:
     oneDNN can. Torch's default library then multiplies one at a time and takes half as long again; torch.compile
     refuses.
     """
-    return not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest"
+    return not torch.compiler.is_compiling() and is_onednn()
 
 
 class _DefaultLibrary:
@@ -92,15 +90,20 @@ class _DefaultLibrary:
     __slots__ = ("_precision",)
 
     def __enter__(self) -> None:
-        self._precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
+        self._precision = torch._C._get_fp32_precision_getter(*_LIBRARY)
+        torch._C._set_fp32_precision_setter(*_LIBRARY, "ieee")
 
     def __exit__(self, *_: object) -> None:
-        torch.set_float32_matmul_precision(self._precision)
+        torch._C._set_fp32_precision_setter(*_LIBRARY, self._precision)
+
+
+def is_onednn() -> bool:
+    """Whether oneDNN multiplies float32 matrices on a CPU, as torch's switches stand now."""
+    return torch._C._get_fp32_precision_getter(*_LIBRARY) not in ("ieee", "none")
 
 
 def _has_a_choice(x: Tensor) -> bool:
-    return torch.get_float32_matmul_precision() != "highest" and _may_choose(x)
+    return is_onednn() and _may_choose(x)
 
 
 def _may_choose(x: Tensor) -> bool:

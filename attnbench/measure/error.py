@@ -81,6 +81,8 @@ class ErrorResult:
     """Steps by which it was fitted; None where it has nothing to fit, or nobody asked."""
     doubt: str = ""
     """What weakens the numbers; empty where nothing does."""
+    bound: float = math.inf
+    """What the rel_error of an exact variant can be (:func:`roundings`); infinite for others."""
 
 
 def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None = None) -> ErrorResult:
@@ -119,6 +121,7 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
         kind = "approximation"
     measured: list[_Draw] = []
     shares: list[Kept] = []
+    bounds = [0.0 if claims.exact else math.inf]
     seen: set[bytes] = set()
     for seed in range(cell.seed, cell.seed + cell.error_draws):
         problem = _problem(cell.inputs, cell.whole_shape, seed, dtype, cell.device, cell.padding, prompt)
@@ -130,6 +133,7 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
         chooses = chooses.to(device=cell.device, dtype=dtype)
         operator = chooses if adapt is None else adapt(chooses)
         q, k, v = (tensor.to(cell.device) for tensor in problem.qkv)
+        bounds.append(roundings(q, k, biased=cell.shape.bias != "none") * torch.finfo(dtype).eps)
         masked = {} if problem.key_mask is None else {"key_mask": problem.key_mask.to(cell.device)}
         with torch.inference_mode():
             selection = None if prompt else _selection(chooses, q, k, **masked)
@@ -158,7 +162,28 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
         fit_steps=None if fitted is None else cell.fit,
         doubt="" if fitted is None else fitted.doubt,
         kept_pairs=statistics.fmean(one.pairs for one in shares) if shares else None,
+        bound=max(bounds),
     )
+
+
+def roundings(q: Tensor, k: Tensor, *, biased: bool = False) -> float:
+    """How many roundings of its dtype exact attention may be off by, to first order.
+
+    A logit is at most S = max ‖q‖ max ‖k‖ / √D (Cauchy and Schwarz). It is rounded once, and its D terms, taken by
+    halves, carry 1 + log₂ D roundings of random signs, so S · max(1, (1 + log₂ D) / √D) in all. An error of the logits
+    moves a weight by twice its share, once through the weight and once through what it is divided by. Exponentials,
+    the division and the output add a few. The sum over values without a common mean, one after the other, adds up to
+    √M: its partial sums are as large as the output, which is small against the values. With a bias the keys that count
+    lie within e⁻²⁰ of the largest weight, which adds 20 to S. What multiplies in bfloat16 or TF32 is off by thousands
+    of roundings of float32.
+
+    Args:
+        q: ``(B, H, N, D)``; k: ``(B, K, M, D)``.
+    """
+    longest = [math.sqrt(float(x.double().square().sum(-1).max())) for x in (q, k)]
+    D, M = q.shape[3], k.shape[2]
+    logit = math.prod(longest) / math.sqrt(D) + 20 * biased
+    return 2 * logit * max(1.0, (1 + math.log2(D)) / math.sqrt(D)) + math.sqrt(M) + 5
 
 
 def _prompt(cell: Cell, variant: Variant) -> int:

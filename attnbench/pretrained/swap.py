@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import BrokenContract
-from attnbench.machine import machine_id
+from attnbench.machine import machine_id, variables
 from attnbench.measure.statistics import median, median_interval
 from attnbench.pictures.implied import implied
 from attnbench.pretrained.baseline import Baseline, baseline_of
@@ -27,7 +27,6 @@ from attnbench.pretrained.row import Row
 from attnbench.pretrained.subject import Exact, Subject
 from attnbench.pretrained.tune import Pupil, tuned
 from attnbench.pretrained.windows import Text
-from attnbench.run.identity import variables
 from attnbench.run.outcome import status_of
 from attnbench.run.process import environment_for
 from attnbench.status import Status

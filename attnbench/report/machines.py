@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.machine import MEMORY_TOLERANCE, differing_products, machine_class, memory_bytes
+from attnbench.machine import MEMORY_TOLERANCE, differing_products, differing_variables, machine_class, memory_bytes
 from attnbench.plots.setting import RUN
 from attnbench.report.sources import ONLY, Sources
 
@@ -53,7 +53,7 @@ def _classes(environments: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two runs of one class have about as much memory, and the same libraries of products."""
+    """Whether two runs of one class have about as much memory, the same libraries of products and variables."""
     here, there = memory_bytes(one), memory_bytes(other)
     near = not here or not there or abs(here - there) <= MEMORY_TOLERANCE * max(here, there)
-    return near and not differing_products(one, other)
+    return near and not differing_products(one, other) and not differing_variables(one, other)

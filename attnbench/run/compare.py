@@ -11,7 +11,7 @@ from typing import Any
 from attnbench.axes import ALIKE, AXES, IN_ROWS
 from attnbench.cell import Cell
 from attnbench.cgroup import throttled_periods
-from attnbench.machine import OtherLoad, thread_warnings, throttling_warning
+from attnbench.machine import OtherLoad, thread_warnings, throttling_warning, variables
 from attnbench.measure.crossover import Crossover, crossover
 from attnbench.measure.statistics import LOOKS, Ratio, Said, interval_over_rounds, judged, median, paired_ratio
 from attnbench.measure.time import TimingRules
@@ -22,6 +22,7 @@ from attnbench.run.doubt import Doubts, contradicted
 from attnbench.run.gate import Gate
 from attnbench.run.isolation import Settings, Worker, WorkerFailed
 from attnbench.run.length import Length, measure_again, measure_length, without_error
+from attnbench.run.process import environment_for
 from attnbench.status import STOPPING, Status
 
 LONGEST_ERROR = 2**31
@@ -275,7 +276,8 @@ class Contest:
         The environment, warnings, and the lengths without an error go to ``result``.
         """
         ran_out: dict[int, Record] = {}
-        result.environment = {**worker.start(), "threads": self.settings.threads}
+        threads = self.settings.threads
+        result.environment = {**worker.start(), "threads": threads, "variables": variables(environment_for(threads))}
         gate = Gate(self.timeout, unchecked=self.unchecked)
         verdicts = [gate.verdict(worker, cell) for cell in self.cells]
         broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}

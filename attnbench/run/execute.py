@@ -169,6 +169,12 @@ def _add_error(record: Record, cell: Cell) -> None:
     record.kept_mass, record.kept_pairs = result.kept_mass, result.kept_pairs
     record.fit_steps = result.fit_steps
     add_warning(record, result.doubt)
+    if result.rel_error is not None and result.rel_error > result.bound:
+        count = result.rel_error / torch.finfo(getattr(torch, cell.dtype)).eps
+        raise AttnbenchError(
+            f"exact, but off by {result.rel_error:.2g}, {count:.2g} roundings of {cell.dtype}: "
+            "products lose precision, or it is not exact"
+        )
 
 
 def _add_trained(record: Record, cell: Cell) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Self
 from attnbench.cell import UNTOUCHED, Cell
 from attnbench.record import HELD, NOT_TRIED, UNCHECKED, Record, one_line
 from attnbench.run.isolation import CellFailed, Worker
+from attnbench.run.process import choose_products
 from attnbench.run.protocol import Request
 from attnbench.status import Status
 
@@ -61,6 +62,7 @@ class HoldSetting(Request[Verdict]):
         from attnbench.testing import first_fault, setting_of  # the laws take a while to import
 
         case = setting_of(self.cell.variant, causal=self.cell.shape.causal)
+        choose_products(of_one_row=False)  # the library that will be timed
         if case.traits.compiled or (self.cell.device != "cpu" and not case.runs()):
             return {"tried": 0, "fault": None}
         tried, fault = first_fault(case, tell)

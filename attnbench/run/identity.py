@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,19 +14,13 @@ from typing import Any
 
 from attnbench.cell import METHOD_VERSION, Cell
 from attnbench.errors import AttnbenchError
+from attnbench.machine import variables
 from attnbench.manifest import FRESH
 from attnbench.plugins import provenance
 from attnbench.record import SCHEMA_VERSION
 from attnbench.run.plan import Plan
 from attnbench.run.process import environment_for
 from attnbench.task import TASKS, HasFiles, make_task
-
-_ARITHMETIC = re.compile(
-    r"(ATEN|CUBLAS|CUDNN|DNNL|GOMP|KMP|MALLOC|MKL|NVIDIA_TF32|OMP|ONEDNN|OPENBLAS|PYTORCH|TORCH|TORCHINDUCTOR|VECLIB)_.*"
-    r"|LD_PRELOAD"
-)
-_NO_ARITHMETIC = re.compile(r".*(VERBOSE|LOGS?|DISPLAY|SETTINGS|HOME|DIR|PATH)(_.*)?")
-"""Names among those that decide only what is printed, or where files lie."""
 
 _MOST_FILES = 1000
 _MOST_BYTES = 2**28
@@ -59,15 +52,6 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
 def run_key(facts: dict[str, Any]) -> str:
     """A key that is equal for two invocations whose rows may stand in one folder."""
     return _digest(json.dumps(facts, sort_keys=True).encode())
-
-
-def variables(environment: dict[str, str]) -> dict[str, str]:
-    """The variables that change how, or how fast, the libraries below torch compute."""
-    return {
-        name: value
-        for name, value in sorted(environment.items())
-        if _ARITHMETIC.fullmatch(name) and not _NO_ARITHMETIC.fullmatch(name)
-    }
 
 
 def input_files(cells: Iterable[Cell]) -> dict[str, str]:

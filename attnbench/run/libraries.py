@@ -19,7 +19,7 @@ from attnbench.run.process import Process, Products
 from attnbench.runs import find_runs, newest_run
 from attnbench.store import RunFolder
 
-_MACHINE = ("processor", "system", "torch")
+_MACHINE = ("processor", "instructions", "system", "torch")
 """Facts of a machine on which the speed of a library depends."""
 
 
@@ -44,9 +44,10 @@ def products_like(path: Path, *, device: str, process: Process) -> Products:
     if chosen is None:
         raise UsageError(f"--like {path}: the run does not tell which libraries multiplied; leave --like out")
     here, there = class_facts({"environment": describe(device)}), class_facts(environment)
-    differ = [f"{name} {there[name]}, here {here[name]}" for name in _MACHINE if here[name] != there[name]]
+    differ = [name for name in _MACHINE if name in here.keys() & there.keys() and here[name] != there[name]]
     if differ:
-        raise UsageError(f"--like {path}: measured on another machine ({'; '.join(differ)}); leave --like out")
+        said = "; ".join(f"{name} {there[name]}, here {here[name]}" for name in differ)
+        raise UsageError(f"--like {path}: measured on another machine ({said}); leave --like out")
     return chosen
 
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple
 
 from attnbench.errors import UsageError
-from attnbench.machine import available_memory_bytes
+from attnbench.machine import THREADS, available_memory_bytes
 from attnbench.measure.allocator import keep_freed_memory
 from attnbench.units import format_bytes
 
@@ -51,12 +51,11 @@ _TOO_LITTLE = f"torch itself needs {format_bytes(LEAST_MEMORY)}"
 
 def environment_for(threads: int) -> dict[str, str]:
     """Variables that must be set before torch is imported; those that change arithmetic stay as the user set them."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     # With these, fewer threads would work than torch and the row say.
     inherited = {name: text for name, text in os.environ.items() if name not in ("OMP_THREAD_LIMIT", "OMP_DYNAMIC")}
     # The worker finds what this process finds, and nothing that just happens to lie in the current folder (-P).
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**inherited, **dict.fromkeys(names, str(threads)), "PYTHONPATH": path}
+    return {**inherited, **dict.fromkeys(THREADS, str(threads)), "PYTHONPATH": path}
 
 
 def apply(
@@ -69,13 +68,17 @@ def apply(
     and recurrent cells compute in true float32, as matrix products do anyway.
 
     Args:
-        products: what another process of the same run found to be faster; measured where None.
+        products: what another process or run found to be faster, which is tried for its precision; measured where
+            None.
 
     Raises:
         UsageError: torch does not take so many threads.
     """
     global _products
     import torch
+
+    from attnbench.engines.products import is_onednn
+    from attnbench.run import switches
 
     torch.set_num_threads(threads)
     if torch.get_num_threads() != threads:  # numbers of other threads would pass for those of these
@@ -85,7 +88,8 @@ def apply(
         torch.backends.cudnn.allow_tf32 = False
         return "tuned", Products(), []
     if process == "as-shipped" or device != "cpu":
-        return "as-shipped", Products(), []
+        # A plug-in may have chosen.
+        return "as-shipped", Products("oneDNN", "oneDNN") if device == "cpu" and is_onednn() else Products(), []
     notes = []
     if not keep_freed_memory():
         notes.append(
@@ -93,11 +97,16 @@ def apply(
         )
     if products is None:
         products, lost = faster_products()
-        if lost:
-            notes.append("float32 matmul stays with the default library: the faster one loses precision here")
+    elif lost := "oneDNN" in products and not _is_true_float32("oneDNN"):
+        products = Products()
+    if lost:
+        notes.append("float32 matmul stays with the default library: the faster one loses precision here")
     _products = products
+    switches.chosen.clear()
     # Also where it is the default: the search for the faster library has left the other one's precision behind.
-    torch.set_float32_matmul_precision(_PRECISION[products.float32_products])
+    for library in ("default", "oneDNN") if products.float32_products == "oneDNN" else ("default",):
+        torch.set_float32_matmul_precision(_PRECISION[library])
+        switches.chosen.add(switches.state_of(switches.PRODUCTS))
     return "tuned", products, notes
 
 
@@ -116,12 +125,12 @@ def faster_products() -> tuple[Products, bool]:
     """
     import torch
 
-    from attnbench.measure.limits import is_true_float32, matmul_rate, windows_rate
+    from attnbench.measure.limits import matmul_rate, windows_rate
 
     whole: dict[Library, float] = {}
     for library, precision in _PRECISION.items():
         torch.set_float32_matmul_precision(precision)
-        if library != "default" and not is_true_float32():
+        if library != "default" and not _is_true_float32(library):
             return Products(), True
         whole[library] = matmul_rate("cpu", torch.float32, size=768, rounds=5)
     # Where both are about as fast, always take the same one, lest chance decide between two runs.
@@ -135,6 +144,16 @@ def faster_products() -> tuple[Products, bool]:
     return Products("oneDNN", "oneDNN" if windows["oneDNN"] > 1.2 * windows["default"] else "default"), False
 
 
+def _is_true_float32(library: Library) -> bool:
+    """Whether products of a library carry float32's precision; it is the one in use afterwards."""
+    import torch
+
+    from attnbench.measure.limits import is_true_float32
+
+    torch.set_float32_matmul_precision(_PRECISION[library])
+    return is_true_float32()
+
+
 def choose_products(*, of_one_row: bool) -> None:
     """Choose the library for the products of the next cell; do nothing unless the process is tuned.
 
@@ -144,11 +163,6 @@ def choose_products(*, of_one_row: bool) -> None:
 
     if _products.float32_products == "oneDNN":
         torch.set_float32_matmul_precision(_PRECISION["default" if of_one_row else "oneDNN"])
-
-
-def chosen_precisions() -> tuple[str, ...]:
-    """States of torch's switch for float32 products between which :func:`choose_products` chooses for each cell."""
-    return tuple(_PRECISION.values()) if _products.float32_products == "oneDNN" else ()
 
 
 def memory_limit(device: str, wanted: int | None = None) -> int | None:

@@ -1,4 +1,7 @@
-"""Settings of the process that a cell may change, by the words that its row then has for them."""
+"""Settings of the process that a cell may change, by the words that its row then has for them.
+
+Those that decide how precisely torch multiplies, and with which kernels, can also be set back: :data:`SWITCHES`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as hooks
-
-from attnbench.run.process import chosen_precisions
 
 if sys.platform != "win32":
     import resource
@@ -23,6 +27,113 @@ _LIMITS = [] if sys.platform == "win32" else sorted(getattr(resource, n) for n i
 FINDERS = "where modules are found"
 _HOOKS = [value for name, value in vars(hooks).items() if name.startswith("_global_") and hasattr(value, "values")]
 _CPU = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "Autograd", "AutogradCPU")
+
+
+class Switch(NamedTuple):
+    """A switch of torch that changes numbers, or the kernels that compute them. Old versions of torch lack some."""
+
+    words: str
+    """What it decides, as a row says it."""
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+PRODUCTS = "the precision of float32 products"
+_CONVOLUTIONS = "the precision of float32 convolutions and recurrences"
+_SUMS = "the precision of sums in half precision"
+_KERNELS = "the kernels that may be used"
+_PATHS = {
+    PRODUCTS: "get_float32_matmul_precision>set_float32_matmul_precision backends.cuda.matmul.allow_tf32",
+    _CONVOLUTIONS: "backends.cudnn.allow_tf32",
+    _SUMS: """
+        backends.cuda.matmul.allow_fp16_reduced_precision_reduction backends.cuda.matmul.allow_fp16_accumulation
+        backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+        _C._get_cpu_allow_fp16_reduced_precision_reduction>_C._set_cpu_allow_fp16_reduced_precision_reduction
+        backends.cuda.fp16_bf16_reduction_math_sdp_allowed>backends.cuda.allow_fp16_bf16_reduction_math_sdp""",
+    _KERNELS: """
+        backends.cudnn.enabled backends.cudnn.benchmark backends.cudnn.deterministic backends.mkldnn.enabled
+        backends.mkldnn.deterministic backends.opt_einsum.enabled backends.opt_einsum.strategy backends.quantized.engine
+        backends.mha.get_fastpath_enabled>backends.mha.set_fastpath_enabled
+        backends.cuda.flash_sdp_enabled>backends.cuda.enable_flash_sdp
+        backends.cuda.mem_efficient_sdp_enabled>backends.cuda.enable_mem_efficient_sdp
+        backends.cuda.math_sdp_enabled>backends.cuda.enable_math_sdp
+        backends.cuda.cudnn_sdp_enabled>backends.cuda.enable_cudnn_sdp
+        _C._get_sdp_priority_order>_C._set_sdp_priority_order utils.deterministic.fill_uninitialized_memory""",
+}
+"""Attributes of torch, and pairs of functions that read and write."""
+_INHERITED = (
+    (PRODUCTS, "", "generic", "all"),
+    (PRODUCTS, ".mkldnn", "mkldnn", "all"),
+    (PRODUCTS, ".cudnn", "cuda", "all"),
+    (PRODUCTS, ".mkldnn.matmul", "mkldnn", "matmul"),
+    (PRODUCTS, ".cuda.matmul", "cuda", "matmul"),
+    (_CONVOLUTIONS, ".mkldnn.conv", "mkldnn", "conv"),
+    (_CONVOLUTIONS, ".mkldnn.rnn", "mkldnn", "rnn"),
+    (_CONVOLUTIONS, ".cudnn.conv", "cuda", "conv"),
+    (_CONVOLUTIONS, ".cudnn.rnn", "cuda", "rnn"),
+)
+"""Places of ``fp32_precision``, each after those that it inherits from, with their names inside torch."""
+
+
+def _called(path: str, *more: Any) -> Callable[..., Any]:
+    """The function of torch at ``path``, looked up when it is called, with ``more`` before other arguments."""
+    return lambda *given: attrgetter(path)(torch)(*more, *given)
+
+
+def _at(words: str, path: str) -> Switch:
+    read, _, write = path.partition(">")
+    if write:
+        return Switch(words, _called(read), _called(write))
+    home, _, name = path.rpartition(".")
+    return Switch(words, lambda: attrgetter(path)(torch), lambda value: setattr(attrgetter(home)(torch), name, value))
+
+
+def _precision(words: str, backend: str, op: str) -> Switch:
+    read, write = (_called(f"_C._{way}_fp32_precision_{way}ter", backend, op) for way in ("get", "set"))
+    if op == "matmul":  # nothing, and nothing inherited, is what "highest" means as well
+        return Switch(words, lambda: read().replace("none", "ieee"), write)
+    return Switch(words, read, write)
+
+
+SWITCHES: Mapping[str, Switch] = {
+    **{
+        f"torch.{path.rpartition('>')[2]}": _at(words, path)
+        for words, paths in _PATHS.items()
+        for path in paths.split()
+    },
+    **{f"torch.backends{place}.fp32_precision": _precision(words, *inside) for words, place, *inside in _INHERITED},
+}
+"""All of them, by their names in torch."""
+
+
+def read_switches() -> dict[str, object]:
+    """What each switch is now."""
+    return {name: _told(switch.read) for name, switch in SWITCHES.items()}
+
+
+def set_back(before: Mapping[str, object]) -> None:
+    """Make each switch what it was; do nothing about one that cannot be set."""
+    for _ in range(2):  # one that is set may take others with it
+        for name, switch in SWITCHES.items():
+            if _told(switch.read) != before[name]:
+                with suppress(Exception):
+                    switch.write(before[name])
+
+
+chosen = set[tuple[object, ...]]()
+"""States of the switches of products between which this process itself chooses for each cell
+(:func:`attnbench.run.process.choose_products`)."""
+
+
+def state_of(words: str) -> tuple[object, ...]:
+    """What the switches are now that decide one thing, such as :data:`PRODUCTS`."""
+    return tuple(_told(switch.read) for switch in SWITCHES.values() if switch.words == words)
+
+
+def _products() -> object:
+    """None for any state that this process itself chooses, so that these do not differ."""
+    now = state_of(PRODUCTS)
+    return None if now in chosen else now
 
 
 def read_settings() -> dict[str, object]:
@@ -53,8 +164,8 @@ def _settings() -> dict[str, Callable[[], object]]:
         "gradient mode": lambda: (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "how gradients are computed": _autograd,
         "autocast": lambda: [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
-        "the precision of float32 products": _precision,
-        "the kernels that may be used": _kernels,
+        PRODUCTS: _products,
+        **{words: partial(state_of, words) for words in (_CONVOLUTIONS, _SUMS, _KERNELS)},
         "the kernels of torch's operations": _kernels_of_others,
         "what stands between a call and torch": _modes,
         "the hooks of all modules": lambda: [list(map(id, table.values())) for table in _HOOKS],
@@ -82,27 +193,10 @@ def _settings() -> dict[str, Callable[[], object]]:
     return settings
 
 
-def _precision() -> object:
-    """The precision; None for any that this process itself chooses for each cell, so that these do not differ."""
-    now = torch.get_float32_matmul_precision()
-    return None if now in chosen_precisions() else now
-
-
 def _autograd() -> object:
     """Whether on one thread or several, and through which hooks saved tensors go."""
     inner: Any = torch._C
     return inner._is_multithreading_enabled(), id(inner._autograd._top_saved_tensors_default_hooks(True))
-
-
-def _kernels() -> object:
-    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    einsum: Any = torch.backends.opt_einsum
-    switches: list[Any] = [cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled]
-    return (
-        *(enabled() for enabled in [*switches, cuda.cudnn_sdp_enabled]),
-        *(cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, mkldnn.enabled),
-        *(einsum.enabled, einsum.strategy),
-    )
 
 
 def _kernels_of_others() -> object:
@@ -140,3 +234,6 @@ def _umask() -> int:
 
 
 _SETTINGS = _settings()
+with warnings.catch_warnings():  # torch 2.9 warns, once, that there is a newer way to ask
+    warnings.simplefilter("ignore")
+    read_switches()

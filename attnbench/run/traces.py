@@ -1,6 +1,6 @@
 """What a cell leaves behind in the process: anything that the next cell would find changed.
 
-A thread that goes on working, another default dtype or a replaced clock would make the next cell's numbers wrong
+A thread that goes on working, another default dtype or a replaced softmax would make the next cell's numbers wrong
 without a word. Whatever differs after a cell is told in its row, and the next cell starts in a fresh process.
 """
 
@@ -10,17 +10,18 @@ import concurrent.futures.thread
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, process_time, sleep
 from types import FrameType
+from typing import Any
 
 import torch
 
 from attnbench.measure.recent import Recent
-from attnbench.run.patches import Home, differing, fixed_values
 from attnbench.run.switches import read_settings
 from attnbench.units import format_bytes
 
@@ -41,6 +42,17 @@ _OWN_VARIABLES = ("TORCHINDUCTOR_", "KINETO_", "TRITON_", "PYTORCH_", "CUDA_MODU
 """How names of variables begin that torch sets for itself when a part of it is first used."""
 
 
+_WATCHED: tuple[Any, ...] = (
+    time,
+    torch,
+    torch.Tensor,
+    torch.autograd,
+    torch.linalg,
+    torch.nn.functional,
+    torch.special,
+)
+_COMPILER = tuple(f"{_TORCH}/{name}" for name in ("_compile.py", "_dynamo", "_functorch", "_inductor"))
+
 _OF_THE_COMPILER = "_TORCHINDUCTOR_"
 """Begin of the names of variables by which torch tells the kernels that it loads where its own functions lie."""
 
@@ -52,8 +64,8 @@ class Snapshot:
     settings: Mapping[str, object]
     """What each is, by the words that stand in the row."""
     variables: Mapping[str, str]
-    homes: Mapping[str, Home]
-    """What stands in each module and class."""
+    functions: Mapping[str, object]
+    """What stands in the modules that variants and clocks come from, by name."""
     threads: frozenset[int]
     files: int
     """How many are open."""
@@ -68,7 +80,7 @@ class Snapshot:
         return cls(
             settings=read_settings(),
             variables={name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_COMPILER)},
-            homes=fixed_values(),
+            functions=functions(),
             threads=_threads(),
             busy=not device.startswith("cuda") and _is_busy(),
             files=_open_files(),
@@ -106,8 +118,25 @@ class Snapshot:
         return f"{format_bytes(kept)} of memory" if kept > more else ""
 
     def replaced_since(self, before: Snapshot) -> list[str]:
-        """Names of functions and constants that were replaced or removed."""
-        return differing(self.homes, before.homes)
+        """Names of functions that were replaced or removed; torch.compile puts its own in the place of some."""
+        now = self.functions
+        names = [name for name, value in before.functions.items() if now.get(name) != value]
+        return [name for name in names if not _file_of(now.get(name)).startswith(_COMPILER)]
+
+
+def functions() -> dict[str, object]:
+    """The functions of :data:`_WATCHED`, by their names: what a library patches for its own ends, it patches there."""
+    found = dict[str, object]()
+    for place in _WATCHED:
+        # One that is put into a class may hide one that it inherits.
+        inside = {name: getattr(place, name, None) for name in dir(place)} if isinstance(place, type) else vars(place)
+        found |= {f"{place.__name__}.{name}": one for name, one in inside.items() if callable(one)}
+    return found
+
+
+def _file_of(function: object) -> str:
+    code = getattr(function, "__code__", None)
+    return str(code.co_filename) if code else ""
 
 
 def _resident(device: str) -> int:

@@ -25,6 +25,7 @@ from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory,
 if TYPE_CHECKING:
     from attnbench.cell import Cell
     from attnbench.measure.limits import Limits
+    from attnbench.record import Record
     from attnbench.run.laws import HoldToLaw
     from attnbench.run.protocol import MeasureLimits, TakeTurns, Train, VisitCell
 
@@ -41,7 +42,7 @@ def main() -> None:
     try:
         _import()
         settings = loads(requests.readline())
-        served = Served(settings, _set_up(settings))
+        served = Served(settings, *_set_up(settings))
     except Exception as error:
         _answer(answers, {"failed": _said(error)})
         return
@@ -82,8 +83,8 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
 class Served:
     """How this process was set up, and what it has found out about the machine."""
 
-    def __init__(self, settings: dict[str, Any], state: dict[str, Any]) -> None:
-        self.settings, self.state = settings, state
+    def __init__(self, settings: dict[str, Any], state: dict[str, Any], notes: Sequence[str]) -> None:
+        self.settings, self.state, self.notes = settings, state, notes
 
     def answer(self, request: dict[str, Any], tell: Callable[[int, int], None]) -> dict[str, Any]:
         """The answer to one request; ``lost`` where this process cannot go on.
@@ -133,7 +134,7 @@ class Served:
             limits=self._limits_of(request.cell),
             memory_limit=self.state["memory_limit_bytes"],
         )
-        return {"record": record.to_json(), "samples": samples}
+        return {"record": self._told(record).to_json(), "samples": samples}
 
     def _train(self, request: Train, tell: Callable[[int, int], None]) -> dict[str, Any]:
         from attnbench.run.scoring import score_cell
@@ -146,7 +147,15 @@ class Served:
             quick=request.quick,
             alone=self.settings["alone"],
         )
-        return {"record": record.to_json(), "points": points}
+        return {"record": self._told(record).to_json(), "points": points}
+
+    def _told(self, record: Record) -> Record:
+        """The row with what is true of all rows of this process, and not of every process of the run."""
+        from attnbench.run.execute import add_warning
+
+        for note in self.notes:
+            add_warning(record, note)
+        return record
 
     def _limits_again(self, request: MeasureLimits) -> dict[str, Any]:
         """The rates once more, the higher of both times, and the rows of cells beside them."""
@@ -214,8 +223,8 @@ def _import() -> None:
     import attnbench.run.traces  # noqa: F401  # all of them for what comes later
 
 
-def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
-    """Set the process up, measure the machine's limits."""
+def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Set the process up, measure the machine's limits; return what the process is, and notes for each of its rows."""
     import torch
 
     from attnbench.machine import describe, machine_class, machine_id
@@ -224,7 +233,7 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     notice_stops()
     # torch's compiler makes a progress bar, whose thread would be left behind.
     torch.hub.tqdm.monitor_interval = 0  # type: ignore[attr-defined]  # where torch keeps the class, or a stand-in
-    replaced, changed = _load_plugins(settings["plugins"])
+    replaced, changed = _load_plugins(settings["plugins"], undo=settings["process"] == "tuned")
     if settings["models"]:
         from attnbench.pretrained.measured import make_ready
 
@@ -238,10 +247,10 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
     process, products, notes = apply(
         settings["process"], threads=settings["threads"], device=device, products=libraries
     )
+    of_rows = notes if libraries not in (None, products) else []
+    notes, of_rows = [*notes, *changed], [*of_rows, *changed]
     if replaced:
         notes.append(f"a plug-in replaced {', '.join(replaced)}: numbers may silently be wrong; do not use it")
-    if changed:
-        notes.append(f"a plug-in changed {', '.join(changed)} when it was imported, which reaches all cells")
     limits = {name: known.get(name) for name in _LIMITS}
     if not known:
         limits, warning = _limits(settings)
@@ -254,7 +263,7 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
         total = torch.cuda.get_device_properties(torch.device(device)).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), torch.device(device).index)
     facts = {"environment": describe(device), "process": process, **products._asdict()}
-    return {
+    state = {
         **facts,
         "machine_id": machine_id(device),
         "machine_class": machine_class({**facts, "threads": settings["threads"]}),
@@ -262,22 +271,39 @@ def _set_up(settings: dict[str, Any]) -> dict[str, Any]:
         "memory_limit_bytes": memory,
         **limits,
     }
+    return state, of_rows
 
 
-def _load_plugins(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Load plug-ins; return what they replaced, and the words for settings that they changed."""
+def _load_plugins(names: Sequence[str], *, undo: bool) -> tuple[list[str], list[str]]:
+    """Load plug-ins; return what they replaced, and at most one note on settings that they changed.
+
+    Args:
+        undo: whether torch's switches are set back to what they were.
+    """
     if not names:
         return [], []
+    import torch
+
     from attnbench.plugins import load
-    from attnbench.run.switches import FINDERS
+    from attnbench.run.switches import FINDERS, read_switches, set_back
     from attnbench.run.traces import Snapshot
 
-    before = Snapshot.take("cpu")
+    before, switches, threads = Snapshot.take("cpu"), read_switches(), torch.get_num_threads()
     for name in names:
         load(name)
+    torch.set_num_threads(threads)
+    if undo:
+        set_back(switches)
     now = Snapshot.take("cpu")
     # A plug-in may have files of its own.
-    return now.replaced_since(before), [words for words in now.changed_since(before) if words != FINDERS]
+    changed = [words for words in now.changed_since(before) if words != FINDERS]
+    if not changed:
+        return now.replaced_since(before), []
+    to = [f"{name} = {value}" for name, value in read_switches().items() if value != switches[name]]
+    to = [one for one in to if "Error(" not in one]  # older names of switches, which raise where newer ones are used
+    details = f" ({', '.join(to[:2])})" if to else ""
+    said = f"a plug-in changed {', '.join(changed)}{details} when it was imported, which reaches all cells"
+    return now.replaced_since(before), [said]
 
 
 _LIMITS = ("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor")

@@ -197,6 +197,7 @@ def test_compare_json_is_json(tmp_path: Path) -> None:
     data = json.loads(attnbench(*arguments).stdout)
     assert {row["verdict"] for row in data["rows"]} <= {"faster", "slower", "same", "inconclusive", "withheld"}
     assert data["crossovers"][0]["seq_len"] is None
+    assert data["environment"]["variables"]["OMP_NUM_THREADS"] == "1"
 
 
 @pytest.mark.parametrize("what", ["variants", "suites", "inputs"])

@@ -23,6 +23,7 @@ MACHINE = {
     "cores": 2,
     "memory_bytes": 25_276_502_016,
     "system": "Linux x86_64",
+    "instructions": "AVX512 avx512f",
     "python": "3.11.7",
     "torch": "2.13.0+cpu",
 }

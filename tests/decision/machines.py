@@ -31,6 +31,7 @@ def facts(index: int = 0, **changes: Any) -> dict[str, Any]:
         "cores": 2,
         "memory_bytes": 25_276_502_016 + 4096 * index,
         "system": "Linux x86_64",
+        "instructions": "AVX512 avx512f",
         "python": "3.11.7",
         "torch": "2.13.0",
         **changes,

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.decision.decide import Question, decide
 from attnbench.decision.key import Key, key_of
 from attnbench.decision.measured import differing_facts, load
-from attnbench.errors import CorruptResults, ResultsError
+from attnbench.decision.merge import merge
+from attnbench.errors import CorruptResults, ResultsError, UsageError
 from attnbench.machine import class_facts, machine_class
 from attnbench.record import Record
 from attnbench.status import Status
@@ -78,6 +80,7 @@ def test_a_failed_row_does_not_hide_one_that_is_ok_and_an_interrupted_one_is_no_
     [
         ("processor", "Other", "processor: Some Processor and Other"),
         ("cores", 4, "cores: 2 and 4"),
+        ("instructions", "AVX512 amx_bf16", "instructions: AVX512 avx512f and AVX512 amx_bf16"),
         ("system", "Darwin arm64", "system: Linux x86_64 and Darwin arm64"),
         ("torch", "2.14.0+cpu", "torch: 2.13 and 2.14"),
         ("float32_products", "oneDNN", "float32_products: default and oneDNN"),
@@ -113,6 +116,28 @@ def test_libraries_that_an_older_run_does_not_tell_keep_nothing_apart(tmp_path: 
     older = load(write_run(tmp_path / "old", [Row()], about=about))
     newer = load(write_run(tmp_path / "new", [Row()], about=environment(window_products="oneDNN")))
     assert differing_facts(newer, older) == differing_facts(older, newer) == []
+
+
+def test_instructions_that_an_older_run_does_not_tell_keep_nothing_apart(tmp_path: Path) -> None:
+    described = {name: fact for name, fact in environment()["environment"].items() if name != "instructions"}
+    older = load(write_run(tmp_path / "old", [Row()], about={**environment(), "environment": described}))
+    newer = load(write_run(tmp_path / "new", [Row()]))
+    assert differing_facts(newer, older) == differing_facts(older, newer) == []
+    assert newer.machine_class != older.machine_class
+
+
+def test_variables_that_change_arithmetic_keep_two_runs_apart_wherever_these_are_compared(tmp_path: Path) -> None:
+    there = {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1", "PYTORCH_API_TOKEN": "s3cret"}
+    plain = write_run(tmp_path / "a", [Row()], about={**environment(), "variables": {"OMP_NUM_THREADS": "1"}})
+    limited = write_run(tmp_path / "b", [Row()], about={**environment(), "variables": there})
+    older = write_run(tmp_path / "c", [Row()])
+    said = "variable ATEN_CPU_CAPABILITY: unset and default"
+    assert differing_facts(load(plain), load(limited)) == [said]
+    assert differing_facts(load(plain), load(older)) == differing_facts(load(older), load(limited)) == []
+    with pytest.raises(UsageError, match=f"differ in {said}: measure the new run again with these variables"):
+        decide(load(plain), [load(limited)], Question())
+    with pytest.raises(UsageError, match=said):
+        merge([plain, limited], tmp_path / "both")
 
 
 def test_two_gpus_of_one_kind_are_one_class_and_their_own_memory_counts() -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +48,11 @@ def _medium() -> Iterator[None]:
     with products.windows_in_place(True):
         yield
     torch.set_float32_matmul_precision(before)
+
+
+def library() -> Any:
+    """What multiplies now: "ieee" for the default library, "bf16" for oneDNN."""
+    return torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]  # torch has no types here
 
 
 Test = Callable[..., None]
@@ -99,18 +105,18 @@ def test_output_and_gradients_are_the_formula_s(variant: str, causal: bool) -> N
 def test_the_other_library_multiplies_only_what_has_gaps_or_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     bmm = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda *x, **y: seen.append(torch.get_float32_matmul_precision()) or bmm(*x, **y))
+    monkeypatch.setattr(torch, "bmm", lambda *x, **y: seen.append(library()) or bmm(*x, **y))
     x, keys = torch.randn(500, 32, 8), overlapping(500)  # more than a few multiplications
     for own in (keys.mT, keys.contiguous().mT, keys.mT.contiguous()):
         torch.testing.assert_close(products.bmm(x, own), x @ own)
-    assert seen == ["highest", "medium", "medium"]
-    assert torch.get_float32_matmul_precision() == "medium"
+    assert seen == ["ieee", "bf16", "bf16"]
+    assert library() == "bf16"
 
 
 def test_a_product_that_fails_leaves_the_library_as_it_was() -> None:
     with pytest.raises(RuntimeError):
         products.bmm(torch.randn(5, 3, 7), overlapping().mT)
-    assert torch.get_float32_matmul_precision() == "medium"
+    assert library() == "bf16"
 
 
 def test_nothing_is_copied() -> None:
@@ -145,10 +151,10 @@ def test_double_precision_and_gpus_know_no_copies() -> None:
 @pytest.mark.parametrize(
     ("dtype", "columns", "precision"),
     [
-        (torch.float32, 64, "highest"),
-        (torch.float32, 65, "medium"),
-        (torch.bfloat16, 64, "highest"),  # whose sums are in float32
-        (torch.float64, 64, "medium"),  # which has one library only
+        (torch.float32, 64, "ieee"),
+        (torch.float32, 65, "bf16"),
+        (torch.bfloat16, 64, "ieee"),  # whose sums are in float32
+        (torch.float64, 64, "bf16"),  # which has one library only
     ],
 )
 @of_true_float32
@@ -159,28 +165,28 @@ def test_small_float32_products_go_to_the_default_library(
     x, y = torch.randn(8, 64, 64, dtype=dtype), torch.randn(8, 64, columns, dtype=dtype)
     assert x.numel() * 64 == FEW
     bmm = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda *x, **y: seen.append(torch.get_float32_matmul_precision()) or bmm(*x, **y))
+    monkeypatch.setattr(torch, "bmm", lambda *x, **y: seen.append(library()) or bmm(*x, **y))
     near = {"rtol": 2e-2, "atol": 2e-1} if dtype == torch.bfloat16 else {}
     close = partial(torch.testing.assert_close, **near)
     close(products.bmm(x, y), x @ y)
     with products.best_for(x, y):
         close(torch.bmm(x, y), x @ y)
     assert seen == [precision] * 2
-    assert torch.get_float32_matmul_precision() == "medium"
+    assert library() == "bf16"
 
 
 def test_on_another_device_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     bmm = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda *x, **y: seen.append(torch.get_float32_matmul_precision()) or bmm(*x, **y))
+    monkeypatch.setattr(torch, "bmm", lambda *x, **y: seen.append(library()) or bmm(*x, **y))
     products.bmm(*torch.empty(2, 1, 2, 2, device="meta"))
-    assert seen == ["medium"]
+    assert seen == ["bf16"]
 
 
 def test_the_plain_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_float32_matmul_precision("highest")
     with monkeypatch.context() as patched:
-        patched.setattr(torch, "set_float32_matmul_precision", lambda precision: pytest.fail("nothing to choose"))
+        patched.setattr(torch._C, "_set_fp32_precision_setter", lambda *_: pytest.fail("nothing to choose"))
         x = torch.randn(2, 4, 4)
         torch.testing.assert_close(products.bmm(x, x), x @ x)
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from attnbench.cell import Architecture, Cell, Level, ModelSize, Pass
 from attnbench.measure import limits
@@ -12,6 +15,7 @@ from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.model import as_layer
 from attnbench.qkv import draw_qkv
 from attnbench.record import Record
+from attnbench.reference import exact_attention
 from attnbench.run import call, process
 from attnbench.run.call import kept_draw
 from attnbench.run.execute import run_cell
@@ -19,7 +23,8 @@ from attnbench.run.protocol import VisitCell
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
 from attnbench.status import Status
-from attnbench.variant import VARIANTS, Variant
+from attnbench.traits import Traits
+from attnbench.variant import VARIANTS, Variant, register
 
 QUICK = TimingRules(quick=True)
 
@@ -30,7 +35,15 @@ def measure(cell: Cell, memory_limit: int | None = None) -> Record:
 
 
 def cell(variant: str = "softmax", **changes: object) -> Cell:
-    return Cell("s", "w", Spec(variant), Shape(heads=2, seq_len=64, head_dim=8), **changes)  # type: ignore[arg-type]
+    return Cell(
+        **{
+            "suite": "s",
+            "sweep": "w",
+            "variant": Spec(variant),
+            "shape": Shape(heads=2, seq_len=64, head_dim=8),
+            **changes,
+        }
+    )  # type: ignore[arg-type]
 
 
 def test_a_cell_near_the_memory_limit_is_measured_with_the_allocator_as_shipped_and_says_so(
@@ -344,3 +357,33 @@ def test_a_large_draw_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "_KEPT_ELEMENTS", 64 * 2 * 8 - 1)
     monkeypatch.delattr(call, "_last_draw")
     assert all(map(torch.equal, kept_draw(cell().inputs, cell().shape, 3), draw_qkv(cell().inputs, cell().shape, 3)))
+
+
+@pytest.fixture
+def rounded(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An exact variant whose products come from a library that rounds float32 to bfloat16."""
+
+    class Rounded(nn.Module):
+        def __init__(self, shape: Shape) -> None:
+            super().__init__()
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+            q, k, v = (x.bfloat16().to(x.dtype) for x in (q, k, v))
+            return exact_attention(q, k, v).to(q.dtype)
+
+    fit = Traits(exact=True, causal=False, cross=False, key_padding=False, v_dim=False, longer=False)
+    monkeypatch.setattr(VARIANTS, "_entries", dict(VARIANTS._filled()))
+    register("own-rounded", family="exact", source="-", formula="-", cost="-", traits=fit)(Rounded)
+    return "own-rounded"
+
+
+def test_an_exact_variant_whose_error_is_far_above_rounding_is_an_error(rounded: str) -> None:
+    asked: dict[str, Any] = {"shape": Shape(heads=2, seq_len=256, head_dim=64), "measure": ("error",)}
+    record = measure(cell(rounded, **asked))
+    assert record.status is Status.ERROR
+    said = r"exact, but off by 0\.00\d+, \d\.\de\+04 roundings of float32: products lose precision, or it is not exact"
+    assert re.fullmatch(said, record.reason), record.reason
+    assert measure(cell(rounded, **asked, dtype="bfloat16")).status is Status.OK  # as precise as its data
+    for honest in ("softmax", "sdpa", "chunked"):
+        for dtype in ("float32", "bfloat16", "float16", "float64"):
+            assert measure(cell(honest, **asked, dtype=dtype)).status is Status.OK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from attnbench.cli.app import main
+from attnbench.machine import VARIABLES, variables
 from attnbench.record import Record
 from attnbench.run import identity as module
-from attnbench.run.identity import identity, task_files, variables
+from attnbench.run.identity import identity, task_files
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.runner import Watcher, execute
 from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
@@ -159,6 +162,18 @@ def test_a_variable_that_changes_arithmetic_begins_a_new_run_and_one_that_only_p
 )
 def test_variables_of_the_libraries_below_torch_are_seen(name: str) -> None:
     assert variables({name: "x", "HOME": "/home", "PATH": "/bin"}) == {name: "x"}
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_API_TOKEN", "TORCH_HUB_TOKEN", "MKL_LICENSE_KEY", "OMP_PASSWORD"])
+def test_what_holds_a_secret_is_written_nowhere(
+    name: str, begin: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "s3cret")
+    folder, _, _ = begin()
+    assert main(["env"]) == main(["env", "--json"]) == 0
+    written = "".join(path.read_text() for path in folder.path.iterdir() if path.is_file())
+    assert "s3cret" not in written + capsys.readouterr().out
+    assert not [one for one in VARIABLES if re.search("KEY|TOKEN|SECRET|PASSWORD", one)]
 
 
 PACKAGE = {

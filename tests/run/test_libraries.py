@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from attnbench.cell import Cell
 from attnbench.errors import UsageError
+from attnbench.machine import describe, id_of, instructions
+from attnbench.measure import limits
+from attnbench.measure.time import TimingRules
 from attnbench.run import libraries
 from attnbench.run.isolation import Settings, Worker
 from attnbench.run.libraries import products_like
 from attnbench.run.process import Products
+from attnbench.run.protocol import Ready, VisitCell
+from attnbench.shape import Shape
+from attnbench.spec import Spec
 from attnbench.store import RunFolder
 from tests.decision.machines import Machine, facts, measuring, state
 
@@ -54,10 +61,11 @@ def test_a_new_run_multiplies_as_the_last_one_of_its_suite_on_such_a_machine(
     [
         (state(described=facts(cores=4), **CHOSEN), {}),
         (state(described=facts(torch="2.14.0"), **CHOSEN), {}),
+        (state(described=facts(instructions="AVX512 amx_bf16"), **CHOSEN), {}),
         (state(**CHOSEN), {"threads": 1}),
         (state(), {}),  # it does not tell by which library windows were multiplied
     ],
-    ids=["cores", "torch", "threads", "older"],
+    ids=["cores", "torch", "instructions", "threads", "older"],
 )
 def test_a_run_of_another_class_or_without_libraries_is_not_followed(
     machine: dict[str, Any],
@@ -105,6 +113,7 @@ def test_a_run_takes_the_libraries_of_the_run_that_it_is_told_and_is_then_a_run_
         (None, {}, r"--like .*: holds no run"),
         (state(), {}, "does not tell which libraries multiplied; leave --like out"),
         (state(described=facts(processor="Z"), **CHOSEN), {}, r"another machine \(processor Z, here AMD EPYC\)"),
+        (state(described=facts(instructions="AVX2"), **CHOSEN), {}, r"\(instructions AVX2, here AVX512 avx512f\)"),
         (state(**CHOSEN), {"process": "as-shipped"}, "for the tuned process on a CPU"),
         (state(**CHOSEN), {"device": "cuda"}, "for the tuned process on a CPU"),
     ],
@@ -124,3 +133,33 @@ def test_a_process_that_is_told_its_libraries_uses_them() -> None:
         with Worker(Settings(products=chosen, rates=False)) as worker:
             ready = worker.start()
             assert Products(ready["float32_products"], ready["window_products"]) == chosen  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("from_earlier_process", [False, True])
+def test_a_library_that_is_taken_over_is_tried_for_its_precision_in_each_process(
+    from_earlier_process: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "is_true_float32", lambda: torch.get_float32_matmul_precision() == "highest")
+    with Worker(Settings(products=Products("oneDNN", "oneDNN"), rates=False)) as worker:
+        if from_earlier_process:
+            worker.state = cast(Ready, {**Worker.start(worker), **CHOSEN})  # as the process before it said
+            worker.stop()
+        ready = worker.start()
+        assert Products(ready["float32_products"], ready["window_products"]) == Products()  # type: ignore[arg-type]
+        cell = Cell("s", "w", Spec("softmax"), Shape(heads=1, seq_len=8, head_dim=4), measure=("memory",))
+        record = VisitCell(cell, TimingRules(quick=True)).ask(worker, 60).record
+        for said in (record.warnings, *ready["process_notes"][:1]):
+            assert said == "float32 matmul stays with the default library: the faster one loses precision here"
+
+
+def test_what_keeps_a_library_from_instructions_makes_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    free = instructions()
+    assert free.split()[0] == torch.backends.cpu.get_cpu_capability()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+    assert instructions() == f"{free} ONEDNN_MAX_CPU_ISA=AVX512_CORE"
+    ids = {id_of({**describe("cpu"), "instructions": one}) for one in (free, instructions())}
+    assert len(ids) == 2
+    assert "instructions" in describe("cpu")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import math
 import os
 import re
 import resource
@@ -16,21 +15,18 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import attnbench.measure.time as measure_time
-from attnbench.measure import limits, statistics
+from attnbench.measure import limits
 from attnbench.measure.recent import Recent
-from attnbench.measure.stopwatch import WallClock
-from attnbench.run import process, traces
+from attnbench.run import process, switches, traces
 from attnbench.run.traces import KEPT, OPEN, Snapshot
 from tests.forked import forks
 
@@ -81,6 +77,14 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: torch.backends.cuda.enable_flash_sdp(False),  # type: ignore[no-untyped-call]  # torch has no types here
         lambda: torch.backends.cuda.enable_flash_sdp(True),  # type: ignore[no-untyped-call]  # as above
     ),
+    "the precision of float32 convolutions and recurrences": (
+        lambda: put(torch.backends.mkldnn.conv, "fp32_precision", "bf16", "none"),  # type: ignore[attr-defined]  # untyped
+        lambda: put_back(),
+    ),
+    "the precision of sums in half precision": (
+        lambda: put(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False, True),
+        lambda: put_back(),
+    ),
     "how numbers are rounded": (
         lambda: torch.set_flush_denormal(True),
         lambda: torch.set_flush_denormal(False),
@@ -128,25 +132,11 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "torch.matmul": (lambda: put(torch, "matmul", None), lambda: put_back()),
     "torch.nn.functional.softmax": (lambda: put(torch.nn.functional, "softmax", print), lambda: put_back()),
     "Tensor.sum": (lambda: put(torch.Tensor, "sum", print), lambda: put_back()),
-    "json.loads": (lambda: put(json, "loads", lambda text: {}), lambda: put_back()),
-    "os.write": (lambda: put(os, "write", lambda *_: 0), lambda: put_back()),
-    "math.isfinite": (lambda: put(math, "isfinite", lambda _: True), lambda: put_back()),
     "torch.softmax": (lambda: put(torch, "softmax", torch.log_softmax), lambda: put_back()),
     "torch.nn.functional.gelu": (
         lambda: put(torch.nn.functional, "gelu", torch.nn.functional.tanh),
         lambda: put_back(),
     ),
-    "LayerNorm.forward": (lambda: put(torch.nn.LayerNorm, "forward", lambda self, x: x), lambda: put_back()),
-    "Linear.__call__": (lambda: put(torch.nn.Linear, "__call__", lambda self, x: x), lambda: put_back()),
-    "numpy.median": (lambda: put(numpy, "median", max), lambda: put_back()),
-    "sys.modules.statistics": (
-        lambda: sys.modules.update(statistics=sys),
-        lambda: sys.modules.update(statistics=STATISTICS),
-    ),
-    "attnbench.measure.time.min": (lambda: put(measure_time, "min", max), lambda: put_back()),
-    "attnbench.measure.limits.IMPOSSIBLE": (lambda: put(limits, "IMPOSSIBLE", 1e9), lambda: put_back()),
-    "attnbench.measure.statistics.median": (lambda: exchange_code(), lambda: exchange_code()),
-    f"{WallClock.__module__}.WallClock.time": (lambda: put(WallClock, "time", lambda *_: (1.0, 0)), lambda: put_back()),
 }
 THRESHOLD, UMASK, CORES = (
     gc.get_threshold(),
@@ -155,25 +145,18 @@ THRESHOLD, UMASK, CORES = (
 )
 FILES, FOLDER = resource.getrlimit(resource.RLIMIT_NOFILE), Path.cwd()
 os.umask(UMASK)
-STATISTICS = sys.modules["statistics"]
-MEDIANS = [statistics.median.__code__, (lambda values: 0.0).__code__]
 replaced: list[tuple[Any, str, Any]] = []
 kept: list[Any] = []
 
 
-def put(home: Any, name: str, value: object) -> None:
-    replaced.append((home, name, vars(home).get(name)))
+def put(home: Any, name: str, value: object, before: object = None) -> None:
+    replaced.append((home, name, before or vars(home).get(name)))
     setattr(home, name, value)
 
 
 def put_back() -> None:
     home, name, value = replaced.pop()
     setattr(home, name, value) if value is not None else delattr(home, name)
-
-
-def exchange_code() -> None:
-    MEDIANS.reverse()
-    statistics.median.__code__ = MEDIANS[0]
 
 
 def raise_recursion_limit() -> None:
@@ -221,16 +204,71 @@ def test_what_a_cell_changes_in_its_process_is_told_by_name(words: str) -> None:
 def test_the_library_that_is_chosen_for_each_cell_is_no_trace_and_another_one_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process, "_products", process.Products("oneDNN", "oneDNN"))
-    try:
+    monkeypatch.setattr(limits, "is_true_float32", lambda: True)
+    with restored(monkeypatch):
+        process.apply(
+            "tuned", threads=torch.get_num_threads(), device="cpu", products=process.Products("oneDNN", "oneDNN")
+        )
         process.choose_products(of_one_row=False)
         before = Snapshot.take("cpu")
         process.choose_products(of_one_row=True)
         assert Snapshot.take("cpu").left_since(before) == ""
         torch.set_float32_matmul_precision("high")
         assert Snapshot.take("cpu").left_since(before) == "changed the precision of float32 products"
+        process.choose_products(of_one_row=False)
+        torch.backends.mkldnn.matmul.fp32_precision = "ieee"  # type: ignore[attr-defined]  # oneDNN without its name
+        assert Snapshot.take("cpu").left_since(before) == "changed the precision of float32 products"
+
+
+@contextmanager
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the process uses, and torch's switches, as they were."""
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: True)
+    monkeypatch.setattr(process, "_products", process.Products())
+    monkeypatch.setattr(switches, "chosen", set())
+    before = switches.read_switches()
+    try:
+        yield
     finally:
-        torch.set_float32_matmul_precision("highest")
+        switches.set_back(before)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "ieee"])
+@pytest.mark.parametrize("place", ["", ".mkldnn", ".mkldnn.matmul", ".mkldnn.conv", ".mkldnn.rnn"])
+def test_each_switch_of_precision_is_a_trace_and_is_set_back(
+    place: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with restored(monkeypatch):
+        torch.set_float32_matmul_precision("medium" if precision == "ieee" else "highest")
+        before, snapshot = switches.read_switches(), Snapshot.take("cpu")
+        exec(f"torch.backends{place}.fp32_precision = {precision!r}", {"torch": torch})  # as in a plug-in
+        left = Snapshot.take("cpu").left_since(snapshot)
+        assert left.startswith("changed the precision of float32 "), left
+        switches.set_back(before)
+        assert switches.read_switches() == before
+        assert Snapshot.take("cpu").left_since(snapshot) == ""
+        assert not any("mix of the legacy" in str(value) for value in before.values())
+
+
+def test_every_switch_is_one_that_this_torch_has() -> None:
+    assert [name for name, value in switches.read_switches().items() if "Error(" in str(value)] == []
+
+
+def test_a_precision_that_a_plug_in_sets_is_set_back_unless_the_process_is_as_shipped(tmp_path: Path) -> None:
+    mixed = "import torch\ntorch.backends.mkldnn.matmul.fp32_precision = 'bf16'\n"
+    (tmp_path / "own.py").write_text(mixed + "torch.backends.fp32_precision = 'bf16'\n")
+    matrix = "{variant: [softmax, local], seq_len: 64, heads: 1, head_dim: 8}"
+    options = ["--plugin", "own.py", "--fresh", "--quick"]
+    for state in ("tuned", "as-shipped"):
+        rows, said = run(tmp_path, f"{{name: w, matrix: {matrix}}}", *options, "--process", state, fork=False)
+        told = (
+            "a plug-in changed the precision of float32 products, the precision of float32 convolutions and recurrences"
+            " (torch.backends.fp32_precision = bf16, torch.backends.mkldnn.fp32_precision = bf16)"
+        )
+        assert [row["status"] for row in rows] == ["ok"] * 2, said
+        assert [told in row["warnings"] for row in rows] == [state == "as-shipped"] * 2
+        assert (told in " ".join(said.split())) == (state == "as-shipped")
+        assert "a plug-in changed" not in said or state == "as-shipped"
 
 
 @pytest.fixture
@@ -384,7 +422,7 @@ def run(tmp_path: Path, sweeps: str, *options: str, fork: bool = True) -> tuple[
     with forks(watched=True) if fork else nullcontext():
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    (records,) = (tmp_path / "results").glob("s/*/records.jsonl")
+    records = max((tmp_path / "results").glob("s/*/records.jsonl"), key=lambda path: path.stat().st_mtime_ns)
     return [json.loads(line) for line in records.read_text().splitlines()], ended.stderr
 
 

@@ -17,7 +17,7 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel err
 
 
 def handle(monkeypatch: pytest.MonkeyPatch, *, cell: Any, device: str = "cuda") -> dict[str, Any]:
-    served = worker.Served({"device": device}, {})
+    served = worker.Served({"device": device}, {}, [])
     monkeypatch.setattr(served, "_done", lambda do, data, tell: cell())
     return served.answer({"do": "cell"}, lambda done, of: None)
 

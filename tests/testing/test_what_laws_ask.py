@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attnbench.cell import Cell
 from attnbench.engines.masks import emptied
 from attnbench.measure.standstill import Moment
 from attnbench.reference import exact_attention
+from attnbench.run import process
+from attnbench.run.gate import HoldSetting
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.testing import LAWS, check_variant
@@ -84,6 +87,40 @@ def test_a_variant_that_waited_for_a_core_is_not_accused_of_growing(monkeypatch:
     assert report.skipped["time"].startswith("it could not be asked, since the machine is busy: its threads waited")
     monkeypatch.setattr(Moment, "delay_until", lambda start, end: 0.0)
     assert not check_variant(entry, laws=["time"]).held
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_setting_whose_large_float32_products_lose_precision_breaks_its_formula(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = [False]
+
+    class Rounding(Strict):
+        claimed = Traits(exact=True, permutable=True)
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+            libraries.append(torch.get_float32_matmul_precision())
+            if rounds[0] and q.dtype == torch.float32 and q.numel() * k.shape[2] > 1 << 21:
+                q, k, v = (x.bfloat16().float() for x in (q, k, v))
+            return super().forward(q, k, v, key_mask=key_mask)
+
+    monkeypatch.setattr(process, "_products", process.Products("oneDNN", "oneDNN"))
+    monkeypatch.setitem(VARIANTS._entries, "strict", Variant("strict", Rounding, "", traits=Rounding.claimed, **FACTS))
+    cell = Cell("s", "w", Spec("strict"), Shape(heads=1, seq_len=8, head_dim=4, causal=causal))
+    for rounds[0] in (False, True):
+        libraries = list[str]()
+        process.choose_products(of_one_row=True)  # as a decoding step leaves it
+        try:
+            fault = HoldSetting(cell).found(lambda done, of: None)["fault"]
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        assert set(libraries) == {"medium"}  # the library that will be timed
+        if rounds[0]:
+            assert fault["law"] == "formula"
+            assert fault["fault"].startswith("in float32 a row differs from the formula by 0.00")
+            assert fault["number"] > 10 * fault["bound"]
+        else:
+            assert fault is None
 
 
 def test_growth_is_measured_with_one_thread_and_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

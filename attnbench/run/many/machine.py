@@ -21,11 +21,11 @@ from typing import Any, cast
 from attnbench import __version__
 from attnbench.cell import Cell
 from attnbench.errors import AttnbenchError, said
-from attnbench.machine import available_cores, host, load_warning, processor, thread_warnings
+from attnbench.machine import available_cores, host, load_warning, processor, thread_warnings, variables
 from attnbench.measure.time import TimingRules
 from attnbench.plugins import load, provenance
 from attnbench.run.descendants import end_orphans
-from attnbench.run.identity import input_files, model_files, task_files, variables
+from attnbench.run.identity import input_files, model_files, task_files
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.many.engine import Message
 from attnbench.run.many.lease import Lease

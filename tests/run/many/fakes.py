@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.cell import Cell
-from attnbench.machine import machine_class
+from attnbench.machine import machine_class, variables
 from attnbench.plugins import provenance
 from attnbench.record import Record
-from attnbench.run.identity import variables
 from attnbench.run.many import fit
 from attnbench.run.many.driver import execute_on
 from attnbench.run.many.engine import Answer, Died, Event, Message
