@@ -57,7 +57,7 @@ def test_variants_are_compared_while_the_cores_are_busy() -> None:
 
 @pytest.mark.usefixtures("forks")
 def test_known_work_is_compared_with_more_of_it() -> None:
-    (ratio,) = live_compare.ratios("known-work:steps=40", "known-work:steps=20", 1, processes=1, rules=SHORT)
+    (ratio,) = live_compare.ratios("known-work:steps=40", "known-work:steps=20", 1, rules=SHORT)
     assert ratio.estimate > 1
 
 

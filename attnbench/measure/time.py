@@ -273,9 +273,9 @@ def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], rules: TimingRul
         return "budget"
     if spent < rules.min_time * share or len(samples) < rules.min_samples * share:
         return ""
-    everything = [sample.seconds for sample in (*earlier, *samples) if sample.clean]
-    interval = median_interval(everything)
-    narrow = interval is not None and (interval[1] - interval[0]) / 2 <= rules.width * median(everything)
+    seconds = [sample.seconds for sample in samples]
+    interval = interval_of_visit(seconds)
+    narrow = interval is not None and (interval[1] - interval[0]) / 2 <= rules.width * median(seconds)
     return "width" if narrow else ""
 
 

@@ -27,7 +27,7 @@ class BFloat16(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         product = func._schema.name.removeprefix("aten::") in ("mm", "bmm", "addmm", "baddbmm")
-        if product and torch.get_float32_matmul_precision() == "medium":
+        if product and torch.backends.mkldnn.matmul.fp32_precision == "bf16":  # type: ignore[attr-defined]  # untyped
             args = tree_map_only(Tensor, _shortened, args)
         return func(*args, **(kwargs or {}))
 
