@@ -121,10 +121,10 @@ class Hyena(nn.Module):
                 for layer in network.hidden:
                     h = torch.sin(network.frequency * layer(h))
                 kernels.append(h @ network.out.weight.T * window)
-        i = torch.arange(N, device=x.device)[:, None]
-        matrix = kernels[0].T[:, (i - i.T).clamp(min=0)].tril()
+        row = torch.arange(N, device=x.device)[:, None]
+        matrix = kernels[0].T[:, (row - row.T).clamp(min=0)].tril()
         if self.earlier is not None:
-            matrix = matrix + kernels[1].T[:, (i.T - i - 1).clamp(min=0)].triu(1)
+            matrix = matrix + kernels[1].T[:, (row.T - row - 1).clamp(min=0)].triu(1)
         out: Tensor = self.out(second * (torch.einsum("cij,bjc->bic", matrix, u) + self.skip * u))
         return out
 

@@ -59,7 +59,8 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
         sums = [log_decay[:, :, None] * torch.arange(1, chunk + 1, device=q.device, dtype=q.dtype)] * len(parts)
     else:
         steps = log_decay.clamp(min=STRONGEST)
-        sums = [x.cumsum(-1, dtype=torch.float64) for (x,) in stretches(chunk, steps)]
+        # With dtype=, torch would add the gradients up in float32.
+        sums = [x.double().cumsum(-1) for (x,) in stretches(chunk, steps)]
     coming: list[Tensor | None] = [None] * len(parts)
     if not causal:
         after = [(keys, values, since) for (_, keys, values), since in zip(parts, sums, strict=True)]

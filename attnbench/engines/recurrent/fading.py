@@ -44,7 +44,7 @@ def faded(readers: Sequence[Tensor], writers: Sequence[Tensor], log_decay: Tenso
 
 def _by_token(readers: Sequence[Tensor], writers: Sequence[Tensor], log_decay: Tensor) -> Faded:
     # Differences of sums, which keep their digits in float64.
-    since = log_decay.clamp(min=STRONGEST).cumsum(-1, dtype=torch.float64)
+    since = log_decay.clamp(min=STRONGEST).double().cumsum(-1)
     dtype = readers[0].dtype
     weights = weights_between(since, True, dtype)
     begun, until = (x[..., None].to(dtype).exp2() for x in (since, since[..., -1:] - since))

@@ -85,7 +85,7 @@ def _read(
     state: Tensor, first: int, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Chunks ``(G, chunks, c, ·)`` in a row, after ``first`` others that are in the states ``(G, above, D, E)``."""
-    since = log_decay.clamp(min=STRONGEST).cumsum(-1, dtype=torch.float64)
+    since = log_decay.clamp(min=STRONGEST).double().cumsum(-1)
     begun, until = (x[..., None].to(k.dtype).exp2() for x in (since, since[..., -1:] - since))
     added, kept, states = (k * until).mT @ v, begun[:, :, -1:], []
     for i, (more, factor) in enumerate(zip(added.unbind(1), kept.unbind(1), strict=True)):
