@@ -317,6 +317,14 @@ def test_several_old_runs_count_as_one_with_the_rounds_of_all(tmp_path: Path) ->
     assert found.old == pytest.approx(math.sqrt(0.85) * 1e-3, rel=0.02)
 
 
+def test_what_ratios_are_divided_by_is_not_surer_than_its_own_times(tmp_path: Path) -> None:
+    """One cell of softmax that varies by a tenth from visit to visit makes all that is divided by it unsure."""
+    old = write_run(tmp_path / "old", [Row(visits=around(1.0, 0.1)), Row("linear", visits=around(1.0, 0.001))])
+    new = write_run(tmp_path / "new", [Row(visits=around(1.0, 0.1)), Row("linear", visits=around(1.2, 0.001))])
+    assert verdicts(decided(old, new))[("linear", 64)] == "slower"
+    assert verdicts(decided(old, new, Question(relative_to="softmax")))[("linear", 64)] == "unsure"
+
+
 def test_relative_to_a_variant_takes_away_what_the_whole_machine_lost(old: Path, tmp_path: Path) -> None:
     slow = [replace(row, seconds=1e-3 * (1.3 if row.variant == "linear" else 1.1)) for row in ROWS]
     new = write_run(tmp_path / "new", slow, seed=1)
