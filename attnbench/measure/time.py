@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.measure.glances import Glances
 from attnbench.measure.standstill import Moment, Standstill
-from attnbench.measure.statistics import FEWEST, interquartile_range, interval_over_rounds, median, median_interval
+from attnbench.measure.statistics import FEWEST, interquartile_range, interval_of_visit, interval_over_rounds, median
 from attnbench.measure.stopwatch import ClockError, Stopwatch, WallClock
 
 if TYPE_CHECKING:  # decisions summarise samples, and need no torch for it
@@ -45,7 +45,7 @@ class TimingRules:
     min_samples: int = 20
     max_samples: int = 1000
     width: float = 0.02
-    """Stop when the interval's half width is at most this share of the median; never on significance."""
+    """Stop when the half width of the samples' interval is at most this share of the median; never on significance."""
     warmup_time: float = 0.2
     warmup_calls: int = 3
     shortest_sample: float = 1e-3
@@ -197,11 +197,10 @@ def measure_time(
     *,
     stopwatch: Stopwatch | None = None,
     pace: Pace | None = None,
-    earlier: Sequence[Sample] = (),
     on_first: Callable[[Any], None] = lambda output: None,
     glances: Glances[Any] | None = None,
 ) -> Timing:
-    """Time ``call`` for one round of ``rules.rounds``; ``earlier`` holds the samples of the rounds before.
+    """Time ``call`` for one round of ``rules.rounds``.
 
     ``on_first`` gets what the first call returned. ``glances`` looks at what some calls after the warm-up return.
     ``pace`` is read before and after samples, never within one.
@@ -227,7 +226,7 @@ def measure_time(
             paced.add(sample)
             if sample.clean:
                 clean.append(sample)
-            stopped = _stop(clean, earlier, rules)
+            stopped = _stop(clean, rules)
             if not sample.clean and not sample.stopped:
                 disturbed, lost = disturbed + 1, lost + sample.seconds * sample.calls + REST
                 if not stopped and disturbed >= FEWEST and lost > LONGEST_WAIT:
@@ -260,7 +259,7 @@ def _warm_up(watch: Stopwatch, sampler: Sampler, rules: TimingRules, first: Samp
     return max(1, math.ceil(shortest / quickest))
 
 
-def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], rules: TimingRules) -> str:
+def _stop(samples: Sequence[Sample], rules: TimingRules) -> str:
     """Why to stop now, or the empty string. ``samples`` are those of this round that count."""
     if rules.quick:
         return "quick" if samples else ""
@@ -275,7 +274,8 @@ def _stop(samples: Sequence[Sample], earlier: Sequence[Sample], rules: TimingRul
         return ""
     seconds = [sample.seconds for sample in samples]
     interval = interval_of_visit(seconds)
-    narrow = interval is not None and (interval[1] - interval[0]) / 2 <= rules.width * median(seconds)
+    width = rules.width * math.sqrt(rules.rounds)  # over all rounds it is narrower by that
+    narrow = interval is not None and (interval[1] - interval[0]) / 2 <= width * median(seconds)
     return "width" if narrow else ""
 
 

@@ -113,7 +113,6 @@ def run_cell(
                         rules,
                         stopwatch=watch,
                         pace=Yardstick() if cell.device == "cpu" and not rules.quick else None,
-                        earlier=[sample for samples in earlier for sample in samples],
                         on_first=lambda output: first.append(look(output)),
                         glances=glances,
                     )

@@ -164,10 +164,14 @@ class _Visit:
         return record
 
     def _look(self, i: int, cell: Cell, limit: float) -> Record:
-        record = self._ask(VisitCell(cell, replace(self.rules, quick=True)), limit).record
-        if record.status is Status.OK and not record.time_median_s:
+        visited = self._ask(VisitCell(cell, replace(self.rules, quick=True)), limit)
+        record, seconds = visited.record, visited.record.time_median_s
+        if record.status is Status.DISTURBED:  # of the time all that counts is how many turns will fit
+            record = replace(record, status=Status.OK, reason="")
+            seconds = min((float(one["seconds"]) for one in visited.taken), default=None)
+        if record.status is Status.OK and not seconds:
             raise self.worker.garbage()
-        self.found.seconds[i] = record.time_median_s or 0.0
+        self.found.seconds[i] = seconds or 0.0
         return replace(record, quick=False, **_OF_ONE_CALL)
 
     def take_turns(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -264,13 +265,21 @@ def test_narrow_is_half_of_the_interval_over_the_median(other: float, samples: i
     assert (len(found.samples), found.stopped) == (samples, stopped)
 
 
-@pytest.mark.parametrize("lost", [0, 16])
-def test_samples_of_earlier_rounds_count_for_the_width_unless_the_process_was_stopped(lost: int) -> None:
-    earlier = [*[Sample(0.25, 1)] * 16, *[Sample(9.0, 1, stopped=True)] * lost]
-    rules = replace(ENDLESS, min_samples=20, rounds=5)
-    found = measure_time(nothing, rules, stopwatch=Told(), earlier=earlier)
-    assert (len(found.samples), found.stopped) == (4, "width")
-    assert len(measure_time(nothing, rules, stopwatch=Told()).samples) == 6  # fewer have no interval
+@pytest.mark.parametrize(("rounds", "stopped"), [(1, "budget"), (4, "width")])
+def test_of_several_rounds_each_may_be_wider_by_their_root(rounds: int, stopped: str) -> None:
+    rules = replace(ENDLESS, min_samples=20 * rounds, max_samples=40 * rounds, width=0.02, rounds=rounds)
+    found = measure_time(nothing, rules, stopwatch=Told(first=[0.25, *[0.25, 0.265] * 20]))
+    assert found.stopped == stopped
+
+
+def test_samples_of_which_neighbours_are_alike_count_for_fewer() -> None:
+    rules, rng = replace(ENDLESS, min_samples=40, max_samples=41, width=0.015), random.Random(1)
+    for likeness, stopped in ((0.0, "width"), (0.9, "budget")):
+        off, times = 0.0, [0.25]
+        for _ in range(41):
+            off = likeness * off + math.sqrt(1 - likeness**2) * rng.gauss(0, 0.02)
+            times.append(0.25 * (1 + off))
+        assert measure_time(nothing, rules, stopwatch=Told(first=times)).stopped == stopped
 
 
 def test_the_first_output_is_handed_on_and_every_call_is_counted() -> None:

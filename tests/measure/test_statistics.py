@@ -96,8 +96,7 @@ def test_the_interval_in_the_row_holds_what_it_says_though_its_width_decides_whe
     for seed in range(draws):
         watch, taken = Lognormal(seed, sd), list[tuple[Sample, ...]]()
         for _ in range(rounds):
-            earlier = [sample for samples in taken for sample in samples]
-            taken.append(measure_time(lambda: None, rules, stopwatch=watch, earlier=earlier).samples)
+            taken.append(measure_time(lambda: None, rules, stopwatch=watch).samples)
         found = summarise(taken).interval if rounds > 1 else median_interval([one.seconds for one in taken[0]])
         low, high = found or (math.nan, math.nan)
         misses += not low <= 0.01 <= high

@@ -141,7 +141,7 @@ def test_rounds_share_the_budget_and_together_reach_the_least_number() -> None:
     rules = TimingRules(min_time=0.3, min_samples=21, rounds=3)
     taken: list[Sample] = []
     for _ in range(3):
-        timing = measure_time(nothing, rules, stopwatch=FakeClock(seconds=0.01), earlier=taken)
+        timing = measure_time(nothing, rules, stopwatch=FakeClock(seconds=0.01))
         assert len(timing.samples) == 10
         taken += timing.samples
     assert sum(sample.seconds for sample in taken) == pytest.approx(0.3)
