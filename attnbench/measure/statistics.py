@@ -92,10 +92,9 @@ def effective(samples: Sequence[float]) -> float:
     short series takes from it (Kendall 1954). At most n.
     """
     n, apart = len(samples), np.asarray(samples, dtype=np.float64) - np.mean(samples)
-    power = float(apart @ apart)
-    if not power:
+    if not np.ptp(samples):
         return float(n)
-    alike = float(apart[1:] @ apart[:-1]) / power
+    alike = float(apart[1:] @ apart[:-1]) / float(apart @ apart)
     r = min(max(0.0, alike + (1 + 3 * alike) / n), 1.0)
     return n * (1 - r) / (1 + r)
 
