@@ -187,7 +187,7 @@ def test_the_cores_that_others_use_are_those_busy_less_ones_own(
 def test_a_run_that_begins_is_warned_of_who_works_now_and_not_of_who_has_ended(
     ticks: int, said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one second's hundredths on two cores; whatever ran in the minute before is a load average of 100."""
+    """Two cores, one second in hundredths; whatever ran in the minute before left a load average of 100."""
     busy, seconds = iter([5000, 5000 + ticks]), iter([100.0, 101.0])
     monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 100.0, 100.0))
     monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
