@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from time import sleep
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from attnbench.machine import NOISY, OtherLoad
 from attnbench.measure.glances import Glances
 from attnbench.measure.statistics import FEWEST, expected_half_width, median, noise_floor
 from attnbench.measure.stopwatch import Stopwatch
-from attnbench.measure.time import Sampler, Timing, TimingRules, garbage_collection_off, measure_time
+from attnbench.measure.time import REST, Sampler, Timing, TimingRules, garbage_collection_off, measure_time
 from attnbench.run.call import Call, always_compiled, prepare
 from attnbench.run.execute import stopwatch
 from attnbench.run.outcome import status_of
@@ -228,7 +229,8 @@ def take_turns(
         if len(clean + disturbed) % 2:
             order = []
         row = [samples[place].seconds for place in places]
-        (clean if all(s.clean for s in samples.values()) else disturbed).append(row)
+        undisturbed = all(sample.clean for sample in samples.values())
+        (clean if undisturbed else disturbed).append(row)
         seconds = clock() - start
         taken = len(clean) + len(disturbed)
         if rules.quick or taken >= rules.max_samples:
@@ -239,9 +241,9 @@ def take_turns(
             wanted = _blocks_needed(clean, rules.width)
         if wanted and len(clean) >= wanted:
             break
-    # A few clean blocks cannot speak for the machine alone; the interval of all blocks shows the noise.
-    enough = len(clean) >= max(fewest, min(rules.min_samples, len(disturbed)))
-    return Turns(clean if enough else clean + disturbed, len(disturbed), taken, stopped)
+        if not undisturbed:
+            sleep(REST)
+    return Turns(clean if len(clean) >= fewest else clean + disturbed, len(disturbed), taken, stopped)
 
 
 def _blocks_needed(blocks: list[list[float]], width: float) -> int:

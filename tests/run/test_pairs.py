@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from attnbench.measure.standstill import Moment
 from attnbench.measure.statistics import LOOKS, Ratio, paired_ratio
 from attnbench.measure.stopwatch import WallClock
-from attnbench.measure.time import Sample, Sampler, TimingRules
+from attnbench.measure.time import REST, Sample, Sampler, TimingRules
 from attnbench.run import pairs
 from attnbench.run.pairs import Entrant, Turns, measure_noise, take_turns
 
@@ -149,28 +150,34 @@ def test_no_verdict_lies_below_the_noise_floor(low: float, high: float, noise: f
 IDLE = [Entrant(lambda: None, 1)] * 2
 
 
-class Disturbed(WallClock):
-    """Every so many samples another process takes the core."""
+def disturb(every: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let threads wait for a core in every so many samples; return the seconds of each rest, which takes none."""
+    taken, rests = count(1), list[float]()
 
-    taken = 0
+    class Waiting(Sampler):
+        def take(self, calls: int) -> Sample:
+            return Sample(1.0, calls, waited=1.0) if next(taken) % every == 0 else Sample(0.01, calls, waited=0.0)
 
-    def __init__(self, every: int) -> None:
-        super().__init__()
-        self._every = every
-
-    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
-        self.taken += 1
-        return (1.0, 100) if self.taken % self._every == 0 else (0.01, 0)
+    monkeypatch.setattr(pairs, "Sampler", Waiting)
+    monkeypatch.setattr(pairs, "sleep", rests.append)
+    return rests
 
 
-def test_pairs_of_a_process_that_loses_its_core_are_left_out_while_enough_remain() -> None:
-    turns = take_turns(Disturbed(10), IDLE, TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
+def test_pairs_of_a_process_that_loses_its_core_are_left_out_while_enough_remain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rests = disturb(10, monkeypatch)
+    turns = take_turns(WallClock(), IDLE, TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
     assert (len(turns.blocks), turns.disturbed, turns.taken) == (40, 10, 50)
+    assert rests == [REST] * 9  # the last block is the last of all
     assert {seconds for row in turns.blocks for seconds in row} == {0.01}
 
 
-def test_where_too_few_pairs_are_clean_all_are_kept_and_still_counted_as_disturbed() -> None:
-    turns = take_turns(Disturbed(2), IDLE, TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
+def test_where_too_few_pairs_are_clean_all_are_kept_and_still_counted_as_disturbed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disturb(2, monkeypatch)
+    turns = take_turns(WallClock(), IDLE, TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
     assert (len(turns.blocks), turns.disturbed, turns.taken) == (50, 50, 50)
 
 
@@ -188,8 +195,9 @@ def test_a_turn_in_which_the_process_stood_still_is_taken_again_and_counted(monk
     assert {seconds for row in turns.blocks for seconds in row} == {0.01}
 
 
-def test_where_leaving_out_would_leave_too_few_for_an_interval_all_are_kept() -> None:
-    turns = take_turns(Disturbed(8), IDLE, TimingRules(max_samples=8), seed=0, clock=lambda: 0.0, fewest=8)
+def test_where_leaving_out_would_leave_too_few_for_an_interval_all_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    disturb(8, monkeypatch)
+    turns = take_turns(WallClock(), IDLE, TimingRules(max_samples=8), seed=0, clock=lambda: 0.0, fewest=8)
     assert (len(turns.blocks), turns.disturbed) == (8, 2)
 
 
