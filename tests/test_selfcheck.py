@@ -42,7 +42,7 @@ def test_each_file_of_selfcheck_has_tests_and_a_form_here(file: Path) -> None:
     "name", [live_bare.NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in live_bare.NAMES[1:])]
 )
 def test_a_variant_is_compared_with_its_bare_products(name: str) -> None:
-    assert live_bare.beside_its_products(name, 64, SHORT, threads=1).pairs > 0
+    assert live_bare.beside_its_products(name, 256, SHORT, threads=1).pairs > 0
 
 
 @pytest.mark.usefixtures("forks")
