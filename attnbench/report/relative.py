@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from attnbench.measure.statistics import judged
 from attnbench.plots.setting import Setting
 
 BASELINE = "softmax"
@@ -29,10 +30,9 @@ class Relative:
 
     @property
     def verdict(self) -> str:
-        """``faster`` or ``slower`` only where the whole interval says so, else ``unsure``."""
-        if self.low is None or self.high is None:
-            return "unsure"
-        return "faster" if self.low > 1 else "slower" if self.high < 1 else "unsure"
+        """``faster`` or ``slower`` by the rule of ``compare``, else ``unsure``."""
+        word = judged(None if self.low is None or self.high is None else (1 / self.high, 1 / self.low)).word
+        return word if word in ("faster", "slower") else "unsure"
 
 
 def baseline_at(rows: pd.DataFrame) -> pd.Series[Any] | None:
