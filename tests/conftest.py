@@ -78,18 +78,23 @@ def _buffered() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _has_a_core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _has_a_core() -> Iterator[Any]:
     """No thread waits for a core, though the tests take each other's; a test that is about that says ``may_wait``."""
     from attnbench.measure.standstill import Moment
 
-    if "may_wait" not in request.fixturenames:
-        monkeypatch.setattr(Moment, "delay_until", lambda start, end: 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        counted = Moment.delay_until
+        patch.setattr(Moment, "delay_until", lambda start, end: 0.0)
+        yield counted
 
 
 @pytest.fixture
-def may_wait() -> None:
+def may_wait(_has_a_core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that is about waiting for a core."""
+    from attnbench.measure.standstill import Moment
+
+    monkeypatch.setattr(Moment, "delay_until", _has_a_core)
 
 
 @pytest.fixture(autouse=True)

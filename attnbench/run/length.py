@@ -95,7 +95,6 @@ def measure_again(
     *,
     timeout: float,
     process: int,
-    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Let ``which`` of the cells take turns in one more process, and add what it measured to ``found``.
 
@@ -103,7 +102,7 @@ def measure_again(
         timeout: as for :func:`measure_length`.
         process: how many processes have measured this length before.
     """
-    visit = _Visit(worker, cells, rules, timeout, clock, process)
+    visit = _Visit(worker, cells, rules, timeout, time.monotonic, process)
     visit.found.records, visit.found.seconds = {i: found.records[i] for i in which}, found.seconds
     visit.take_turns()
     more = visit.found

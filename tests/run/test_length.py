@@ -184,8 +184,7 @@ def test_one_that_dies_in_a_later_process_takes_nothing_of_what_others_measured_
     first, later = Slow(), Slow(dies=("sdpa",))
     found = visit(first)
     cells = [Cell("s", "w", Spec(name), Shape(seq_len=64), measure=("time",)) for name in NAMES]
-    how = {"timeout": 120.0, "clock": lambda: later.now}
-    measure_again(later, cells, TimingRules(), found, {0, 1}, process=1, **how)  # type: ignore[arg-type]  # as above
+    measure_again(later, cells, TimingRules(), found, {0, 1}, timeout=120.0, process=1)  # type: ignore[arg-type]  # as above
     assert set(outcome(found).values()) == {"ok"}
     assert [sorted(one) for one in found.times] == [[0, 1, 2], [0]]
     assert [(i, record.status, record.reason) for i, record in found.lost] == [(1, Status.CRASH, "killed")]

@@ -37,7 +37,7 @@ from attnbench.variant import VARIANTS
 
 QUICK = TimingRules(quick=True)
 SHORT = TimingRules(min_time=0.02, max_time=0.1, warmup_time=0.02)
-OFTEN = TimingRules(min_time=0.3, max_time=0.6, warmup_time=0.05)
+OFTEN = TimingRules(min_time=0.9, max_time=1.8, warmup_time=0.05)
 """Some dozens of looks."""
 
 
