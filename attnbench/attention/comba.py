@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -19,9 +20,7 @@ from attnbench.engines.recurrent.short_convolution import Width
 from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.engines.recurrent.written_out import left_to_read, projected
 from attnbench.shape import Shape
-from attnbench.variant import Knob, No, Traits, register
-
-_BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the causal form only"
+from attnbench.variant import RECURRENCE, Knob, register
 
 
 @register(
@@ -33,15 +32,10 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the c
     formula="S_t = (α_t - b β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ (q_t - p k_t) / √D,  b = σ(·)",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        bias=No("there are no logits: the decay is what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
+    traits=replace(
+        RECURRENCE,
         knob=Knob("expand", step=1),
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
     ),
     settings=("chunk=5", "expand=1,width=1,chunk=64,correction=0.02"),
 )

@@ -18,7 +18,6 @@ from attnbench.engines.tiling import row_blocks
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
-_BOTH_WAYS = "two passes, one from either end, added; the paper defines the causal form only"
 _ROWS = 64
 """Tokens that are solved for at once."""
 
@@ -43,7 +42,7 @@ _ROWS = 64
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="two passes, one from either end, added; the paper defines the causal form only",
     ),
     settings=("chunk=5", "chunk=5,asks=key"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import torch
@@ -17,9 +18,7 @@ from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.recurrent.short_convolution import ShortConvolution, Width
 from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.shape import Shape
-from attnbench.variant import Knob, No, Traits, register
-
-_BOTH_WAYS = "two recurrences, one from either end, added; the paper defines the causal form only"
+from attnbench.variant import RECURRENCE, Knob, register
 
 
 class Spaces(NamedTuple):
@@ -39,15 +38,10 @@ class Spaces(NamedTuple):
     formula="h_t = a_t h_{t-1} + B_t (Δ_t x_t)ᵀ,  y_t = C_tᵀ h_t + p x_t,  a = exp(-Δ·A),  out = W norm(y ⊙ silu(z))",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        bias=No("there are no logits: the decay is what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
+    traits=replace(
+        RECURRENCE,
         knob=Knob("state"),
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
     ),
     settings=("state=3,chunk=5", "state=4,expand=1,width=1,chunk=64", "state=3,groups=2,chunk=5"),
 )

@@ -18,9 +18,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnbench.engines.recurrent.stretches import in_turn, rows_in_turn, stretches
+from attnbench.errors import UsageError
 
 Chunk = Annotated[int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")]
 """The option of all recurrences that form the pairs within a chunk."""
+HalvedChunk = Annotated[
+    int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
+]
+"""The same for those that halve a chunk again and again."""
+
+
+def check_halved(variant: str, chunk: int) -> None:
+    """Raise UsageError if a chunk is not a power of two."""
+    if chunk & (chunk - 1):
+        raise UsageError(f"{variant}: option chunk={chunk} must be a power of two")
 
 
 def states_before(added: Tensor, kept: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
