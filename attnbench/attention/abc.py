@@ -86,13 +86,9 @@ class ABC(nn.Module):
         self.control = nn.Linear(C, shape.H * slots, bias=False)
         self.out = nn.Linear(C, C, bias=False)
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """The means of the tokens that each token sees, from the weights as they stand."""
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         q, k, v = (torch.unflatten(y, 1, (self.heads, -1)) for y in (x @ self.qkv.weight.T).chunk(3, 1))
         s = torch.unflatten(x @ self.control.weight.T, 1, (self.heads, -1))
         rows = []

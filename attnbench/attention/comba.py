@@ -10,7 +10,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay
@@ -81,16 +80,12 @@ class Comba(ErasingLayer):
         self.feedback = nn.Parameter(torch.ones(shape.H))
         self.correction = nn.Parameter(torch.full((shape.H,), correction))
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """O = tril((Q - p K)Kᵀ ⊙ Γ) U / √D with (I + tril(b B KKᵀ ⊙ Γ⁻, -1)) U = B V.
 
         Γ_ij = α_{j+1}···α_i, and Γ⁻_ij is the product up to α_{i-1}.
         """
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         read = []
         eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
         b, p = (part[:, None, None] for part in (torch.sigmoid(self.feedback), self.correction))

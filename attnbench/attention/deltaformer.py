@@ -86,13 +86,9 @@ class DeltaFormer(nn.Module):
         self.beta = nn.Linear(C, shape.H)
         self.out = nn.Linear(C, C, bias=False)
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """One token's u after the other; then N × N weights."""
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         read = []
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v = (torch.unflatten(y, 1, (self.heads, -1)).transpose(0, 1) for y in self.qkv(side).chunk(3, 1))

@@ -82,13 +82,9 @@ class GSA(nn.Module):
         self.norm = nn.RMSNorm(C, eps=1e-5)
         self.out = nn.Linear(C, C, bias=False)
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """What each token left in each slot when another reads it, N × N × slots numbers, for logits and for values."""
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         read = []
         for side in (x,) if self.causal else (x, x.flip(0)):
             projected = side @ self.qkv.weight.T

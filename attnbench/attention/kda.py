@@ -10,7 +10,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Groups
@@ -93,13 +92,9 @@ class KimiDeltaAttention(ErasingLayer):
         self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
         self.step_bias = nn.Parameter(drawn_step_sizes(H * D))
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """O = tril(X(Q, K)) U / √D, (I + tril(B X(K, K), -1)) U = B V, X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic."""
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         H, read = self.heads * self.groups, []
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v, rest = projected(self, side)

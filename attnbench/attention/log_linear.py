@@ -118,13 +118,9 @@ class LogLinear(nn.Module):
         with torch.no_grad():
             self.step_size.bias.copy_(drawn_step_sizes(H))
 
-    def dense(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, u: Tensor) -> Tensor:
         """The matrix of each head, written out, with the level of each pair from the bits of both places."""
-        (u,) = emptied(key_mask, u)
-        return alone(self._written_out, u, key_mask)
-
-    def _written_out(self, u: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         n, H, read = len(u), self.heads, []
         place = torch.arange(n, device=u.device)
         _, level = torch.frexp((place[:, None] ^ place).double())  # bits of the number, and 0 for 0

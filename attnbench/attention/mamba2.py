@@ -91,13 +91,9 @@ class Mamba2(nn.Module):
         self.step_bias = nn.Parameter(drawn_step_sizes(H))
         self.skip = nn.Parameter(torch.ones(H))
 
-    def dense(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, u: Tensor) -> Tensor:
         """The matrix of each head, written out: y_i = Σ_{j<=i} (C_i·B_j) a_{j+1}···a_i Δ_j x_j + p x_i."""
-        (u,) = emptied(key_mask, u)
-        return alone(self._written_out, u, key_mask)
-
-    def _written_out(self, u: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         n, (inner, state, _) = len(u), self.sizes
         z = u @ self.project.weight[:inner].T
         read = []

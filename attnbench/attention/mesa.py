@@ -87,13 +87,9 @@ class Mesa(nn.Module):
         self.norm = nn.RMSNorm(shape.D, eps=1e-5)
         self.out = nn.Linear(C, C, bias=False)
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """One token after the other, each with a D × D system of its own."""
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         read = []
         penalty = torch.diag_embed(self.penalty.exp().log1p() + _LEAST)
         for side in (x,) if self.causal else (x, x.flip(0)):

@@ -110,16 +110,12 @@ class RWKV7(nn.Module):
         self.bonus = nn.Parameter(torch.full((H, D), -0.04))
         self.weight, self.bias = nn.Parameter(torch.ones(C)), nn.Parameter(torch.zeros(C))
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """O = tril(X(R, B)) U + tril(X(R, K)) V with (I + X⁻(κ, B)) U = -X⁻(κ, K) V, B = a ⊙ κ.
 
         X_ij(q, k) = Σ_c q_ic k_jc w_{j+1,c}···w_ic, and X⁻_ij, j < i, has the product up to w_{i-1,c}.
         """
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         sides = [self._one_way(side) for side in ((x,) if self.causal else (x, x.flip(0)))]
         out: Tensor = self.out(sides[0] if self.causal else sides[0] + sides[1].flip(0))
         return out
