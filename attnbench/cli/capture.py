@@ -53,9 +53,8 @@ def capture(
     from attnbench.machine import default_threads, resolve_device
     from attnbench.pretrained.capture import Wish
     from attnbench.pretrained.capture import capture as take
-    from attnbench.pretrained.models import open_model
+    from attnbench.pretrained.models import open_model, threads_of_torch
     from attnbench.pretrained.question import parse_layers
-    from attnbench.pretrained.threads import threads_of_torch
     from attnbench.units import format_bytes
 
     wanted = parse_layers(layers) if layers is not None else None

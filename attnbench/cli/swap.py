@@ -86,7 +86,7 @@ def swap(
     console.only_repeats()
     asked = Asked.of(model, specs, given)
 
-    from attnbench.cli.swap_screen import SwapScreen
+    from attnbench.cli.swap_tables import SwapScreen
 
     if dry_run:
         from attnbench.cli.swap_tables import print_foreseen

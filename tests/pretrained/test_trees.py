@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnbench.errors import UsageError
-from attnbench.pretrained.trees import Trees, filled
+from attnbench.pretrained.models import Trees, filled
 from attnbench.task import NO_LABEL
 from attnbench.tasks.listops import ListOps, evaluate, from_text, subtree_values, to_text
 
