@@ -99,7 +99,7 @@ def draw_published(page: Page, left: float) -> None:
     place_labels(ax, list(drawn["name"]), list(drawn["x"]), list(drawn["at"]), radii)
 
 
-_SOURCE = (
+_LINFORMER_SOURCE = (
     "Wang et al. 2020, arXiv:2006.04768, table 3: inference on a V100 of 16 GB, over the standard Transformer. Memory "
     "is the ratio of the largest batches that fit. Other hardware and other code."
 )
@@ -123,7 +123,7 @@ def draw_ratios(page: Page, left: float, limit: float) -> None:
     width = page.right - left
     box = page.blank(left, page.top - _HEAD, width, _HEAD)
     box.text(0, _HEAD - 0.08, "The Linformer paper's own measurements", va="center", fontsize=8.5)
-    for row, line in enumerate(wrap(_SOURCE, width, SMALL_SIZE)):
+    for row, line in enumerate(wrap(_LINFORMER_SOURCE, width, SMALL_SIZE)):
         box.text(0, _HEAD - 0.22 - 0.14 * row, line, va="center", fontsize=SMALL_SIZE, color=palette().faint)
     lengths, ranks = sorted(table["n"].unique()), sorted(table["rank"].unique())
     names = [length(n) for n in lengths], [plain(rank) for rank in ranks]
