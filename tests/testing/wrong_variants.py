@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnbench.attention.abc import ABC
 from attnbench.attention.additive import Additive
 from attnbench.attention.aft.algorithm import AFT
-from attnbench.attention.bigbird.algorithm import BigBird
+from attnbench.attention.bigbird import BigBird
 from attnbench.attention.bilinear import Bilinear
 from attnbench.attention.comba import Comba
 from attnbench.attention.compressed.csa import CSA, Overlapping
