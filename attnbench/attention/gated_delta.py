@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import Chunk
+from attnbench.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Groups
 from attnbench.engines.recurrent.real_tokens import alone
 from attnbench.engines.recurrent.short_convolution import Width
-from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.engines.recurrent.written_out import erased_and_written, projected
 from attnbench.shape import Shape
 from attnbench.variant import RECURRENCE, Knob, register

@@ -13,11 +13,10 @@ from torch.nn.functional import normalize, pad, silu, softplus
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, drawn_step_sizes
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.levels import carried, levelled_attention, levelled_delta_rule
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
-from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 from attnbench.variant import RECURRENCE, Knob, No, register

@@ -10,6 +10,7 @@ is, and what follows a strong decay keeps its digits.
 from __future__ import annotations
 
 from functools import partial
+from math import log
 from typing import Annotated
 
 import torch
@@ -124,3 +125,9 @@ def last_state(k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
     # Summed over the tokens after each: nothing is subtracted, so that what follows a strong decay keeps its digits.
     until = pad(log_decay[:, :, 1:], (0, 0, 0, 1)).flip(2).cumsum(2).flip(2)
     return (k * until.exp2()).mT @ v
+
+
+def drawn_step_sizes(count: int) -> Tensor:
+    """Numbers ``(count,)`` whose softplus is log-uniform in [0.001, 0.1]."""
+    size = torch.empty(count).uniform_(log(0.001), log(0.1)).exp()
+    return size + torch.log(-torch.expm1(-size))  # the inverse of softplus
