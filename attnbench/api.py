@@ -355,7 +355,7 @@ def swap(
     given = dict(locals())
     if not variants:
         raise UsageError("swap needs a variant; for example: attnbench.swap('listops', 'performer')")
-    from attnbench.cli.swap_screen import SwapScreen
+    from attnbench.cli.swap_tables import SwapScreen
     from attnbench.pretrained.asked import Asked, variants_of
     from attnbench.pretrained.swap import Watcher
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-_TOKEN = re.compile(r"\s*(log|sqrt|√|[0-9]+(?:\.[0-9]+)?|[a-zA-Z](?![a-zA-Z]{3})|[²³]|[-+·*/^()])")
+_TOKEN = re.compile(r"\s*(log|sqrt|[0-9]+(?:\.[0-9]+)?|[a-z](?![a-z]{3})|[²³√]|[-+·*/^()])")
 """A letter stands for itself, and ``nd`` for n·d; four letters in a row are a word, not a product."""
-_SQUARE = {"²": 2.0, "³": 3.0}
-
-
-class _Unreadable(Exception):
-    pass
+_AS_PYTHON = {"·": " * ", "*": " * ", "^": "**", "²": "**2", "³": "**3", "√": "sqrt"}
 
 
 def power_of_n(cost: str) -> float | None:
@@ -21,86 +18,43 @@ def power_of_n(cost: str) -> float | None:
     text = cost.strip()
     if not (text.startswith("O(") and text.endswith(")")):
         return None
+    text = text[2:-1].lower()
+    if _TOKEN.sub("", text).strip():
+        return None
+    python = ""
+    for token in (_AS_PYTHON.get(token, token) for token in reversed(_TOKEN.findall(text))):
+        if token in ("log", "sqrt"):
+            operand = re.match(r"(?=\()|((log|sqrt)\()*[a-z0-9.]+\)*", python)  # what comes next
+            end = operand.end() if operand else 0
+            python = f"{token}({python[:end]}){python[end:]}" if end else f"{token}{python}"
+        else:
+            product = (token[-1].isalnum() or token == ")") and re.match(r"[a-z0-9(]", python)
+            python = f"{token}{'*' if product else ''}{python}"
     try:
-        reader = _Reader(text[1:])
-        power = reader.atom()
-        return power if reader.at_end() else None
-    except _Unreadable:
+        return _power(ast.parse(python, mode="eval").body)
+    except (SyntaxError, ValueError):
         return None
 
 
-class _Reader:
-    """Reads a cost from left to right; each method returns the power of n in what it has read."""
-
-    def __init__(self, text: str) -> None:
-        self.tokens: list[str] = []
-        at = 0
-        while at < len(text):
-            match = _TOKEN.match(text, at)
-            if match is None:
-                raise _Unreadable
-            self.tokens.append(match[1].lower())
-            at = match.end()
-        self.tokens.append("")
-        self.at = 0
-
-    def at_end(self) -> bool:
-        return self.tokens[self.at] == ""
-
-    def next_is(self, *wanted: str) -> str:
-        """Take the next token if it is one of these; otherwise return the empty string."""
-        token = self.tokens[self.at]
-        if token not in wanted:
-            return ""
-        self.at += 1
-        return token
-
-    def sum(self) -> float:
-        power = self.product()
-        while self.next_is("+", "-"):
-            power = max(power, self.product())
-        return power
-
-    def product(self) -> float:
-        power = self.factor()
-        while self.tokens[self.at] not in ("", "+", "-", ")"):
-            divided = self.next_is("·", "*", "/") == "/"
-            power += -self.factor() if divided else self.factor()
-        return power
-
-    def factor(self) -> float:
-        power = self.atom()
-        if square := self.next_is(*_SQUARE):
-            power *= _SQUARE[square]
-        elif self.next_is("^"):
-            power = self.raised(power)
-        return power
-
-    def raised(self, power: float) -> float:
-        """Raise ``power`` to a number; the exponent may be a letter only where the base has no n."""
-        token = self.tokens[self.at]
-        self.at += 1
-        if token and token[0].isdigit():
-            return power * float(token)
-        if power or not token.isalpha() or token == "n":
-            raise _Unreadable
-        return 0.0
-
-    def atom(self) -> float:
-        token = self.tokens[self.at]
-        self.at += 1
-        if token == "(":
-            power = self.sum()
-            if not self.next_is(")"):
-                raise _Unreadable
-            return power
-        if token in ("√", "sqrt"):
-            return self.atom() / 2
-        if token == "log":
-            self.atom()
+def _power(node: ast.expr) -> float:
+    """The power of n in an expression. Raise ValueError for what is no cost."""
+    match node:
+        case ast.Constant():
             return 0.0
-        if token == "n":
-            return 1.0
-        if token.isalpha() or (token and token[0].isdigit()):
+        case ast.Name(name) if name not in ("log", "sqrt"):
+            return float(name == "n")
+        case ast.BinOp(left, ast.Add() | ast.Sub(), right):
+            return max(_power(left), _power(right))
+        case ast.BinOp(left, ast.Mult(), right):
+            return _power(left) + _power(right)
+        case ast.BinOp(left, ast.Div(), right):
+            return _power(left) - _power(right)
+        case ast.BinOp(left, ast.Pow(), ast.Constant(float() | int() as power)):
+            return _power(left) * power
+        case ast.BinOp(left, ast.Pow(), ast.Name(name)) if name != "n" and not _power(left):
             return 0.0
-        raise _Unreadable
+        case ast.Call(ast.Name("sqrt"), [of]):
+            return _power(of) / 2
+        case ast.Call(ast.Name("log"), [of]):
+            return 0.0 * _power(of)
+    raise ValueError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from attnbench.errors import did_you_mean
@@ -136,8 +136,13 @@ class Traits:
     """What it claims instead with certain options, or if the shape is ``causal``:
     ``(("kernel=relu", {"target": "other"}), ("causal=true,sort=learned", {"own_form": "..."}))``. An option without a
     value holds for any value but none. See :meth:`Variant.claims`."""
+    own_form_both_ways: InitVar[str] = ""
+    """``own_form`` where the shape is not causal, as the last of ``given``."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, own_form_both_ways: str) -> None:
+        if own_form_both_ways:
+            both_ways = ("causal=false", {"own_form": own_form_both_ways})
+            object.__setattr__(self, "given", (*self.given, both_ways))
         for ability in ABILITIES:
             if getattr(self, ability) is False:
                 object.__setattr__(self, ability, No("not defined for this variant"))
@@ -170,6 +175,15 @@ class Traits:
 
 
 DTYPES = Traits.dtypes
+RECURRENCE = Traits(
+    target="other",
+    cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
+    bias=No("there are no logits: the decay is what depends on the distance"),
+    decode=True,
+    stochastic=True,
+    rows_sum_to_one=False,
+)
+"""What a layer claims that carries a state, which fades, through its own sequence."""
 
 
 def _is_flag(value: object) -> bool:

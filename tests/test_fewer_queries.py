@@ -22,7 +22,7 @@ from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.status import Status
 from attnbench.task import Form
-from attnbench.training.pretraining import Filling
+from attnbench.training.score import Filling
 from attnbench.variant import VARIANTS, Variant, build
 
 SHAPE = Shape(2, 2, 11, 4, query_stride=3)

@@ -20,7 +20,7 @@ LAYERS = {
     3: "attention inputs tasks model decoder",
     4: "measure suite testing training probing pretrained",
     5: "plots run",
-    6: "decision report pictures pretrained.asked pretrained.figure pretrained.foreseen pretrained.swap",
+    6: "decision report pictures pretrained.asked pretrained.figure pretrained.swap",
     7: "cli api notebook",
     8: "__main__",
 }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,14 @@ def test_every_trait_has_a_rule_and_the_defaults_keep_it() -> None:
 )
 def test_claims_that_exclude_each_other_are_told(traits: Traits, problem: str) -> None:
     assert problem in str(traits.problem())
+
+
+def test_a_form_of_its_own_both_ways_is_given_last() -> None:
+    first, last = ("kernel=relu", {"target": "other"}), ("causal=false", {"own_form": "two passes"})
+    assert Traits(given=(first,), own_form_both_ways="two passes") == Traits(given=(first, last))
+    assert replace(Traits(given=(last,)), decode=True).given == (last,)
+    problem = Traits(own_form_both_ways="two\nlines").problem()
+    assert problem == "given 'causal=false', Traits(own_form='two\\nlines'): give one line of text"
 
 
 def test_an_ability_is_true_or_has_a_reason() -> None:

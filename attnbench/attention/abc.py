@@ -12,11 +12,10 @@ from torch.nn.functional import logsigmoid
 
 from attnbench.engines.masks import added_to_logits, emptied, seeing
 from attnbench.engines.precision import LOG2E, accumulator, hidden
-from attnbench.engines.recurrent.decayed_sums import STRONGEST
+from attnbench.engines.recurrent.decayed_sums import STRONGEST, HalvedChunk, check_halved
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.recurrent.slots import slot_attention, written_share
 from attnbench.engines.recurrent.stretches import by_heads
-from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
@@ -77,26 +76,19 @@ class ABC(nn.Module):
         shape: Shape,
         *,
         slots: Annotated[int, Field(ge=1, description="keys and values that a head keeps")] = 64,
-        chunk: Annotated[
-            int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
-        ] = 64,
+        chunk: HalvedChunk = 64,
     ) -> None:
         super().__init__()
-        if chunk & (chunk - 1):
-            raise UsageError(f"abc: option chunk={chunk} must be a power of two")
+        check_halved("abc", chunk)
         C = shape.C
         self.heads, self.causal, self.chunk = shape.H, shape.causal, chunk
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.control = nn.Linear(C, shape.H * slots, bias=False)
         self.out = nn.Linear(C, C, bias=False)
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """The means of the tokens that each token sees, from the weights as they stand."""
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         q, k, v = (torch.unflatten(y, 1, (self.heads, -1)) for y in (x @ self.qkv.weight.T).chunk(3, 1))
         s = torch.unflatten(x @ self.control.weight.T, 1, (self.heads, -1))
         rows = []

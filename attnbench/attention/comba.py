@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -9,19 +10,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import Chunk
+from attnbench.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule
 from attnbench.engines.recurrent.real_tokens import alone
 from attnbench.engines.recurrent.short_convolution import Width
-from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.engines.recurrent.written_out import left_to_read, projected
 from attnbench.shape import Shape
-from attnbench.variant import Knob, No, Traits, register
-
-_BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the causal form only"
+from attnbench.variant import RECURRENCE, Knob, register
 
 
 @register(
@@ -33,15 +30,10 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the c
     formula="S_t = (α_t - b β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ (q_t - p k_t) / √D,  b = σ(·)",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        bias=No("there are no logits: the decay is what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
+    traits=replace(
+        RECURRENCE,
         knob=Knob("expand", step=1),
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
     ),
     settings=("chunk=5", "expand=1,width=1,chunk=64,correction=0.02"),
 )
@@ -87,16 +79,12 @@ class Comba(ErasingLayer):
         self.feedback = nn.Parameter(torch.ones(shape.H))
         self.correction = nn.Parameter(torch.full((shape.H,), correction))
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """O = tril((Q - p K)Kᵀ ⊙ Γ) U / √D with (I + tril(b B KKᵀ ⊙ Γ⁻, -1)) U = B V.
 
         Γ_ij = α_{j+1}···α_i, and Γ⁻_ij is the product up to α_{i-1}.
         """
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         read = []
         eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
         b, p = (part[:, None, None] for part in (torch.sigmoid(self.feedback), self.correction))

@@ -12,13 +12,11 @@ from torch.nn.functional import normalize, pad, silu, softplus
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.recurrent.decayed_sums import drawn_step_sizes
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
-from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
-
-_BOTH_WAYS = "the sum of one recurrence from either end; the papers define the causal form only"
 
 
 @register(
@@ -33,11 +31,11 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the papers define the c
     traits=Traits(
         target="other",
         cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        decode=True,
         stochastic=True,
+        decode=True,
         rows_sum_to_one=False,
         knob=Knob("steps", step=1),
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="the sum of one recurrence from either end; the papers define the causal form only",
     ),
     settings=("chunk=5", "chunk=64", "steps=2,negative=true,chunk=5", "steps=2,decay=true,chunk=5"),
 )

@@ -18,7 +18,6 @@ from attnbench.engines.tiling import row_blocks
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
-_BOTH_WAYS = "two passes, one from either end, added; the paper defines the causal form only"
 _ROWS = 64
 """Tokens that are solved for at once."""
 
@@ -43,7 +42,7 @@ _ROWS = 64
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="two passes, one from either end, added; the paper defines the causal form only",
     ),
     settings=("chunk=5", "chunk=5,asks=key"),
 )
@@ -87,13 +86,9 @@ class DeltaFormer(nn.Module):
         self.beta = nn.Linear(C, shape.H)
         self.out = nn.Linear(C, C, bias=False)
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """One token's u after the other; then N × N weights."""
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         read = []
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v = (torch.unflatten(y, 1, (self.heads, -1)).transpose(0, 1) for y in self.qkv(side).chunk(3, 1))

@@ -37,7 +37,7 @@ One = TypeVar("One", int, tuple[int, int])
         shares="by itself",
         reads_ahead="the last queries of the sequence choose for all, or all blocks of a head are ranked together",
         exact_with=("mass=1",),
-        given=(("causal=false", {"own_form": "distances of either sign count as diagonals; the paper is causal"}),),
+        own_form_both_ways="distances of either sign count as diagonals; the paper is causal",
     ),
     settings=(
         "block=4,mass=0.5,least=0,distance=0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -9,18 +10,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
-from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import Chunk
+from attnbench.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Groups
 from attnbench.engines.recurrent.real_tokens import alone
 from attnbench.engines.recurrent.short_convolution import Width
-from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.engines.recurrent.written_out import erased_and_written, projected
 from attnbench.shape import Shape
-from attnbench.variant import Knob, No, Traits, register
-
-_BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the causal form only"
+from attnbench.variant import RECURRENCE, Knob, register
 
 
 @register(
@@ -32,15 +29,10 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the c
     formula="S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t / √D,  α = exp(-A·softplus(w·x + b))",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        bias=No("there are no logits: the decay is what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
+    traits=replace(
+        RECURRENCE,
         knob=Knob("expand", step=1),
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
     ),
     settings=("chunk=5", "expand=1,width=1,negative=true,chunk=64", "value_groups=2,chunk=5"),
 )
@@ -85,13 +77,9 @@ class GatedDelta(ErasingLayer):
         self.log_A = nn.Parameter((16 * (1 - torch.rand(H))).log())  # torch.rand may give 0, and never 1
         self.step_bias = nn.Parameter(drawn_step_sizes(H))
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """O = tril(QKᵀ ⊙ Γ) U / √D with (I + tril(B KKᵀ ⊙ Γ, -1)) U = B V and Γ_ij = α_{j+1}···α_i."""
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         read = []
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v, rest = projected(self, side)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -9,18 +10,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, drawn_step_sizes
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule
 from attnbench.engines.recurrent.real_tokens import alone
 from attnbench.engines.recurrent.short_convolution import Width
-from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.engines.recurrent.written_out import left_to_read, projected
-from attnbench.errors import UsageError
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
-
-_BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the causal form only"
+from attnbench.variant import RECURRENCE, register
 
 
 @register(
@@ -32,14 +29,9 @@ _BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the c
     formula="S_t = (I - k_t (b_t ⊙ k_t)ᵀ) Diag(α_t) S_{t-1} + k_t (w_t ⊙ v_t)ᵀ,  o_t = S_tᵀ q_t / √D,  b, w = σ(·)",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        bias=No("there are no logits: the decay is what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+    traits=replace(
+        RECURRENCE,
+        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
     ),
     settings=("chunk=4", "chunk=16,negative=true"),
 )
@@ -75,12 +67,9 @@ class GatedDelta2(ErasingLayer):
         *,
         negative: Annotated[bool, Field(description="b = 2σ(·): what is erased may change its sign")] = False,
         width: Width = 4,
-        chunk: Annotated[
-            int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
-        ] = 64,
+        chunk: HalvedChunk = 64,
     ) -> None:
-        if chunk & (chunk - 1):
-            raise UsageError(f"gated-delta-2: option chunk={chunk} must be a power of two")
+        check_halved("gated-delta-2", chunk)
         H, D = shape.H, shape.D
         super().__init__(shape, expand=1, width=width, chunk=chunk, gates=2 * H * D + D)
         self.strongest = 2.0 if negative else 1.0
@@ -89,16 +78,12 @@ class GatedDelta2(ErasingLayer):
         self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
         self.step_bias = nn.Parameter(drawn_step_sizes(H * D))
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """O = tril(X(Q, K)) U / √D with (I + tril(X(b ⊙ K, K), -1)) U = w ⊙ V.
 
         X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
         """
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         H, read = self.heads, []
         eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
         for side in (x,) if self.causal else (x, x.flip(0)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -12,14 +13,11 @@ from torch.nn.functional import logsigmoid, silu
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, LayerNorm, accumulator
-from attnbench.engines.recurrent.decayed_sums import last_state, states_before
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, last_state, states_before
 from attnbench.engines.recurrent.fading import faded_by_channel
 from attnbench.engines.recurrent.stretches import by_heads, in_turn, rows_in_turn, stretches
-from attnbench.errors import UsageError
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
-
-_BOTH_WAYS = "the decay between two tokens is the same in both directions; the paper is causal"
+from attnbench.variant import RECURRENCE, register
 
 
 @register(
@@ -30,14 +28,9 @@ _BOTH_WAYS = "the decay between two tokens is the same in both directions; the p
     formula="S_t = α_tᵀ1 ⊙ S_{t-1} + k_t v_tᵀ,  o_t = q_tᵀ S_t / √D,  α = σ(x W₁W₂ + b)^(1/τ)",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        bias=No("there are no logits: the decay is what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+    traits=replace(
+        RECURRENCE,
+        own_form_both_ways="the decay between two tokens is the same in both directions; the paper is causal",
     ),
     settings=("rank=3,chunk=16", "rank=3,chunk=4,temperature=1.0", "rank=3,chunk=8,temperature=2.0,tied_keys=true"),
 )
@@ -74,13 +67,10 @@ class GLA(nn.Module):
         rank: Annotated[int, Field(ge=1, description="columns of the first matrix of the decay")] = 16,
         temperature: Annotated[float, Field(gt=0, description="τ: α = σ(·)^(1/τ)")] = 16.0,
         tied_keys: Annotated[bool, Field(description="k = 1 - α instead of a projection")] = False,
-        chunk: Annotated[
-            int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
-        ] = 64,
+        chunk: HalvedChunk = 64,
     ) -> None:
         super().__init__()
-        if chunk & (chunk - 1):
-            raise UsageError(f"gla: option chunk={chunk} must be a power of two")
+        check_halved("gla", chunk)
         C = shape.C
         self.heads, self.causal, self.chunk = shape.H, shape.causal, chunk
         self.temperature, self.tied_keys = temperature, tied_keys

@@ -11,8 +11,6 @@ from attnbench.engines.recurrent.real_tokens import both_ways
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
-_BOTH_WAYS = "two recurrences, one from either end, added; the paper's encoder runs forwards only"
-
 
 @register(
     "gru",
@@ -29,7 +27,7 @@ _BOTH_WAYS = "two recurrences, one from either end, added; the paper's encoder r
         stochastic=True,
         rows_sum_to_one=False,
         decode=True,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="two recurrences, one from either end, added; the paper's encoder runs forwards only",
     ),
 )
 class GRU(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -12,15 +13,12 @@ from torch.nn.functional import logsigmoid, silu
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import last_state
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, last_state
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.recurrent.slots import slot_attention, written_share
 from attnbench.engines.recurrent.stretches import by_heads
-from attnbench.errors import UsageError
 from attnbench.shape import Shape
-from attnbench.variant import Knob, No, Traits, register
-
-_BOTH_WAYS = "two recurrences, one from either end, added; the paper defines the causal form only"
+from attnbench.variant import RECURRENCE, Knob, No, register
 
 
 @register(
@@ -32,15 +30,11 @@ _BOTH_WAYS = "two recurrences, one from either end, added; the paper defines the
     "α = σ(x W)^(1/τ)",
     cost="O(n·m·d)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
+    traits=replace(
+        RECURRENCE,
         bias=No("a logit belongs to a query and a slot, and not to a pair of tokens"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
         knob=Knob("slots"),
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
     ),
     settings=("slots=3,chunk=4", "slots=5,chunk=16,temperature=1.0", "chunk=64"),
 )
@@ -77,13 +71,10 @@ class GSA(nn.Module):
         *,
         slots: Annotated[int, Field(ge=1, description="keys and values that a head keeps")] = 64,
         temperature: Annotated[float, Field(gt=0, description="τ: α = σ(·)^(1/τ)")] = 8.0,
-        chunk: Annotated[
-            int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
-        ] = 64,
+        chunk: HalvedChunk = 64,
     ) -> None:
         super().__init__()
-        if chunk & (chunk - 1):
-            raise UsageError(f"gsa: option chunk={chunk} must be a power of two")
+        check_halved("gsa", chunk)
         C = shape.C
         self.heads, self.causal, self.chunk, self.temperature = shape.H, shape.causal, chunk, temperature
         self.qkv = nn.Linear(C, 3 * C, bias=False)
@@ -91,13 +82,9 @@ class GSA(nn.Module):
         self.norm = nn.RMSNorm(C, eps=1e-5)
         self.out = nn.Linear(C, C, bias=False)
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """What each token left in each slot when another reads it, N × N × slots numbers, for logits and for values."""
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         read = []
         for side in (x,) if self.causal else (x, x.flip(0)):
             projected = side @ self.qkv.weight.T

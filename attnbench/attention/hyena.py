@@ -18,7 +18,6 @@ from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
-_BOTH_WAYS = "distances to later tokens have a network of their own; the paper defines the causal form"
 _SHORT = 3
 """Tokens under the short convolution."""
 _FREQUENCY = 1e-4
@@ -52,7 +51,7 @@ class Gated(NamedTuple):
         stochastic=True,
         rows_sum_to_one=False,
         decode=True,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="distances to later tokens have a network of their own; the paper defines the causal form",
     ),
     settings=("width=5", ""),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -9,18 +10,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, drawn_step_sizes
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Groups
 from attnbench.engines.recurrent.real_tokens import alone
 from attnbench.engines.recurrent.short_convolution import Width
-from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.engines.recurrent.written_out import erased_and_written, projected
-from attnbench.errors import UsageError
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
-
-_BOTH_WAYS = "the sum of one recurrence from either end; the paper defines the causal form only"
+from attnbench.variant import RECURRENCE, register
 
 _LOWEST = -5.0
 """Logarithm of the strongest decay of the bounded gate."""
@@ -36,14 +33,9 @@ _LOWEST = -5.0
     "α = exp(-A·softplus(x W₁W₂ + b))",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        bias=No("there are no logits: the decay is what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+    traits=replace(
+        RECURRENCE,
+        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
     ),
     settings=("chunk=4", "chunk=16,decay=bounded,negative=true", "value_groups=3,chunk=4"),
 )
@@ -88,12 +80,9 @@ class KimiDeltaAttention(ErasingLayer):
         value_groups: Groups = 1,
         negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
         width: Width = 4,
-        chunk: Annotated[
-            int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
-        ] = 64,
+        chunk: HalvedChunk = 64,
     ) -> None:
-        if chunk & (chunk - 1):
-            raise UsageError(f"kda: option chunk={chunk} must be a power of two")
+        check_halved("kda", chunk)
         H, D = shape.H * value_groups, shape.D
         super().__init__(shape, expand=1, width=width, chunk=chunk, gates=H + D, groups=value_groups)
         self.bounded, self.strongest = decay == "bounded", 2.0 if negative else 1.0
@@ -102,13 +91,9 @@ class KimiDeltaAttention(ErasingLayer):
         self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
         self.step_bias = nn.Parameter(drawn_step_sizes(H * D))
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """O = tril(X(Q, K)) U / √D, (I + tril(B X(K, K), -1)) U = B V, X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic."""
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         H, read = self.heads * self.groups, []
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v, rest = projected(self, side)

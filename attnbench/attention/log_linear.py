@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -12,16 +13,13 @@ from torch.nn.functional import normalize, pad, silu, softplus
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, drawn_step_sizes
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.levels import carried, levelled_attention, levelled_delta_rule
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
-from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.engines.recurrent.stretches import by_heads
-from attnbench.errors import UsageError
 from attnbench.shape import Shape
-from attnbench.variant import Knob, No, Traits, register
-
-_BOTH_WAYS = "two recurrences, one from either end, added; the paper defines the causal form only"
+from attnbench.variant import RECURRENCE, Knob, No, register
 
 
 class Subtrees(NamedTuple):
@@ -42,15 +40,11 @@ class Subtrees(NamedTuple):
     "ℓ(i, j) = 1 + highest bit of i xor j",
     cost="O(n·d²·log n)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
+    traits=replace(
+        RECURRENCE,
         bias=No("there are no logits: decay and level are what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
         knob=Knob("state"),
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
     ),
     settings=(
         "state=3,chunk=4",
@@ -104,13 +98,10 @@ class LogLinear(nn.Module):
         levels: Annotated[
             int | None, Field(ge=1, description="weights of a head; none: as many as the length needs")
         ] = None,
-        chunk: Annotated[
-            int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
-        ] = 64,
+        chunk: HalvedChunk = 64,
     ) -> None:
         super().__init__()
-        if chunk & (chunk - 1):
-            raise UsageError(f"log-linear: option chunk={chunk} must be a power of two")
+        check_halved("log-linear", chunk)
         H, C = shape.H, shape.C
         self.heads, self.causal, self.chunk = H, shape.causal, chunk
         self.levels = levels or 1 + (shape.N - 1).bit_length()
@@ -126,13 +117,9 @@ class LogLinear(nn.Module):
         with torch.no_grad():
             self.step_size.bias.copy_(drawn_step_sizes(H))
 
-    def dense(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, u: Tensor) -> Tensor:
         """The matrix of each head, written out, with the level of each pair from the bits of both places."""
-        (u,) = emptied(key_mask, u)
-        return alone(self._written_out, u, key_mask)
-
-    def _written_out(self, u: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         n, H, read = len(u), self.heads, []
         place = torch.arange(n, device=u.device)
         _, level = torch.frexp((place[:, None] ^ place).double())  # bits of the number, and 0 for 0

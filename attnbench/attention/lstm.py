@@ -11,8 +11,6 @@ from attnbench.engines.recurrent.real_tokens import both_ways
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
-_BOTH_WAYS = "two recurrences, one from either end, added; the paper's runs forwards only"
-
 State = tuple[Tensor, Tensor]
 """h and c, ``(1, B, C)`` each."""
 
@@ -32,7 +30,7 @@ State = tuple[Tensor, Tensor]
         stochastic=True,
         rows_sum_to_one=False,
         decode=True,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="two recurrences, one from either end, added; the paper's runs forwards only",
     ),
 )
 class LSTM(nn.Module):

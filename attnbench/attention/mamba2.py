@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import torch
@@ -11,15 +12,12 @@ from torch.nn.functional import pad, rms_norm, silu, softplus
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import Chunk, last_state
+from attnbench.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes, last_state
 from attnbench.engines.recurrent.key_groups import KeyGroups, attended_in_groups, divided, in_groups, of_heads
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.recurrent.short_convolution import ShortConvolution, Width
-from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.shape import Shape
-from attnbench.variant import Knob, No, Traits, register
-
-_BOTH_WAYS = "two recurrences, one from either end, added; the paper defines the causal form only"
+from attnbench.variant import RECURRENCE, Knob, register
 
 
 class Spaces(NamedTuple):
@@ -39,15 +37,10 @@ class Spaces(NamedTuple):
     formula="h_t = a_t h_{t-1} + B_t (Δ_t x_t)ᵀ,  y_t = C_tᵀ h_t + p x_t,  a = exp(-Δ·A),  out = W norm(y ⊙ silu(z))",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        bias=No("there are no logits: the decay is what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
+    traits=replace(
+        RECURRENCE,
         knob=Knob("state"),
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
     ),
     settings=("state=3,chunk=5", "state=4,expand=1,width=1,chunk=64", "state=3,groups=2,chunk=5"),
 )
@@ -97,13 +90,9 @@ class Mamba2(nn.Module):
         self.step_bias = nn.Parameter(drawn_step_sizes(H))
         self.skip = nn.Parameter(torch.ones(H))
 
-    def dense(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, u: Tensor) -> Tensor:
         """The matrix of each head, written out: y_i = Σ_{j<=i} (C_i·B_j) a_{j+1}···a_i Δ_j x_j + p x_i."""
-        (u,) = emptied(key_mask, u)
-        return alone(self._written_out, u, key_mask)
-
-    def _written_out(self, u: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         n, (inner, state, _) = len(u), self.sizes
         z = u @ self.project.weight[:inner].T
         read = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,9 +20,8 @@ from attnbench.engines.recurrent.fading import faded
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.recurrent.stretches import by_heads, rows_in_turn, stretches
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import RECURRENCE, register
 
-_BOTH_WAYS = "two recurrences, one from either end, added; the paper defines the causal form only"
 _LEAST = 0.25
 """Lowest entry of Λ."""
 
@@ -36,14 +36,10 @@ Solve = Callable[[Tensor], Tensor]
     formula="o_t = G_tᵀ (H_t + Λ)⁻¹ q_t,  H_t = γ_t H_{t-1} + β_t k_t k_tᵀ,  G_t = γ_t G_{t-1} + β_t k_t v_tᵀ",
     cost="O(n·d³)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        bias=No("there are no logits: the decay is what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
-        given=(("steps", {"cost": "O(n·s·d²)"}), ("causal=false", {"own_form": _BOTH_WAYS})),
+    traits=replace(
+        RECURRENCE,
+        own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
+        given=(("steps", {"cost": "O(n·s·d²)"}),),
     ),
     settings=("chunk=5", "chunk=5,steps=30", "chunk=64"),
 )
@@ -91,13 +87,9 @@ class Mesa(nn.Module):
         self.norm = nn.RMSNorm(shape.D, eps=1e-5)
         self.out = nn.Linear(C, C, bias=False)
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """One token after the other, each with a D × D system of its own."""
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         read = []
         penalty = torch.diag_embed(self.penalty.exp().log1p() + _LEAST)
         for side in (x,) if self.causal else (x, x.flip(0)):

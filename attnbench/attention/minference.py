@@ -37,10 +37,8 @@ _AHEAD = "the columns and diagonals that the last queries of the sequence attend
         shares="by itself",
         reads_ahead=_AHEAD,
         exact_with=("slash={n}",),
-        given=(
-            ("pattern=a-shape", {"reads_ahead": ""}),
-            ("causal=false", {"own_form": "diagonals and windows reach both ways; the paper is causal"}),
-        ),
+        given=(("pattern=a-shape", {"reads_ahead": ""}),),
+        own_form_both_ways="diagonals and windows reach both ways; the paper is causal",
     ),
     settings=(
         "block=4,vertical=4,first=1,slash=3,recent=1,last=3",

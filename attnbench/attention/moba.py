@@ -42,7 +42,7 @@ class Blocks(NamedTuple):
         shares="by itself",
         exact_with=("blocks={n},block=2",),
         knob=Knob("blocks", step=1),
-        given=(("causal=false", {"own_form": "later blocks compete with earlier ones; the paper is causal"}),),
+        own_form_both_ways="later blocks compete with earlier ones; the paper is causal",
     ),
     settings=("block=3,blocks=3", "block=4,blocks=1", "block=5,blocks=2"),
 )

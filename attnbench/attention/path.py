@@ -17,7 +17,6 @@ from attnbench.engines.recurrent.stretches import by_heads, chunked, rows_in_tur
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
-_BOTH_WAYS = "a later key is reflected from the other end, as if the sequence were turned round; the paper is causal"
 _WIDTH = 3
 """Tokens under the convolution of w, as in the authors' code."""
 
@@ -50,7 +49,8 @@ class Reflected(NamedTuple):
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="a later key is reflected from the other end, as if the sequence were turned round; "
+        "the paper is causal",
     ),
     settings=("rank=3,chunk=5", "rank=3,chunk=64"),
 )

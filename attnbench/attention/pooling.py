@@ -84,7 +84,7 @@ class Pooling(nn.Module):
         if key_mask is not None:
             real = key_mask[:, :, None].to(real.dtype)
         (x,) = emptied(key_mask, x)
-        counts = _window_sums(real, self.back, self.ahead).clamp(min=1)
+        counts = _sums_inside(real, self.back, self.ahead, slice(0, real.shape[1])).clamp(min=1)
         out: Tensor = _Pool.apply(x, counts, self.back, self.ahead)  # type: ignore[no-untyped-call]  # untyped in torch
         return out
 
@@ -138,11 +138,6 @@ def _tiles(x: Tensor, back: int, ahead: int) -> Iterator[tuple[slice, slice, sli
     for batch, a, b in tiles(B, N, C, most, step=max(most // C, 4 * (back + ahead))):
         first = max(0, a - back)
         yield batch, slice(first, min(N, b + ahead)), slice(a, b), slice(a - first, b - first)
-
-
-def _window_sums(x: Tensor, back: int, ahead: int) -> Tensor:
-    """For each token of ``(B, n, C)``, the sum over those from ``back`` before to ``ahead`` after it that exist."""
-    return _sums_inside(x, back, ahead, slice(0, x.shape[1]))
 
 
 def _sums_inside(x: Tensor, back: int, ahead: int, inside: slice) -> Tensor:

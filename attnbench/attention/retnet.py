@@ -40,8 +40,6 @@ class Retained(NamedTuple):
     fixed: Fixed
 
 
-_BOTH_WAYS = "weights fade with the distance in both directions; the paper defines the causal form only"
-
 Decay = Literal["retnet", "lightning", "lightning-linear"]
 
 
@@ -57,7 +55,7 @@ Decay = Literal["retnet", "lightning", "lightning-linear"]
         bias=No("there are no logits: the decay is what depends on the distance"),
         decode=True,
         rows_sum_to_one=False,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="weights fade with the distance in both directions; the paper defines the causal form only",
     ),
     settings=("chunk=5", "chunk=7,rotation=false", "chunk=5,decay=lightning", "chunk=5,decay=lightning-linear"),
 )

@@ -20,8 +20,6 @@ from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
-_BOTH_WAYS = "the gates between two tokens count alike in both directions; the paper gates causal attention only"
-
 
 @register(
     "rfa-gated",
@@ -39,7 +37,8 @@ _BOTH_WAYS = "the gates between two tokens count alike in both directions; the p
         decode=True,
         rows_sum_to_one=False,
         knob=Knob("features"),
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="the gates between two tokens count alike in both directions; the paper "
+        "gates causal attention only",
     ),
     settings=("features=16,chunk=5", "features=16,kernel=arccos,chunk=7", "features=9,temperature=0.7,chunk=7"),
 )

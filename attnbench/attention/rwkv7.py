@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import exp
 from typing import Annotated, NamedTuple
@@ -13,14 +14,12 @@ from torch.nn.functional import layer_norm, normalize, pad
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.recurrent.stretches import by_heads
-from attnbench.errors import UsageError
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
-
-_BOTH_WAYS = "two recurrences, one from either end, added; the paper defines the causal form only"
+from attnbench.variant import RECURRENCE, register
 
 _LOWEST = -exp(-0.5)
 """Logarithm of the strongest decay, 0.545."""
@@ -45,14 +44,9 @@ class Remembered(NamedTuple):
     "w = exp(-σ(·)/√e),  a = σ(·),  ‖κ‖ = 1",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        bias=No("there are no logits: the decay is what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+    traits=replace(
+        RECURRENCE,
+        own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
     ),
     settings=("rank=3,chunk=4", "chunk=16"),
 )
@@ -92,13 +86,10 @@ class RWKV7(nn.Module):
         rank: Annotated[
             int | None, Field(ge=1, description="columns of w's and a's first matrix; none: 2.5·√C in steps of 32")
         ] = None,
-        chunk: Annotated[
-            int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
-        ] = 64,
+        chunk: HalvedChunk = 64,
     ) -> None:
         super().__init__()
-        if chunk & (chunk - 1):
-            raise UsageError(f"rwkv7: option chunk={chunk} must be a power of two")
+        check_halved("rwkv7", chunk)
         H, D, C = shape.H, shape.D, shape.C
         self.heads, self.causal, self.chunk, self.eps = H, shape.causal, chunk, 1e-5 * D
         narrow, wide = (rank, 2 * rank) if rank else (_in_steps(2.5 * C**0.5), _in_steps(5 * C**0.5))
@@ -119,16 +110,12 @@ class RWKV7(nn.Module):
         self.bonus = nn.Parameter(torch.full((H, D), -0.04))
         self.weight, self.bias = nn.Parameter(torch.ones(C)), nn.Parameter(torch.zeros(C))
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
         """O = tril(X(R, B)) U + tril(X(R, K)) V with (I + X⁻(κ, B)) U = -X⁻(κ, K) V, B = a ⊙ κ.
 
         X_ij(q, k) = Σ_c q_ic k_jc w_{j+1,c}···w_ic, and X⁻_ij, j < i, has the product up to w_{i-1,c}.
         """
-        (x,) = emptied(key_mask, x)
-        return alone(self._written_out, x, key_mask)
-
-    def _written_out(self, x: Tensor) -> Tensor:
-        """The formula for one sequence ``(n, C)``."""
         sides = [self._one_way(side) for side in ((x,) if self.causal else (x, x.flip(0)))]
         out: Tensor = self.out(sides[0] if self.causal else sides[0] + sides[1].flip(0))
         return out

@@ -39,9 +39,6 @@ class Driven(NamedTuple):
     fixed: Fixed
 
 
-_BOTH_WAYS = "two kernels, one for each direction; the paper defines the causal form"
-
-
 @register(
     "s4d",
     kind="mixer",
@@ -58,7 +55,7 @@ _BOTH_WAYS = "two kernels, one for each direction; the paper defines the causal 
         rows_sum_to_one=False,
         decode=True,
         knob=Knob("state", step=2),
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="two kernels, one for each direction; the paper defines the causal form",
     ),
     settings=("state=6",),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -11,13 +12,10 @@ from torch.nn.functional import softplus
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import Chunk, last_state
+from attnbench.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes, last_state
 from attnbench.engines.recurrent.key_groups import KeyGroups, attended_in_groups, divided, in_groups, of_heads
-from attnbench.engines.recurrent.step_sizes import drawn_step_sizes
 from attnbench.shape import Shape
-from attnbench.variant import Knob, No, Traits, register
-
-_BOTH_WAYS = "the decay between two tokens is the same in both directions; the paper's layer is causal"
+from attnbench.variant import RECURRENCE, Knob, register
 
 
 @register(
@@ -28,15 +26,10 @@ _BOTH_WAYS = "the decay between two tokens is the same in both directions; the p
     formula="y_i = Σ_{j<=i} (C_i·B_j) a_{j+1}···a_i Δ_j x_j,  a_t = exp(-Δ_t·A),  Δ = softplus(W u + b)",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        bias=No("there are no logits: the decay is what depends on the distance"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
+    traits=replace(
+        RECURRENCE,
         knob=Knob("state"),
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        own_form_both_ways="the decay between two tokens is the same in both directions; the paper's layer is causal",
     ),
     settings=("state=3,chunk=5", "chunk=64", "state=3,groups=2,chunk=5"),
 )

@@ -25,8 +25,6 @@ from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
-_BOTH_WAYS = "the window lies on both sides of a token; the paper is causal"
-
 
 class Streamed(NamedTuple):
     """What decoding keeps: keys, turned by their places in the text if at all, and values."""
@@ -48,7 +46,8 @@ class Streamed(NamedTuple):
         bias=No("a bias counts places in the text, and a token of the cache has another place there"),
         exact_with=("window={n}", "window=1,sinks={n}"),
         knob=Knob("window"),
-        given=(("rotary=true", {"target": "other"}), ("causal=false", {"own_form": _BOTH_WAYS})),
+        own_form_both_ways="the window lies on both sides of a token; the paper is causal",
+        given=(("rotary=true", {"target": "other"}),),
     ),
     settings=("window=3,sinks=2", "window=4,sinks=3,rotary=true", "window=2,sinks=0"),
 )

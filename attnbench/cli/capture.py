@@ -8,27 +8,19 @@ from typing import Annotated, Literal
 import typer
 
 from attnbench.cli import console
-from attnbench.cli.options import AsJson, Device, Threads
+from attnbench.cli.options import AsJson, Device, ModelName, TextFile, Threads, WindowLength
 from attnbench.cli.outputs import refuse_files
 from attnbench.errors import UsageError
 
 
 def capture(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="listops, which is shipped; or a folder, a .gguf file, pypi:PACKAGE/FILE, an id in the hub's cache.",
-        ),
-    ],
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to read; default the model's own.")] = None,
+    model: ModelName,
+    text: TextFile = None,
     layers: Annotated[
         str | None,
         typer.Option(metavar="LAYERS", help="all, or numbers such as 0,7; default the first, the middle, the last."),
     ] = None,
-    length: Annotated[
-        int | None, typer.Option(min=4, max=2**20, metavar="N", help="Tokens of a window; default 512, of listops 128.")
-    ] = None,
+    length: WindowLength = None,
     windows: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Windows of text.")] = 4,
     heads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="The first so many heads of each layer; default all.")
@@ -53,9 +45,8 @@ def capture(
     from attnbench.machine import default_threads, resolve_device
     from attnbench.pretrained.capture import Wish
     from attnbench.pretrained.capture import capture as take
-    from attnbench.pretrained.models import open_model
+    from attnbench.pretrained.models import open_model, threads_of_torch
     from attnbench.pretrained.question import parse_layers
-    from attnbench.pretrained.threads import threads_of_torch
     from attnbench.units import format_bytes
 
     wanted = parse_layers(layers) if layers is not None else None

@@ -175,7 +175,7 @@ def match(
     if as_json:
         console.data(answer.to_json())
     else:
-        from attnbench.cli.match_tables import print_match
+        from attnbench.cli.match_screen import print_match
 
         print_match(answer, how)
     if csv is not None:  # last, so that a full disk does not cost the rest

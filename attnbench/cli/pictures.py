@@ -55,7 +55,6 @@ def draw_picture(
         Unsupported: a variant or an input cannot give it.
         StoreError: a file cannot be written.
     """
-    from attnbench.measure.time import garbage_collection_off
     from attnbench.pictures import write
     from attnbench.plugins import load
 
@@ -65,8 +64,7 @@ def draw_picture(
     console.only_repeats()
     for source in plugins:
         load(source)
-    with garbage_collection_off():
-        written = write(name, folder, formats, [str(one) for one in of], **options)
+    written = write(name, folder, formats, [str(one) for one in of], **options)
     console.heading(f"{name}: {PICTURES[name]}")
     for file in written:
         console.line(f"  {file}")

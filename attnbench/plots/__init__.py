@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["FIGURES", "FigureKind", "draw", "draw_all"]
+__all__ = ["FigureKind", "draw", "draw_all", "figure_kinds"]
 
 
 class FigureKind(NamedTuple):
@@ -31,19 +32,15 @@ _NAMES = (
 )
 """Names of modules and their figures, the most important first; each has ``draw_NAME``, ``applies`` and ``NEEDS``."""
 
-FIGURES: Mapping[str, FigureKind]
 
-
-def __getattr__(name: str) -> Any:
-    """Fill the table of figures on first use, so that importing this package does not import matplotlib."""
-    if name != "FIGURES":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+@functools.cache
+def figure_kinds() -> Mapping[str, FigureKind]:
+    """Figures by name, the most important first. The first call imports matplotlib."""
     kinds = {}
     for figure in _NAMES:
         module = import_module(f"{__name__}.{figure}")
         kinds[figure] = FigureKind(getattr(module, f"draw_{figure}"), module.applies, module.NEEDS)
-    globals()["FIGURES"] = table = MappingProxyType(kinds)
-    return table
+    return MappingProxyType(kinds)
 
 
 def draw(
@@ -87,7 +84,7 @@ def draw(
     from attnbench.plots.setting import check_columns, restrict
 
     check_columns(frame)
-    kinds = import_module(__name__).FIGURES
+    kinds = figure_kinds()
     known = {name: set(inspect.signature(kind.draw).parameters) - {"frame", "only"} for name, kind in kinds.items()}
     options = {name: value for name, value in options.items() if value is not None}
     every = sorted(set().union(*known.values()))

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from attnbench.axes import ALIKE, AXES, FOLLOWING, exists
-from attnbench.plots.frames import varies
 from attnbench.record import UNCHECKED
 from attnbench.status import Status
 
@@ -115,7 +114,7 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
     row = rows.iloc[0]
 
     def same(name: str) -> bool:
-        return name in rows and not varies(rows[name])
+        return name in rows and rows[name].nunique(dropna=False) == 1
 
     def said(columns: Sequence[str]) -> list[str]:
         return [in_words(name, row[name]) for name in columns if same(name) and _worth_saying(name, row)]

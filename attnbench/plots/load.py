@@ -26,15 +26,6 @@ FOLDERS = "folders"
 """Attribute of a table: name and folder of each run in it; the folder has its learning curves."""
 
 
-class _Folders(tuple[tuple[str, str], ...]):
-    """What never changes and need not be copied: pandas copies the attributes of a table at each step."""
-
-    __slots__ = ()
-
-    def __deepcopy__(self, memo: dict[int, typing.Any]) -> _Folders:
-        return self
-
-
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=3)
 
@@ -67,7 +58,7 @@ def read_results(path: str | Path | Sequence[str | Path], *, warn: Callable[[str
     if len(paths) > 1:
         frames = [frame.assign(run=name) for frame, name in zip(frames, runs, strict=True)]
     table = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
-    table.attrs[FOLDERS] = _Folders((name, str(file.parent)) for name, file in zip(runs, files, strict=True))
+    table.attrs[FOLDERS] = tuple((name, str(file.parent)) for name, file in zip(runs, files, strict=True))
     return table
 
 
@@ -194,9 +185,7 @@ def _read(source: Path | io.StringIO, file: Path) -> pd.DataFrame:
             f"{file}: schema_version {versions[0]}, this attnbench reads {READABLE[0]} to {READABLE[-1]}; "
             "measure again, or use the attnbench that wrote it"
         )
-    frame = _all_typed(text) if len(text) else None
-    if frame is None:
-        frame = pd.DataFrame({name: _typed(text[name], kind, name, file) for name, kind in _kinds().items()})
+    frame = pd.DataFrame({name: _typed(text[name], kind, name, file) for name, kind in _kinds().items()})
     unknown = sorted(set(frame["status"]) - {str(status) for status in Status})
     if unknown:
         raise ResultsError(f"{file}: status {unknown[0]!r} does not exist; was the file edited?")
@@ -214,28 +203,6 @@ def _kinds() -> Mapping[str, type]:
         kind = str if issubclass(kind, str) else float if optional else kind
         kinds["pass" if field_name == "pass_" else field_name] = kind
     return {name: kinds[name] for name in COLUMNS}
-
-
-def _all_typed(text: pd.DataFrame) -> pd.DataFrame | None:
-    """The rows with the types of their columns; None where a cell needs a closer look.
-
-    All columns of a type together: one after the other they take ten times as long.
-    """
-    of = {one: [name for name, kind in _kinds().items() if kind is one] for one in (str, bool, int, float)}
-    flags, words = text[of[bool]].to_numpy(), text[of[str]].fillna("").to_numpy(dtype=object)
-    true = (flags == "True") | (flags == "true")
-    try:
-        floats, numbers = (text[of[kind]].to_numpy().astype(np.float64) for kind in (float, int))
-    except (ValueError, TypeError):
-        return None
-    whole = (np.isfinite(numbers) & (numbers % 1 == 0)).all()
-    if not whole or not (true | (flags == "False") | (flags == "false")).all():
-        return None
-    if any(one.startswith("'") for one in set(words.ravel())):
-        return None
-    parts = ((float, floats), (int, numbers.astype(np.int64)), (bool, true), (str, words))
-    frames = [pd.DataFrame(cells, columns=of[kind], dtype=cells.dtype, index=text.index) for kind, cells in parts]
-    return pd.concat(frames, axis=1)[list(_kinds())]
 
 
 def _typed(column: pd.Series[str], kind: type, name: str, file: Path) -> pd.Series[typing.Any]:

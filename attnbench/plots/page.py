@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import matplotlib
@@ -28,8 +26,6 @@ _HEADING, _LINE, _GAP = 0.3, 0.15, 0.16
 """Inches above a panel for its heading, for each further line of the heading, and between panels."""
 _BOLD = 0.88
 """Width of normal letters divided by that of bold ones."""
-_LETTER = 0.55
-"""Width of a letter, as a share of the size: about."""
 WIDTHS = ("page", "column")
 COLUMN = 3.3
 """Width of one column in a two-column paper, in inches."""
@@ -244,29 +240,9 @@ def wrap(text: str, width: float, size: float) -> list[str]:
     """Printable lines a little narrower than ``width`` inches, broken at spaces: some viewers draw text wider."""
     width *= 0.96
     lines: list[str] = []
-    words = one_line(text, 4000).split(" ")
-    while words:
-        first, *rest = words
-        start = first if text_width(first, size) <= width else shorten(first, width, size)
-        fitting = _fitting(start, rest, width, size) if rest else 0
-        lines.append(" ".join([start, *rest[:fitting]]))
-        words = rest[fitting:]
+    for word in one_line(text, 4000).split(" "):
+        if lines and text_width(f"{lines[-1]} {word}", size) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word if text_width(word, size) <= width else shorten(word, width, size))
     return [line for line in lines if line]
-
-
-def _fitting(start: str, words: Sequence[str], width: float, size: float) -> int:
-    """How many words fit behind ``start``. A word more is wider, so that few lengths near the right one are measured.
-
-    To measure a line takes a thousand times as long as to count its letters.
-    """
-    ends = list(accumulate((len(word) + 1 for word in words), initial=len(start)))
-    whole = " ".join([start, *words])
-    letters = width / (_LETTER * size / 72)
-    count = max(bisect_right(ends, letters) - 1, 0)
-    if (across := text_width(whole[: ends[count]], size)) > 0:  # as wide as these letters are
-        count = max(bisect_right(ends, ends[count] * width / across) - 1, 0)
-    while count and text_width(whole[: ends[count]], size) > width:
-        count -= 1
-    while count < len(words) and text_width(whole[: ends[count + 1]], size) <= width:
-        count += 1
-    return count

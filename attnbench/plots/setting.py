@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,12 +13,8 @@ import pandas as pd
 from attnbench.axes import ALIKE, FOLLOWING
 from attnbench.errors import ResultsError, UsageError
 from attnbench.plots.captions import OWN_FORM, as_typed, difference
-from attnbench.plots.frames import varies
 from attnbench.record import COLUMNS
 from attnbench.status import Status
-
-if TYPE_CHECKING:
-    from pandas.core.groupby import DataFrameGroupBy, SeriesGroupBy
 
 SAME = (
     *("run", "suite", "level", "pass"),
@@ -156,10 +152,15 @@ def settings(
     keys = [key for key in (*SAME, *also_same) if key in frame]
     # In self-attention kv_len equals seq_len at each length; in cross-attention each kv_len is another setting.
     crossed = frame["kv_len"].where(frame["kv_len"] != frame["seq_len"], 0)
-    groups = _grouped(frame, [*(frame[key] for key in keys), crossed]).ngroup().to_numpy()
+    groups = frame.groupby([*(frame[key] for key in keys), crossed], dropna=False, sort=False).ngroup().to_numpy()
     # The newest of several runs comes first; within a run the order is that of the table.
     alike = [frame[key] for key in (*_OF_A_RUN, RUN) if key in frame]
-    newest = _grouped(frame["started_at"], alike).transform("max").to_numpy()[np.unique(groups, return_index=True)[1]]
+    newest = (
+        frame["started_at"]
+        .groupby(alike, dropna=False, sort=False)
+        .transform("max")
+        .to_numpy()[np.unique(groups, return_index=True)[1]]
+    )
     parts = [part for _, part in frame.groupby(groups)]
     labels = [part.loc[part["status"] == Status.OK, "label"].nunique() for part in parts]
     ranks = [
@@ -175,25 +176,13 @@ def settings(
     return [Setting(_one_each(part), *name) for part, name in zip(parts, names, strict=True)]
 
 
-@overload
-def _grouped(rows: pd.DataFrame, keys: Sequence[pd.Series[Any]]) -> DataFrameGroupBy[Any, Any]: ...
-@overload
-def _grouped(rows: pd.Series[Any], keys: Sequence[pd.Series[Any]]) -> SeriesGroupBy[Any, Any]: ...
-def _grouped(rows: pd.DataFrame | pd.Series[Any], keys: Sequence[pd.Series[Any]]) -> Any:
-    """The rows by what they have under all keys, in the order in which they come. Most keys are the same in all rows.
-
-    To group by these as well would take most of the time.
-    """
-    return rows.groupby([key for key in keys if varies(key)] or keys[0], dropna=False, sort=False)
-
-
 def _large_with_the_others(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of a tuned run that only their size had measured with the allocator as shipped, as tuned and marked.
 
     They belong to the lines and ratios of the cells beside them. The column ``large`` marks them for the caption.
     """
     alike = [frame[key] for key in (*_OF_A_RUN, RUN, "sweep", "level", "pass") if key in frame and key != "process"]
-    tuned = _grouped(frame["process"] == "tuned", alike).transform("any")
+    tuned = (frame["process"] == "tuned").groupby(alike, dropna=False, sort=False).transform("any")
     large = tuned & (frame["process"] == "as-shipped") & ~_is_training(frame)
     return frame.assign(process=frame["process"].mask(large, "tuned"), large=large)
 

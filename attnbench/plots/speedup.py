@@ -21,8 +21,7 @@ from attnbench.plots.frames import records
 from attnbench.plots.heat import Heat, draw_colour_key, draw_heat
 from attnbench.plots.options import is_number, options_of, varying_numbers, written
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, stacked
-from attnbench.plots.published import OWN_ROOM, WIDE, only_published
-from attnbench.plots.published_ratios import draw_ratios
+from attnbench.plots.published import OWN_ROOM, WIDE, draw_ratios, only_published
 from attnbench.plots.setting import PANELS, Setting, restrict, settings, timed, without_room
 from attnbench.plots.style import in_style
 from attnbench.plots.ticks import halves, length, plain

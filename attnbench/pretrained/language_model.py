@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from attnbench.errors import Unsupported, UsageError
 from attnbench.pretrained.bridge import Call, Session, calls_of, library, put_into, session
-from attnbench.pretrained.digest import digest_of_weights
-from attnbench.pretrained.subject import Exact, Intercept, Layer, Reading, count_calls
+from attnbench.pretrained.subject import Exact, Intercept, Layer, Reading, count_calls, digest_of_weights
 from attnbench.shape import Shape
 
 T = TypeVar("T")

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnbench.errors import Unsupported, UsageError
-from attnbench.pretrained.digest import digest_of_weights
-from attnbench.pretrained.subject import Intercept, Layer, Reading, count_calls
+from attnbench.pretrained.subject import Intercept, Layer, Reading, count_calls, digest_of_weights
 from attnbench.shape import Shape
 from attnbench.tasks.encoder import Encoder, ExactAttention
 from attnbench.tasks.small_encoder import LONGEST, trained_encoder

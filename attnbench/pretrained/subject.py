@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from attnbench.shape import Shape
@@ -92,3 +94,12 @@ def count_calls(seen: int, layers: int) -> str:
     if seen == layers:
         return ""
     return f"{seen} of its {layers} attention layers were reached, so that the others would stay as they are unseen"
+
+
+def digest_of_weights(module: nn.Module) -> str:
+    """Sixteen hex digits of the SHA-256 of all parameters and buffers: their names, dtypes, shapes and bytes."""
+    whole = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return whole.hexdigest()[:16]

@@ -143,10 +143,6 @@ def probe(subject: Subject, begun: Callable[[str], None] = lambda question: None
     )
 
 
-def _close(subject: Subject) -> float:
-    return 1e-12 if subject.dtype == torch.float64 else 1e-5
-
-
 @torch.no_grad()
 def _reads(subject: Subject) -> list[list[bool]]:
     n = min(TOKENS, subject.longest)
@@ -160,7 +156,7 @@ def _reads(subject: Subject) -> list[list[bool]]:
             after = before.clone()
             after[:, j] = other[:, j] if not torch.equal(other[:, j], before[:, j]) else _another(subject, other[:, j])
             moved = (subject(after, seed=seed) - expected[seed]).abs().amax((0, 2))
-            changed |= moved > _close(subject) * expected[seed].abs().max()
+            changed |= moved > (1e-12 if subject.dtype == torch.float64 else 1e-5) * expected[seed].abs().max()
         columns.append(changed)
     answer: list[list[bool]] = torch.stack(columns, 1).tolist()
     return answer

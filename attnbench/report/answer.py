@@ -113,7 +113,7 @@ class _Speaker:
 
     def _near(self, near: pd.DataFrame, exact: pd.DataFrame, found: Contenders | None) -> Sentence:
         close = near[near["y"] <= CLOSE]
-        inputs = _inputs(found)
+        inputs = found.agreed.inputs if found else ""
         on = f" on {inputs}" if inputs else ""
         within, what = _WITHIN[found.agreed.column if found else "rel_error"]
         if close.empty:
@@ -168,10 +168,6 @@ class _Speaker:
 def _ok(found: Contenders) -> pd.DataFrame:
     rows = found.rows
     return rows[(rows["status"] == "ok") & (rows["time_median_s"] > 0)]
-
-
-def _inputs(found: Contenders | None) -> str:
-    return found.agreed.inputs if found else ""
 
 
 def beside_softmax(one: Relative) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from attnbench.plots.captions import in_words
 from attnbench.record import one_line
-from attnbench.report.machines import Machine
+from attnbench.report.sources import Machine
 from attnbench.units import format_bytes, format_count, format_seconds
 
 Fact = tuple[str, str]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from attnbench import __version__
 from attnbench.errors import UsageError
-from attnbench.plots.captions import own_form_note, short_names
+from attnbench.plots.captions import in_words, own_form_note, short_names
 from attnbench.plots.page import NothingToDraw
 from attnbench.plots.palette import DARK, LIGHT
 from attnbench.plots.scored import family_of
@@ -22,13 +24,13 @@ from attnbench.record import one_line
 from attnbench.report import facts, tasks
 from attnbench.report.against import Against, Change
 from attnbench.report.answer import answer
-from attnbench.report.failed import failed
 from attnbench.report.laws import Checked, unchecked
-from attnbench.report.machines import Machine, by_machine
+from attnbench.report.numbers import tokens
 from attnbench.report.relative import of_all
 from attnbench.report.rows import marked, table
-from attnbench.report.sources import Sources
+from attnbench.report.sources import Machine, Sources, by_machine
 from attnbench.report.views import as_data, views
+from attnbench.status import Status
 
 _HERE = Path(__file__).parent / "parts"
 _SCRIPTS = ("format", "plane", "tip", "points", "tradeoff", "growth", "tasks", "table", "start")
@@ -161,3 +163,33 @@ def _figures(machine: Machine) -> list[tuple[str, str]]:
         except (NothingToDraw, UsageError):
             return []
         return [(file.stem, f"data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}") for file in files]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Cells that ended alike for the same reason."""
+
+    status: str
+    meaning: str
+    reason: str
+    labels: tuple[str, ...]
+    where: str
+    """Lengths and what was asked for: ``n = 4096, 8192 · forward pass``."""
+    cells: int
+
+
+def failed(rows: pd.DataFrame) -> list[Failure]:
+    """What failed first, then what the mathematics of a variant does not allow."""
+    bad = rows[rows["status"] != Status.OK]
+    found = [
+        Failure(
+            str(status),
+            Status(str(status)).meaning,
+            str(reason),
+            tuple(dict.fromkeys(part["label"])),
+            f"n = {', '.join(tokens(n) for n in sorted(set(part['seq_len'])))}; {level}, {in_words('pass', pass_)}",
+            len(part),
+        )
+        for (status, reason, level, pass_), part in bad.groupby(["status", "reason", "level", "pass"], sort=False)
+    ]
+    return sorted(found, key=lambda one: one.status == Status.UNSUPPORTED)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from attnbench.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, parse_scalar
-from attnbench.suite.axes import DEVICES, Reading, Test
+from attnbench.suite.axes import DEVICES, Reading
 from attnbench.suite.messages import pick, shown
 from attnbench.suite.schema import Exclude, Suite, first_problem
 from attnbench.suite.sweep import Axes, Rules, Sweep
@@ -227,7 +226,7 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
         size = ModelSize(**given)
     trained = _trained(suite, grid)
     trainings = _trainings(sweep, grid.axes["learning_rate"])
-    is_excluded = _excluding([row.tests() for row in grid.excludes])
+    excluded = [row.tests() for row in grid.excludes]
     shapes: dict[tuple[Any, ...], Shape] = {}
     for chosen in itertools.product(*grid.axes.values()):
         at = dict(zip(grid.axes, chosen, strict=True))
@@ -236,7 +235,7 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
             asked["causal"] = True
         if asked["positions"] is None:  # what the level has
             asked["positions"] = size.positions if size else "none"
-        if is_excluded(asked):
+        if any(all(any(test(asked[axis]) for test in row[axis]) for axis in row) for row in excluded):
             continue
         at = shortened(at)
         sizes = tuple(at[axis] for axis in _OF_SHAPE)
@@ -285,25 +284,3 @@ def _trainings(sweep: Sweep, rates: list[float]) -> dict[float, Training]:
     given["pretrain_steps"] = (rules.pretrain_steps or rules.steps) if rules.pretrain == "masked" else 0
     protocol: Literal["fixed", "sweep"] = "sweep" if len(set(rates)) > 1 else "fixed"
     return {rate: Training(learning_rate=rate, protocol=protocol, **given) for rate in rates}
-
-
-def _excluding(rows: Sequence[Mapping[str, list[Test]]]) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether a row of ``exclude`` takes the cell with such values out: each of its axes has one of its values.
-
-    Each value of an axis is tested once, though thousands of cells have it: what is kept is a bit for each row.
-    """
-    axes = sorted({axis for row in rows for axis in row})
-
-    @functools.cache
-    def met(axis: str, value: Any) -> int:
-        return sum(
-            1 << number for number, row in enumerate(rows) if axis not in row or any(test(value) for test in row[axis])
-        )
-
-    def is_excluded(at: Mapping[str, Any]) -> bool:
-        left = (1 << len(rows)) - 1
-        for axis in axes:
-            left &= met(axis, at[axis])
-        return left != 0
-
-    return is_excluded

@@ -164,12 +164,3 @@ def _apply(operator: str, arguments: list[int]) -> int:
 def to_text(tokens: list[int]) -> str:
     """``[MIN 4 [SM 5 6 ] ]``."""
     return " ".join(TOKENS[token] for token in tokens)
-
-
-def from_text(text: str) -> list[int]:
-    """Inverse of :func:`to_text`.
-
-    Raises:
-        ValueError: a word is not a token.
-    """
-    return [TOKENS.index(word) for word in text.split()]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnbench.capabilities import Decoding
 from attnbench.cell import Cell, ModelSize
@@ -17,16 +17,15 @@ from attnbench.errors import Unsupported
 from attnbench.measure.energy import Meter, energy_counters
 from attnbench.measure.error import measure_error
 from attnbench.measure.memory import state_bytes
-from attnbench.model import Encoder
+from attnbench.model import Encoder, cross_entropy
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.stack import refusal, turns
-from attnbench.task import Examples, Task, make_task
+from attnbench.task import NO_LABEL, Examples, Task, make_task, stream_seed
 from attnbench.training.accuracy import answer, chance
 from attnbench.training.checkpoint import Checkpoint
 from attnbench.training.honesty import Leaks, hold_to_question, hold_to_unseen
-from attnbench.training.loop import Caller, Course, Lesson, train
-from attnbench.training.pretraining import Filling, filling_loss
+from attnbench.training.loop import Caller, Course, Lesson, Loss, train
 from attnbench.variant import VARIANTS, build
 
 _EXACT = 1e-5
@@ -218,3 +217,51 @@ def _layer_state_bytes(spec: Spec, shape: Shape, seed: int) -> int:
         prompt = [torch.zeros(1, shape.N, shape.C)]
     with torch.inference_mode():
         return state_bytes(cast(Decoding, module).begin(*prompt))
+
+
+class Filling(nn.Module):
+    """The encoder with a vector for masked tokens, and a head that fills them in, before the task is learnt.
+
+    Amos et al. 2023, arXiv:2310.02980: trained from scratch, models look further apart than they are. A model that
+    first learns to fill in masked tokens of the same data already knows what the data is like. No further data is used.
+    """
+
+    def __init__(self, encoder: Encoder, *, seed: int) -> None:
+        if encoder.query_stride > 1:
+            raise Unsupported("query_stride: masked tokens cannot be filled in where outputs are fewer than tokens")
+        super().__init__()
+        self.encoder = encoder
+        width = encoder.norm.normalized_shape[0]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream_seed("filling", seed))
+            self.mask = nn.Parameter(torch.randn(width))
+            self.heads = nn.ModuleList(nn.Linear(width, ids) for ids in encoder.form.vocab)
+
+    def forward(self, tokens: Tensor, hidden: Tensor, *, key_mask: Tensor | None = None) -> list[Tensor]:
+        """Logits ``(B, N, vocab)`` of each part of the tokens ``(B, N)`` or ``(B, N, P)``; ``hidden`` ``(B, N)``."""
+        x = torch.where(hidden[:, :, None], self.mask, self.encoder.embedded(tokens))
+        x = self.encoder.in_context(x, key_mask)
+        return [head(x) for head in self.heads]
+
+
+def filling_loss(encoder: Encoder, share: float, *, seed: int, device: str) -> Loss:
+    """Mean cross-entropy of the masked tokens: ``share`` of the real ones, different ones in each step."""
+    towers = encoder.form.towers
+
+    def loss(model: nn.Module, examples: Examples, step: int) -> Tensor:
+        tokens, mask = examples.tokens, examples.key_mask
+        if towers > 1:
+            tokens, mask = tokens.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
+        generator = torch.Generator().manual_seed(stream_seed("masked", seed, step))
+        hidden = torch.rand(tokens.shape[:2], generator=generator) < share
+        hidden = (hidden if mask is None else hidden & mask).to(device)
+        tokens = tokens.to(device)
+        found = model(tokens, hidden, key_mask=None if mask is None else mask.to(device))
+        parts = tokens.unbind(-1) if tokens.ndim == 3 else (tokens,)
+        losses = [
+            cross_entropy(logits.float(), part.masked_fill(~hidden, NO_LABEL))
+            for logits, part in zip(found, parts, strict=True)
+        ]
+        return torch.stack(losses).mean()
+
+    return loss

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.aft import full, sums
+from attnbench.attention.aft import modes, sums
 from attnbench.attention.aft.algorithm import AFT
 from attnbench.attention.aft.modes import Recent
 from attnbench.engines import tiling
@@ -64,7 +64,7 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
 def test_equals_the_formula_over_several_blocks_of_rows(
     options: str, causal: bool, padded: bool, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(full, "_ROWS", 8)
+    monkeypatch.setattr(modes, "_ROWS", 8)
     monkeypatch.setattr(sums, "_RUN", 4)
     module = make(options, Shape(2, 2, 47, 2, causal=causal))
     x = tokens(2, n, 4)
@@ -227,7 +227,7 @@ def test_decoding_keeps_the_tokens_within_reach_and_one_sum() -> None:
 def test_what_is_computed_again_for_gradients_gives_those_of_the_formula(
     options: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(full, "_ROWS", 32)
+    monkeypatch.setattr(modes, "_ROWS", 32)
     monkeypatch.setitem(tiling.TUNED, "aft.blocks", tiling.Tuned(1))
     module = make(options, Shape(1, 2, 70, 1, causal=causal))
     wanted = (tokens(1, 70, 2).requires_grad_(), *module.parameters())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.bigbird.algorithm import BigBird, random_blocks
+from attnbench.attention.bigbird import BigBird, random_blocks
 from attnbench.engines import tiling
 from attnbench.engines.patterns import attend, bands, keys
 from attnbench.errors import Unsupported

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.bigbird.algorithm import BigBird
-from attnbench.attention.bigbird.blocks import seen_blocks, seen_pairs
+from attnbench.attention.bigbird import BigBird, seen_blocks, seen_pairs
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count, predict
 from attnbench.reference import relative_error

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from attnbench.attention.routing.algorithm import Routing
+from attnbench.attention.routing import Routing
 from attnbench.engines import tiling
 from attnbench.errors import Unsupported
 from attnbench.measure.memory import peak_tensor_bytes

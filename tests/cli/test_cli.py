@@ -82,7 +82,7 @@ def test_completion_knows_every_shipped_name_without_torch() -> None:
     variants, suites, names, laws, figures, axes = json.loads(done.stdout)
 
     from attnbench.axes import AXES
-    from attnbench.plots import FIGURES
+    from attnbench.plots import figure_kinds
     from attnbench.qkv import INPUTS
     from attnbench.suite.load import shipped_suites
     from attnbench.task import TASKS
@@ -95,7 +95,7 @@ def test_completion_knows_every_shipped_name_without_torch() -> None:
     tasks = {entry.name for entry in TASKS if entry.make.__module__.startswith("attnbench.")}
     assert sorted(names) == sorted(shipped | set(INPUTS.names()) | tasks)
     assert set(laws) == set(LAWS)
-    assert set(figures) == set(FIGURES)
+    assert set(figures) == set(figure_kinds())
     assert axes == [f"{axis}=" for axis in AXES]
     assert completion.variants("perf") == ["performer"]
 

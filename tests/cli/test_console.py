@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from attnbench.cell import Cell
 from attnbench.cli import console
-from attnbench.cli.columns import fit
+from attnbench.cli.console import fit
 from attnbench.printable import without_empty
 from attnbench.record import REPLACED, Record
 from attnbench.shape import Shape

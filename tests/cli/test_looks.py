@@ -23,7 +23,7 @@ from attnbench.cell import Cell
 from attnbench.cli import console
 from attnbench.cli.app import main
 from attnbench.cli.show import as_data
-from attnbench.plots import FIGURES
+from attnbench.plots import figure_kinds
 from attnbench.record import HELD
 from attnbench.run import compare, isolation, runner
 from attnbench.run.gate import HoldSetting, Verdict
@@ -135,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     load()  # once, and not in every child, as what follows
     for entry in VARIANTS:
         as_data(entry)
-    assert FIGURES  # whose modules are imported with it
+    assert figure_kinds()  # whose modules are imported with it
     gc.freeze()  # else each child that measures looks for garbage in all that was imported
     path = tmp_path_factory.mktemp("looks")
     (path / "s.yaml").write_text(

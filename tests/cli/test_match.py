@@ -17,7 +17,7 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.cli.match import match as match_command
-from attnbench.cli.match_tables import _in_parts
+from attnbench.cli.match_screen import _in_parts
 from attnbench.cli.score import score
 from attnbench.decision.budget import Point
 from attnbench.decision.match import Prepared

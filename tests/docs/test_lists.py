@@ -8,12 +8,12 @@ import pytest
 
 from attnbench.cli.usage import COMMANDS
 from attnbench.pictures import PICTURES
-from attnbench.plots import FIGURES
+from attnbench.plots import figure_kinds
 from tests.docs.making import HERE
 
 SUITES = [path.stem for path in (HERE / "suites").glob("*.yaml")]
 LISTS = [
-    ("docs/start.md", FIGURES),
+    ("docs/start.md", figure_kinds()),
     ("docs/pictures.md", PICTURES),
     ("docs/suites.md", SUITES),
 ]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnbench.attention import etc, local, longformer
-from attnbench.attention.bigbird import algorithm as bigbird
+from attnbench.attention import bigbird, etc, local, longformer
 from attnbench.attention.sparse import algorithm as sparse
 from attnbench.engines import products, tiling
 from attnbench.engines.patterns import attend, bands, keys

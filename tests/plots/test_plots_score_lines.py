@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from attnbench.errors import CorruptResults
-from attnbench.plots import FIGURES, draw
+from attnbench.plots import draw, figure_kinds
 from attnbench.plots.curves import draw_curves
 from attnbench.plots.load import read_curves, read_results
 from attnbench.plots.page import NothingToDraw
@@ -75,7 +75,7 @@ def test_curves_are_found_beside_the_results_of_each_of_several_runs(tmp_path: P
 
 def test_a_table_away_from_its_run_has_no_curves_and_says_where_they_are(tmp_path: Path) -> None:
     frame = frame_of(suite_rows(["softmax"], ["digits"]), tmp_path)
-    assert not FIGURES["curves"].applies(frame)
+    assert not figure_kinds()["curves"].applies(frame)
     with pytest.raises(NothingToDraw, match="read the folder of a run"):
         draw_curves(frame)
 
@@ -101,7 +101,7 @@ def test_fewer_than_three_labels_with_bytes_are_no_figure(tmp_path: Path) -> Non
     rows = [training(label, 0.5, columns={"state_bytes": BYTES[label]}) for label in ("softmax", "linear")]
     rows += [training("local:block=16", 0.4), step("sinkhorn:block=16", 0.1, 1e6)]
     frame = frame_of(rows, tmp_path)
-    assert not FIGURES["recall"].applies(frame)
+    assert not figure_kinds()["recall"].applies(frame)
     with pytest.raises(NothingToDraw, match="3 labels"):
         draw_recall(frame)
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
-from attnbench.plots import FIGURES, draw
+from attnbench.plots import draw, figure_kinds
 from attnbench.plots.page import NothingToDraw
 from attnbench.plots.published import read_published
 from attnbench.plots.rescored import TASKS, read_rescored
@@ -183,7 +183,7 @@ def test_trainings_are_no_times_of_other_figures(tmp_path: Path) -> None:
 
 def test_a_table_without_trainings_has_no_scores(tmp_path: Path) -> None:
     frame = frame_of([step("softmax", 0.1, 1e6)], tmp_path)
-    assert not FIGURES["scores"].applies(frame)
+    assert not figure_kinds()["scores"].applies(frame)
     with pytest.raises(NothingToDraw):
         draw_scores(frame)
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from attnbench.plots import FIGURES
+from attnbench.plots import figure_kinds
 from attnbench.plots.captions import difference, where
 from attnbench.plots.setting import PANELS, settings, timed
 
@@ -71,10 +71,10 @@ def test_a_cell_too_large_for_the_tuned_allocator_stays_in_its_line_and_the_subt
     run: Any, words: Words, linformer: pd.DataFrame
 ) -> None:
     large = (linformer["label"] == "softmax") & (linformer["seq_len"] == 16384)
-    figure = FIGURES["speedup"].draw(linformer.assign(process=linformer["process"].mask(large, "as-shipped")))
+    figure = figure_kinds()["speedup"].draw(linformer.assign(process=linformer["process"].mask(large, "as-shipped")))
     assert "allocator as shipped for large cells: softmax (n = 16384)" in " ".join(words(figure).split())
     assert "no\nsoftmax" not in words(figure)
-    assert "allocator as shipped" not in words(FIGURES["speedup"].draw(linformer))
+    assert "allocator as shipped" not in words(figure_kinds()["speedup"].draw(linformer))
 
 
 @pytest.mark.parametrize("apart", [{"run": "b"}, {"threads": 1}, {"suite": "other"}], ids=str)
@@ -92,11 +92,11 @@ def test_an_own_form_has_a_dagger_and_one_footnote_that_says_what_it_means(
     frame = {"speedup": linformer, "error": performer, "map": performer}.get(figure, lra)
     marked = frame["variant"].isin(["linformer", "performer"])
     frame = frame.assign(own_form=marked.map({True: "sums where the paper multiplies", False: ""}))
-    said = words(FIGURES[figure].draw(frame))
+    said = words(figure_kinds()[figure].draw(frame))
     assert "linformer†" in said or "performer†" in said or "performer:features=64†" in said
     assert said.count("† not the form that the source describes; attnbench show NAME says what differs") == 1
     assert "softmax†" not in said
-    assert "†" not in words(FIGURES[figure].draw(frame.assign(own_form="")))
+    assert "†" not in words(figure_kinds()[figure].draw(frame.assign(own_form="")))
 
 
 def test_no_more_settings_are_drawn_than_have_room(run: Any) -> None:
@@ -104,5 +104,5 @@ def test_no_more_settings_are_drawn_than_have_room(run: Any) -> None:
         row for k in range(PANELS + 3) for n in (64, 128) for row in [run.row(f"v{k}", seq_len=n, time_median_s=1.0)]
     ]
     rows = [row | {"seed": int(row["label"][1:])} for row in rows]
-    figure = FIGURES["scaling"].draw(run.table(rows))
+    figure = figure_kinds()["scaling"].draw(run.table(rows))
     assert len([ax for ax in figure.axes if ax.get_ylabel() == "median time"]) == PANELS

@@ -19,7 +19,7 @@ from matplotlib.image import imread
 
 import attnbench.plots
 from attnbench.errors import CannotCreate, StoreError, UsageError
-from attnbench.plots import FIGURES, draw_all
+from attnbench.plots import draw_all, figure_kinds
 from attnbench.plots.page import NothingToDraw, new_page, shorten, text_width, wrap
 from attnbench.plots.palette import DARK, LIGHT, Palette, drawn_in
 from attnbench.plots.scaling import draw_scaling
@@ -264,7 +264,7 @@ def test_no_figure_fails_on_any_of_the_tables_and_none_is_empty(run: Any, perfor
         [run.failed("crash", "signal 9", label, seq_len=n) for label in run.labels[:3] for n in (64, 128)]
     )
     for frame in (failed, failed.iloc[:1], performer.iloc[:1], performer.iloc[:0]):
-        for kind in FIGURES.values():
+        for kind in figure_kinds().values():
             with pytest.raises(NothingToDraw):
                 kind.draw(frame)
 
@@ -295,12 +295,12 @@ def test_title_and_resolution_apply_to_every_figure(tmp_path: Path, small: pd.Da
 
 
 def test_the_table_of_figures_names_them_in_order_and_cannot_be_changed() -> None:
-    assert list(FIGURES) == [
+    assert list(figure_kinds()) == [
         *("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "steps", "map"),
         *("speedup", "share"),
     ]
     with pytest.raises(TypeError):
-        FIGURES["x"] = None  # type: ignore[index]  # that is the point
+        figure_kinds()["x"] = None  # type: ignore[index]  # that is the point
     with pytest.raises(AttributeError):
         _ = attnbench.plots.FIGURE
 

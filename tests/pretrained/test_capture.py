@@ -17,8 +17,8 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.error import measure_error
 from attnbench.pretrained import capture as capturing
 from attnbench.pretrained.capture import Wish, capture
+from attnbench.pretrained.models import Trees
 from attnbench.pretrained.subject import Exact
-from attnbench.pretrained.trees import Trees
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from tests.pretrained.models import tiny

@@ -10,9 +10,9 @@ from attnbench.errors import Unsupported
 from attnbench.pretrained import baseline as baselines
 from attnbench.pretrained.baseline import Baseline, baseline_of
 from attnbench.pretrained.evaluate import evaluate, layer_errors
+from attnbench.pretrained.models import Trees
 from attnbench.pretrained.operators import build_operators
 from attnbench.pretrained.own_encoder import OwnEncoder
-from attnbench.pretrained.trees import Trees
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_spec
 from attnbench.task import NO_LABEL

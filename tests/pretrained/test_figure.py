@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from attnbench.plots.ends import spread
 from attnbench.plots.page import NothingToDraw, laid_out
 from attnbench.plots.style import save
 from attnbench.plots.ticks import decade_ticks
 from attnbench.pretrained import figure as figures
-from attnbench.pretrained.figure import draw_swap, name_of
+from attnbench.pretrained.figure import draw_swap, name_of, spread
 from attnbench.pretrained.row import Row
 from tests.pretrained.test_summary import row
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import UsageError
-from attnbench.pretrained import foreseen
-from attnbench.pretrained.foreseen import Foreseen, foresee
+from attnbench.pretrained import asked
+from attnbench.pretrained.asked import Foreseen, foresee
+from attnbench.pretrained.models import Trees
 from attnbench.pretrained.own_encoder import OwnEncoder
 from attnbench.pretrained.question import Question, Wanted
 from attnbench.pretrained.subject import Intercept, Reading
 from attnbench.pretrained.swap import Place, Watcher, swap
-from attnbench.pretrained.trees import Trees
 from attnbench.pretrained.tune import Rules
 from attnbench.spec import parse_spec
 from tests.pretrained.models import tiny
@@ -56,7 +56,7 @@ def test_windows_of_a_training_count_for_every_visit_that_is_trained(tmp_path: P
 
 
 def test_time_is_that_of_all_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreseen, "_seconds_of_a_window", lambda *_: 0.5)
+    monkeypatch.setattr(asked, "_seconds_of_a_window", lambda *_: 0.5)
     found = seen(tmp_path)
     assert found.seconds == 0.5 * (found.windows_read + 3 * found.windows_trained)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import Unsupported
-from attnbench.pretrained.masks import Pattern, pattern_of
+from attnbench.pretrained.bridge import Pattern, pattern_of
 
 FULL = torch.ones(8, 8, dtype=torch.bool)
 

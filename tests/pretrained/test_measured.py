@@ -17,11 +17,11 @@ from attnbench.cli.app import main
 from attnbench.errors import Exit, Unsupported, UsageError
 from attnbench.measure.time import TimingRules
 from attnbench.pretrained.measured import Opened, _opened, measure_loss, opened, swapped
+from attnbench.pretrained.models import Trees
 from attnbench.pretrained.own_encoder import OwnEncoder
 from attnbench.pretrained.question import Question, Wanted
 from attnbench.pretrained.sizes import Sizes, sizes_of
 from attnbench.pretrained.swap import Place, swap
-from attnbench.pretrained.trees import Trees
 from attnbench.pretrained.tune import Rules
 from attnbench.run.call import prepare
 from attnbench.run.execute import run_cell

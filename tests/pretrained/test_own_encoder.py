@@ -6,10 +6,10 @@ from torch import Tensor
 
 from attnbench.errors import Unsupported, UsageError
 from attnbench.pretrained.baseline import baseline_of
+from attnbench.pretrained.models import Trees
 from attnbench.pretrained.operators import build_operators, replaced
 from attnbench.pretrained.own_encoder import OwnEncoder
 from attnbench.pretrained.subject import Exact
-from attnbench.pretrained.trees import Trees
 from attnbench.spec import Spec
 from attnbench.tasks.small_encoder import WEIGHTS
 from tests.pretrained.models import tiny

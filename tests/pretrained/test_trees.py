@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from attnbench.errors import UsageError
-from attnbench.pretrained.trees import Trees, filled
+from attnbench.pretrained.models import Trees, filled
 from attnbench.task import NO_LABEL
-from attnbench.tasks.listops import ListOps, evaluate, from_text, subtree_values, to_text
+from attnbench.tasks.listops import ListOps, evaluate, subtree_values, to_text
+from tests.tasks.test_listops import from_text
 
 
 @pytest.mark.parametrize("length", [4, 5, 13, 40, 200])

@@ -8,9 +8,9 @@ import torch
 from attnbench.errors import Unsupported
 from attnbench.pretrained.baseline import baseline_of
 from attnbench.pretrained.evaluate import layer_errors
+from attnbench.pretrained.models import Trees
 from attnbench.pretrained.operators import build_operators
 from attnbench.pretrained.own_encoder import OwnEncoder
-from attnbench.pretrained.trees import Trees
 from attnbench.pretrained.tune import Pupil, Rules, tuned
 from attnbench.spec import parse_spec
 from attnbench.training.loop import Diverged

@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 from attnbench.plots.palette import DARK, LIGHT
-from attnbench.report.machines import by_machine
 from attnbench.report.page import make_page
-from attnbench.report.sources import read_sources
+from attnbench.report.sources import by_machine, read_sources
 from tests.decision.fixture_runs import Row, environment, write_run
 from tests.report.reading import REFERENCE, Read, page_of, page_of_run, rows_of
 

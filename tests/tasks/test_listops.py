@@ -17,12 +17,16 @@ from attnbench.tasks.listops import (
     Batch,
     ListOps,
     evaluate,
-    from_text,
     subtree_values,
     to_text,
 )
 
 SMALL = ListOps(min_length=4, max_length=300)
+
+
+def from_text(text: str) -> list[int]:
+    """Inverse of :func:`to_text`."""
+    return [TOKENS.index(word) for word in text.split()]
 
 
 def direct_value(words: list[str]) -> int:

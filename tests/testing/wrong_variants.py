@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnbench.attention.abc import ABC
 from attnbench.attention.additive import Additive
 from attnbench.attention.aft.algorithm import AFT
-from attnbench.attention.bigbird.algorithm import BigBird
+from attnbench.attention.bigbird import BigBird
 from attnbench.attention.bilinear import Bilinear
 from attnbench.attention.comba import Comba
 from attnbench.attention.compressed.csa import CSA, Overlapping
@@ -60,7 +60,7 @@ from attnbench.attention.oracle_blocks import OracleBlocks
 from attnbench.attention.parallax import Parallax
 from attnbench.attention.path import PaTH
 from attnbench.attention.performer import Performer
-from attnbench.attention.quantised import Quantised
+from attnbench.attention.quantised import Quantised, scaled
 from attnbench.attention.quantised_cache import QuantisedCache
 from attnbench.attention.radial import Radial
 from attnbench.attention.retnet import RetNet
@@ -78,7 +78,6 @@ from attnbench.attention.window_linear import WindowLinear
 from attnbench.attention.xattention import XAttention
 from attnbench.engines.blocks.last_queries import LastQueries, of_last_queries
 from attnbench.engines.blocks.selection import BlockSelection, Pairs
-from attnbench.engines.few_bits import scaled
 from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.gathered.chosen import attend_to_chosen, best
 from attnbench.engines.gathered.index import Index

@@ -17,7 +17,7 @@ from attnbench.task import Examples, Split
 from attnbench.training import loop
 from attnbench.training.checkpoint import Checkpoint
 from attnbench.training.loop import Caller, Course, Diverged, Lesson, share_of_rate, train
-from attnbench.training.pretraining import Filling, filling_loss
+from attnbench.training.score import Filling, filling_loss
 from tests.training.models import First
 
 RULES = Training(steps=20, learning_rate=1e-2, evaluations=4)

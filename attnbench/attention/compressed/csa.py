@@ -91,12 +91,7 @@ class Overlapping(nn.Module):
         stochastic=True,
         rows_sum_to_one=False,
         knob=Knob("top_k"),
-        given=(
-            (
-                "causal=false",
-                {"own_form": "a window on both sides and a choice of all runs; the paper defines the causal form only"},
-            ),
-        ),
+        own_form_both_ways="a window on both sides and a choice of all runs; the paper defines the causal form only",
     ),
     settings=(
         "run=4,window=5,q_rank=3,top_k=2,index_heads=2,index_dim=3",

@@ -51,12 +51,7 @@ class Kept(NamedTuple):
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,
-        given=(
-            (
-                "causal=false",
-                {"own_form": "a window on both sides and all closed runs; the paper defines the causal form only"},
-            ),
-        ),
+        own_form_both_ways="a window on both sides and all closed runs; the paper defines the causal form only",
     ),
     settings=("run=4,window=5,q_rank=3", "run=3,window=2,rope_dim=2"),
 )

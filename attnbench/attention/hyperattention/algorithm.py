@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from attnbench.attention.hyperattention import causal as halves
 from attnbench.attention.hyperattention.blocks import Attend
-from attnbench.attention.hyperattention.causal import GRID
-from attnbench.attention.hyperattention.steps import Decoding
+from attnbench.attention.hyperattention.causal import GRID, Decoding
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.shape import Shape

@@ -10,6 +10,7 @@ is, and what follows a strong decay keeps its digits.
 from __future__ import annotations
 
 from functools import partial
+from math import log
 from typing import Annotated
 
 import torch
@@ -18,9 +19,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnbench.engines.recurrent.stretches import in_turn, rows_in_turn, stretches
+from attnbench.errors import UsageError
 
 Chunk = Annotated[int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")]
 """The option of all recurrences that form the pairs within a chunk."""
+HalvedChunk = Annotated[
+    int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
+]
+"""The same for those that halve a chunk again and again."""
+
+
+def check_halved(variant: str, chunk: int) -> None:
+    """Raise UsageError if a chunk is not a power of two."""
+    if chunk & (chunk - 1):
+        raise UsageError(f"{variant}: option chunk={chunk} must be a power of two")
 
 
 def states_before(added: Tensor, kept: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -114,3 +126,9 @@ def last_state(k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
     # Summed over the tokens after each: nothing is subtracted, so that what follows a strong decay keeps its digits.
     until = pad(log_decay[:, :, 1:], (0, 0, 0, 1)).flip(2).cumsum(2).flip(2)
     return (k * until.exp2()).mT @ v
+
+
+def drawn_step_sizes(count: int) -> Tensor:
+    """Numbers ``(count,)`` whose softplus is log-uniform in [0.001, 0.1]."""
+    size = torch.empty(count).uniform_(log(0.001), log(0.1)).exp()
+    return size + torch.log(-torch.expm1(-size))  # the inverse of softplus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,22 +29,26 @@ def both_ways(run: Callable[[Tensor, int], Tensor], x: Tensor, key_mask: Tensor 
     return _rows(out, order.argsort(1))
 
 
-def alone(function: Callable[[Tensor], Tensor], x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """``function`` of the real tokens ``(n, C)`` of one example after the other: for dense forms.
+def alone(formula: Callable[[Any, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Make a dense form ``(module, x, *, key_mask)`` of one that computes the real tokens of one example.
 
     Args:
-        function: gives ``(n, C)``, n >= 1.
-        x: ``(B, N, C)``.
-        key_mask: ``(B, N)`` bool, True where a token is real. Padded tokens get 0.
+        formula: method from tokens ``(n, C)``, n >= 1, to ``(n, C)``. Of ``(B, N, C)`` it gets one example after the
+            other; padded tokens get 0.
     """
-    real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
-    rows = []
-    for example, own in zip(x, real, strict=True):
-        row = torch.zeros_like(example)
-        if bool(own.any()):
-            row = row.index_put((own,), function(example[own]))
-        rows.append(row)
-    return torch.stack(rows)
+
+    def dense(self: Any, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
+        rows = []
+        for example, own in zip(x, real, strict=True):
+            row = torch.zeros_like(example)
+            if bool(own.any()):
+                row = row.index_put((own,), formula(self, example[own]))
+            rows.append(row)
+        return torch.stack(rows)
+
+    dense.__doc__ = formula.__doc__
+    return dense
 
 
 def _rows(x: Tensor, order: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from attnbench.engines.few_bits import ROUNDING, e2m1, e4m3, grouped_e2m1, scaled
+from attnbench.attention.quantised import ROUNDING, e2m1, e4m3, grouped_e2m1, scaled
 
 F64 = torch.float64
 FEW = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
