@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.engines.linear.feature_map import FeatureMap
-from attnbench.engines.linear.key_sums import State
+from attnbench.engines.linear.key_sums import KeySums
 from attnbench.engines.linear.module import Chunk, FeatureAttention
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E
@@ -36,7 +36,7 @@ class SpikyFeatures(FeatureMap):
         plus, minus = grad.mul_(features).chunk(2, -1)
         return plus - minus
 
-    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         grad.sub_(torch.linalg.vecdot(grad, features)[..., None])
         return self.queries_grad(x, features, grad)
 
@@ -87,9 +87,9 @@ class Hedgehog(FeatureAttention):
         phi_q, phi_k = (torch.cat([u, -u], -1).softmax(-1) for u in (q, k))
         return phi_q @ phi_k.mT
 
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> State:
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> KeySums:
         return super().begin(q @ self.W_q.mT, k @ self.W_k.mT, v)
 
-    def step(self, state: State, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
+    def step(self, state: KeySums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeySums]:
         """q, k, v ``(B, H, 1, D)``."""
         return super().step(state, q @ self.W_q.mT, k @ self.W_k.mT, v)

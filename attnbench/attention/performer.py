@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from math import exp, lgamma, log, sqrt
 from typing import Annotated, Literal
 
@@ -14,7 +12,7 @@ from torch import Tensor
 from attnbench.engines.linear import expectations
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.linear.general_form import GeneralForm, Shift
-from attnbench.engines.linear.key_sums import State
+from attnbench.engines.linear.key_sums import KeySums
 from attnbench.engines.linear.module import Chunk, FeatureAttention
 from attnbench.engines.linear.projections import Norms, Projection, draw_projection
 from attnbench.engines.linear.random_maps import (
@@ -26,7 +24,6 @@ from attnbench.engines.linear.random_maps import (
 from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
-from attnbench.spec import Scalar
 from attnbench.variant import Knob, No, Traits, register
 
 _ALL_TOKENS = "a mean over all tokens tells a query about later ones"
@@ -56,8 +53,6 @@ _ALL_TOKENS = "a mean over all tokens tells a query about later ones"
         "features=16,kernel=hyperbolic,projection=iid,chunk=5",
         "features=16,kernel=trig,norms=quantile,chunk=5",
         "features=16,kernel=relu,chunk=5",
-        "features=16,eps=0.05,chunk=5",
-        "features=16,kernel=hyperbolic,eps=0.01,chunk=5",
         "features=16,beta=1.5,projection=iid,chunk=5",
         "features=16,kernel=trig,beta=0.7,chunk=5",
         "features=16,gamma=1.2,shift=mean,projection=iid,chunk=5",
@@ -87,19 +82,17 @@ class Performer(FeatureAttention):
       exp(a·y - a·b): with ``shift=mean`` they are the mean query and the mean key of each head and example, padding
       left out. The variance is then that of what is left, x - a and y - b, which is far smaller where all queries, or
       all keys, have much in common.
-    - ``eps`` is the paper's stabiliser. It is added to each exponential after the largest exponent is subtracted: that
-      of a query's own features, or that of all visible keys. It pulls every row towards the mean of V, which alone
-      lowers the error where the variance is large. 0 leaves the products unbiased. A denominator that underflows, at
-      logits of several hundred, gives NaN.
+
+    A denominator that underflows, at logits of several hundred, gives NaN.
 
     Differs from the authors' code: Q of QR gets the signs that make it uniform (else positive features are biased);
-    eps is 0 unless asked for; the causal form subtracts a running maximum, so that no later key affects an earlier
-    row; only :meth:`redraw` draws ω anew. In a module cast to half precision, ω itself is rounded to it.
+    exponentials have no constant added to them, which biases their products and pulls every row towards the mean of V;
+    the causal form subtracts a running maximum, so that no later key affects an earlier row; only :meth:`redraw` draws
+    ω anew. In a module cast to half precision, ω itself is rounded to it.
 
     Raises:
-        Unsupported: ``eps`` with ``kernel=trig`` or ``kernel=relu``, whose features are not exponentials; ``gamma`` or
-            ``shift`` with ``kernel=relu``, ``eps``, or ``norms`` that are not those of a normal ω; ``shift=mean`` where
-            causal, since a mean of all tokens knows later ones.
+        Unsupported: ``gamma`` or ``shift`` with ``kernel=relu``, or with ``norms`` that are not those of a normal ω;
+            ``shift=mean`` where causal, since a mean of all tokens knows later ones.
     """
 
     def __init__(
@@ -116,9 +109,6 @@ class Performer(FeatureAttention):
             Norms,
             Field(description="lengths of the rows: random chi, all √D, or chi quantiles i/(R+1) in random order"),
         ] = "chi",
-        eps: Annotated[
-            float, Field(ge=0, description="added to each exponential; pulls the output towards the mean of V")
-        ] = 0.0,
         beta: Annotated[
             float, Field(gt=0, description="queries times β, keys over β: the same mean, another variance")
         ] = 1.0,
@@ -131,37 +121,19 @@ class Performer(FeatureAttention):
         chunk: Chunk = None,
     ) -> None:
         super().__init__(shape, chunk)
-        if eps and kernel in ("trig", "relu"):
-            raise Unsupported(f"eps stabilises exponentials; the {kernel} features have none")
         general = gamma != 1.0 or shift != "none"
-        if general and (kernel == "relu" or eps or norms != "chi"):
-            raise Unsupported("gamma and shift keep the mean of exponentials of a normal ω: no relu, eps, other norms")
+        if general and (kernel == "relu" or norms != "chi"):
+            raise Unsupported("gamma and shift keep the mean of exponentials of a normal ω: no relu, no other norms")
         if shift == "mean" and shape.causal:
             raise Unsupported(f"shift=mean: {_ALL_TOKENS}")
-        self.kernel_name, self.eps, self.beta = kernel, eps, beta
+        self.kernel_name, self.beta = kernel, beta
         self.form = GeneralForm(kernel, gamma, shift) if general else None
         self.drawn: tuple[Projection, Norms] = projection, norms
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, *self.drawn))
 
-    @classmethod
-    def claims(cls, traits: Traits, options: Mapping[str, Scalar]) -> Traits:
-        """More features do not make up for the pull of eps towards the mean of V."""
-        return replace(traits, converges_with="") if options.get("eps") else traits
-
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
-        if not self.eps:
-            return self._kernel(q, k, allowed)
-        x, y = self.scaled(q, k)
-        omega = self.projection.to(q.dtype)
-        u, w = x @ omega.T, y @ omega.T
-        if self.kernel_name == "hyperbolic":
-            u, w = torch.cat([u, -u], -1), torch.cat([w, -w], -1)
-        w = w - expectations.squares(y) / 2
-        largest = w.amax(-1)[:, :, None].masked_fill(~allowed, torch.finfo(w.dtype).min).amax(-1)
-        phi_q = (u - u.amax(-1, keepdim=True)).exp() + self.eps
-        phi_k = (w[:, :, None] - largest[..., None, None]).clamp(max=0.0).exp() + self.eps
-        return torch.einsum("bhnr,bhnmr->bhnm", phi_q, phi_k)
+        return self._kernel(q, k, allowed)
 
     def redraw(self) -> None:
         """Draw a new ω from the global CPU generator, in place."""
@@ -176,9 +148,9 @@ class Performer(FeatureAttention):
         weight = (self.projection.to(accumulator(dtype)) * self.projection.shape[1] ** -0.25).t().contiguous()
         match self.kernel_name:
             case "positive":
-                return PositiveFeatures(weight, self.eps)
+                return PositiveFeatures(weight)
             case "hyperbolic":
-                return HyperbolicFeatures(weight, self.eps)
+                return HyperbolicFeatures(weight)
             case "trig":
                 return TrigFeatures(weight)
             case "relu":
@@ -187,11 +159,11 @@ class Performer(FeatureAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         return super().attend(*self._ready(q, k, key_mask), v, key_mask).to(q.dtype)
 
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> State:
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> KeySums:
         """q, k, v ``(B, H, n, D)``, n >= 0."""
         return super().begin(*self._ready(q, k), v)
 
-    def step(self, state: State, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
+    def step(self, state: KeySums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeySums]:
         """q, k, v ``(B, H, 1, D)``."""
         out, state = super().step(state, *self._ready(q, k), v)
         return out.to(q.dtype), state
@@ -213,7 +185,7 @@ class Performer(FeatureAttention):
         return [x * x.shape[-1] ** -0.25 for x in self._balanced(q, k)]
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
-        """φ(q)·φ(k) / R, without eps and without any subtraction from exponents."""
+        """φ(q)·φ(k) / R, without any subtraction from exponents."""
         return self._kernel(q, k, None)
 
     def _kernel(self, q: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:

@@ -129,9 +129,9 @@ def test_parts_that_name_more_or_fewer_heads_are_refused(text: str, total: int) 
 
 
 def test_parts_have_options_in_brackets_and_numbers_with_a_plus() -> None:
-    first, second = parse_parts("2*local[window=64,dilation=2] + performer[features=64,eps=1e+3]")
+    first, second = parse_parts("2*local[window=64,dilation=2] + performer[features=64,beta=1e+3]")
     assert first == (parse_spec("local:window=64,dilation=2"), 2)
-    assert second == (parse_spec("performer:features=64,eps=1000.0"), None)
+    assert second == (parse_spec("performer:features=64,beta=1000.0"), None)
 
 
 def test_the_text_of_a_variant_reads_back_as_the_same_variant() -> None:

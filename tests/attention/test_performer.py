@@ -17,7 +17,6 @@ from attnbench.engines.linear.all_keys import attend_all
 from attnbench.engines.linear.causal import attend_causally
 from attnbench.engines.linear.projections import Norms, Projection, draw_projection
 from attnbench.engines.linear.random_maps import HyperbolicFeatures, PositiveFeatures, ReluFeatures, TrigFeatures
-from attnbench.errors import Unsupported
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, relative_error
 from attnbench.shape import Shape
@@ -35,11 +34,6 @@ MAPS = {
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
 
 
-def without_and_with(eps: float) -> list[tuple[Kernel, float]]:
-    """Every kernel without eps, and with it those to whose exponentials it is added."""
-    return [*((kernel, 0.0) for kernel in KERNELS), ("positive", eps), ("hyperbolic", eps)]
-
-
 def qkv(shape: Shape = SHAPE, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
     q = torch.randn(shape.B, shape.H, shape.N, shape.D, dtype=dtype) * scale
     k = torch.randn(shape.B, shape.H, shape.M, shape.D, dtype=dtype) * scale
@@ -55,9 +49,7 @@ def mask(shape: Shape = SHAPE) -> Tensor:
     return real
 
 
-def dense_weights(
-    model: Performer, q: Tensor, k: Tensor, allowed: Tensor, kernel: Kernel, eps: float = 0.0
-) -> tuple[Tensor, Tensor]:
+def dense_weights(model: Performer, q: Tensor, k: Tensor, allowed: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor]:
     """Numerators of the weights ``(B, H, N, M)`` by the formulas, and their row sums, in float64."""
     scale = q.shape[-1] ** -0.25
     omega = model.projection.double()
@@ -67,11 +59,11 @@ def dense_weights(
     if kernel in ("positive", "hyperbolic"):
         if kernel == "hyperbolic":
             u, w = torch.cat([u, -u], -1), torch.cat([w, -w], -1)
-        phi_q = (u - u.amax(-1, keepdim=True)).exp() + eps
+        phi_q = (u - u.amax(-1, keepdim=True)).exp()
         exponents = w - half
         # The largest exponent among the keys a query sees.
         largest = exponents.amax(-1)[:, :, None].masked_fill(~allowed, -1e30).amax(-1)
-        phi_k = (exponents[:, :, None] - largest[..., None, None]).clamp(max=0).exp() + eps
+        phi_k = (exponents[:, :, None] - largest[..., None, None]).clamp(max=0).exp()
         weights = torch.einsum("bhnr,bhnmr->bhnm", phi_q, phi_k)
     elif kernel == "trig":
         phi_q, phi_k = torch.cat([u.cos(), u.sin()], -1), half.exp() * torch.cat([w.cos(), w.sin()], -1)
@@ -82,16 +74,14 @@ def dense_weights(
     return weights, weights.sum(-1, keepdim=True)
 
 
-def dense(
-    model: Performer, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, key_mask: Tensor | None = None, eps: float = 0.0
-) -> Tensor:
+def dense(model: Performer, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, key_mask: Tensor | None = None) -> Tensor:
     allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
     if model.causal:
         allowed = allowed.tril()
     allowed = allowed.expand(q.shape[0], 1, -1, -1)
     if key_mask is not None:
         allowed = allowed & key_mask[:, None, None]
-    weights, total = dense_weights(model, q, k, allowed, kernel, eps)
+    weights, total = dense_weights(model, q, k, allowed, kernel)
     return (weights / total.masked_fill(~allowed.any(-1, keepdim=True), 1.0)) @ v
 
 
@@ -113,16 +103,16 @@ def test_equals_the_dense_formula_for_every_chunk(
     assert ((model(q, k, v, key_mask=key_mask) - expected) / size).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize(("kernel", "eps"), without_and_with(0.03))
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_equal_those_of_the_dense_formula(kernel: Kernel, causal: bool, eps: float) -> None:
-    model = Performer(causal_shape() if causal else SHAPE, features=5, kernel=kernel, chunk=2, eps=eps)
+def test_gradients_equal_those_of_the_dense_formula(kernel: Kernel, causal: bool) -> None:
+    model = Performer(causal_shape() if causal else SHAPE, features=5, kernel=kernel, chunk=2)
     inputs = [x.requires_grad_() for x in qkv(scale=0.5)]
     q, k, v = inputs
     grad = torch.randn_like(v)
     key_mask = mask()
     mine = torch.autograd.grad(model(q, k, v, key_mask=key_mask), inputs, grad)
-    theirs = torch.autograd.grad(dense(model, q, k, v, kernel, key_mask, eps), inputs, grad)
+    theirs = torch.autograd.grad(dense(model, q, k, v, kernel, key_mask), inputs, grad)
     for one, other in zip(mine, theirs, strict=True):
         assert torch.allclose(one, other, rtol=1e-8, atol=1e-10 * other.abs().max().item())
 
@@ -131,49 +121,9 @@ def test_gradients_equal_those_of_the_dense_formula(kernel: Kernel, causal: bool
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradcheck(kernel: Kernel, causal: bool) -> None:
     shape = Shape(batch=1, heads=2, seq_len=5, head_dim=3, causal=causal)
-    eps = 0.1 if kernel in ("positive", "hyperbolic") else 0.0
-    model = Performer(shape, features=4, kernel=kernel, chunk=2, eps=eps)
+    model = Performer(shape, features=4, kernel=kernel, chunk=2)
     inputs = tuple(x.requires_grad_() for x in qkv(shape, 0.5))
     assert torch.autograd.gradcheck(model, inputs)
-
-
-@pytest.mark.parametrize("kernel", ["positive", "hyperbolic"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("chunk", [1, 4, 64])
-def test_eps_is_added_after_the_largest_visible_exponent_is_subtracted(
-    kernel: Kernel, causal: bool, chunk: int
-) -> None:
-    model = Performer(causal_shape() if causal else SHAPE, features=11, kernel=kernel, chunk=chunk, eps=0.1)
-    q, k, v = qkv()
-    for key_mask in (None, mask()):
-        assert torch.allclose(
-            model(q, k, v, key_mask=key_mask), dense(model, q, k, v, kernel, key_mask, 0.1), atol=1e-12
-        )
-
-
-@pytest.mark.parametrize("kernel", ["positive", "hyperbolic"])
-def test_gradients_with_eps_are_right_where_several_exponents_are_largest(kernel: Kernel) -> None:
-    model = Performer(SHAPE, features=6, kernel=kernel, chunk=4, eps=0.1)
-    model.projection[3:] = model.projection[:3]
-    inputs = [x.requires_grad_() for x in qkv(scale=0.5)]
-    ours, theirs = (torch.autograd.grad(out.square().sum(), inputs) for out in (model(*inputs), model.dense(*inputs)))
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
-
-
-def test_a_large_eps_gives_the_mean_of_the_values() -> None:
-    q, k, v = qkv()
-    out = Performer(SHAPE, features=16, eps=1e6)(q, k, v)
-    assert torch.allclose(out, v.mean(2, keepdim=True).expand_as(out), atol=1e-4)
-    causal = Performer(causal_shape(), features=16, eps=1e6)(q, k, v)
-    running = v.cumsum(2) / torch.arange(1, 24)[:, None]
-    assert torch.allclose(causal, running, atol=1e-4)
-
-
-@pytest.mark.parametrize("kernel", ["trig", "relu"])
-def test_eps_is_refused_where_there_is_no_exponential(kernel: Kernel) -> None:
-    with pytest.raises(Unsupported, match="eps stabilises exponentials"):
-        Performer(SHAPE, kernel=kernel, eps=1e-6)
 
 
 # The estimator
@@ -329,12 +279,9 @@ def test_a_constant_added_to_all_key_exponents_changes_nothing(causal: bool, shi
     assert torch.allclose(attend(q, k, v, shifted), attend(q, k, v, PositiveFeatures(weight)), atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("of", "dtype", "chunk"), pairwise(without_and_with(1e-4), [torch.float32, torch.float64], [1, 5, 64])
-)
-def test_the_last_key_does_not_reach_earlier_rows(of: tuple[Kernel, float], dtype: torch.dtype, chunk: int) -> None:
-    kernel, eps = of
-    model = Performer(causal_shape(), features=32, kernel=kernel, chunk=chunk, eps=eps)
+@pytest.mark.parametrize(("kernel", "dtype", "chunk"), pairwise(KERNELS, [torch.float32, torch.float64], [1, 5, 64]))
+def test_the_last_key_does_not_reach_earlier_rows(kernel: Kernel, dtype: torch.dtype, chunk: int) -> None:
+    model = Performer(causal_shape(), features=32, kernel=kernel, chunk=chunk)
     q, k, v = qkv(dtype=dtype)
     before = model(q, k, v)
     for factor in (3.0, 30.0):
@@ -378,15 +325,14 @@ def test_negative_denominators_of_trig_features_keep_their_sign() -> None:
 # Decoding
 
 
-@pytest.mark.parametrize("eps", [0.0, 0.1])
-def test_a_state_is_as_small_as_its_sums_and_survives_keys_of_very_different_size(eps: float) -> None:
-    model = Performer(causal_shape(), features=16, eps=eps)
+def test_a_state_is_as_small_as_its_sums_and_survives_keys_of_very_different_size() -> None:
+    model = Performer(causal_shape(), features=16)
     q, k, v = qkv(dtype=torch.float32)
     k[:, :, 9] *= 40.0
     expected = model(q, k, v)
     state = model.begin(q[:, :, :5], k[:, :, :5], v[:, :, :5])
     size = sum(part.numel() for part in tree_leaves(state) if isinstance(part, Tensor))
-    assert size == 2 * 3 * (16 * 9 + 1 + (8 if eps else 0))
+    assert size == 2 * 3 * (16 * 9 + 1)
     for t in range(5, 23):
         out, state = model.step(state, q[:, :, t : t + 1], k[:, :, t : t + 1], v[:, :, t : t + 1])
         assert torch.allclose(out, expected[:, :, t : t + 1], atol=1e-4)
@@ -407,15 +353,15 @@ def test_padded_keys_are_as_if_absent(kernel: Kernel, causal: bool) -> None:
     assert torch.allclose(model(q, k, v, key_mask=real)[:, :, :17], short, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize(("kernel", "eps"), without_and_with(0.1))
-def test_a_query_without_keys_gives_zero_and_no_gradient(kernel: Kernel, eps: float) -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_query_without_keys_gives_zero_and_no_gradient(kernel: Kernel) -> None:
     q, k, v = (x.requires_grad_() for x in qkv(dtype=torch.float32))
     real = mask()
-    out = Performer(causal_shape(), features=8, kernel=kernel, chunk=3, eps=eps)(q, k, v, key_mask=real)
+    out = Performer(causal_shape(), features=8, kernel=kernel, chunk=3)(q, k, v, key_mask=real)
     assert (out[-1, :, :4] == 0).all()
     assert (out[-1, :, 4:] != 0).any()
     real[-1] = False
-    out = Performer(SHAPE, features=8, kernel=kernel, chunk=3, eps=eps)(q, k, v, key_mask=real)
+    out = Performer(SHAPE, features=8, kernel=kernel, chunk=3)(q, k, v, key_mask=real)
     assert (out[-1] == 0).all()
     grads = torch.autograd.grad(out.sum(), (q, k, v))
     assert all(grad.isfinite().all() and (grad[-1] == 0).all() for grad in grads)
@@ -439,7 +385,7 @@ def test_cross_attention_equals_the_dense_formula() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("limit", [1, 200, 700])
 def test_groups_of_heads_do_not_change_the_result(causal: bool, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Performer(causal_shape() if causal else SHAPE, features=16, chunk=7, eps=0.01)
+    model = Performer(causal_shape() if causal else SHAPE, features=16, chunk=7)
     inputs = [x.requires_grad_() for x in qkv()]
 
     def everything() -> tuple[Tensor, ...]:
@@ -557,10 +503,6 @@ def test_sums_for_the_backward_pass_are_kept_only_where_there_will_be_one() -> N
         without = peak_tensor_bytes(lambda: model(*inputs))
     assert without is not None
     assert without < (peak_tensor_bytes(lambda: model(*inputs)) or 0) - 3 * 256 * 9 * 4
-
-
-def test_an_offset_that_is_a_whole_number_is_taken_for_eps() -> None:
-    assert isinstance(build("performer:features=4,eps=1", SHAPE), Performer)
 
 
 def test_runs_without_data_and_in_inference_mode() -> None:

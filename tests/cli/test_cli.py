@@ -223,7 +223,7 @@ def test_show_names_paper_formula_cost_and_every_option(capsys: pytest.CaptureFi
     assert main(["show", "performer", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert "2009.14794" in data["source"]
-    assert {option["name"] for option in data["options"]} >= {"features", "kernel", "eps"}
+    assert {option["name"] for option in data["options"]} >= {"features", "kernel", "beta"}
     assert all(option["meaning"] for option in data["options"])
     assert main(["show", "performer"]) == 0
     assert "Choromanski" in capsys.readouterr().out

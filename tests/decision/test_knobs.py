@@ -135,7 +135,7 @@ def test_no_value_at_all_is_told_with_a_remedy() -> None:
     [
         (Knob("feature"), "knob 'feature': there is no option 'feature'; did you mean 'features'?"),
         (Knob("kernel"), "knob 'kernel': a knob is an option that takes whole numbers, or none"),
-        (Knob("eps"), "knob 'eps': a knob is an option that takes whole numbers, or none"),
+        (Knob("beta"), "knob 'beta': a knob is an option that takes whole numbers, or none"),
     ],
 )
 def test_a_knob_that_is_no_count_is_a_broken_contract(knob: Knob, said: str) -> None:

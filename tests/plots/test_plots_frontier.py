@@ -159,7 +159,7 @@ def test_every_word_of_scores_can_be_read(width: str, faults: Callable[[Figure],
 @pytest.mark.parametrize("width", ["page", "column"])
 def test_every_word_can_be_read(count: int, width: str, faults: Callable[[Figure], list[str]]) -> None:
     rows = [
-        tries(f"performer:eps=1e-{k},kernel=hyperbolic", {m: e / (k + 1) for m, e in FALLING.items()})
+        tries(f"performer:beta=1.{k},kernel=hyperbolic", {m: e / (k + 1) for m, e in FALLING.items()})
         for k in range(count)
     ]
     with laid_out(width):

@@ -23,7 +23,7 @@ class _Performer:
         *,
         features: Annotated[int, Field(ge=1)] = 256,
         kernel: Literal["positive", "trig"] = "positive",
-        eps: float = 0.0,
+        beta: float = 1.0,
     ) -> None: ...
 
 

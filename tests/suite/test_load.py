@@ -79,7 +79,7 @@ def test_a_good_suite_is_read(tmp_path: Path) -> None:
             "9: unknown variant 'qqq'; read a file of your own with --plugin FILE.py or FILE.py:Class",
         ),
         ("features:", "featurs:", "9: performer: unknown option 'featurs'; did you mean 'features'?"),
-        ("features: [64, 512]", "zzz: 1", "9: performer: unknown option 'zzz'; it has features, kernel, eps"),
+        ("features: [64, 512]", "zzz: 1", "9: performer: unknown option 'zzz'; it has features, kernel, beta"),
         (
             "[64, 512]",
             "[64, lots]",
@@ -103,8 +103,8 @@ def test_a_good_suite_is_read(tmp_path: Path) -> None:
         ),
         (
             "{name: performer, features: [64, 512]}",
-            "'performer:eps=1e999'",
-            "9: performer: option eps=1e999 must be a number; 'attnbench show performer' lists its options",
+            "'performer:beta=1e999'",
+            "9: performer: option beta=1e999 must be a number; 'attnbench show performer' lists its options",
         ),
         (
             "{name: performer, features: [64, 512]}",
@@ -364,11 +364,11 @@ def test_bare_words_mean_what_a_person_means(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(
         "name: x\ndescription: no\nsweeps:\n- name: s\n  measure: error\n  matrix:\n    seq_len: 1\n"
-        "    variant: {name: performer, eps: 1e-6}\n    inputs: {name: file, path: '12:30'}\n    causal: True\n"
+        "    variant: {name: performer, beta: 1e-6}\n    inputs: {name: file, path: '12:30'}\n    causal: True\n"
     )
     suite = load_suite(path)
     assert suite.description == "no"
-    assert suite.sweeps[0].matrix.variant == [Spec("performer", (("eps", 1e-6),))]
+    assert suite.sweeps[0].matrix.variant == [Spec("performer", (("beta", 1e-6),))]
     assert suite.sweeps[0].matrix.inputs == [Spec("file", (("path", "12:30"),))]
     assert suite.sweeps[0].matrix.causal == [True]
 
@@ -435,7 +435,7 @@ def test_names_of_suites_are_listed_without_torch() -> None:
 
 
 def test_infinity_from_python_is_refused_as_well() -> None:
-    variant = {"name": "performer", "eps": float("inf")}
+    variant = {"name": "performer", "beta": float("inf")}
     with pytest.raises(SuiteError) as refused:
         Suite.of({"name": "x", "sweeps": [{"name": "s", "matrix": {"variant": variant, "seq_len": 1}}]}, Origin())
-    assert str(refused.value) == "suite:1: performer: option eps=inf is not finite; write a finite number"
+    assert str(refused.value) == "suite:1: performer: option beta=inf is not finite; write a finite number"

@@ -35,7 +35,7 @@ sweeps:
     level: operator
     measure: [time, error]
     matrix:
-      variant: [softmax, 'performer:features=[64,512]', {name: performer, eps: 1e-6}]
+      variant: [softmax, 'performer:features=[64,512]', {name: performer, beta: 1e-6}]
       seq_len: 512..2048
 profiles: {cuda: {batch: 32}}
 exclude: [{variant: softmax, seq_len: ">=2048"}]

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from attnbench.engines.linear.feature_map import FeatureMap, Tiles
 from attnbench.engines.linear.key_sums import KeySums, relative, weigh
-from attnbench.engines.linear.parts import Parts
+from attnbench.engines.precision import accumulator
 from attnbench.engines.products import writes_gaps
 from attnbench.engines.tiling import budget, head_groups, place, row_blocks
 
@@ -34,9 +34,7 @@ def attend_all(
         ``(B, H, N, E)`` in q's dtype. A query that sees no key gives 0.
     """
     attend = _AttendAll.apply
-    out: Tensor | tuple[Tensor, ...] = attend(q, k, v, key_mask, features, rows)  # type: ignore[no-untyped-call]  # untyped in torch
-    if isinstance(out, tuple):
-        return Parts(*out).blended(features, v, key_mask, causal=False).to(q.dtype)
+    out: Tensor = attend(q, k, v, key_mask, features, rows)  # type: ignore[no-untyped-call]  # untyped in torch
     return out
 
 
@@ -58,18 +56,14 @@ def add_keys(
     key_mask: Tensor | None,
     rows: int,
     spare: Tensor | None = None,
-    log_weights: Tensor | None = None,
 ) -> None:
     """Take all keys of a group into its sums, ``rows`` at a time.
 
     Args:
         spare: memory for a tile of values, see :func:`attnbench.engines.linear.key_sums.weigh`.
-        log_weights: where the log weights go, ``(B, H, M, 1)``; None: nowhere.
     """
     for block in row_blocks(k.shape[2], rows):
         _, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
-        if log_weights is not None and log_weight is not None:
-            tiles.put(log_weights, block, log_weight)
         sums.add_(values, phi, log_weight, spare)
 
 
@@ -77,10 +71,9 @@ class _AttendAll(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: FeatureMap, rows: int | None
-    ) -> Tensor | tuple[Tensor, ...]:
+    ) -> Tensor:
         (B, H, N, _), E = q.shape, v.shape[-1]
-        parts = Parts.blank(q, v, features)
-        out, divisors, of_queries, log_weights = parts
+        out, divisors = q.new_empty(B, H, N, E), q.new_empty(B, H, N, 1, dtype=accumulator(q.dtype))
         every = KeySums.empty(q, E, features, B, H)
         at_once = writes_gaps()
         numbers = features.width + (E if at_once else 2 * E)
@@ -90,22 +83,20 @@ class _AttendAll(torch.autograd.Function):
             tiles, sums = Tiles(features, group, rows, q, columns=features.columns), every.of(group)
             # The output's memory is free until its first query is answered.
             spare = place(out, group) if rows <= N else None
-            add_keys(sums, tiles, k, v, key_mask, rows, spare, log_weights if features.in_parts else None)
+            add_keys(sums, tiles, k, v, key_mask, rows, spare)
             top = None if key_mask is None else sums.top
             tiles.features = tiles.features.at(sums.top)
             for block in row_blocks(N, rows):
                 _, phi = tiles.queries(q, block)
-                if features.in_parts:
-                    tiles.put(of_queries, block, phi.sum(-1, keepdim=True))
                 into = place(out, group, block) if at_once else None
                 tiles.divide(*sums.read(phi, into), top, out, divisors, block, in_place=into is not None)
         ctx.save_for_backward(q, k, v, key_mask, divisors, *every)
         ctx.features, ctx.rows, ctx.groups = features, rows, groups
-        return tuple(parts) if features.in_parts else out
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *d_parts: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, key_mask, divisors, *every = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         features: FeatureMap = ctx.features
@@ -121,11 +112,7 @@ class _AttendAll(torch.autograd.Function):
                 d_phi = tiles.product(above, of_values, 1)
                 # Numerator times its gradient, from what is at hand: the output need not be kept.
                 below = torch.linalg.vecdot(phi, d_phi)[..., None].div_(tiles.cut(divisors, block)).neg_()
-                if d_parts:
-                    below.add_(tiles.cut(d_parts[0], block))
                 d_phi.addcmul_(below, sums.of_ones)
-                if d_parts:
-                    d_phi.add_(tiles.cut(d_parts[1], block))
                 d_of_values.baddbmm_(above.mT, phi)
                 d_of_ones.baddbmm_(below.mT, phi)
                 tiles.put(dq, block, features.queries_grad(x, phi, d_phi))
@@ -143,6 +130,5 @@ class _AttendAll(torch.autograd.Function):
                     d_phi.addcmul_(weight, d_of_ones)
                     d_values.mul_(weight)
                 tiles.put(dv, block, d_values)
-                d_weight = tiles.cut(d_parts[2], block) if d_parts else None
-                tiles.put(dk, block, features.keys_grad(x, phi, d_phi, d_weight))
+                tiles.put(dk, block, features.keys_grad(x, phi, d_phi))
         return dq, dk, dv, None, None, None

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from attnbench.engines.linear.causal_block import Call, Gradients, attend_block, differentiate_block
 from attnbench.engines.linear.feature_map import FeatureMap, Tiles
 from attnbench.engines.linear.key_sums import KeySums
-from attnbench.engines.linear.parts import Parts
+from attnbench.engines.precision import accumulator
 from attnbench.engines.tiling import Group, head_groups, large_steps
 
 
@@ -41,14 +41,12 @@ def attend_causally(
     chunk = min(chunk, q.shape[2])
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     attend = _AttendCausally.apply
-    out: Tensor | tuple[Tensor, ...] = attend(q, k, v, key_mask, features, chunk, differentiable)  # type: ignore[no-untyped-call]  # untyped in torch
-    if isinstance(out, tuple):
-        return Parts(*out).blended(features, v, key_mask, causal=True).to(q.dtype)
+    out: Tensor = attend(q, k, v, key_mask, features, chunk, differentiable)  # type: ignore[no-untyped-call]  # untyped in torch
     return out
 
 
-def _attend_group(call: Call, group: Group, parts: Parts, *, differentiable: bool) -> list[Tensor]:
-    """Fill in the group's share of the parts.
+def _attend_group(call: Call, group: Group, out: Tensor, *, differentiable: bool) -> list[Tensor]:
+    """Fill in the group's share of the output.
 
     Returns:
         If ``differentiable``, the sums before each block, three tensors each.
@@ -60,7 +58,7 @@ def _attend_group(call: Call, group: Group, parts: Parts, *, differentiable: boo
     for block in call.blocks():
         if differentiable:
             kept += sums.clone()
-        sums = attend_block(call, tiles, block, room, sums, parts)
+        sums = attend_block(call, tiles, block, room, sums, out)
     return kept
 
 
@@ -87,23 +85,24 @@ class _AttendCausally(torch.autograd.Function):
         features: FeatureMap,
         chunk: int,
         differentiable: bool,
-    ) -> Tensor | tuple[Tensor, ...]:
-        parts = Parts.blank(q, v, features)
-        call = Call(q, k, v, key_mask, features, chunk, parts.denominators)
+    ) -> Tensor:
+        out = q.new_empty(*q.shape[:3], v.shape[-1])
+        divisors = q.new_empty(*q.shape[:3], 1, dtype=accumulator(q.dtype))
+        call = Call(q, k, v, key_mask, features, chunk, divisors)
         kept: list[Tensor] = []
         groups = head_groups(q, call.rows * features.width)
         for group in groups:
-            kept += _attend_group(call, group, parts, differentiable=differentiable)
-        ctx.save_for_backward(q, k, v, key_mask, parts.denominators, *kept)
+            kept += _attend_group(call, group, out, differentiable=differentiable)
+        ctx.save_for_backward(q, k, v, key_mask, divisors, *kept)
         ctx.features, ctx.chunk, ctx.groups = features, chunk, groups
-        return tuple(parts) if features.in_parts else parts.out
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *d_parts: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, key_mask, divisors, *kept = ctx.saved_tensors
         own = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        gradients = Gradients(d_parts, *own)
+        gradients = Gradients(grad, *own)
         call = Call(q, k, v, key_mask, ctx.features, ctx.chunk, divisors)
         for group in reversed(ctx.groups):
             _differentiate_group(call, group, kept, gradients)

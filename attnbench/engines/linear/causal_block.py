@@ -10,7 +10,6 @@ from torch import Tensor
 from attnbench.engines.linear.causal_chunks import Chunks
 from attnbench.engines.linear.feature_map import FeatureMap, Tiles
 from attnbench.engines.linear.key_sums import KeySums, weigh
-from attnbench.engines.linear.parts import Parts
 from attnbench.engines.tiling import row_blocks, within
 
 BLOCK = 512
@@ -48,23 +47,20 @@ class Call(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of the parts of the output, or of the whole as its only part, and room for those of the inputs."""
+    """The gradient of the output, and room for those of the inputs."""
 
-    parts: tuple[Tensor, ...]
+    out: Tensor
     q: Tensor
     k: Tensor
     v: Tensor
 
 
 # One function per block, so that nothing of a block outlives it.
-def attend_block(call: Call, tiles: Tiles, block: slice, room: Tensor, sums: KeySums, parts: Parts) -> KeySums:
-    """Fill in the parts of the block; the sums after it from those before it."""
-    q, k, v, key_mask, features, chunk, divisors = call
+def attend_block(call: Call, tiles: Tiles, block: slice, room: Tensor, sums: KeySums, out: Tensor) -> KeySums:
+    """Fill in the output of the block; the sums after it from those before it."""
+    q, k, v, key_mask, _, chunk, divisors = call
     _, phi_q = tiles.queries(q, block)
     _, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
-    if features.in_parts and log_weight is not None:
-        tiles.put(parts.features, block, phi_q.sum(-1, keepdim=True))
-        tiles.put(parts.log_weights, block, log_weight)
     chunks = Chunks(log_weight, sums.top, max(1, phi_q.shape[1] // chunk), room)
     of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
     of_values, of_ones, after = chunks.sums_before(sums, of_chunks, phi_k, by_feature=True)
@@ -75,7 +71,7 @@ def attend_block(call: Call, tiles: Tiles, block: slice, room: Tensor, sums: Key
     numerator.baddbmm_(scores, of_chunks)
     denominator = chunks.carry_(phi_q.mul_(of_ones).sum(-1, keepdim=True))
     denominator += scores.sum(-1, keepdim=True)
-    tiles.divide(numerator, denominator, None if key_mask is None else chunks.seen, parts.out, divisors, block)
+    tiles.divide(numerator, denominator, None if key_mask is None else chunks.seen, out, divisors, block)
     return after
 
 
@@ -84,13 +80,12 @@ def differentiate_block(
 ) -> KeySums:
     """The gradients of the sums before the block from those of the sums after it."""
     q, k, v, key_mask, features, chunk, divisors = call
-    grad, *d_parts = gradients.parts
     x_q, phi_q = tiles.queries(q, block)
     x_k, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
     chunks = Chunks(log_weight, sums.top, max(1, x_q.shape[1] // chunk), room)
     of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
     of_values, of_ones, _ = chunks.sums_before(sums, of_chunks, phi_k, by_feature=False)
-    above = chunks.split(tiles.numerator_grad(grad, divisors, block))
+    above = chunks.split(tiles.numerator_grad(gradients.out, divisors, block))
     # Numerators times their gradients, from what is at hand: the output need not be kept.
     scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
     d_scores = torch.bmm(above, of_chunks.mT)
@@ -98,8 +93,6 @@ def differentiate_block(
     d_phi_q = torch.bmm(above_sums, of_values, out=chunks.split(tiles.blank(x_q.shape[1], 2)))
     below = torch.linalg.vecdot(scores, d_scores).add_(torch.linalg.vecdot(phi_q, d_phi_q))[..., None]
     below.div_(chunks.split(tiles.cut(divisors, block))).neg_()
-    if d_parts:
-        below.add_(chunks.split(tiles.cut(d_parts[0], block)))
     below_sums = chunks.carry(below)
     # Pairs within the chunks.
     d_scores.add_(below)
@@ -119,11 +112,7 @@ def differentiate_block(
         d_phi_k.addcmul_(chunks.weight, d_of_ones)
         d_values.addcmul_(torch.bmm(phi_k, d_of_values.mT), chunks.weight)
     phi_q, d_phi_q, phi_k, d_phi_k = (x.view(tiles.pairs, x_q.shape[1], -1) for x in (phi_q, d_phi_q, phi_k, d_phi_k))
-    d_weight = None
-    if d_parts:
-        d_phi_q.add_(tiles.cut(d_parts[1], block))
-        d_weight = tiles.cut(d_parts[2], block)
     tiles.put(gradients.q, block, features.queries_grad(x_q, phi_q, d_phi_q))
-    tiles.put(gradients.k, block, features.keys_grad(x_k, phi_k, d_phi_k, d_weight))
+    tiles.put(gradients.k, block, features.keys_grad(x_k, phi_k, d_phi_k))
     tiles.put(gradients.v, block, d_values)
     return d_sums

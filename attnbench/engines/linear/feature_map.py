@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attnbench.engines.linear.parts import Parts
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.tiling import Group, cut, fill, put
 
@@ -26,8 +25,6 @@ class FeatureMap(ABC):
 
     width: int
     """F, the number of features."""
-    in_parts: bool = False
-    """Whether the output is :meth:`blended` from its parts."""
     columns: bool = False
     """Whether a tile is written faster feature by feature, each for all its tokens: products of two channels, say."""
     by_feature: bool = False
@@ -55,22 +52,9 @@ class FeatureMap(ABC):
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         """The gradient of ``x`` from ``grad``, that of its features; it may overwrite ``features`` and ``grad``."""
 
-    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
-        """Like :meth:`queries_grad`, but through 2^w · features.
-
-        Args:
-            d_weight: the gradient of w, ``(G, c, 1)``, where a map is used in parts.
-        """
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
+        """Like :meth:`queries_grad`, but through 2^w · features."""
         return self.queries_grad(x, features, grad)
-
-    def blended(self, parts: Parts, mean: Tensor, count: Tensor | int) -> Tensor:
-        """The output, for a map ``in_parts``.
-
-        Args:
-            mean: of the values that a query sees, broadcastable to ``(B, H, N, E)``.
-            count: how many they are, broadcastable to ``(B, H, N, 1)``.
-        """
-        return parts.out
 
 
 class Tiles:
@@ -176,7 +160,6 @@ class Prepared(FeatureMap):
     """
 
     def __init__(self, features: FeatureMap, prepare: Callable[..., Tensor], parameters: tuple[Tensor, ...]) -> None:
-        assert not features.in_parts
         self.features, self.prepare, self.parameters = features, prepare, parameters
         self.width, self.by_feature = features.width, features.by_feature
 

@@ -101,7 +101,7 @@ class WeighedWaves(CosineSineFeatures):
         d_x = super().queries_grad(x, features, grad)
         return torch.cat([d_x, torch.zeros_like(d_x[..., :1])], -1)
 
-    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         of_weight = torch.linalg.vecdot(features, grad)[..., None]
         d_x = self.queries_grad(x, features, grad)
         d_x[..., -1:] = of_weight

@@ -87,17 +87,3 @@ class KeySums(NamedTuple):
             into: where the numerators go, or None.
         """
         return torch.bmm(phi, self.of_values.mT, out=into), phi.mul_(self.of_ones).sum(-1, keepdim=True)
-
-
-class Counted(NamedTuple):
-    """What decoding keeps for a map that is ``in_parts``."""
-
-    sums: KeySums
-    mean: Tensor
-    """Mean of all values, ``(B, H, 1, E)``."""
-    length: int
-    """How many there are."""
-
-
-State = KeySums | Counted
-"""What decoding keeps."""

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from attnbench.engines.linear.all_keys import add_keys, attend_all
 from attnbench.engines.linear.causal import attend_causally
 from attnbench.engines.linear.feature_map import FeatureMap, Prepared, Tiles
-from attnbench.engines.linear.key_sums import Counted, KeySums, State
-from attnbench.engines.linear.parts import Parts
+from attnbench.engines.linear.key_sums import KeySums
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.tiling import head_groups
 from attnbench.shape import Shape
@@ -83,44 +82,30 @@ class FeatureAttention(nn.Module):
         return (weights / total) @ v
 
     @torch.no_grad()
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> State:
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> KeySums:
         """The sums over a prompt ``(B, H, n, D)``, n >= 0: E + 1 numbers per feature, whatever the length."""
         k, features = self.prepare(k), self.feature_map(k.dtype)
         rows = min(256, max(1, k.shape[2]))
         state = KeySums.empty(k, v.shape[-1], features, *k.shape[:2])
         for group in head_groups(k, rows * features.width):
             add_keys(state.of(group), Tiles(features, group, rows, k), k, v, None, rows)
-        if not features.in_parts:
-            return state
-        return Counted(state, v.sum(2, keepdim=True, dtype=state.top.dtype) / max(1, v.shape[2]), v.shape[2])
+        return state
 
     @torch.no_grad()
-    def step(self, state: State, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
+    def step(self, state: KeySums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeySums]:
         """q ``(B, H, n, D)``, n queries at the place of one token, in most models 1; k, v ``(B, H, 1, D)``."""
-        features, before = self.feature_map(q.dtype), state.sums if isinstance(state, Counted) else state
-        dtype = before.top.dtype
+        features, dtype = self.feature_map(q.dtype), state.top.dtype
         x_q, x_k, values = (x.flatten(0, 1).to(dtype) for x in (self.prepare(q), self.prepare(k), v))
         phi_k, phi = (x.new_empty(*x.shape[:2], features.width) for x in (x_k, x_q))
         log_weight = features.keys(x_k, phi_k)
         features.queries(x_q, phi)
-        if not isinstance(state, Counted):
-            shape = v.shape[:2]
-            phi, phi_k, values = (x.view(*shape, *x.shape[1:]) for x in (phi, phi_k, values))
-            if features.by_feature:
-                log_weight = phi_k
-            elif log_weight is not None:
-                log_weight = log_weight.view(*shape, 1, 1)
-            return stepped(before, phi, phi_k, log_weight, values, q.dtype)
-        after = before.clone()
-        sums = after.of((slice(None), slice(None)))
-        sums.add_(values, phi_k, log_weight)
-        of_query = phi.sum(-1, keepdim=True)
-        numerator, denominator = sums.read(phi)
-        parts = numerator / denominator, denominator, of_query, sums.top
-        found = Parts(*(x.view(*q.shape[:2], *x.shape[1:]) for x in parts))
-        length = state.length + 1
-        mean = torch.lerp(state.mean, v.to(found.out.dtype), 1 / length)
-        return features.blended(found, mean, length).to(q.dtype), Counted(after, mean, length)
+        shape = v.shape[:2]
+        phi, phi_k, values = (x.view(*shape, *x.shape[1:]) for x in (phi, phi_k, values))
+        if features.by_feature:
+            log_weight = phi_k
+        elif log_weight is not None:
+            log_weight = log_weight.view(*shape, 1, 1)
+        return stepped(state, phi, phi_k, log_weight, values, q.dtype)
 
 
 def stepped(

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from attnbench.engines.linear.feature_map import FeatureMap
-from attnbench.engines.linear.parts import Parts
 from attnbench.engines.precision import LOG2E
 from attnbench.engines.tiling import fill
 
@@ -45,15 +44,10 @@ class Projected(FeatureMap):
 
 
 class PositiveFeatures(Projected):
-    """φ(x) = exp(ω·x - ‖x‖²/2): unbiased for exp(x·y), never negative (lemma 1 of the paper).
+    """φ(x) = exp(ω·x - ‖x‖²/2): unbiased for exp(x·y), never negative (lemma 1 of the paper)."""
 
-    ``offset`` is the paper's stabiliser, added to exp(exponent - largest exponent), which is that of one query or that
-    of all keys seen. What is added to each of these is one weight for all of them, and blended in at the end.
-    """
-
-    def __init__(self, weight: Tensor, offset: float = 0.0) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__(weight)
-        self.offset, self.in_parts = offset, offset > 0
         self.binary = weight * LOG2E
 
     def exponents(self, x: Tensor, out: Tensor) -> None:
@@ -67,44 +61,19 @@ class PositiveFeatures(Projected):
 
     def queries(self, x: Tensor, out: Tensor) -> None:
         self.exponentiate(x, out)
-        if self.offset:
-            out.add_(self.offset)
 
     def keys(self, x: Tensor, out: Tensor) -> Tensor:
         return self.exponentiate(x, out).sub_(self.half_square(x))
 
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
-        if not self.offset:
-            return self.pull_exponents_back(grad.mul_(features))
-        # Up to a factor of the row, features are exp(u) + offset · exp(max u).
-        through_largest = self.offset * grad.sum(-1, keepdim=True)
-        grad.mul_(features.sub_(self.offset))
-        return self.pull_exponents_back(add_at_largest(grad, features, through_largest))
+        return self.pull_exponents_back(grad.mul_(features))
 
-    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         grad.mul_(features)
-        if d_weight is not None:
-            add_at_largest(grad, features, d_weight * LOG2E)
         return self.pull_exponents_back(grad).addcmul_(x, grad.sum(-1, keepdim=True), value=-self.squared)
-
-    def blended(self, parts: Parts, mean: Tensor, count: Tensor | int) -> Tensor:
-        # Σ_j (φ(q)·φ(k_j) + s) v_j / Σ_j (φ(q)·φ(k_j) + s), with s what the offset adds to the weight of each key.
-        added = self.offset * parts.features * count
-        # In the same memory, unless gradients need both.
-        lerp = parts.out.lerp if parts.out.requires_grad else parts.out.lerp_
-        return lerp(mean, added / (parts.denominators + added))
 
     def pull_exponents_back(self, grad: Tensor) -> Tensor:
         return self.pull_back(grad)
-
-
-def add_at_largest(grad: Tensor, features: Tensor, amount: Tensor) -> Tensor:
-    """Add ``amount`` ``(G, c, 1)`` to ``grad`` where a row of ``features`` is largest, in equal parts; overwrites both.
-
-    Torch's argmax would take as long as a product with ω on a CPU.
-    """
-    largest = features.eq_(features.amax(-1, keepdim=True))
-    return grad.addcmul_(largest, amount / largest.sum(-1, keepdim=True))
 
 
 class HyperbolicFeatures(PositiveFeatures):
@@ -151,7 +120,7 @@ class ExponentialFeatures(PositiveFeatures):
         self.exponents(x, out)
         return out
 
-    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         return self.queries_grad(x, features, grad)
 
 
@@ -179,7 +148,7 @@ class TrigFeatures(CosineSineFeatures):
         self.queries(x, out)
         return self.half_square(x)
 
-    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor, d_weight: Tensor | None) -> Tensor:
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         norm = torch.linalg.vecdot(features, grad)[..., None]
         return self.queries_grad(x, features, grad).addcmul_(x, norm, value=self.squared)
 
