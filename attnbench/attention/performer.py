@@ -86,9 +86,9 @@ class Performer(FeatureAttention):
     A denominator that underflows, at logits of several hundred, gives NaN.
 
     Differs from the authors' code: Q of QR gets the signs that make it uniform (else positive features are biased);
-    exponentials have no constant added to them, which biases their products and pulls every row towards the mean of V;
-    the causal form subtracts a running maximum, so that no later key affects an earlier row; only :meth:`redraw` draws
-    ω anew. In a module cast to half precision, ω itself is rounded to it.
+    no constant is added to an exponential, since it would pull every row towards the mean of V; the causal form
+    subtracts a running maximum, so that no later key affects an earlier row; only :meth:`redraw` draws ω anew. In a
+    module cast to half precision, ω itself is rounded to it.
 
     Raises:
         Unsupported: ``gamma`` or ``shift`` with ``kernel=relu``, or with ``norms`` that are not those of a normal ω;
