@@ -17,8 +17,7 @@ from attnbench.record import Record
 from attnbench.run.identity import identity
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.libraries import products_before
-from attnbench.run.order import in_order
-from attnbench.run.plan import Plan
+from attnbench.run.plan import Plan, in_order
 from attnbench.run.protocol import MeasureLimits, Ready
 from attnbench.run.resume import find_folder, new_folder
 from attnbench.run.rows import Rows, beyond_in_words, now, rows_of

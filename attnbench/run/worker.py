@@ -137,7 +137,7 @@ class Served:
         return {"record": self._told(record).to_json(), "samples": samples}
 
     def _train(self, request: Train, tell: Callable[[int, int], None]) -> dict[str, Any]:
-        from attnbench.run.scoring import score_cell
+        from attnbench.run.outcome import score_cell
 
         record, points = score_cell(
             request.cell,

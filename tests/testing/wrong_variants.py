@@ -38,7 +38,7 @@ from attnbench.attention.indexed import IndexedAttention
 from attnbench.attention.kda import KimiDeltaAttention
 from attnbench.attention.kernel import Kernel
 from attnbench.attention.kv_budget import H2O, ExpectedAttention, KeyDiff, Knorm, Quest, SnapKV, Tova
-from attnbench.attention.kv_budget.received import received
+from attnbench.attention.kv_budget.prompt import received
 from attnbench.attention.linear import Linear
 from attnbench.attention.local import Local
 from attnbench.attention.location import Location

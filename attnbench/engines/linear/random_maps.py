@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 
 from attnbench.engines.linear.feature_map import FeatureMap
-from attnbench.engines.precision import LOG2E
+from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.tiling import fill
 
 
@@ -163,3 +166,15 @@ class ReluFeatures(Projected):
 
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         return self.pull_back(grad.mul_(features.sub_(self.floor).sign_()))
+
+
+Features = Annotated[int, Field(ge=1, description="random projections R; gaussian makes two features of each")]
+Kernel = Annotated[Literal["gaussian", "arccos"], Field(description="which kernel of q̂ and k̂ the features estimate")]
+Temperature = Annotated[
+    float, Field(gt=0, description="τ: queries and keys have length 1/τ, the largest logit is 1/τ²")
+]
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / ‖x‖ in float32 at least; 0 stays 0."""
+    return nn.functional.normalize(x.to(accumulator(x.dtype)), dim=-1)
