@@ -44,7 +44,7 @@ _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[
 
 _LATE = (
     *(f"attnbench.cli.{file.stem}" for file in sorted(Path(console.__file__).parent.glob("[a-z]*.py"))),
-    *(f"attnbench.run.{name}" for name in ("compare", "execute", "laws", "protocol", "runner", "scoring", "traces")),
+    *(f"attnbench.run.{name}" for name in ("compare", "execute", "laws", "protocol", "outcome", "runner", "traces")),
     *("attnbench.attention", "attnbench.inputs", "attnbench.plots", "attnbench.tasks", "attnbench.training.score"),
     *("attnbench.api", "attnbench.decision.match", "attnbench.testing", "pandas", "rich.progress", "rich.table"),
     *("attnbench.plots.catalogue", "attnbench.plots.load", "attnbench.plots.page", "matplotlib.backends.backend_svg"),

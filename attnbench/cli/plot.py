@@ -185,7 +185,6 @@ def plot(
 
 
 def _print_pairs(frame: pd.DataFrame) -> None:
-    """Print each variant over the public package beside it: a table for each pass, a line for each length."""
     from attnbench.plots.peers import PASSES, left_out, pairs
 
     numbers = ["n", "time", "±", "least", "limit", "peak", "×floor"]

@@ -198,7 +198,6 @@ def _print(data: dict[str, Any], width: int) -> None:
 
 
 def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a variant claims, one line each: a word and the claim."""
     target = "softmax: equals softmax attention of the same q, k, v" if data["exact"] else _TARGETS[data["target"]]
     claims = [f"{what} ~ {_power(power)}" for what in _GROWN if (power := data[f"claimed_{what}_exponent"]) is not None]
     facts = [
@@ -255,14 +254,12 @@ def knob_text(knob: Mapping[str, Any] | None) -> str:
 
 
 def _instead_of_knob(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """Its knob with certain options."""
     given = [(where, instead["knob"]) for where, instead in data["given"].items() if "knob" in instead]
     lines = [f"{_where(where)}: {knob_text(knob)}" for where, knob in given]
     return [("" if data["knob"] or place else "knob", line) for place, line in enumerate(lines)]
 
 
 def _plain(instead: Mapping[str, Any]) -> dict[str, Any]:
-    """Claims as plain data."""
     return {name: asdict(claim) if isinstance(claim, Knob | Rounds) else claim for name, claim in instead.items()}
 
 

@@ -190,7 +190,6 @@ def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Que
 
 
 def _remedy(facts: Sequence[str], old: MeasuredRun) -> str:
-    """What to do about facts in which a machine differs."""
     if all(fact.partition(":")[0] in PRODUCTS for fact in facts):
         return f"a probe chose otherwise; measure the new run again with --fresh --like {old.path}"
     if all(fact.startswith("threads:") for fact in facts):

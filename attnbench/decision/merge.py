@@ -167,7 +167,6 @@ def _worth(record: Record) -> tuple[object, ...]:
 
 
 def _refuse_two_suites(sources: Sequence[Source]) -> None:
-    """Refuse runs of other suites, or of one suite with other axes."""
     first = sources[0]
     for source in sources[1:]:
         if source.suite != first.suite:
@@ -238,7 +237,6 @@ def _without_seal(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _environment(kept: Kept, out: Path) -> dict[str, Any]:
-    """What the runs share, with a list of their machines."""
     environments = [source.environment for source, _ in kept]
     machines = [machine for source, _ in kept for machine in source.machines]
     ids = list(dict.fromkeys(str(machine.get("machine_id", "")) for machine in machines))

@@ -91,8 +91,6 @@ def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[s
 
 @dataclass(frozen=True)
 class _List:
-    """The labels of one setting at one length."""
-
     heading: str
     rows: pd.DataFrame
     panels: Sequence[Panel]

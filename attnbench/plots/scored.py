@@ -147,7 +147,6 @@ def means(found: Sequence[Problem]) -> list[Problem]:
 
 
 def _common(found: Sequence[Problem]) -> list[str]:
-    """Labels with a score on each of these problems."""
     every = [{part.label for part in one.parts} for one in found]
     return [part.label for part in found[0].parts if all(part.label in labels for labels in every)]
 

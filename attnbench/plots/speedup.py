@@ -111,8 +111,6 @@ def draw_speedup(
 
 @dataclass(frozen=True)
 class _Table:
-    """The cells of one setting."""
-
     heading: str
     mine: pd.DataFrame
     """Rows of the variant, with their ``_size``."""

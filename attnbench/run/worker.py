@@ -54,7 +54,6 @@ def main() -> None:
 
 
 def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
-    """Answer one request after the other, and say what each left behind in this process."""
     from attnbench.run.traces import KEPT_BY_ALL, Snapshot
 
     def tell(done: int, of: int) -> None:

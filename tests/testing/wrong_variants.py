@@ -76,8 +76,7 @@ from attnbench.attention.streaming import Streaming
 from attnbench.attention.topk import TopK
 from attnbench.attention.window_linear import WindowLinear
 from attnbench.attention.xattention import XAttention
-from attnbench.engines.blocks.last_queries import LastQueries, of_last_queries
-from attnbench.engines.blocks.selection import BlockSelection, Pairs
+from attnbench.engines.blocks.selection import BlockSelection, LastQueries, Pairs, of_last_queries
 from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.gathered.chosen import attend_to_chosen, best
 from attnbench.engines.gathered.index import Index

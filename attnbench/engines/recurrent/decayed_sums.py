@@ -18,8 +18,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnbench.engines.recurrent.stretches import in_turn, rows_in_turn, stretches
-from attnbench.errors import UsageError
+from attnbench.engines.precision import LOG2E
+from attnbench.engines.recurrent.fading import faded_by_channel, faded_values
+from attnbench.engines.recurrent.stretches import by_heads, in_turn, rows_in_turn, stretches
+from attnbench.errors import Unsupported, UsageError
 
 Chunk = Annotated[int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")]
 """The option of all recurrences that form the pairs within a chunk."""
@@ -132,3 +134,79 @@ def drawn_step_sizes(count: int) -> Tensor:
     """Numbers ``(count,)`` whose softplus is log-uniform in [0.001, 0.1]."""
     size = torch.empty(count).uniform_(log(0.001), log(0.1)).exp()
     return size + torch.log(-torch.expm1(-size))  # the inverse of softplus
+
+
+KeyGroups = Annotated[int, Field(ge=1, description="groups of heads, each with a B and a C of its own; divides them")]
+"""The option of layers whose heads share B and C."""
+
+
+def divided(heads: int, groups: int, name: str) -> None:
+    """Refuse groups that are not all as large.
+
+    Raises:
+        Unsupported
+    """
+    if heads % groups:
+        raise Unsupported(f"{name}: {heads} heads do not fall into groups={groups} of one size")
+
+
+def attended_in_groups(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
+    """:func:`decayed_attention` of every head, ``(B, H, N, E)``; head h reads q and k of group h // (H / groups).
+
+    The groups take turns, so that q and k are views for each head, and are never repeated.
+
+    Args:
+        q, k: ``(B, groups, N, D)``; v: ``(B, H, N, E)``.
+        log_decay: ``(B, H, N)``.
+    """
+    groups, heads = q.shape[1], v.shape[1] // q.shape[1]
+    compute = partial(decayed_attention, causal=causal, chunk=chunk)
+    shared = zip(torch.split(q, 1, 1), torch.split(k, 1, 1), strict=True)
+    own = zip(torch.split(v, heads, 1), torch.split(log_decay, heads, 1), strict=True)
+    read = [
+        by_heads(compute, *(x.expand(-1, heads, -1, -1) for x in both), *rest)
+        for both, rest in zip(shared, own, strict=True)
+    ]
+    return read[0] if groups == 1 else torch.cat(read, 1)
+
+
+def in_groups(x: Tensor, groups: int) -> Tensor:
+    """``(B, N, groups · D)`` as ``(B, groups, N, D)``, a view."""
+    return x[:, None] if groups == 1 else torch.unflatten(x, -1, (groups, -1)).transpose(1, 2)
+
+
+def of_heads(x: Tensor, heads: int) -> Tensor:
+    """``(B, groups, n, D)`` as ``(B, heads, n, D)``: a view of one group, else a copy, for one token or a state."""
+    if x.shape[1] == 1:
+        return x.expand(-1, heads, -1, -1)
+    return x[:, :, None].expand(-1, -1, heads // x.shape[1], -1, -1).flatten(1, 2)
+
+
+def written_share(log_decay: Tensor) -> Tensor:
+    """1 - α, with all its digits where α is nearly 1."""
+    return -torch.expm1(log_decay / LOG2E)
+
+
+def slot_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, chunk: int) -> Tensor:
+    """o_t = V_tᵀ softmax(K_t q_t) over the slots that the tokens up to t have filled.
+
+    Args:
+        q, k: ``(G, N, D)``; v: ``(G, N, E)``.
+        log_decay: log2(α) <= 0, ``(G, N, slots)``.
+        chunk: a power of two.
+    """
+    N = q.shape[1]
+    while chunk >= 2 * N:
+        chunk //= 2
+    return rows_in_turn(_stretch, stretches(chunk, q, k, v, log_decay), N)[0]
+
+
+def _stretch(state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """Chunks ``(G, chunks, c, ·)`` in a row after slots whose keys and values are the state ``(G, slots, D + E)``."""
+    written = written_share(log_decay)
+    near, begun, until = faded_values(q @ k.mT, written, log_decay)
+    past, state = states_before((written * until).mT @ torch.cat([k, v], -1), begun[:, :, -1:].mT, state)
+    keys, values = torch.split(past, [k.shape[-1], v.shape[-1]], -1)
+    weights = torch.softmax(near + (q @ keys.mT) * begun, -1)
+    ((shares,),), _, _ = faded_by_channel([weights], [written], log_decay)
+    return (shares @ v + (weights * begun) @ values).flatten(1, 2), state

@@ -74,8 +74,6 @@ def execute_on(
 
 
 class _Driver:
-    """The state of one execution."""
-
     def __init__(
         self, engine: Engine, plan: Plan, watcher: Watcher, clock: Callable[[], float], ours: ExitStack
     ) -> None:
@@ -236,7 +234,6 @@ class _Driver:
         self._let_go(machine)
 
     def _let_go(self, machine: int) -> None:
-        """Give a machine back, and its groups to the queue."""
         self.scripts.pop(machine).close()
         self.calls.pop(machine, None)
         self.refused.pop(machine, None)
@@ -283,7 +280,6 @@ class _Driver:
     # What a machine does
 
     def _script(self, machine: int) -> Script:
-        """All that a machine does, from the first word to the last."""
         hello = yield Call("hello", self.order.hello, START_TIMEOUT)
         begin: Message = {}
         if not (why := failure(hello) or misfit(hello, self.wanted)):
