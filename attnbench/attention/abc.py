@@ -12,8 +12,9 @@ from torch.nn.functional import logsigmoid
 
 from attnbench.engines.masks import added_to_logits, emptied, seeing
 from attnbench.engines.precision import LOG2E, accumulator, hidden
-from attnbench.engines.recurrent.decayed_sums import STRONGEST, HalvedChunk, check_halved, slot_attention, written_share
+from attnbench.engines.recurrent.decayed_sums import STRONGEST, HalvedChunk, check_halved
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
+from attnbench.engines.recurrent.slots import slot_attention, written_share
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register

@@ -13,14 +13,9 @@ from torch.nn.functional import logsigmoid, silu
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import (
-    HalvedChunk,
-    check_halved,
-    last_state,
-    slot_attention,
-    written_share,
-)
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, last_state
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
+from attnbench.engines.recurrent.slots import slot_attention, written_share
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 from attnbench.variant import RECURRENCE, Knob, No, register

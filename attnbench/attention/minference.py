@@ -127,7 +127,6 @@ class MInference(BlockSelecting):
         return [(I, J) for I in range(total) for J in range(I + 1 if self.causal else total)]
 
     def _near(self, I: int, J: int) -> bool:
-        """Whether some query of block I has some key of block J in its window."""
         places = range(self.block)
         return any(
             abs(distance) < self.window for i in places for j in places for distance in [(I - J) * self.block + i - j]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnbench.attention.gsa import GSA
 from attnbench.engines.recurrent import stretches
-from attnbench.engines.recurrent.decayed_sums import slot_attention
+from attnbench.engines.recurrent.slots import slot_attention
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape

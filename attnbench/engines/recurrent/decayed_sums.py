@@ -18,8 +18,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnbench.engines.precision import LOG2E
-from attnbench.engines.recurrent.fading import faded_by_channel, faded_values
 from attnbench.engines.recurrent.stretches import by_heads, in_turn, rows_in_turn, stretches
 from attnbench.errors import Unsupported, UsageError
 
@@ -180,33 +178,3 @@ def of_heads(x: Tensor, heads: int) -> Tensor:
     if x.shape[1] == 1:
         return x.expand(-1, heads, -1, -1)
     return x[:, :, None].expand(-1, -1, heads // x.shape[1], -1, -1).flatten(1, 2)
-
-
-def written_share(log_decay: Tensor) -> Tensor:
-    """1 - α, with all its digits where α is nearly 1."""
-    return -torch.expm1(log_decay / LOG2E)
-
-
-def slot_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, chunk: int) -> Tensor:
-    """o_t = V_tᵀ softmax(K_t q_t) over the slots that the tokens up to t have filled.
-
-    Args:
-        q, k: ``(G, N, D)``; v: ``(G, N, E)``.
-        log_decay: log2(α) <= 0, ``(G, N, slots)``.
-        chunk: a power of two.
-    """
-    N = q.shape[1]
-    while chunk >= 2 * N:
-        chunk //= 2
-    return rows_in_turn(_stretch, stretches(chunk, q, k, v, log_decay), N)[0]
-
-
-def _stretch(state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
-    """Chunks ``(G, chunks, c, ·)`` in a row after slots whose keys and values are the state ``(G, slots, D + E)``."""
-    written = written_share(log_decay)
-    near, begun, until = faded_values(q @ k.mT, written, log_decay)
-    past, state = states_before((written * until).mT @ torch.cat([k, v], -1), begun[:, :, -1:].mT, state)
-    keys, values = torch.split(past, [k.shape[-1], v.shape[-1]], -1)
-    weights = torch.softmax(near + (q @ keys.mT) * begun, -1)
-    ((shares,),), _, _ = faded_by_channel([weights], [written], log_decay)
-    return (shares @ v + (weights * begun) @ values).flatten(1, 2), state
