@@ -100,7 +100,7 @@ class Cell:
     error_draws: int = 5
     fit: int = 0
     """Steps by which what a variant learns is fitted to the exact output before its error (see
-    :mod:`attnbench.measure.fit`)."""
+    :mod:`attnbench.measure.error`)."""
     compile: bool = False
     """Whether ``torch.compile`` compiles it, all of it or nothing (see :mod:`attnbench.compiled`)."""
     padding: float = 0.0

@@ -167,7 +167,6 @@ def broken_option(entry: Entry, traits: Traits, settings: tuple[str, ...]) -> st
 
 
 def _knobs(traits: Traits) -> list[Knob]:
-    """Its knob, and those that it has with certain options."""
     every = (traits.knob, *(instead.get("knob") for _, instead in traits.given))
     return [knob for knob in every if knob is not None]
 

@@ -1,10 +1,11 @@
-"""One process at a time in a folder: a lock that the system frees when its holder ends, and who holds it."""
+"""One process at a time in a folder, by a lock that the system frees when its holder ends; one run of each command."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from attnbench.errors import CannotCreate, Locked
-from attnbench.files import refuse_other_than_file
+from attnbench.files import make_folder, refuse_other_than_file
 from attnbench.record import one_line
 
 
@@ -60,3 +61,50 @@ def _holder(writer: Path) -> str:
             if said := one_line(writer.read_text(encoding="utf-8")[:100]):
                 return f" ({said})"
     return ""
+
+
+@contextmanager
+def once(out: Path, arguments: Mapping[str, object]) -> Iterator[None]:
+    """Lock ``out`` against the same command, before it is known in which folder below it the rows will stand.
+
+    Raises:
+        Locked: the same command is at work already.
+        CannotCreate: ``out`` cannot be made or written.
+    """
+    missing = [folder for folder in (out, *out.parents) if not _is_there(folder)]
+    make_folder(out)
+    name = f".{_invocation(arguments)}."
+    try:
+        with held(out, name):
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    (out / f"{name}lock").unlink()
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # results are in it
+                folder.rmdir()
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        return folder.exists()
+    except OSError:
+        return True
+
+
+def _invocation(arguments: Mapping[str, object]) -> str:
+    """A key that is equal for two commands with the same arguments and the same files behind them."""
+    names = [str(name) for value in arguments.values() for name in (value if isinstance(value, list) else [value])]
+    return hashlib.sha256(repr([arguments, *map(digest, names)]).encode()).hexdigest()[:16]
+
+
+def digest(source: str) -> str:
+    """Digest of a suite's or plug-in's content; empty where ``source`` names no file, or one too large to be either."""
+    try:
+        path = Path(source)
+        small = path.is_file() and path.stat().st_size <= 2**20
+        return hashlib.sha256(path.read_bytes()).hexdigest() if small else ""
+    except (OSError, ValueError):
+        return ""

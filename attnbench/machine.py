@@ -276,7 +276,6 @@ def host() -> str:
 
 
 def _described(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What :func:`describe` gave when the run began."""
     machine = environment.get("environment")
     return machine if isinstance(machine, dict) else {}
 

@@ -75,7 +75,6 @@ class MultiHead(nn.Module):
         return (q, k, v) if self.rotary is None else (self.rotary(q, first), self.rotary(k, first), v)
 
     def _parts(self, x: Tensor, dim: int) -> tuple[Tensor, ...]:
-        """What belongs to q, to k and to v."""
         return torch.split(x, [heads * width for heads, width in self.sizes], dim)
 
     def _joined(self, y: Tensor) -> Tensor:
@@ -329,7 +328,6 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _shares(width: int, parts: int) -> list[int]:
-    """The width of each part of a token."""
     return [width // parts + (part < width % parts) for part in range(parts)]
 
 

@@ -471,7 +471,6 @@ def _stored() -> tuple[tuple[str, ...], Callable[[Record], tuple[Any, ...]]]:
 
 
 def _task(cell: Cell) -> str | None:
-    """The task with every option that has a value."""
     from attnbench.task import TASKS
 
     if cell.task is None:

@@ -29,7 +29,6 @@ _LARGEST = sys.float_info.max
 
 @functools.cache
 def _kinds() -> dict[str, tuple[type, ...]]:
-    """Types that each field of a record may have."""
     kinds = {}
     for name, hint in typing.get_type_hints(Record).items():
         members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)

@@ -44,11 +44,11 @@ _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[
 
 _LATE = (
     *(f"attnbench.cli.{file.stem}" for file in sorted(Path(console.__file__).parent.glob("[a-z]*.py"))),
-    *(f"attnbench.run.{name}" for name in ("compare", "execute", "laws", "protocol", "runner", "scoring", "traces")),
+    *(f"attnbench.run.{name}" for name in ("compare", "execute", "laws", "protocol", "outcome", "runner", "traces")),
     *("attnbench.attention", "attnbench.inputs", "attnbench.plots", "attnbench.tasks", "attnbench.training.score"),
     *("attnbench.api", "attnbench.decision.match", "attnbench.testing", "pandas", "rich.progress", "rich.table"),
     *("attnbench.plots.catalogue", "attnbench.plots.load", "attnbench.plots.page", "matplotlib.backends.backend_svg"),
-    *("attnbench.pictures.picture", "attnbench.probing", "attnbench.run.invocation", "matplotlib.style.core"),
+    *("attnbench.pictures.picture", "attnbench.probing", "attnbench.lock", "matplotlib.style.core"),
     *("pyarrow.pandas_compat", "scipy.special", "attnbench.report", "attnbench.pictures.matrix"),
 )
 """What commands and measuring processes import when they need it."""

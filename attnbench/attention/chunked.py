@@ -92,8 +92,6 @@ class Chunked(CachedDecoding, nn.Module):
 
 
 class _How(NamedTuple):
-    """What a call is besides q, k and v."""
-
     visible: Visible | bool
     """Whether it is causal; or which keys each query sees."""
     chunks: tuple[int, int]

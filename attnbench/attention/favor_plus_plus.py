@@ -11,8 +11,7 @@ from torch import Tensor
 from attnbench.engines.linear import expectations
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.linear.module import Chunk, FeatureAttention
-from attnbench.engines.linear.projections import Projection, draw_projection
-from attnbench.engines.linear.random_maps import ExponentialFeatures
+from attnbench.engines.linear.random_maps import ExponentialFeatures, Projection, draw_projection
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.shape import Shape

@@ -9,10 +9,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.engines.blocks.choose import heaviest, in_blocks, largest, means, own_blocks
-from attnbench.engines.blocks.last_queries import LastQueries, by_distance, of_last_queries
 from attnbench.engines.blocks.module import BlockSelecting
-from attnbench.engines.blocks.selection import Pairs
+from attnbench.engines.blocks.selection import (
+    LastQueries,
+    Pairs,
+    by_distance,
+    heaviest,
+    in_blocks,
+    largest,
+    means,
+    of_last_queries,
+    own_blocks,
+)
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
 from attnbench.sink import sink_of

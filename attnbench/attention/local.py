@@ -102,7 +102,6 @@ class Local(nn.Module):
         return masked_attention(q, k, v, allowed, added, sink)
 
     def _sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether the tokens at i see those at j."""
         if self.block is None:
             near = ((i - j).abs() <= self.window * self.dilation) & ((i - j) % self.dilation == 0)
         else:

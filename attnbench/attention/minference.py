@@ -8,10 +8,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.engines.blocks.choose import in_blocks, largest, own_blocks
-from attnbench.engines.blocks.last_queries import LastQueries, by_distance, of_last_queries
 from attnbench.engines.blocks.module import BlockSelecting
-from attnbench.engines.blocks.selection import Pairs
+from attnbench.engines.blocks.selection import (
+    LastQueries,
+    Pairs,
+    by_distance,
+    in_blocks,
+    largest,
+    of_last_queries,
+    own_blocks,
+)
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
 from attnbench.sink import sink_of
@@ -121,7 +127,6 @@ class MInference(BlockSelecting):
         return [(I, J) for I in range(total) for J in range(I + 1 if self.causal else total)]
 
     def _near(self, I: int, J: int) -> bool:
-        """Whether some query of block I has some key of block J in its window."""
         places = range(self.block)
         return any(
             abs(distance) < self.window for i in places for j in places for distance in [(I - J) * self.block + i - j]

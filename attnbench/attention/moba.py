@@ -8,9 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.engines.blocks.choose import in_blocks, largest, means, own_blocks, products
 from attnbench.engines.blocks.module import BlockSelecting
-from attnbench.engines.blocks.selection import Pairs, listed
+from attnbench.engines.blocks.selection import Pairs, in_blocks, largest, listed, means, own_blocks, products
 from attnbench.engines.decoding.kv_cache import Cache, attend
 from attnbench.engines.precision import accumulator
 from attnbench.reference import of_query_heads

@@ -8,9 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.engines.blocks.choose import in_blocks, largest, own_blocks, products
 from attnbench.engines.blocks.module import BlockSelecting
-from attnbench.engines.blocks.selection import Pairs, listed
+from attnbench.engines.blocks.selection import Pairs, in_blocks, largest, listed, own_blocks, products
 from attnbench.engines.masks import visible_pairs
 from attnbench.engines.precision import hidden
 from attnbench.reference import of_query_heads

@@ -14,12 +14,14 @@ from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.linear.general_form import GeneralForm, Shift
 from attnbench.engines.linear.key_sums import KeySums
 from attnbench.engines.linear.module import Chunk, FeatureAttention
-from attnbench.engines.linear.projections import Norms, Projection, draw_projection
 from attnbench.engines.linear.random_maps import (
     HyperbolicFeatures,
+    Norms,
     PositiveFeatures,
+    Projection,
     ReluFeatures,
     TrigFeatures,
+    draw_projection,
 )
 from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported

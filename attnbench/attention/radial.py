@@ -98,7 +98,6 @@ class Radial(nn.Module):
         return layout.attend(q, k, v, kept, self.sink)
 
     def _plan(self, N: int, device: torch.device) -> tuple[Layout, Tensor]:
-        """Where tokens go, and which blocks meet."""
         text = min(self.text, N)
         block = min(self.block, self.frame)
         i, each = torch.arange(N - text, device=device), -(-self.frame // block)

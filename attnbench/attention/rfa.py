@@ -8,9 +8,16 @@ from torch import Tensor, nn
 from attnbench.engines.linear import expectations
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.linear.module import Chunk, FeatureAttention
-from attnbench.engines.linear.projections import Projection, draw_projection
-from attnbench.engines.linear.random_maps import CosineSineFeatures, ReluFeatures
-from attnbench.engines.linear.unit_kernels import Features, Kernel, Temperature, unit
+from attnbench.engines.linear.random_maps import (
+    CosineSineFeatures,
+    Features,
+    Kernel,
+    Projection,
+    ReluFeatures,
+    Temperature,
+    draw_projection,
+    unit,
+)
 from attnbench.engines.precision import accumulator
 from attnbench.errors import UsageError
 from attnbench.shape import Shape

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from attnbench.engines.linear.projections import draw_projection
-from attnbench.engines.linear.random_maps import ReluFeatures
-from attnbench.engines.linear.unit_kernels import Features, Kernel, Temperature, unit
+from attnbench.engines.linear.random_maps import Features, Kernel, ReluFeatures, Temperature, draw_projection, unit
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention, last_state

@@ -9,9 +9,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from attnbench.engines.blocks.choose import heaviest, in_blocks, means, own_blocks, products
 from attnbench.engines.blocks.module import BlockSelecting
-from attnbench.engines.blocks.selection import Pairs
+from attnbench.engines.blocks.selection import Pairs, heaviest, in_blocks, means, own_blocks, products
 from attnbench.errors import UsageError
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape

@@ -12,8 +12,16 @@ from torch.nn.functional import softplus
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes, last_state
-from attnbench.engines.recurrent.key_groups import KeyGroups, attended_in_groups, divided, in_groups, of_heads
+from attnbench.engines.recurrent.decayed_sums import (
+    Chunk,
+    KeyGroups,
+    attended_in_groups,
+    divided,
+    drawn_step_sizes,
+    in_groups,
+    last_state,
+    of_heads,
+)
 from attnbench.shape import Shape
 from attnbench.variant import RECURRENCE, Knob, register
 

@@ -101,7 +101,6 @@ class SlidingTile(nn.Module):
         return layout.attend(q, k, v, kept, self.sink)
 
     def _plan(self, N: int, device: torch.device) -> tuple[Layout, Tensor]:
-        """Where tokens go, and which tiles meet."""
         text, rows, columns = min(self.text, N), *self.frame
         n = N - text
         canvas = (-(-n // (rows * columns)), rows, columns)

@@ -107,7 +107,6 @@ class Streaming(nn.Module):
         return (logits.softmax(-1).masked_fill(~allowed, 0.0) @ v.double()).to(v.dtype)
 
     def _sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether the tokens at i see those at j."""
         near = (j < self.sinks) | ((i - j).abs() < self.window)
         return near & (j <= i) if self.causal else near
 

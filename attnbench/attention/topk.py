@@ -21,8 +21,6 @@ from attnbench.variant import Knob, Traits, register
 
 
 class _Tile(NamedTuple):
-    """Some queries of some heads, and the keys that they may see."""
-
     heads: slice
     a: int
     b: int

@@ -8,9 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.engines.blocks.choose import heaviest, in_blocks, own_blocks, products
 from attnbench.engines.blocks.module import BlockSelecting
-from attnbench.engines.blocks.selection import Pairs, listed
+from attnbench.engines.blocks.selection import Pairs, heaviest, in_blocks, listed, own_blocks, products
 from attnbench.errors import UsageError
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape

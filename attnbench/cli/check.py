@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -12,6 +13,8 @@ from attnbench.cli.options import AsJson, MemoryLimit, Threads, bytes_of
 from attnbench.errors import Exit, Unsupported, UsageError
 
 if TYPE_CHECKING:
+    from attnbench.probing import Found, Wanted
+    from attnbench.run.isolation import Settings
     from attnbench.testing import Finding, Report
 
 _SHOWN_FAULTS = 3
@@ -82,7 +85,6 @@ def check(
     cores = threads or available_cores()
     modules = [one for one in variants or [] if ".py:" in one]
     if modules:
-        from attnbench.cli.check_module import check_module, refuse_mixture
         from attnbench.probing import Wanted
 
         refuse_mixture(list(variants or []))
@@ -265,3 +267,49 @@ def _as_data(report: Report) -> dict[str, Any]:
         return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in row.items()}
 
     return {"variant": report.variant, "held": report.held, "findings": [plain(one) for one in report.findings]}
+
+
+def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeout: float, as_json: bool) -> None:
+    """Probe and print; exit code 1 where the module does not do what its name, or ``label``, promises."""
+    from attnbench.probing import contradictions, lines
+    from attnbench.run.isolation import CellFailed, Worker
+    from attnbench.run.module import ProbeModule
+    from attnbench.variant import VARIANTS
+
+    if label is not None:
+        VARIANTS.get(label)
+    name = wanted.name  # refused before a process is started
+    with console.progress(1) as bar, Worker(settings) as worker:
+        bar.update(bar.task_ids[0], description=f"probing {name}")
+        try:
+            found = ProbeModule(wanted).ask(worker, timeout)
+        except CellFailed as failed:
+            raise Unsupported(f"{wanted.source}: {failed.reason}") from None
+    broken = contradictions(found, name, label)
+    if as_json:
+        console.data(_answers_of(wanted, found, broken))
+    else:
+        title = wanted.source if wanted.call else f"{wanted.source}, called with {found.call}"
+        console.table(["question", "answer"], [list(line) for line in lines(found)], title=title)
+        console.line()
+        if broken:
+            console.line(f"{name} is not what it says it is:")
+        for sentence in broken:
+            console.line(f"  {sentence}")
+        if not broken:
+            console.line(f"nothing contradicts the name {label or name}")
+    if broken:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _answers_of(wanted: Wanted, found: Found, broken: list[str]) -> dict[str, Any]:
+    from attnbench.probing import lines
+
+    answers = {line.question: line.answer for line in lines(found)}
+    return {"module": wanted.source, "held": not broken, "broken": broken, "answers": answers, "found": asdict(found)}
+
+
+def refuse_mixture(variants: list[str]) -> None:
+    """Raise UsageError where modules and variants stand together."""
+    if len(variants) > 1:
+        raise UsageError("check looks at one FILE.py:Class at a time, without variants beside it")

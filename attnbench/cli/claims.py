@@ -131,7 +131,6 @@ _MARGIN = " " * 12
 
 
 def _print(judged: Judgement) -> None:
-    """The verdict beside the claim, and below it what was seen."""
     width = max(console.width() - len(_MARGIN), 30)
     verdict = "not tested" if judged.verdict == "not tested here" else judged.verdict
     first, *rest = textwrap.wrap(judged.claim.says, width)
@@ -143,7 +142,6 @@ def _print(judged: Judgement) -> None:
 
 
 def _print_rest(judged: list[Judgement]) -> None:
-    """The claims without any row, by what would bring rows."""
     by_command: dict[str, list[Judgement]] = {}
     for one in judged:
         by_command.setdefault(one.claim.command, []).append(one)

@@ -189,7 +189,6 @@ def compare(
 
 
 def _printer(form: Literal["table", "markdown", "latex"]) -> Printer:
-    """A function that prints a table in this form."""
     if form == "table":
         return console.table
     from attnbench.decision.export_tables import Table, as_text
@@ -247,7 +246,6 @@ def _how_sure(comparison: Comparison) -> str:
 
 
 def _explain(rows: Sequence[Row]) -> None:
-    """Print what the words of these verdicts mean, and why one is withheld."""
     from textwrap import wrap
 
     from attnbench.measure.statistics import SAID

@@ -27,7 +27,6 @@ def env(as_json: AsJson = False) -> None:
 
 
 def _versions() -> dict[str, Any]:
-    """Versions of attnbench, Python, the system and everything that attnbench depends on."""
     try:
         required = metadata.requires("attnbench") or []
     except metadata.PackageNotFoundError:  # run from a folder, not installed
@@ -100,7 +99,6 @@ def _plugins() -> dict[str, str]:
 
 
 def _variables() -> dict[str, str]:
-    """Those that decide numbers, and which devices and plug-ins there are."""
     more = {name: os.environ[name] for name in ("ATTNBENCH_PLUGINS", "CUDA_VISIBLE_DEVICES") if name in os.environ}
     return variables(os.environ) | more
 

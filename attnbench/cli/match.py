@@ -194,7 +194,6 @@ def _typed(ctx: typer.Context) -> dict[str, str]:
 
 
 def _refuse(typed: Mapping[str, str], *, trains: bool, measures: bool) -> None:
-    """Refuse options that would do nothing."""
     for name, option in typed.items():
         if not measures and name not in _WITH_FROM:
             raise UsageError(f"{option} says how to measure, and --from measures nothing; leave one out")
@@ -260,7 +259,6 @@ def _measure(prepared: Prepared, csv: Path | None) -> Match:
 
 
 def _keep(prepared: Prepared, screen: MatchScreen, csv: Path | None) -> None:
-    """Write what was measured until Ctrl-C, and say where it is."""
     from attnbench.decision.matched import rows_of
     from attnbench.decision.search import Found
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from attnbench.cell import Pass
-from attnbench.cli import completion, console, pictures
-from attnbench.errors import CannotCreate, UsageError
+from attnbench.cli import completion, console
+from attnbench.errors import CannotCreate, UsageError, did_you_mean
+from attnbench.pictures import PICTURES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,12 +20,72 @@ if TYPE_CHECKING:
 FORMATS = ("svg", "png", "pdf")
 
 
+HELP = f"Or a picture that needs no run: {', '.join(PICTURES)}"
+ONLY_PICTURES = ("layer", "head", "plugin")
+"""Options of ``attnbench plot`` that mean nothing for runs."""
+
+
+def asked_for(results: Sequence[Path] | None) -> str | None:
+    """The name of the picture that the arguments begin with; None where they are runs. A file or folder comes first.
+
+    Raises:
+        UsageError: the first argument is neither, and much like a picture's name.
+    """
+    first = str(results[0]) if results else ""
+    hint = did_you_mean(first, PICTURES)
+    if not hint or Path(first).exists():
+        return None
+    if first not in PICTURES:
+        raise UsageError(f"{first}: no such file or folder, and no picture{hint}")
+    return first
+
+
+def refuse_for_runs(options: Mapping[str, Any]) -> None:
+    """Raise UsageError where an option is given that only pictures have."""
+    for option in ONLY_PICTURES:
+        if options.get(option) not in (None, []):
+            raise UsageError(
+                f"--{option} belongs to a picture that needs no run: attnbench plot weights performer --{option} ..."
+            )
+
+
+def draw_picture(
+    name: str,
+    of: Sequence[Path],
+    *,
+    formats: Sequence[str],
+    out: Path | None,
+    plugins: Sequence[str],
+    options: Mapping[str, Any],
+) -> None:
+    """Draw one picture, write it, and say where.
+
+    Raises:
+        UsageError: an option that the picture does not have, or a variant or input that does not exist.
+        Unsupported: a variant or an input cannot give it.
+        StoreError: a file cannot be written.
+    """
+    from attnbench.pictures import write
+    from attnbench.plugins import load
+
+    folder = out or Path("plots")
+    if out is None and folder.is_symlink():
+        raise CannotCreate(f"{folder} is a link, and figures are never written through one; remove it or give --out")
+    console.only_repeats()
+    for source in plugins:
+        load(source)
+    written = write(name, folder, formats, [str(one) for one in of], **options)
+    console.heading(f"{name}: {PICTURES[name]}")
+    for file in written:
+        console.line(f"  {file}")
+
+
 def plot(
     results: Annotated[
         list[Path] | None,
         typer.Argument(
             help="A results folder, one run in it, or a results.csv; several are drawn together. Default: results. "
-            f"{pictures.HELP}, followed by variants; a file or folder of that name comes first.",
+            f"{HELP}, followed by variants; a file or folder of that name comes first.",
             show_default=False,
             autocompletion=completion.drawn,
         ),
@@ -118,10 +180,10 @@ def plot(
         raise UsageError("--format is empty; choose from svg, png, pdf")
 
     chosen = {"n": n, "inputs": inputs, "causal": causal, "head_dim": head_dim, "layer": layer, "head": head}
-    if (picture := pictures.asked_for(results)) is not None:
+    if (picture := asked_for(results)) is not None:
         of_runs = {"figure": figure, "x": x, "y": y, "sweep": sweep, "level": level, "pass": pass_, "dtype": dtype}
         looks = {"title": title, "style": style, "width": width, "dpi": dpi}
-        pictures.draw_picture(
+        draw_picture(
             picture,
             (results or [])[1:],
             formats=formats,
@@ -130,7 +192,7 @@ def plot(
             options=chosen | of_runs | {"overlay": overlay} | looks,
         )
         return
-    pictures.refuse_for_runs({"layer": layer, "head": head, "plugin": plugin})
+    refuse_for_runs({"layer": layer, "head": head, "plugin": plugin})
 
     from attnbench.plots import draw_all
     from attnbench.plots.load import find_results, read_results
@@ -185,7 +247,6 @@ def plot(
 
 
 def _print_pairs(frame: pd.DataFrame) -> None:
-    """Print each variant over the public package beside it: a table for each pass, a line for each length."""
     from attnbench.plots.peers import PASSES, left_out, pairs
 
     numbers = ["n", "time", "±", "least", "limit", "peak", "×floor"]

@@ -122,7 +122,7 @@ def run(
 
         limit_for(device, limit)  # before torch is imported, which takes longer than to refuse it
 
-    from attnbench.run.invocation import once
+    from attnbench.lock import once
 
     alone = nullcontext() if fresh or dry_run else once(out, given)
     with ExitStack() as ours:

@@ -118,7 +118,6 @@ def score(
 
 
 def _specs(variants: list[str]) -> list[str]:
-    """The variants that the user named, and identity."""
     from attnbench.spec import parse_specs
     from attnbench.variant import VARIANTS
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
@@ -12,7 +14,6 @@ import typer
 from attnbench.cli import completion, console
 from attnbench.cli.options import AsJson, Plugins
 from attnbench.cli.outputs import refuse_files
-from attnbench.cli.prose import prose
 from attnbench.spec import Spec
 from attnbench.traits import ABILITIES, Knob, Rounds, Traits
 
@@ -198,7 +199,6 @@ def _print(data: dict[str, Any], width: int) -> None:
 
 
 def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a variant claims, one line each: a word and the claim."""
     target = "softmax: equals softmax attention of the same q, k, v" if data["exact"] else _TARGETS[data["target"]]
     claims = [f"{what} ~ {_power(power)}" for what in _GROWN if (power := data[f"claimed_{what}_exponent"]) is not None]
     facts = [
@@ -255,14 +255,12 @@ def knob_text(knob: Mapping[str, Any] | None) -> str:
 
 
 def _instead_of_knob(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """Its knob with certain options."""
     given = [(where, instead["knob"]) for where, instead in data["given"].items() if "knob" in instead]
     lines = [f"{_where(where)}: {knob_text(knob)}" for where, knob in given]
     return [("" if data["knob"] or place else "knob", line) for place, line in enumerate(lines)]
 
 
 def _plain(instead: Mapping[str, Any]) -> dict[str, Any]:
-    """Claims as plain data."""
     return {name: asdict(claim) if isinstance(claim, Knob | Rounds) else claim for name, claim in instead.items()}
 
 
@@ -313,3 +311,53 @@ def _text(value: object) -> str:
     from attnbench.spec import format_scalar
 
     return format_scalar(value) if isinstance(value, bool | int | float | str) or value is None else str(value)
+
+
+_ROLE = re.compile(r":\w+:`~?(?:[^`]*\.)?([^`.]+)`")
+_CODE = re.compile(r"``([^`]+)``")
+_TOGETHER = 24
+"""Code of up to this many characters, such as a shape, stays on one line."""
+_HARD = "\N{NO-BREAK SPACE}"
+_SECTION = re.compile(r"(Args|Returns|Raises):$")
+
+
+def prose(text: str, width: int) -> str:
+    """``text``, as ``inspect.getdoc`` gives it, in lines of at most ``width`` characters if its words allow that."""
+    plain = _CODE.sub(_unmarked, _ROLE.sub(r"\1", text))
+    blocks = re.split(r"\n\s*\n", plain.strip("\n"))
+    return "\n\n".join("\n".join(_filled(block, width)) for block in blocks).replace(_HARD, " ")
+
+
+def _unmarked(code: re.Match[str]) -> str:
+    return code[1].replace(" ", _HARD) if len(code[1]) <= _TOGETHER else code[1]
+
+
+def _filled(block: str, width: int) -> Iterator[str]:
+    for first, later, line in _items(block):
+        yield fill(
+            line,
+            width,
+            initial_indent=" " * first,
+            subsequent_indent=" " * later,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+
+def _items(block: str) -> list[tuple[int, int, str]]:
+    """Each part that begins a new line: its indentation, that of its further lines, and its words."""
+    items: list[tuple[int, int, str]] = []
+    in_section = False
+    for raw in block.splitlines():
+        line = raw.strip()
+        indent = len(raw) - len(raw.lstrip())
+        if not items or line.startswith("- ") or (in_section and indent == 4) or indent < items[-1][0]:
+            hanging = 2 if line.startswith("- ") else 4 if in_section else 0
+            items.append((indent, indent + hanging, line))
+        elif items[-1][2].startswith("- ") and indent <= items[-1][0]:
+            items.append((indent, indent, line))
+        else:
+            first, later, begun = items[-1]
+            items[-1] = (first, later, f"{begun} {line}")
+        in_section = in_section or bool(_SECTION.match(line))
+    return items

@@ -85,7 +85,6 @@ def _cells(suite: str, device: str) -> pd.DataFrame:
 
 
 def _about(cells: pd.DataFrame, claim: Claim, label: str, where: Mapping[str, Value]) -> list[str]:
-    """Ids of the cells of one side of a claim."""
     test = claim.test
     rows = of_variant(having(cells, {name: value for name, value in where.items() if name != "threads"}), label)
     if isinstance(test, Score):

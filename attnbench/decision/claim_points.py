@@ -185,6 +185,5 @@ def _summaries(rows: pd.DataFrame) -> list[Summary]:
 
 
 def _alike(one: Setting, other: Setting, but: Mapping[str, Value]) -> bool:
-    """Whether two settings agree in all columns but these."""
     apart = with_followers(but)
     return [part for part in one if part[0] not in apart] == [part for part in other if part[0] not in apart]

@@ -99,7 +99,6 @@ def _frames(group: _Group, names: dict[Path, str], warn: Callable[[str], None]) 
 
 
 def _ok(rows: pd.DataFrame) -> int:
-    """How many rows are measured."""
     return int((rows["status"] == Status.OK).sum())
 
 

@@ -245,7 +245,6 @@ def _more_rounds(found: Finding, limit: float, rounds: int, fixed: float) -> int
 
 
 def _changed_options(old: Record, new: Record) -> str:
-    """Options that had other values when the old row was measured."""
     if old.options == new.options:
         return ""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from attnbench.axes import defaults
 from attnbench.cell import Cell
 from attnbench.decision.budget import Budget, Point, circumstances
-from attnbench.decision.entrants import Entrant, entrants_of
+from attnbench.decision.knobs import Entrant, entrants_of
 from attnbench.decision.matched import Match
 from attnbench.decision.search import Found, most_tries, search
 from attnbench.decision.trainings import Trainings
@@ -160,7 +160,6 @@ class Prepared:
         return search(ladder, self.budget, lambda value: measure(ladder.at(value), value))
 
     def _look(self, worker: Worker, cell: Cell) -> Record:
-        """One setting measured: error, memory and a quick look at its time."""
         rules = replace(TimingRules.lasting(min(_LOOK, self.rules.min_time), 5), min_samples=6)
         try:
             record = VisitCell(cell, rules).ask(worker, self.timeout).record

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnbench.cell import STEPS, Cell, ModelSize, Pass
 from attnbench.decision.budget import budget_of
-from attnbench.decision.entrants import Entrant, entrants_of
+from attnbench.decision.knobs import Entrant, entrants_of
 from attnbench.decision.match import Prepared, one_length
 from attnbench.decision.trainings import Trainings
 from attnbench.errors import UsageError

@@ -1,17 +1,18 @@
-"""What a match found: a setting of each variant, paired times, and every setting that was tried as a row."""
+"""What a match found: a setting of each variant, paired times, every setting that was tried as a row, and sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from attnbench.decision.answers import answers
 from attnbench.decision.budget import Budget, Point
 from attnbench.decision.search import Found
-from attnbench.run.compare import Comparison, Side
+from attnbench.run.compare import Comparison, Row, Side
 from attnbench.status import Status
+from attnbench.units import format_bytes, format_seconds
 
 
 @dataclass(slots=True)
@@ -98,3 +99,155 @@ def rows_of(budget: Budget, found: Iterable[Found], same: Mapping[str, Any]) -> 
                 }
             )
     return rows
+
+
+_COMPARABLE = ("exact", "approximation")
+"""Kinds of error that may be ranked; a distance from softmax attention is no error of another operator."""
+
+
+def answers(match: Match) -> list[str]:
+    """One sentence for each variant, then how the settings found compare."""
+    lines = [_of_one(match.budget, one) + (f"; in the run: {one.before}" * bool(one.before)) for one in match.found]
+    lines += _over_budget(match)
+    if match.comparison:
+        pairs = match.comparison.rows.items()
+        lines += [_ratio(a, b, rows[0]) for (a, b), rows in pairs]
+    else:
+        lines += _unpaired(match)
+    return [*lines, *_verdicts(match)]
+
+
+def _of_one(budget: Budget, one: Found) -> str:
+    if not one.tries:
+        return f"{one.variant}: not measured: {one.note}"
+    if not one.knob:
+        return _as_it_stands(budget, one)
+    chosen = one.chosen
+    if chosen is None:
+        return _missed(budget, one)
+    if budget.bounds_cost:
+        end = f"; no more expensive {one.knob} is tried" if one.at_end else ""
+        return f"{chosen.label} fits into {budget}: {amount_text(chosen, budget)}{end}"
+    end = f"; already at the smallest {one.knob} that is tried" if one.at_end else ""
+    return f"{chosen.label} reaches {budget}: {amount_text(chosen, budget)}{end}"
+
+
+def _as_it_stands(budget: Budget, one: Found) -> str:
+    (point,) = one.tries
+    start = f"{point.label} takes part as it stands ({one.note}): "
+    if point.status is not Status.OK:
+        return start + _failure(point)
+    if point.lacks(budget):
+        return f"{start}no {budget.target} measured"
+    return f"{start}{amount_text(point, budget)}, {'' if one.chosen else 'not '}{budget.inside}"
+
+
+def _missed(budget: Budget, one: Found) -> str:
+    """What comes nearest to the budget, and what kept the search from going on."""
+    best = one.best(budget)
+    verb = "does not fit into" if budget.bounds_cost else "does not reach"
+    start = f"{one.variant} {verb} {budget}"
+    failed = [f"{one.knob}={point.value}: {_failure(point)}" for point in one.tries if point.status is not Status.OK]
+    if best is None:
+        learned = any(point.error_kind == "learned" for point in one.tries)
+        nothing = "its error means nothing before it is fitted" if learned else f"no {budget.target} measured"
+        return f"{start}: {failed[0] if failed else nothing}"
+    also = f"; {failed[-1]}" if failed else ""
+    return f"{start}: best {amount_text(best, budget)} at {one.knob}={best.value}{also}"
+
+
+def _failure(point: Point) -> str:
+    return f"{point.status}" + (f", {point.reason}" if point.reason else "")
+
+
+def amount_text(point: Point, budget: Budget) -> str:
+    """What the budget is of, as a setting has it: ``0.095 (0.092 to 0.099)``, ``64.0 MiB``."""
+    if budget.target == "error":
+        return error_text(point)
+    ends = (point.score_low, point.score_high)
+    between = f" ({ends[0]:.3g} to {ends[1]:.3g})" if budget.target == "score" and None not in ends else ""
+    return budget.text(point.amount(budget)) + between
+
+
+def error_text(point: Point) -> str:
+    """``0.095 (0.092 to 0.099)``; marked where the number is no error."""
+    if point.error_kind == "learned":
+        return "learned"
+    if point.error is None:
+        return "-"
+    mark = " *" if point.error_kind == "distance" else ""
+    between = f" ({point.spread[0]:.3g} to {point.spread[1]:.3g})" if point.spread else ""
+    return f"{point.error:.3g}{mark}{between}"
+
+
+def _over_budget(match: Match) -> Iterator[str]:
+    """Settings whose time in turns is not what the quick look of the search gave."""
+    if match.budget.target != "time":
+        return
+    for label, side in match.sides().items():
+        if side.time is not None and side.time > match.budget.limit:
+            yield f"in turns {label} takes {format_seconds(side.time)}, above the budget"
+
+
+def _ratio(a: str, b: str, row: Row) -> str:
+    if row.ratio is None:
+        why = next((side.record.reason for side in (row.a, row.b) if side.record.status is not Status.OK), "")
+        return f"{a} and {b} were not timed in turns: {row.verdict}" + f": {why}" * bool(why)
+    if row.shown is None:
+        return f"{a} and {b}: no verdict on times: {row.withheld}"
+    ends = f" ({row.shown.low:.3g} to {row.shown.high:.3g})"
+    return f"{a} takes {row.shown.estimate:.3g}{ends} of the time of {b}: {row.word}"
+
+
+def _unpaired(match: Match) -> Iterator[str]:
+    """Ratios of times that were not taken in turns; the interval spans what the two intervals allow."""
+    chosen = [one.chosen for one in match.found if one.chosen is not None]
+    for a, b in combinations(chosen, 2):
+        if a.time and b.time:
+            ends = ""
+            if a.time_low and a.time_high and b.time_low and b.time_high:
+                ends = f" ({a.time_low / b.time_high:.3g} to {a.time_high / b.time_low:.3g})"
+            yield f"{a.label} takes {a.time / b.time:.3g}{ends} of the time of {b.label}; not timed in turns"
+
+
+def _verdicts(match: Match) -> Iterator[str]:
+    """Which of the settings found is the best at what the budget leaves open."""
+    chosen = [one.chosen for one in match.found if one.chosen is not None]
+    if len(chosen) < 2:
+        return
+    inside = match.budget.inside
+    if match.budget.target != "time" and match.comparison:
+        fastest = [point.label for point in chosen if _beats_all(match, point.label)]
+        yield f"fastest {inside}: {fastest[0] if fastest else 'cannot be told'}"
+    if match.budget.target != "memory":
+        by_memory = sorted((point for point in chosen if point.memory is not None), key=lambda point: point.memory or 0)
+        if by_memory:
+            yield f"least memory {inside}: {by_memory[0].label}, {format_bytes(by_memory[0].memory)}"
+    if match.budget.target != "error":
+        yield from _least_error(chosen, match.budget)
+
+
+def _beats_all(match: Match, label: str) -> bool:
+    assert match.comparison is not None
+    found = False
+    for (a, b), rows in match.comparison.rows.items():
+        if label in (a, b):
+            found = True
+            if rows[0].verdict != ("faster" if label == a else "slower"):
+                return False
+    return found
+
+
+def _least_error(chosen: Sequence[Point], budget: Budget) -> Iterator[str]:
+    ranked = sorted(
+        (point for point in chosen if point.error is not None and point.error_kind in _COMPARABLE),
+        key=lambda point: point.error or 0.0,
+    )
+    if len(ranked) < 2:
+        return
+    first, second = next(pairwise(ranked))
+    apart = first.error_high is not None and all(first.error_high < (one.error_low or 0.0) for one in ranked[1:])
+    if apart:
+        yield f"smallest error {budget.inside}: {first.label}, {error_text(first)}"
+    else:
+        yield f"smallest error {budget.inside}: cannot be told, {first.label} and {second.label} overlap"

@@ -114,7 +114,6 @@ def _row(one: Finding, axes: Sequence[str], unit: str) -> tuple[str, ...]:
 
 
 def _notes(told: Sequence[Finding], axes: Sequence[str]) -> list[str]:
-    """A line for each finding that has something to say."""
     said = [f"{words.name(one.pair.shown, axes)}: {printable(one.note)}" for one in told if one.note]
     lines = list(dict.fromkeys(said))
     more = [f"… and {len(lines) - _MOST_NOTES} more notes; --format json has them"] if len(lines) > _MOST_NOTES else []

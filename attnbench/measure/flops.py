@@ -82,8 +82,6 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """What one of torch's operations is to the counter."""
-
     composite: bool
     """Torch makes it of other operations, which are counted in its place."""
     flops: Formula | None

@@ -134,7 +134,6 @@ def _draw(found: Sequence[Rows], widths: Sequence[int], n: int) -> Figure:
 
 
 def _said(found: Sequence[Rows], width: int) -> str:
-    """What the factor changes, in numbers."""
     own = {one.scale: one for one in found if one.head_dim == width}
     scaled, bare = own[width**-0.5], own[1.0]
     return (

@@ -131,7 +131,6 @@ def _draw(entries: Sequence[Variant]) -> Figure:
 
 
 def _columns(ax: Axes, entries: Sequence[Variant], left: float, right: float) -> None:
-    """Write year, cost, causality, decoding, and whether longer sequences are taken."""
     causal, decodes, longer = right - 1.28, right - 0.76, right - 0.24
     cost = left + 0.45
     able = ((causal, "causal"), (decodes, "decodes"), (longer, "longer"))

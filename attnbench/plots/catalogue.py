@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.plots.agreement import alike, same_run
+from attnbench.plots.agreement import ROUNDING, alike, same_run
 from attnbench.plots.captions import failures, named_as, own_form_note, where
-from attnbench.plots.catalogue_panels import Panel, cost, decoding, error, note_on_errors
-from attnbench.plots.frames import records
 from attnbench.plots.page import NothingToDraw, Page, new_page, only_on_a_page, shorten, stacked
 from attnbench.plots.palette import palette
 from attnbench.plots.setting import (
@@ -23,13 +22,16 @@ from attnbench.plots.setting import (
     compared,
     fullest,
     only_length,
+    records,
     restrict,
     settings,
     timed,
     without_room,
 )
 from attnbench.plots.style import SMALL_SIZE, in_style
-from attnbench.plots.ticks import log_axis, padded, power_ticks
+from attnbench.plots.ticks import log_axis, padded, plain, power_ticks, trimmed
+from attnbench.status import Status
+from attnbench.units import format_bytes, format_seconds
 
 TITLE = "Every variant: time, memory, error, decoding"
 ENOUGH = 24
@@ -89,8 +91,6 @@ def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[s
 
 @dataclass(frozen=True)
 class _List:
-    """The labels of one setting at one length."""
-
     heading: str
     rows: pd.DataFrame
     panels: Sequence[Panel]
@@ -184,3 +184,110 @@ def _draw_line(ax: Axes, y: float, panel: Panel, label: str, colour: str) -> Non
         box = {"facecolor": palette().page, "edgecolor": "none", "pad": 0.6}  # so that the line does not strike it out
         faint: dict[str, Any] = {"fontsize": SMALL_SIZE - 0.7, "color": palette().faint, "va": "center"}
         ax.text(0.01, y, panel.words[label], transform=ax.get_yaxis_transform(), bbox=box, **faint)
+
+
+MARKS = ("o", "s", "^", "D")
+"""Markers of the inputs whose errors are shown, in their order."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One column: what it shows for each label."""
+
+    title: str
+    values: dict[str, list[tuple[float, str, bool]]]
+    """Label -> (value, marker, whether it is hollow)."""
+    text: Callable[[float], str]
+    base: int
+    """Base of the logarithm; its powers are ticks: 2 for bytes, else 10."""
+    intervals: dict[str, tuple[float, float]]
+    words: dict[str, str]
+    """Label -> the word shown instead of a number."""
+    lines: Sequence[tuple[float, str]] = ()
+    """Values marked for comparison, each with the marker of its inputs."""
+
+
+def cost(rows: pd.DataFrame) -> list[Panel]:
+    """Panels of time and peak memory."""
+    panels = []
+    for column, title, text in (
+        ("time_median_s", "time", lambda value: trimmed(format_seconds(value))),
+        ("peak_bytes", "peak memory", lambda value: trimmed(format_bytes(int(value)))),
+    ):
+        if rows[column].notna().any():
+            words = {r["label"]: str(r["status"]) for r in records(rows, "label", "status") if r["status"] != Status.OK}
+            panels.append(Panel(title, _dots(rows, column), text, _base(column), _intervals(rows, column), words))
+    return panels
+
+
+def decoding(rows: pd.DataFrame) -> list[Panel]:
+    """Panels of the time of one token and of what is kept of the tokens before it."""
+    panels = []
+    for column, title, text in (
+        ("time_median_s", "one token", lambda value: trimmed(format_seconds(value))),
+        ("state_bytes", "its state", lambda value: trimmed(format_bytes(int(value)))),
+    ):
+        if len(rows) and rows[column].notna().any():
+            words = {
+                r["label"]: "–" if r["status"] == Status.UNSUPPORTED else str(r["status"])
+                for r in records(rows, "label", "status")
+                if r["status"] != Status.OK
+            }
+            panels.append(Panel(title, _dots(rows, column), text, _base(column), _intervals(rows, column), words))
+    return panels
+
+
+def _base(column: str) -> int:
+    return 2 if column.endswith("bytes") else 10
+
+
+def _dots(rows: pd.DataFrame, column: str) -> dict[str, list[tuple[float, str, bool]]]:
+    there = rows[(rows["status"] == Status.OK) & (rows[column] > 0)]
+    return {label: [(float(value), "o", False)] for label, value in zip(there["label"], there[column], strict=True)}
+
+
+def _intervals(rows: pd.DataFrame, column: str) -> dict[str, tuple[float, float]]:
+    if column != "time_median_s":
+        return {}
+    there = rows[rows["time_ci_low_s"] > 0]
+    return {
+        r["label"]: (r["time_ci_low_s"], r["time_ci_high_s"])
+        for r in records(there, "label", "time_ci_low_s", "time_ci_high_s")
+    }
+
+
+def error(rows: pd.DataFrame) -> list[Panel]:
+    """The panel of the relative error, with a marker for each of the inputs."""
+    if rows.empty:
+        return []
+    values: dict[str, list[tuple[float, str, bool]]] = {}
+    words: dict[str, str] = {}
+    lines = []
+    for mark, (_, part) in zip(MARKS, rows.groupby("inputs", sort=False), strict=False):
+        for row in records(part, "label", "rel_error", "error_kind"):
+            label, error = row["label"], row["rel_error"]
+            if row["error_kind"] == "learned":
+                words[label] = "learned"
+            elif error < ROUNDING:
+                words[label] = "exact"
+            elif math.isfinite(error):
+                values.setdefault(label, []).append((error, mark, row["error_kind"] == "distance"))
+        trivial = part["trivial_error"].dropna()
+        if len(trivial):
+            lines.append((float(trivial.median()), mark))
+    for row in records(rows, "label", "status"):
+        if row["label"] not in values and row["label"] not in words and row["status"] != Status.OK:
+            words[row["label"]] = str(row["status"])
+    return [Panel("relative error", values, plain, 10, {}, words, lines)]
+
+
+def note_on_errors(panels: Sequence[Panel], rows: pd.DataFrame) -> str:
+    """The meaning of the error markers; empty without errors."""
+    if not any(panel.title == "relative error" for panel in panels):
+        return ""
+    marks = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds"}
+    said = ", ".join(f"{marks[m]} {name}" for m, name in zip(MARKS, dict.fromkeys(rows["inputs"]), strict=False))
+    return (
+        f"Relative error: {said}; lines: answering mean(V). Hollow: another operator, whose distance from softmax "
+        "attention is no error (an arrow: beyond the scale). learned: means nothing before fitting."
+    )

@@ -85,7 +85,6 @@ def _names(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def _failures(frame: pd.DataFrame) -> list[str]:
-    """Which variants did not run: a line for each variant and each way that it ended."""
     sides = [
         frame[["seq_len", *(f"{side}{name}" for name in ("", "_status", "_reason"))]].set_axis(
             ["n", "label", "status", "reason"], axis=1

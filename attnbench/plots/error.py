@@ -131,7 +131,6 @@ def _draw(panels: Sequence[Panel], about: Sequence[str], notes: Sequence[str]) -
 
 
 def _axis_label(panel: Panel) -> list[str]:
-    """Label of the horizontal axis, in lines."""
     return wrap(panel.x_label, 2.3 if narrow() else 5.0, TEXT_SIZE)
 
 

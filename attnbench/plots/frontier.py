@@ -153,7 +153,6 @@ def _not_drawn(frame: pd.DataFrame, drawn: pd.DataFrame, up: str) -> list[str]:
 
 
 def _failures(frame: pd.DataFrame) -> list[str]:
-    """Which settings did not run: a line for each variant and each way that they ended."""
     failed = frame[frame["status"] != Status.OK]
     lines = []
     for (variant, status), part in failed.groupby(["variant", "status"], sort=False):

@@ -246,7 +246,6 @@ def _extent(text: Text) -> np.ndarray:
 
 
 def _taken(ax: Axes, circles: np.ndarray) -> _Taken:
-    """Everything that is in the axes already."""
     segments = [np.empty((0, 4))]
     for line in ax.get_lines():
         points = np.asarray(line.get_transform().transform(line.get_xydata()))

@@ -13,10 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.plots.captions import difference, failures, own_form_note, where
-from attnbench.plots.frames import records
 from attnbench.plots.page import NothingToDraw, new_page, only_on_a_page, shorten
 from attnbench.plots.palette import palette
-from attnbench.plots.setting import SAME, check_length, restrict, timed
+from attnbench.plots.setting import SAME, check_length, records, restrict, timed
 from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import halves, length, log_axis, padded
 from attnbench.status import Status

@@ -19,8 +19,7 @@ from attnbench.plots.keys import on_all, write_entry
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, only_on_a_page, shorten, stacked, text_width
 from attnbench.plots.palette import palette
 from attnbench.plots.points import read_points
-from attnbench.plots.published import OWN_ROOM, WIDE
-from attnbench.plots.published_lines import NYSTROMFORMER, draw_lines
+from attnbench.plots.published import NYSTROMFORMER, OWN_ROOM, WIDE, draw_lines
 from attnbench.plots.series import LARGER, LONGEST, Series, names_room, panels_of
 from attnbench.plots.setting import PANELS, restrict, settings, timed, without_room
 from attnbench.plots.style import SMALL_SIZE, in_style

@@ -10,8 +10,7 @@ import pandas as pd
 from attnbench.axes import OF_MODEL
 from attnbench.plots.captions import difference as told_apart
 from attnbench.plots.captions import failures, follows, in_words, is_expected, where
-from attnbench.plots.frames import records
-from attnbench.plots.setting import RUN, scored
+from attnbench.plots.setting import RUN, records, scored
 from attnbench.scores import MEAN, NO_MIXING, REFERENCE, Summary, comparisons, floor_of, over_tasks, summary
 from attnbench.status import Status
 from attnbench.trained import SAME_MODEL, Choice, Setting, choose, trained
@@ -148,7 +147,6 @@ def means(found: Sequence[Problem]) -> list[Problem]:
 
 
 def _common(found: Sequence[Problem]) -> list[str]:
-    """Labels with a score on each of these problems."""
     every = [{part.label for part in one.parts} for one in found]
     return [part.label for part in found[0].parts if all(part.label in labels for labels in every)]
 

@@ -173,7 +173,6 @@ def _row(ax: Axes, place: int, part: Summary, *, is_hollow: bool) -> None:
 
 
 def _say(ax: Axes, right: float, y: float, found: Difference) -> None:
-    """Write the difference and its verdict, and below them its interval."""
     if found.of is None:
         ax.text(right, y, "no common seed", fontsize=SMALL_SIZE, va="center", ha="right", color=palette().faint)
         return

@@ -210,3 +210,8 @@ def _one_each(rows: pd.DataFrame) -> pd.DataFrame:
     ordered = ordered.sort_values(["_ok", "started_at"], kind="stable")
     ordered = ordered.drop_duplicates(one, keep="last")
     return ordered.sort_values("_row").drop(columns=["_ok", "_row"])
+
+
+def records(rows: pd.DataFrame, *columns: str) -> list[dict[str, Any]]:
+    """Rows as dictionaries with all columns, or only these."""
+    return [{str(name): cell for name, cell in row.items()} for row in rows[[*columns] or [*rows]].to_dict("records")]

@@ -13,12 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.plots.captions import failures, own_form_note, short_names, where
-from attnbench.plots.frames import records
 from attnbench.plots.keys import write_entry
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, stacked, text_width
 from attnbench.plots.palette import palette
 from attnbench.plots.peers import TIMES, ratio_of
-from attnbench.plots.setting import PANELS, SAME, Setting, restrict, settings, timed, without_room
+from attnbench.plots.setting import PANELS, SAME, Setting, records, restrict, settings, timed, without_room
 from attnbench.plots.style import SMALL_SIZE, Look, in_style, looks
 from attnbench.plots.ticks import length, log_axis, padded
 from attnbench.status import Status

@@ -17,12 +17,11 @@ from matplotlib.figure import Figure
 from attnbench.errors import UsageError
 from attnbench.plots.captions import bare, failures, own_form_note, where
 from attnbench.plots.error_lines import differing
-from attnbench.plots.frames import records
 from attnbench.plots.heat import Heat, draw_colour_key, draw_heat
 from attnbench.plots.options import is_number, options_of, varying_numbers, written
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, stacked
 from attnbench.plots.published import OWN_ROOM, WIDE, draw_ratios, only_published
-from attnbench.plots.setting import PANELS, Setting, restrict, settings, timed, without_room
+from attnbench.plots.setting import PANELS, Setting, records, restrict, settings, timed, without_room
 from attnbench.plots.style import in_style
 from attnbench.plots.ticks import halves, length, plain
 from attnbench.status import Status
@@ -112,8 +111,6 @@ def draw_speedup(
 
 @dataclass(frozen=True)
 class _Table:
-    """The cells of one setting."""
-
     heading: str
     mine: pd.DataFrame
     """Rows of the variant, with their ``_size``."""

@@ -57,7 +57,6 @@ P = ParamSpec("P")
 
 
 def _colours(given: Palette) -> dict[str, str]:
-    """Settings for everything that matplotlib colours by itself."""
     names = {
         given.page: "figure.facecolor axes.facecolor",
         given.ink: "text.color axes.labelcolor axes.titlecolor xtick.labelcolor ytick.labelcolor",

@@ -129,7 +129,6 @@ def _hows(found: Sequence[Line]) -> dict[str, Look]:
 
 
 def _ends(panel: Sequence[Line]) -> list[str]:
-    """The names at the right of a panel of lines."""
     names = dict.fromkeys(_SAID.get(line.label, line.label) for line in panel)
     return [*names, ORIGINAL] if any(line.label == NONE for line in panel) else list(names)
 

@@ -17,8 +17,10 @@ import torch
 from attnbench.errors import UsageError
 from attnbench.pretrained.bridge import library
 from attnbench.pretrained.language_model import LanguageModel
+from attnbench.pretrained.own_encoder import NAME
 from attnbench.pretrained.text import Around, TokenText, words_of
 from attnbench.record import one_line
+from attnbench.tasks.small_encoder import WEIGHTS
 
 _PACKAGE = "pypi:"
 _WANTED = (
@@ -189,3 +191,19 @@ def _around(subject: LanguageModel, tokenizer: Any) -> Around:
         () if last is None else (last,),
         tokenizer.mask_token_id if masked else None,
     )
+
+
+_READ = (".json", ".safetensors", ".txt", ".model")
+"""Suffixes of what is read of a folder: configuration, weights, and the words of the tokenizer."""
+
+
+def files_of(name: str) -> list[Path]:
+    """Everything that decides what the model of this name computes.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    if name == NAME:
+        return [WEIGHTS]
+    place = located(name)
+    return [place] if place.is_file() else sorted(file for file in place.iterdir() if file.suffix in _READ)

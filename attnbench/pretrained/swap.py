@@ -156,8 +156,6 @@ def _refuse_inexact(rows: Sequence[Row]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Visit:
-    """One entry on one model."""
-
     question: Question
     subject: Subject
     text: Text

@@ -12,8 +12,7 @@ from attnbench.plots.captions import short_names
 from attnbench.plots.contenders import Contenders, contenders
 from attnbench.plots.scored import Problem
 from attnbench.plots.ticks import plain
-from attnbench.report.numbers import times, tokens
-from attnbench.report.relative import BASELINE, Relative, baseline_at, relative
+from attnbench.report.numbers import BASELINE, Relative, baseline_at, relative, times, tokens
 from attnbench.report.views import View
 from attnbench.scores import MEAN, learnt
 from attnbench.units import format_seconds
@@ -52,8 +51,6 @@ def answer(frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Proble
 
 
 class _Speaker:
-    """What may be said of one view at one length."""
-
     def __init__(self, frame: pd.DataFrame, view: View) -> None:
         self.frame, self.view = frame, view
         with_base = [n for n, one in view.at.items() if baseline_at(_ok(one)) is not None]

@@ -57,7 +57,6 @@ def heading(machine: Machine) -> list[Fact]:
 
 
 def _environment(machine: Machine) -> Mapping[str, Any]:
-    """What its first run says of the machine."""
     for environment in machine.environments.values():
         known = environment.get("environment")
         if isinstance(known, Mapping):

@@ -25,8 +25,7 @@ from attnbench.report import facts, tasks
 from attnbench.report.against import Against, Change
 from attnbench.report.answer import answer
 from attnbench.report.laws import Checked, unchecked
-from attnbench.report.numbers import tokens
-from attnbench.report.relative import of_all
+from attnbench.report.numbers import of_all, tokens
 from attnbench.report.rows import marked, table
 from attnbench.report.sources import Machine, Sources, by_machine
 from attnbench.report.views import as_data, views

@@ -14,8 +14,7 @@ from attnbench.plots.setting import RUN
 from attnbench.printable import printable
 from attnbench.record import UNCHECKED
 from attnbench.report.against import Change
-from attnbench.report.numbers import compact
-from attnbench.report.relative import Relative
+from attnbench.report.numbers import Relative, compact
 
 COLUMNS = (
     *("label", "family", "about", "n", "status", "reason", "warnings"),

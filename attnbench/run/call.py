@@ -322,8 +322,6 @@ def always_compiled(cell: Cell) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A pass that can be called."""
-
     turn: Callable[[int], Any]
     """Gives what a call takes, by the number of its inputs."""
     call: Make

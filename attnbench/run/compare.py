@@ -240,7 +240,6 @@ class Contest:
         return result
 
     def _conclude(self, visits: Sequence[Length], result: Comparison) -> None:
-        """Fill in the rows, crossovers and warnings of all lengths that were visited."""
         lengths, labels, first = self.lengths[: len(visits)], result.labels, self.cells[0]
         on_cpu, decoding = self.settings.device == "cpu", first.pass_ == "decode"
         doubts = Doubts(lengths, visits, self.settings.threads, on_cpu=on_cpu, decoding=decoding)

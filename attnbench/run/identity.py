@@ -92,7 +92,7 @@ def model_files(cells: Iterable[Cell]) -> dict[str, str]:
     models = list(dict.fromkeys(cell.pretrained for cell in cells if cell.pretrained is not None))
     if not models:
         return {}
-    from attnbench.pretrained.files import files_of  # not for the other suites: it brings what opens models
+    from attnbench.pretrained.loading import files_of  # not for the other suites: it brings what opens models
 
     digests = dict[str, str]()
     for model in models:

@@ -228,7 +228,6 @@ class Worker:
         return CellFailed(Status.CRASH, "the measuring process sent garbage", self._replies.tail)
 
     def _death(self) -> CellFailed:
-        """The failure that the exit of the process tells of."""
         assert self._process is not None
         tail = self._replies.tail
         try:

@@ -114,8 +114,6 @@ def measure_again(
 
 
 class _Visit:
-    """The state of one length."""
-
     def __init__(
         self,
         worker: Worker,

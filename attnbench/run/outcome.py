@@ -1,12 +1,17 @@
-"""How a cell ended, by what it raised."""
+"""How a cell ended, by what it raised, and the record of a cell that is trained."""
 
 from __future__ import annotations
 
+import gc
 import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from attnbench.cell import Cell
 from attnbench.compiled import why_not_compiled
 from attnbench.errors import AttnbenchError, Unsupported, said
+from attnbench.measure.allocator import keep_freed_memory
 from attnbench.measure.memory import out_of_memory
 from attnbench.record import Record, one_line
 from attnbench.status import Status
@@ -48,3 +53,36 @@ def failed(cell: Cell, error: BaseException, *, quick: bool, memory_limit: int |
     if status is not Status.UNSUPPORTED:
         traceback.print_exception(error)
     return Record.of(cell, status, reason, quick=quick)
+
+
+def score_cell(
+    cell: Cell,
+    *,
+    folder: Path | None,
+    tell: Callable[[int, int], None],
+    memory_limit: int | None = None,
+    quick: bool,
+    alone: bool = False,
+) -> tuple[Record, list[dict[str, Any]]]:
+    """Train and test.
+
+    Args:
+        folder: where its checkpoint is kept; None for none.
+        tell: called about once a second with the steps done and all steps.
+        alone: no other cell of the run computes meanwhile.
+
+    Returns:
+        The record, and the points of its learning curve.
+    """
+    from attnbench.training.score import score  # needs scipy, which a run that only measures times need not load
+
+    if cell.device == "cpu":
+        keep_freed_memory()  # page faults cost time, and no digit depends on them
+    try:
+        scored = score(cell, folder=folder, tell=tell, alone=alone)
+    except Exception as error:
+        return failed(cell, error, quick=quick, memory_limit=memory_limit), []
+    finally:
+        gc.collect()
+    warnings = "; ".join(one_line(one.replace(";", ",")) for one in scored.warnings)
+    return Record.of(cell, Status.OK, quick=quick, warnings=warnings, **scored.columns), scored.points

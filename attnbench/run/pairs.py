@@ -119,8 +119,6 @@ def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int, proces
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A cell that can take turns."""
-
     cell: Cell
     call: Call
     looks: list[Look]
@@ -181,7 +179,6 @@ def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
 
 
 def _warm(watch: Stopwatch, call: Callable[[], object], rules: TimingRules) -> Timing:
-    """Warm up and size the batch as for a single measurement."""
     one_of = FEWEST  # as many rounds as samples are needed, so that one sample is enough here
     seconds = one_of * rules.warmup_time
     warm = TimingRules(max_time=0, warmup_time=seconds, warmup_calls=rules.warmup_calls, rounds=one_of)

@@ -1,9 +1,12 @@
-"""What a run will do: the suite as the command line changes it, its cells, and the process that measures them."""
+"""What a run will do: the suite as the command line changes it, its cells and their order, and the process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 
 from attnbench.cell import Cell
@@ -13,6 +16,7 @@ from attnbench.qkv import look_at
 from attnbench.run.isolation import Settings
 from attnbench.run.libraries import products_like
 from attnbench.run.process import Process, memory_limit
+from attnbench.shape import Shape
 from attnbench.suite.expand import Override, apply_overrides, expand
 from attnbench.suite.load import load_suite
 from attnbench.suite.schema import Suite
@@ -134,3 +138,28 @@ def _first_trainings(cells: list[Cell]) -> list[Cell]:
             seen.add(group)
             kept.append(replace(cell, training=only))
     return kept
+
+
+_ALL_BUT_SHAPE = attrgetter(*(field.name for field in fields(Cell) if field.name != "shape"))
+_ALL_BUT_LENGTH = attrgetter(*(field.name for field in fields(Shape) if field.name not in ("seq_len", "kv_len")))
+_ALL_BUT_VARIANT = attrgetter(*(field.name for field in fields(Cell) if field.name != "variant"))
+
+
+def family(cell: Cell) -> tuple[object, ...]:
+    """Everything about a cell but its length."""
+    return _ALL_BUT_SHAPE(cell), _ALL_BUT_LENGTH(cell.shape)
+
+
+def in_order(cells: Sequence[Cell], seed: str) -> Iterator[Cell]:
+    """Cells in random order, but those that differ by variant alone in a row, in the same minute of the machine.
+
+    Shorter lengths of the same thing come first, so that a failure can stand for the longer ones.
+    """
+    beside: dict[object, list[Cell]] = {}
+    for cell in random.Random(seed).sample(list(cells), len(cells)):
+        beside.setdefault(_ALL_BUT_VARIANT(cell), []).append(cell)
+    waiting: dict[object, list[Cell]] = {}
+    for cell in sorted(cells, key=lambda one: one.shape.N):
+        waiting.setdefault(family(cell), []).append(cell)
+    for cell in chain.from_iterable(beside.values()):
+        yield waiting[family(cell)].pop(0)

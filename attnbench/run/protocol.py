@@ -148,7 +148,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Train(Request[Trained]):
-    """Train a cell's model and test it (:func:`attnbench.run.scoring.score_cell`)."""
+    """Train a cell's model and test it (:func:`attnbench.run.outcome.score_cell`)."""
 
     do = "score"
     cell: Cell

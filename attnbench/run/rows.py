@@ -1,22 +1,27 @@
-"""The rows of one run: which are there, which visits are due, and how what came of a visit becomes a row."""
+"""The rows of one run: their folder, which are there, which visits are due, and how a visit becomes a row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
+from attnbench import __version__
 from attnbench.cell import Cell
+from attnbench.errors import CannotCreate, CorruptResults
 from attnbench.record import Record, has_lost_round, inferred, with_lost_round, without_lost_rounds
-from attnbench.run.calibration import doubts
-from attnbench.run.order import family
-from attnbench.run.plan import Plan
+from attnbench.run.identity import run_key
+from attnbench.run.plan import Plan, family
 from attnbench.run.protocol import Ready, VisitCell
-from attnbench.run.resume import stored_rows
 from attnbench.run.trainings import threads_of
 from attnbench.run.visit import Outcome
+from attnbench.runs import find_runs, suite_folder
+from attnbench.scores import NO_MIXING, REFERENCE, Summary, summary
 from attnbench.status import STOPPING, UNFINISHED, Status
-from attnbench.store import RunFolder
+from attnbench.store import ENVIRONMENT, RECORDS, RunFolder
+from attnbench.trained import choose, trained
+from attnbench.verify import foreign_to_cell
 
 _TIMED = (Status.OK, Status.DISTURBED)
 """Outcomes after which a later round takes more samples."""
@@ -179,3 +184,116 @@ def rows_of(rows: Rows, cells: Sequence[Cell]) -> list[Record]:
 def now() -> str:
     """The time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def doubts(cells: Sequence[Cell], records: Mapping[str, Record]) -> dict[str, str]:
+    """What speaks against all scores of a cell's task, by cell id, where the suite says what softmax must reach.
+
+    It says nothing before softmax or identity was trained.
+    """
+    wanted = {
+        cell.cell_id: cell.training.solved
+        for cell in cells
+        if cell.training is not None and cell.training.solved is not None and cell.cell_id in records
+    }
+    choices = choose(trained(records[cell_id] for cell_id in wanted))
+    found: dict[str, str] = {}
+    for problem in dict.fromkeys(choice.problem for choice in choices):
+        here = [choice for choice in choices if choice.problem == problem]
+        cell_ids = [one.cell_id for choice in here for one in choice.rows]
+        scores = {one.variant: one for choice in here if (one := summary(choice)) is not None}
+        said = _said(scores, max((wanted[cell_id] or 0.0 for cell_id in cell_ids), default=0.0))
+        found |= dict.fromkeys(cell_ids, said) if said else {}
+    return found
+
+
+def _said(scores: Mapping[str, Summary], solved: float) -> str:
+    exact, still = scores.get(REFERENCE), scores.get(NO_MIXING)
+    parts = []
+    if exact is not None and exact.over_seeds.mean < solved:
+        parts.append(f"softmax scores {exact.over_seeds.mean:.2f} of the {solved:g} that this task needs to tell apart")
+    if still is not None and still.ends is not None and still.chance is not None and still.ends[0] > still.chance:
+        parts.append(f"identity scores {still.over_seeds.mean:.2f} without mixing, above chance ({still.chance:.2f})")
+    return " and ".join(parts)
+
+
+def find_folder(plan: Plan, identity: dict[str, Any], warn: Callable[[str], None]) -> RunFolder | None:
+    """The newest folder of the same run, unless a new one is wanted; ``warn`` is told of folders that cannot be read.
+
+    Raises:
+        CannotCreate: a link stands in the place of the suite's folder.
+    """
+    root = suite_folder(plan.options.out, plan.suite.name)
+    same = []
+    for file in [] if plan.options.fresh else sorted(root.glob(f"*/{ENVIRONMENT}")):
+        if not (file.parent / RECORDS).is_file():
+            warn(f"{file.parent}: {RECORDS} is missing; the run is not continued")
+    for folder in [] if plan.options.fresh else find_runs(root):
+        try:
+            environment = folder.environment
+        except CorruptResults as error:
+            warn(f"{error}; the run is not continued")
+        else:
+            if environment.get("run_key") == run_key(identity):
+                # Prefer one that still has its own name: a copy for safe keeping stays as it is.
+                same.append((environment.get("folder") == folder.path.name, folder))
+    same.sort(key=lambda found: found[0])
+    return same[-1][1] if same else None
+
+
+def new_folder(plan: Plan, identity: dict[str, Any], name: str = "") -> RunFolder:
+    """A folder named after the time, the device and the shard.
+
+    Args:
+        name: its name, if it is to have another one.
+
+    Raises:
+        CannotCreate: it cannot be made.
+    """
+    root = suite_folder(plan.options.out, plan.suite.name)
+    shard = plan.options.shard
+    parts = [stamp(), plan.settings.device.replace(":", ""), f"{shard.index}of{shard.of}" if shard else ""]
+    name = name or "-".join(filter(None, parts))
+    environment = {
+        "attnbench": __version__,
+        "run_key": run_key(identity),
+        **identity,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "memory_limit_bytes": plan.settings.memory_limit,
+    }
+    for attempt in range(100):
+        path = root / (name if not attempt else f"{name}-{attempt}")
+        if not path.exists():
+            environment["folder"] = path.name
+            return RunFolder.create(path, environment=environment, suite_text=plan.suite.to_yaml())
+    raise CannotCreate(f"cannot find a free name for a new run in {root}")
+
+
+def stamp() -> str:
+    """The time in UTC, as the names of run folders begin."""
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def stored_rows(plan: Plan, folder: RunFolder, warn: Callable[[str], None]) -> dict[str, Record]:
+    """The last row of every cell, except those whose samples are lost; ``warn`` is told of these.
+
+    Raises:
+        CorruptResults: a row does not belong to the plan's cell with its id, or is otherwise not as it was written.
+    """
+    cells = {cell.cell_id: cell for cell in plan.cells}
+    history = folder.history()
+    for number, record in enumerate(history, start=1):
+        cell = cells.get(record.cell_id)
+        foreign = foreign_to_cell(record, cell) if cell else f"no cell of this run has the id {record.cell_id!r}"
+        if foreign:
+            raise CorruptResults(f"{folder.path / RECORDS}:{number}: {foreign}; restore it or start with --fresh")
+    records = {record.cell_id: record for record in history}
+    for record in folder.without_samples(records.values()):
+        warn(f"{record.label} n={record.seq_len}: its samples are lost, so it is measured again")
+        del records[record.cell_id]
+    _, altered = folder.compare_table(history)
+    if altered:
+        warn(f"{altered}: not what {RECORDS} holds; the table is written anew, and cells that lack a row are measured")
+    for line in folder.doubts():
+        warn(line)
+    return records

@@ -17,11 +17,9 @@ from attnbench.record import Record
 from attnbench.run.identity import identity
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.libraries import products_before
-from attnbench.run.order import in_order
-from attnbench.run.plan import Plan
+from attnbench.run.plan import Plan, in_order
 from attnbench.run.protocol import MeasureLimits, Ready
-from attnbench.run.resume import find_folder, new_folder
-from attnbench.run.rows import Rows, beyond_in_words, now, rows_of
+from attnbench.run.rows import Rows, beyond_in_words, find_folder, new_folder, now, rows_of
 from attnbench.run.trainings import Begun, Ended, Step, at_chosen_rates, count_trainings, phases, run_all
 from attnbench.run.visit import Outcome, Visitor
 from attnbench.status import Status
@@ -115,8 +113,6 @@ class _Pending:
 
 
 class _Run:
-    """The state of one execution."""
-
     def __init__(self, plan: Plan, worker: Worker, state: Ready, folder: RunFolder, watcher: Watcher) -> None:
         self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
         self.rows = Rows(plan, folder)
@@ -161,7 +157,6 @@ class _Run:
         return rows.in_order()
 
     def _visit_all(self) -> None:
-        """Visit the cells that are due in each round."""
         for round_ in range(self.plan.rules.rounds):
             self._begin_round(round_)
             for cell in in_order(self.rows.due(round_), f"{self.plan.suite.name}{round_}"):

@@ -150,7 +150,6 @@ def _told(read: Callable[[], object]) -> object:
 
 
 def _settings() -> dict[str, Callable[[], object]]:
-    """What each setting is called, and how it is read."""
     settings: dict[str, Callable[[], object]] = {
         "the number of threads": lambda: (torch.get_num_threads(), torch.get_num_interop_threads()),
         "the default dtype": torch.get_default_dtype,

@@ -54,7 +54,6 @@ def main() -> None:
 
 
 def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
-    """Answer one request after the other, and say what each left behind in this process."""
     from attnbench.run.traces import KEPT_BY_ALL, Snapshot
 
     def tell(done: int, of: int) -> None:
@@ -137,7 +136,7 @@ class Served:
         return {"record": self._told(record).to_json(), "samples": samples}
 
     def _train(self, request: Train, tell: Callable[[int, int], None]) -> dict[str, Any]:
-        from attnbench.run.scoring import score_cell
+        from attnbench.run.outcome import score_cell
 
         record, points = score_cell(
             request.cell,

@@ -264,7 +264,6 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
 
 
 def _trained(suite: Suite, grid: _Grid) -> Pretrained | None:
-    """The trained model of a sweep, at level pretrained."""
     sweep = grid.sweep
     if sweep.trained is not None:
         return Pretrained(sweep.trained, sweep.text or "", sweep.windows if "loss" in sweep.measure else 0)

@@ -18,7 +18,7 @@ from attnbench.testing.laws import LAWS, Case, Finding, Law, cases
 from attnbench.variant import VARIANTS, Variant
 
 from attnbench.testing import form, influence, values, choice, chance, gradients, rounding  # isort: skip  # noqa: F401
-from attnbench.testing import quantised, unwritten, cache, growth  # isort: skip  # noqa: F401
+from attnbench.testing import unwritten, growth  # isort: skip  # noqa: F401
 # ^ each fills the table of laws, in the order shown
 
 __all__ = [

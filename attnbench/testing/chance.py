@@ -40,7 +40,6 @@ def seed(case: Case) -> Iterator[Measured]:
 
 
 def _alike(case: Case, shape: Shape) -> bool:
-    """Whether two seeds give the same output."""
     inputs = case.draw(shape)
     one, other = (case.module(shape, seed=seed)(*inputs) for seed in (1, 2))
     return torch.equal(one, other)
@@ -60,7 +59,6 @@ def _pairs(shape: Shape) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _mean(module: nn.Module, q: Tensor, k: Tensor) -> Tensor:
-    """The documented mean of the random estimates."""
     return module.kernel_mean(q, k) if isinstance(module, KernelMean) else (q @ k.mT * q.shape[-1] ** -0.5).exp()
 
 

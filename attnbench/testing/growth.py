@@ -1,4 +1,4 @@
-"""Laws about cost: memory and time against length, as powers of n beside those claimed."""
+"""Laws about cost: bytes that decoding keeps of a token, and memory and time as powers of n beside those claimed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import cast
 
 import torch
 
+from attnbench.capabilities import Decoding
+from attnbench.errors import UsageError
 from attnbench.measure.allocator import freed_memory_kept
-from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.measure.memory import peak_tensor_bytes, state_bytes
 from attnbench.measure.statistics import FEWEST
 from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import Disturbed, TimingRules, measure_time, summarise
@@ -24,6 +27,36 @@ SPARE = 0.05
 
 SPARE_TIME = 0.35
 """The same for time, which caches and tiles bend."""
+
+
+SHORT = 120
+"""Tokens of the shortest text, which many sizes of blocks divide; the others are twice and four times as long."""
+
+
+@law("cache", applies=lambda case: case.causal and bool(case.traits.decode), gates=False)
+def cache(case: Case) -> Iterator[Measured]:
+    """Decoding keeps as many bytes of each token as are stated, and no more."""
+    if case.traits.emulated:
+        raise NothingClaimed(f"what it keeps is not what it stands for: {case.traits.emulated}")
+    try:
+        held = [_held(case, SHORT * times) for times in (1, 2, 4)]
+    except UsageError as limit:  # a setting may be for a few tokens only
+        raise NothingClaimed(str(limit)) from None
+    # What is there for any length, and what each doubling adds, as a state for each power of two, is nobody's share.
+    of_token = (held[2] - 2 * held[1] + held[0]) / SHORT
+    shape = replace(case.shape, batch=1, seq_len=4 * SHORT)
+    stated = case.variant.cached_bytes(case.spec, shape, case.dtype.itemsize)
+    what = f"a state holds {of_token:.4g} bytes more for each token; {stated or 'none'} are stated"
+    yield Measured(max(0.0, of_token - (stated or 0)), 0, what)
+    if hasattr(case.variant.make, "cached_bytes"):  # its own, and no bound for all; a part of a byte is rounded up
+        yield Measured(max(0.0, (stated or 0) - of_token), 1, what)
+
+
+def _held(case: Case, n: int) -> int:
+    """Bytes that a module which is made for n tokens keeps of as many."""
+    shape = replace(case.shape, batch=1, seq_len=n)
+    with torch.no_grad():
+        return state_bytes(cast(Decoding, case.module(shape)).begin(*case.draw(shape)))
 
 
 def _with_defaults(case: Case) -> Case:

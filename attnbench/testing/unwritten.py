@@ -116,7 +116,6 @@ def _decoded(module: nn.Module, inputs: list[Tensor], prompt: int, *, poisoned: 
 
 
 def _rooms(state: object) -> Iterator[Tensor]:
-    """What the parts of a state say that nothing was written to."""
     if isinstance(state, Roomy):
         yield from state.unused()
     if isinstance(state, tuple | list):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.xattention import XAttention
-from attnbench.engines.blocks.choose import heaviest
 from attnbench.engines.blocks.module import BlockSelecting
+from attnbench.engines.blocks.selection import heaviest
 from attnbench.errors import UsageError
 from attnbench.measure.kept import kept
 from attnbench.reference import exact_attention, relative_error

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attnbench.attention.favor_plus_plus import FavorPlusPlus, inverse_rho
 from attnbench.attention.performer import Performer
 from attnbench.engines import tiling
-from attnbench.engines.linear.projections import Projection, draw_projection
+from attnbench.engines.linear.random_maps import Projection, draw_projection
 from attnbench.reference import exact_attention, relative_error
 from attnbench.shape import Shape
 

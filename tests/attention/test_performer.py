@@ -15,8 +15,15 @@ from attnbench.attention.performer import Performer
 from attnbench.engines import tiling
 from attnbench.engines.linear.all_keys import attend_all
 from attnbench.engines.linear.causal import attend_causally
-from attnbench.engines.linear.projections import Norms, Projection, draw_projection
-from attnbench.engines.linear.random_maps import HyperbolicFeatures, PositiveFeatures, ReluFeatures, TrigFeatures
+from attnbench.engines.linear.random_maps import (
+    HyperbolicFeatures,
+    Norms,
+    PositiveFeatures,
+    Projection,
+    ReluFeatures,
+    TrigFeatures,
+    draw_projection,
+)
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention, relative_error
 from attnbench.shape import Shape

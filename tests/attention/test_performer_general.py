@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.attention.favor_plus_plus import inverse_rho
 from attnbench.attention.performer import Performer
-from attnbench.engines.linear.projections import draw_projection
+from attnbench.engines.linear.random_maps import draw_projection
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import build

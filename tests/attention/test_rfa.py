@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnbench.attention.rfa import RandomFeatureAttention
 from attnbench.engines import tiling
-from attnbench.engines.linear.projections import Projection, draw_projection
+from attnbench.engines.linear.random_maps import Projection, draw_projection
 from attnbench.errors import UsageError
 from attnbench.reference import relative_error
 from attnbench.shape import Shape

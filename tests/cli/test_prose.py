@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from attnbench.cli.prose import prose
+from attnbench.cli.show import prose
 
 
 def test_a_paragraph_is_filled_anew() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 import attnbench.attention  # noqa: F401  # fills the table of variants
 from attnbench.cell import Cell
-from attnbench.decision.answers import answers
 from attnbench.decision.budget import Budget
 from attnbench.decision.match_run import match_run
+from attnbench.decision.matched import answers
 from attnbench.errors import ResultsError, UsageError
 from attnbench.record import COLUMNS, Record
 from attnbench.shape import Shape

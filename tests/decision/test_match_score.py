@@ -14,10 +14,9 @@ from attnbench.cell import Cell
 from attnbench.cli.app import main
 from attnbench.decision import match as matching
 from attnbench.decision import trainings
-from attnbench.decision.answers import answers
 from attnbench.decision.match import Prepared
 from attnbench.decision.match_score import ScoreMatch
-from attnbench.decision.matched import Match
+from attnbench.decision.matched import Match, answers
 from attnbench.errors import UsageError
 from attnbench.record import Record
 from attnbench.run.isolation import Worker

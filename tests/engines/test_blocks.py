@@ -11,8 +11,7 @@ from torch import Tensor
 
 from attnbench.engines import tiling
 from attnbench.engines.blocks.attend import attend
-from attnbench.engines.blocks.choose import heaviest, largest
-from attnbench.engines.blocks.selection import BlockSelection, Pairs
+from attnbench.engines.blocks.selection import BlockSelection, Pairs, heaviest, largest
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import masked_attention, of_query_heads

@@ -6,7 +6,7 @@ import torch
 from scipy.special import hyp0f1
 from torch import Tensor
 
-from attnbench.engines.linear.projections import Norms, Projection, draw_projection, haar
+from attnbench.engines.linear.random_maps import Norms, Projection, draw_projection, haar
 
 
 def test_orthogonal_matrices_are_uniform_and_not_merely_orthogonal() -> None:

@@ -17,8 +17,7 @@ from torch import Generator, Tensor, nn
 from attnbench.cell import Cell
 from attnbench.errors import Unsupported
 from attnbench.measure import error
-from attnbench.measure.error import ErrorResult, measure_error
-from attnbench.measure.fit import fit, learnt
+from attnbench.measure.error import ErrorResult, fit, learnt, measure_error
 from attnbench.measure.time import TimingRules
 from attnbench.padding import key_mask as key_mask_of
 from attnbench.qkv import INPUTS, draw_qkv, register_input

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from attnbench.errors import UsageError
 from attnbench.plots import draw
 from attnbench.plots.points import read_points
-from attnbench.plots.published import read_linformer
-from attnbench.plots.published_lines import NYSTROMFORMER
+from attnbench.plots.published import NYSTROMFORMER, read_linformer
 from attnbench.plots.scaling import draw_scaling
 from attnbench.plots.speedup import draw_speedup
 

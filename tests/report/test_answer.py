@@ -7,7 +7,7 @@ import pytest
 
 from attnbench.plots.setting import settings, timed
 from attnbench.report.answer import answer, beside_softmax, share
-from attnbench.report.relative import Relative, relative
+from attnbench.report.numbers import Relative, relative
 from attnbench.report.rows import marked
 from attnbench.report.tasks import found_in
 from attnbench.report.views import views

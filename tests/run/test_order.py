@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from attnbench.cell import Cell, Pass
-from attnbench.run.order import in_order
+from attnbench.run.plan import in_order
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 

@@ -38,7 +38,7 @@ from attnbench.attention.indexed import IndexedAttention
 from attnbench.attention.kda import KimiDeltaAttention
 from attnbench.attention.kernel import Kernel
 from attnbench.attention.kv_budget import H2O, ExpectedAttention, KeyDiff, Knorm, Quest, SnapKV, Tova
-from attnbench.attention.kv_budget.received import received
+from attnbench.attention.kv_budget.prompt import received
 from attnbench.attention.linear import Linear
 from attnbench.attention.local import Local
 from attnbench.attention.location import Location
@@ -76,8 +76,7 @@ from attnbench.attention.streaming import Streaming
 from attnbench.attention.topk import TopK
 from attnbench.attention.window_linear import WindowLinear
 from attnbench.attention.xattention import XAttention
-from attnbench.engines.blocks.last_queries import LastQueries, of_last_queries
-from attnbench.engines.blocks.selection import BlockSelection, Pairs
+from attnbench.engines.blocks.selection import BlockSelection, LastQueries, Pairs, of_last_queries
 from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.gathered.chosen import attend_to_chosen, best
 from attnbench.engines.gathered.index import Index

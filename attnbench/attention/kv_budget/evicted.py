@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.attention.kv_budget.fused import attend, attend_where
-from attnbench.attention.kv_budget.prompt import AfterPrompt, earlier
+from attnbench.attention.kv_budget.prompt import AfterPrompt, attend, attend_where, earlier
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator

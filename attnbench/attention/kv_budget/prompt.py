@@ -10,9 +10,11 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.attention.kv_budget.fused import attend, attend_where
 from attnbench.engines.masks import emptied, visible_pairs
+from attnbench.engines.precision import accumulator, hidden
+from attnbench.engines.tiling import budget, row_blocks
 from attnbench.errors import UsageError
 from attnbench.reference import masked_attention, of_query_heads
 from attnbench.shape import Shape
@@ -113,3 +115,85 @@ def earlier(queries: slice, keys: int, device: torch.device) -> Tensor:
     """Whether a query at a place in a range comes no earlier than each of the keys: ``(1, 1, n, m)`` bool."""
     places = torch.arange(queries.start, queries.stop, device=device)
     return (torch.arange(keys, device=device) <= places[:, None])[None, None]
+
+
+_ROWS = 512
+"""Queries in a call with a mask."""
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+    """Softmax attention of q ``(B, H, n, D)`` to k ``(B, K, m, D)`` and v ``(B, K, m, E)``, which are not repeated.
+
+    Args:
+        mask: ``(1 or B, 1 or K, n, m)`` bool, True where a query sees a key; each query must see one.
+        causal: query i sees the keys up to i.
+    """
+    (B, H, n, D), K = q.shape, k.shape[1]
+    if H == K:
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+    if n == 1 or (mask is None and not causal):
+        return scaled_dot_product_attention(q.reshape(B, K, -1, D), k, v, mask).reshape(B, H, n, -1)
+    if q.is_cuda:
+        if mask is not None and mask.shape[1] == K > 1:
+            mask = mask.repeat_interleave(H // K, 1)
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
+    # On a CPU torch would repeat keys and values in memory.
+    of_group = torch.unflatten(q, 1, (K, -1)).unbind(2)
+    return torch.stack([attend(one, k, v, mask, causal=causal) for one in of_group], 2).flatten(1, 2)
+
+
+def attend_where(q: Tensor, k: Tensor, v: Tensor, seen: Callable[[slice], Tensor]) -> Tensor:
+    """The same, some queries after the other, where a query that sees no key gives 0.
+
+    Args:
+        seen: gives ``(1 or B, 1 or K, n, m)`` bool for a range of n queries: the keys that they see.
+    """
+    outputs = []
+    for queries in row_blocks(q.shape[2], _ROWS):
+        mask = seen(queries)
+        some = mask.any(-1, keepdim=True)
+        # Queries without a key see all of them instead, so that no kernel meets an empty row and makes NaN of it.
+        out = attend(q[:, :, queries], k, v, mask | ~some)
+        if some.shape[1] > 1:
+            some = some.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        outputs.append(out.masked_fill(~some, 0))
+    return torch.cat(outputs, 2)
+
+
+def received(q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:
+    """The sum over queries of the probability that each gives a key, ``(B, K, G, P)``, in float32 at least.
+
+    Args:
+        q: ``(B, H, m, D)``, the queries of the last m of P tokens; padded ones give nothing.
+        k: ``(B, K, P, D)``. Head h of the queries reads head h // G, G = H / K.
+        real: ``(B, P)`` bool, True where a token is real.
+
+    Memory is O(P), a few rows of probabilities at a time.
+    """
+    (B, H, m, D), (K, P) = q.shape, k.shape[1:3]
+    dtype = accumulator(q.dtype)
+    rows, keys = torch.unflatten(q.to(dtype) * D**-0.5, 1, (K, -1)), k.to(dtype)
+    total = keys.new_zeros(B, K, H // K, P)
+    for some in row_blocks(m, max(1, budget("kv_budget.received", q.device) // max(1, B * H * P))):
+        stop = P - m + some.stop
+        logits = torch.matmul(rows[:, :, :, some].flatten(2, 3), keys[:, :, :stop].mT)
+        logits = torch.unflatten(logits, 2, (H // K, -1))
+        places = torch.arange(P - m + some.start, stop, device=q.device)
+        later = torch.arange(stop, device=q.device) > places[:, None]
+        if real is not None:
+            later = later | ~real[:, None, None, None, :stop]
+        weights = logits.masked_fill_(later, hidden(dtype)).softmax(-1)
+        if real is not None:
+            weights = weights * real[:, None, None, places, None]
+        total[..., :stop] += weights.sum(-2)
+    return total
+
+
+def probabilities(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
+    """All probabilities of a prompt, ``(B, K, G, P, P)``, with rows of 0 for padded queries: for dense forms."""
+    logits = torch.einsum("bkgid,bkjd->bkgij", torch.unflatten(q, 1, (k.shape[1], -1)), k) * q.shape[3] ** -0.5
+    pairs = visible_pairs(q, k, True, key_mask)[:, :, None]
+    weights: Tensor = logits.masked_fill(~pairs, torch.finfo(logits.dtype).min).softmax(-1) * pairs
+    if key_mask is not None:
+        weights = weights * key_mask[:, None, None, :, None]
+    return weights

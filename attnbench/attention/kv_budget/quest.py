@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnbench.attention.kv_budget.fused import attend, attend_where
-from attnbench.attention.kv_budget.prompt import OF_ALL, AfterPrompt, Prompt, Ratio, earlier
+from attnbench.attention.kv_budget.prompt import OF_ALL, AfterPrompt, Prompt, Ratio, attend, attend_where, earlier
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.shape import Shape
 from attnbench.variant import register

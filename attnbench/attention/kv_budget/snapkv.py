@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
 from attnbench.attention.kv_budget.evicted import Evicting
-from attnbench.attention.kv_budget.prompt import OF_ALL, Budget, Prompt, Ratio
-from attnbench.attention.kv_budget.received import probabilities, received
+from attnbench.attention.kv_budget.prompt import OF_ALL, Budget, Prompt, Ratio, probabilities, received
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import register

@@ -7,8 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from attnbench.attention.kv_budget.evicted import Evicting
-from attnbench.attention.kv_budget.prompt import OF_ALL, Budget, Prompt, Ratio
-from attnbench.attention.kv_budget.received import probabilities, received
+from attnbench.attention.kv_budget.prompt import OF_ALL, Budget, Prompt, Ratio, probabilities, received
 from attnbench.shape import Shape
 from attnbench.variant import register
 

@@ -1,12 +1,14 @@
-"""Which blocks of keys each block of queries attends to: a list as long as what is kept."""
+"""Which blocks of keys each block of queries attends to: a list as long as what is kept, chosen by a score of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attnbench.engines.tiling import budget
 
@@ -83,3 +85,122 @@ def _found(total: int, width: int, choose: Callable[[slice], Tensor], q: Tensor)
     for first in range(0, total, step):
         head, at, keys = choose(slice(first, min(first + step, total))).flatten(0, 1).nonzero(as_tuple=True)
         yield head * total + at + first, keys
+
+
+def largest(scores: Tensor, count: int, *, allowed: Tensor, forced: Tensor) -> Tensor:
+    """The ``count`` allowed entries of largest score in each row, the forced ones among them first.
+
+    Args:
+        scores: ``(..., J)``. The first of equal ones is taken.
+        allowed, forced: bool, broadcastable to it.
+
+    Returns:
+        ``(..., J)`` bool.
+    """
+    ranked = scores.masked_fill(forced, torch.inf).masked_fill(~allowed, -torch.inf)
+    order = ranked.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return torch.zeros_like(ranked, dtype=torch.bool).scatter(-1, order, True) & allowed
+
+
+def heaviest(masses: Tensor, share: float, *, allowed: Tensor, forced: Tensor, least: int = 0) -> Tensor:
+    """The fewest allowed entries of each row that hold ``share`` of its mass, the largest first.
+
+    Forced ones are in it, and their mass counts. All that is allowed is kept where the share is 1: sums of rounded
+    masses reach 1 before all of them are added.
+
+    Args:
+        masses: ``(..., J)``, 0 or more. The first of equal ones is taken.
+        allowed, forced: bool, broadcastable to it.
+        least: how many entries are kept at least, where so many are allowed.
+
+    Returns:
+        ``(..., J)`` bool.
+    """
+    forced = (forced & allowed).expand(masses.shape)
+    if share >= 1:
+        return allowed.expand(masses.shape)
+    masses = masses.masked_fill(~allowed, 0.0)
+    ranked = masses.masked_fill(forced, torch.inf).masked_fill(~allowed, -torch.inf)
+    order = ranked.sort(dim=-1, descending=True, stable=True).indices
+    ordered = masses.gather(-1, order)
+    before = ordered.cumsum(-1) - ordered
+    enough = before >= share * ordered.sum(-1, keepdim=True)
+    wanted = ~enough | (torch.arange(masses.shape[-1], device=masses.device) < least)
+    return (torch.zeros_like(forced).scatter(-1, order, wanted) | forced) & allowed
+
+
+def in_blocks(x: Tensor, size: int, dim: int = -1) -> Tensor:
+    """x with one axis cut into blocks, ``(..., blocks, size, ...)``; the last one is filled up with zeros, or False."""
+    dim %= x.ndim
+    short = -x.shape[dim] % size
+    return torch.unflatten(pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, short)), dim, (-1, size))
+
+
+def means(x: Tensor, real: Tensor, size: int) -> Tensor:
+    """Means of the real tokens of each block, ``(B, H, blocks, D)``; 0 where there is none.
+
+    Args:
+        x: ``(B, H, n, D)``, 0 at padded tokens.
+        real: ``(B or 1, n)`` bool.
+    """
+    count = in_blocks(real, size).sum(-1).clamp(min=1)
+    return in_blocks(x, size, 2).sum(3) / count[:, None, :, None]
+
+
+def products(q: Tensor, k: Tensor) -> Tensor:
+    """q·k of each head, ``(B, H, n, m)``, from q ``(B, H, n, D)`` and k ``(B, K, m, D)``; head h reads h // (H / K)."""
+    (B, H, n, _), K = q.shape, k.shape[1]
+    return torch.matmul(q.reshape(B, K, H // K * n, -1), k.mT).view(B, H, n, -1)
+
+
+def own_blocks(blocks: slice, rows: int, total: int, columns: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """For blocks of queries, which blocks of keys hold some of their tokens, and which begin at these or earlier ones.
+
+    Returns:
+        ``(n, total)`` bool each.
+    """
+    i = torch.arange(blocks.start, blocks.stop, device=like.device)[:, None] * rows
+    j = torch.arange(total, device=like.device) * columns
+    before = j < i + rows
+    return before & (j + columns > i), before
+
+
+class LastQueries(NamedTuple):
+    """The last real queries of each example, for one head."""
+
+    rows: Tensor
+    """``(B, r, D)``, 0 where an example has fewer than r real tokens."""
+    at: Tensor
+    """``(B, r)``, their places, from the first to the last; -1 where there is none."""
+    weights: Tensor
+    """``(B, r, N)``, their softmax weights; 0 where there is no query or nothing to see."""
+
+
+def of_last_queries(q: Tensor, k: Tensor, real: Tensor, count: int, *, causal: bool) -> LastQueries:
+    """The weights of the last ``count`` real queries.
+
+    Args:
+        q: ``(B, N, D)``; k: ``(B, N, D)``; 0 at padded tokens.
+        real: ``(B, N)`` bool.
+    """
+    N, D = q.shape[1:]
+    places = torch.arange(N, device=q.device)
+    at = torch.where(real, places, -1).sort(1).values[:, -count:]
+    rows = q.gather(1, at.clamp(min=0)[..., None].expand(-1, -1, D)).masked_fill((at < 0)[..., None], 0.0)
+    hidden = ~real[:, None] | (at < 0)[..., None]
+    if causal:
+        hidden = hidden | (places > at[..., None])
+    logits = torch.bmm(rows * D**-0.5, k.mT).masked_fill_(hidden, -torch.inf)
+    return LastQueries(rows, at, logits.softmax(-1).nan_to_num_(0.0))
+
+
+def by_distance(found: LastQueries, side: int) -> Tensor:
+    """Sums of weights over the keys that are as far before their query, ``(B, 2·side)``: distance δ is at δ + side.
+
+    Args:
+        side: no less than the number of tokens.
+    """
+    B, r, N = found.weights.shape
+    distance = found.at[..., None] - torch.arange(N, device=found.at.device) + side
+    sums = found.weights.new_zeros(B, 2 * side)
+    return sums.scatter_add_(1, distance.clamp_(min=0).view(B, r * N), found.weights.view(B, r * N))

@@ -91,8 +91,6 @@ def _tokens(chosen: Tensor, size: int) -> Tensor:
 
 
 class _How(NamedTuple):
-    """What a call is besides its tensors."""
-
     real: Tensor
     """``(1 or B, blocks · size)``, the keys that count."""
     shares: int

@@ -1,15 +1,15 @@
-"""One block of causal linear attention, forward and backward: see :mod:`attnbench.engines.linear.causal`."""
+"""One block of chunks in causal linear attention, both ways: see :mod:`attnbench.engines.linear.causal`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnbench.engines.linear.causal_chunks import Chunks
 from attnbench.engines.linear.feature_map import FeatureMap, Tiles
-from attnbench.engines.linear.key_sums import KeySums, weigh
+from attnbench.engines.linear.key_sums import KeySums, weigh, weigh_ones
 from attnbench.engines.tiling import row_blocks, within
 
 BLOCK = 512
@@ -116,3 +116,103 @@ def differentiate_block(
     tiles.put(gradients.k, block, features.keys_grad(x_k, phi_k, d_phi_k))
     tiles.put(gradients.v, block, d_values)
     return d_sums
+
+
+class Chunks:
+    """Weights of the keys in the m chunks of a block, relative to the largest log weight each query has seen.
+
+    Args:
+        log_weight: ``(G, R, 1)`` or None.
+        top: the largest log weight before the block, ``(G, 1, 1)``.
+        count: m.
+        room: memory for the sums of the chunks, ``(Gm + 1, E, F)`` or more; the same for all blocks, so that it is in
+            the cache.
+    """
+
+    def __init__(self, log_weight: Tensor | None, top: Tensor, count: int, room: Tensor) -> None:
+        self.count, self.room = count, room
+        self.seen = self.weight = self.decays = None
+        if log_weight is None:
+            return
+        self.seen = torch.maximum(log_weight.cummax(1).values, top)  # (G, R, 1)
+        tops = torch.cat([top, torch.unflatten(self.seen, 1, (count, -1))[:, :, -1]], 1)
+        self.decays = (tops.mT - tops).exp2_().tril_()  # decay of sums between two chunks, (G, m + 1, m + 1)
+        before, after = (x.reshape(-1, 1, 1) for x in (tops[:, :-1], tops[:, 1:]))
+        own, rows = self.split(log_weight), self.split(self.seen)
+        self.weight = (own - after).exp2_()  # weight of a key in the sums after its chunk, (Gm, c, 1)
+        future = rows.new_full((rows.shape[1], rows.shape[1]), float("-inf")).triu_(1)
+        self.pairs = (own.mT - rows).add_(future).exp2_()  # (Gm, c, c), 0 for j > i
+        self.carried = (before - rows).exp2_()  # the weight of the sums so far in each row, (Gm, c, 1)
+
+    def split(self, x: Tensor) -> Tensor:
+        """``(G, R, ·)`` to ``(Gm, c, ·)``, contiguous."""
+        return x.reshape(x.shape[0] * self.count, -1, x.shape[2]).contiguous()
+
+    def weigh_(self, scores: Tensor) -> Tensor:
+        """Weigh the scores ``(Gm, c, c)`` of each chunk's own pairs, in place; future ones become 0."""
+        return scores.tril_() if self.weight is None else scores.mul_(self.pairs)
+
+    def carry(self, rows: Tensor) -> Tensor:
+        """Weigh rows ``(Gm, c, ·)`` that read from the sums before the chunk."""
+        return rows if self.weight is None else rows * self.carried
+
+    def carry_(self, rows: Tensor) -> Tensor:
+        """Like :meth:`carry`, in place."""
+        return rows if self.weight is None else rows.mul_(self.carried)
+
+    def sums_before(
+        self, sums: KeySums, values: Tensor, phi: Tensor, *, by_feature: bool
+    ) -> tuple[Tensor, Tensor, KeySums]:
+        """What each chunk reads, ``(Gm, E, F)`` and ``(Gm, 1, F)``, and the sums after the block.
+
+        Args:
+            by_feature: whether the first lies in memory as ``(Gm, F, E)``, which suits products with features; else
+                as ``(Gm, E, F)``, which suits products with values.
+        """
+        values = weigh(values, self.weight)
+        if by_feature:
+            of_values, all_values = (x.mT for x in self.run(sums.of_values.mT, phi.mT, values))
+        else:
+            of_values, all_values = self.run(sums.of_values, values.mT, phi)
+        of_ones, all_ones = self.run_ones(sums.of_ones, weigh_ones(self.weight, phi))
+        top = sums.top if self.seen is None else self.seen[:, -1:]
+        return of_values, of_ones, KeySums(all_values, all_ones, top)
+
+    def run(self, total: Tensor, left: Tensor, right: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
+        """Sums before each chunk, ``(Gm, E, F)``, and after the last; with ``back``, for gradients, the other way.
+
+        The former overwrite those of the call before.
+
+        Args:
+            total: ``(G, E, F)``, the sum before the first chunk; with ``back``, after the last.
+            left, right: ``(Gm, E, c)`` and ``(Gm, c, F)``; a chunk adds their product. Or all with E and F exchanged.
+        """
+        # What a chunk adds is written where the sum that it goes into will be: in the place of the next chunk.
+        room = self.room[: left.shape[0] + 1].view(-1, *total.shape[1:])
+        added, met = (room[:-1], room[1:]) if back else (room[1:], room[:-1])
+        torch.bmm(left, right, out=added)
+        end = added[0 if back else self.count - 1 :: self.count].clone()
+        at = met.view(-1, self.count, *total.shape[1:]).unbind(1)
+        decays: Sequence[Tensor | None] = (None,) * self.count
+        if self.decays is not None:
+            decays = self.decays.diagonal(-1, 1, 2)[..., None, None].unbind(1)
+        if back:
+            at, decays = at[::-1], decays[::-1]
+        at[0].copy_(total)
+        for here, there, decay in zip(at, (*at[1:], end), decays, strict=True):
+            if decay is None:
+                there.add_(here)
+            else:
+                there.addcmul_(here, decay)
+        return met, end
+
+    def run_ones(self, total: Tensor, added: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
+        """Like :meth:`run`, for sums ``(Gm, 1, F)``: so little that the number of calls decides the time."""
+        own = added.view(total.shape[0], self.count, -1)
+        parts = torch.cat([own, total] if back else [total, own], 1)
+        if self.decays is not None:
+            sums = torch.bmm(self.decays.mT if back else self.decays, parts)
+        else:
+            sums = parts.flip(1).cumsum(1).flip(1) if back else parts.cumsum(1)
+        met, end = (sums[:, 1:], sums[:, :1]) if back else (sums[:, :-1], sums[:, -1:])
+        return met.reshape(added.shape), end

@@ -16,11 +16,11 @@ from attnbench.cell import Cell
 from attnbench.errors import AttnbenchError, Exit, StoreError, UsageError
 from attnbench.record import Record, one_line
 from attnbench.run.isolation import START_TIMEOUT
-from attnbench.run.many import fit
 from attnbench.run.many.engine import Answer, Engine, Event, Message
 from attnbench.run.many.kinds import Kind, Kinds
 from attnbench.run.many.lease import PATIENCE, clock
-from attnbench.run.many.order import Order
+from attnbench.run.many.order import Order, misfit
+from attnbench.run.many.order import ours as wanted_of
 from attnbench.run.many.queue import Group, Queue
 from attnbench.run.many.script import Call, Lost, Member, Script, failure
 from attnbench.run.many.work import TOOK, Work, is_complete
@@ -74,15 +74,13 @@ def execute_on(
 
 
 class _Driver:
-    """The state of one execution."""
-
     def __init__(
         self, engine: Engine, plan: Plan, watcher: Watcher, clock: Callable[[], float], ours: ExitStack
     ) -> None:
         self.engine, self.plan, self.watcher, self.clock = engine, plan, watcher, clock
         self.kinds = Kinds(plan, engine.name, ours, watcher.warned)
         self.order = Order.of(plan)
-        self.wanted = fit.ours(self.kinds.base)
+        self.wanted = wanted_of(self.kinds.base)
         self.queue = Queue(plan.cells)
         self.scripts: dict[int, Script] = {}
         self.calls: dict[int, Call] = {}
@@ -236,7 +234,6 @@ class _Driver:
         self._let_go(machine)
 
     def _let_go(self, machine: int) -> None:
-        """Give a machine back, and its groups to the queue."""
         self.scripts.pop(machine).close()
         self.calls.pop(machine, None)
         self.refused.pop(machine, None)
@@ -283,10 +280,9 @@ class _Driver:
     # What a machine does
 
     def _script(self, machine: int) -> Script:
-        """All that a machine does, from the first word to the last."""
         hello = yield Call("hello", self.order.hello, START_TIMEOUT)
         begin: Message = {}
-        if not (why := failure(hello) or fit.misfit(hello, self.wanted)):
+        if not (why := failure(hello) or misfit(hello, self.wanted)):
             processor = hello["processor"]
             yield from self._wait(lambda: self._knows_products(processor))
             self.probing[processor] = machine

@@ -20,8 +20,7 @@ from attnbench.run.identity import identity, run_key
 from attnbench.run.many.engine import Message
 from attnbench.run.plan import Plan
 from attnbench.run.protocol import Ready
-from attnbench.run.resume import new_folder, stamp
-from attnbench.run.rows import Rows
+from attnbench.run.rows import Rows, new_folder, stamp
 from attnbench.runs import find_runs, suite_folder
 from attnbench.store import RunFolder
 from attnbench.units import format_bytes, format_count

@@ -12,8 +12,7 @@ from attnbench.run.isolation import START_TIMEOUT
 from attnbench.run.many.kinds import Kind
 from attnbench.run.many.queue import Group, Queue
 from attnbench.run.many.script import Call, Lost, Member, Script, failure, outcome_of
-from attnbench.run.order import in_order
-from attnbench.run.plan import Plan
+from attnbench.run.plan import Plan, in_order
 from attnbench.run.protocol import MeasureLimits, Ready
 from attnbench.run.rows import beyond_in_words, now, rows_of
 from attnbench.run.runner import Watcher

@@ -12,9 +12,9 @@ from attnbench.cell import Cell
 from attnbench.machine import machine_class, variables
 from attnbench.plugins import provenance
 from attnbench.record import Record
-from attnbench.run.many import fit
 from attnbench.run.many.driver import execute_on
 from attnbench.run.many.engine import Answer, Died, Event, Message
+from attnbench.run.many.order import ours
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.process import environment_for
 from attnbench.run.protocol import VisitCell
@@ -45,7 +45,7 @@ class Host:
     """The machine, as the engine calls it, that it is now."""
 
     def hello(self) -> dict[str, Any]:
-        versions = fit.ours({"input_files": {}, "plugins": provenance(())})
+        versions = ours({"input_files": {}, "plugins": provenance(())})
         usual: dict[str, Any] = {
             "host": f"{self.name}-digest",
             "name": self.name,

@@ -21,10 +21,10 @@ from attnbench.run import process
 from attnbench.run.descendants import end_orphans
 from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.run.isolation import CellFailed, Settings, WorkerFailed
-from attnbench.run.many import fit, machine
+from attnbench.run.many import machine
 from attnbench.run.many.lease import Lease
 from attnbench.run.many.machine import Machine
-from attnbench.run.many.order import Order
+from attnbench.run.many.order import Order, misfit, ours
 from attnbench.run.plan import Options, Plan, make_plan
 from attnbench.run.protocol import MeasureLimits, VisitCell
 from attnbench.run.visit import Outcome
@@ -123,7 +123,7 @@ def test_a_machine_like_the_driver_fits(plan: Plan) -> None:
 
     hello = Calling()("hello", Order.of(plan).hello)
     niceness = os.getpriority(os.PRIO_PROCESS, os.getppid())
-    assert fit.misfit({**hello, "niceness": niceness}, fit.ours(identity(plan, ""))) == ""
+    assert misfit({**hello, "niceness": niceness}, ours(identity(plan, ""))) == ""
     assert hello["host"] == host()
     assert hello["notes"] == []
 
