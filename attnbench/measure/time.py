@@ -25,9 +25,8 @@ PATIENCE = 20
 WAITED = 0.01
 """Largest share of a clean sample for which threads of the process may have waited for a core."""
 REST = 0.005
-"""Seconds of rest after a sample in which threads waited: what has slept gets a core before what has not, above all if
-its slices are short (:mod:`attnbench.measure.scheduler`)."""
-LONGEST_WAIT = 2.0
+"""Seconds of rest after a sample in which threads waited."""
+LONGEST_WAIT = 1.0
 """Seconds that a visit spends on samples that are not clean, and on rests, before it gives up."""
 ENOUGH = 3
 """Fewer clean samples than this give no time, unless fewer were wanted."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from attnbench.errors import AttnbenchError, said
 from attnbench.measure.allocator import return_freed_memory
-from attnbench.measure.scheduler import ask_for_short_slices
 from attnbench.run.descendants import guard
 from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory, window_library
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 def main() -> None:
     """Serve until stdin closes."""
     guard()
-    ask_for_short_slices()  # before the first of the threads that compute is started
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

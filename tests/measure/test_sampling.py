@@ -341,7 +341,7 @@ def test_a_first_call_whose_threads_waited_has_no_time(rests: list[float], monke
 
 @pytest.mark.parametrize(
     ("seconds", "samples"),
-    [(0.25, math.ceil(LONGEST_WAIT / (0.25 + REST))), (10.0, 6), (0.01, math.ceil(LONGEST_WAIT / (0.01 + REST)) + 1)],
+    [(0.125, math.ceil(LONGEST_WAIT / (0.125 + REST))), (10.0, 6), (0.01, math.ceil(LONGEST_WAIT / (0.01 + REST)) + 1)],
 )
 def test_a_visit_that_waits_for_a_core_gives_up_and_keeps_what_it_saw(
     seconds: float, samples: int, rests: list[float], monkeypatch: pytest.MonkeyPatch
