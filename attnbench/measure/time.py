@@ -328,7 +328,7 @@ def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> Tim
         waited, whole = sum(one.waited or 0.0 for one in every), sum(one.seconds * one.calls for one in every)
         raise Disturbed(
             f"its threads waited for a core in {contaminated} of {total} samples, for {waited:.2g} s in {whole:.2g} s; "
-            "close other programs and give the same command again"
+            "close other programs and give the same command again, or measure with fewer --threads"
         )
     used = [[sample.seconds for sample in samples if sample.clean or not drop] for samples in rounds]
     seconds = [one for samples in used for one in samples]
