@@ -16,6 +16,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import exp, mm, no_grad
 
+from attnbench.measure.standstill import Moment
+from attnbench.measure.time import WAITED
+
 SHARE = 0.06
 """Share of the time since the last reading that a reading takes: one go is too short a look at a machine that changes
 its speed from one millisecond to the next."""
@@ -59,15 +62,31 @@ class Yardstick:
         self._small = _numbers(32 * 32).reshape(32, 32)
         self._smaller = torch.empty_like(self._small)
         self._quickest = math.inf
+        self._last = Reading(math.inf, math.inf)
         self.read(0.0)
 
     def read(self, since: float) -> Reading:
-        """The mean of some goes. What others compute, forward or backward, is not touched."""
-        goes = round(SHARE * since / self._quickest)  # none where nothing was read before
-        with no_grad():
-            read = [self._go() for _ in range(max(1, min(MOST, goes)))]
-        self._quickest = min(self._quickest, *(sum(one) for one in read))
-        return Reading(*(sum(column) / len(read) for column in zip(*read, strict=True)))
+        """The mean of some goes in which no thread waited for a core; the reading before if threads waited in all.
+
+        Samples are not slowed by waiting, since those that are do not count: a reading that is would be of another
+        machine. If threads waited in all goes since the beginning, the quickest go stands.
+        """
+        wanted = max(1, min(MOST, round(SHARE * since / self._quickest)))  # one if nothing was read before
+        clean = list[tuple[float, float]]()
+        for _ in range(wanted + MOST):
+            start = Moment.now()
+            with no_grad():
+                go = self._go()
+            if start.delay_until(Moment.now()) <= WAITED * sum(go):
+                clean.append(go)
+                self._quickest = min(self._quickest, sum(go))
+            elif math.isinf(self._quickest):
+                self._last = min(self._last, Reading(*go), key=sum)
+            if len(clean) == wanted:
+                break
+        if clean:
+            self._last = Reading(*(sum(column) / len(clean) for column in zip(*clean, strict=True)))
+        return self._last
 
     def _go(self) -> tuple[float, float]:
         start = perf_counter()

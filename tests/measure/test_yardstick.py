@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnbench.measure import yardstick as module
+from attnbench.measure.standstill import Moment
 from attnbench.measure.yardstick import MOST, SHARE, Reading, Yardstick
 
 PRODUCT, EXPONENTIALS, SMALL = 4.0, 2.0, 0.125
@@ -115,3 +116,33 @@ def test_the_work_grows_with_the_threads_and_stays_on_the_cpu_in_float32_whateve
     assert {(one.dtype, one.device.type, one.requires_grad) for one in tensors} == {(torch.float32, "cpu", False)}
     for given in (one for *used, _ in seen for one in used):
         assert (given.min(), given.max()) == (-1, 1)  # no result is too large or too small for a float
+
+
+@pytest.fixture
+def waiting(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The goes, from 0, in which threads wait for a core."""
+    goes: set[int] = set()
+    monkeypatch.setattr(Moment, "delay_until", lambda start, end: 1.0 if machine.goes - 1 in goes else 0.0)
+    return goes
+
+
+def test_a_go_whose_threads_waited_for_a_core_is_taken_again(machine: Machine, waiting: set[int]) -> None:
+    yardstick = Yardstick()
+    machine.slower = {1: 13.0, 3: 50.0}
+    waiting.update(machine.slower)
+    assert yardstick.read(0.008 * 2 / SHARE) == pytest.approx((0.006, 0.002))
+    assert machine.goes == 1 + 4
+
+
+def test_if_threads_wait_in_all_goes_the_reading_before_stands(machine: Machine, waiting: set[int]) -> None:
+    yardstick = Yardstick()
+    machine.slower = dict.fromkeys(range(1, 99), 13.0)
+    waiting.update(machine.slower)
+    assert yardstick.read(0.0) == pytest.approx((0.006, 0.002))
+    assert machine.goes == 1 + 1 + MOST
+
+
+def test_if_threads_have_waited_since_the_beginning_the_quickest_go_stands(machine: Machine, waiting: set[int]) -> None:
+    machine.slower = {**dict.fromkeys(range(99), 13.0), 4: 2.0}
+    waiting.update(machine.slower)
+    assert Yardstick().read(0.0) == pytest.approx((0.012, 0.004))
