@@ -222,7 +222,7 @@ def seen_blocks(draws: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def seen_pairs(n: int, block: int, wanted: int) -> int:
-    """How many pairs of n tokens are seen in one head with ``wanted`` random blocks, whichever these are."""
+    """Number of pairs of n tokens that one head sees with ``wanted`` random blocks, whichever blocks these are."""
     total = -(-n // block)
     last = n - (total - 1) * block
     pairs = 0

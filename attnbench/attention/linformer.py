@@ -159,7 +159,7 @@ class Projection(Protocol):
     """One way; ``drawn`` is the matrix or kernel for keys and the one for values, or one for both, or nothing."""
 
     scales: tuple[float, float] = (1.0, 1.0)
-    """What the dense rows of keys and of values are multiplied by."""
+    """Factors of the dense rows of keys and of values."""
 
     def rows(self, k: Tensor, v: Tensor, key_mask: Tensor | None, *drawn: Tensor) -> Rows:
         """The rows of k and v ``(B, H, M, D)``, which are 0 at padded keys."""

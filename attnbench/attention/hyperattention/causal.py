@@ -236,7 +236,7 @@ class Span(NamedTuple):
 
 
 class State(NamedTuple):
-    """What decoding keeps: all tokens, and two integers for each of those before the current block."""
+    """State of decoding: all tokens, and two integers for each token before the current block."""
 
     cache: Cache
     spans: tuple[Span, ...]
