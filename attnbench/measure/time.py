@@ -24,6 +24,10 @@ PATIENCE = 20
 """Most samples in a row that may be lost because the process is stopped again and again."""
 WAITED = 0.01
 """Largest share of a clean sample for which threads of the process may have waited for a core."""
+WAITED_FIRST = 0.1
+"""The same of the first call, which wakes the threads and cannot be made again."""
+TOLD = 0.1
+"""A row has a warning if more than this share of its samples is not clean; a few are on every machine."""
 REST = 0.005
 """Seconds of rest after a sample in which threads waited."""
 LONGEST_WAIT = 1.0
@@ -95,7 +99,7 @@ class Timing:
     """The samples of one round, in the order in which they were taken, and the first call, in seconds."""
 
     first_call_s: float | None
-    """None if the process was stopped during the first call, or its threads waited for a core."""
+    """None if the process was stopped during the first call, or its threads waited for a tenth of it."""
     samples: tuple[Sample, ...] = field(default=())
     stopped: str = "width"
     """``width`` (narrow enough), ``budget`` (max_time or max_samples), ``quick``, ``busy`` (too few clean samples)."""
@@ -216,7 +220,8 @@ def measure_time(
         first = sampler.take(1, kept)
         on_first(kept.output)
         del kept
-        first_call_s = first.seconds if first.clean else None
+        is_own = not first.stopped and (first.waited or 0.0) <= WAITED_FIRST * first.seconds
+        first_call_s = first.seconds if is_own else None
         calls = 1 if rules.quick else _warm_up(watch, sampler, rules, first)
         sampler.glances = glances
         paced, clean, disturbed, lost = Paced(pace), list[Sample](), 0, 0.0
@@ -341,7 +346,7 @@ def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> Tim
             warnings.append(f"unstable: IQR {spread / middle:.0%} of the median; close other programs")
         elif spread > 0.10 * middle:
             warnings.append(f"noisy: IQR {spread / middle:.0%} of the median; raise --min-time")
-        if contaminated:
+        if contaminated > TOLD * total:
             kept = "left out" if drop else "kept, too few clean ones"
             warnings.append(f"{contaminated} of {total} samples disturbed by other processes ({kept}); close them")
     return TimeSummary(

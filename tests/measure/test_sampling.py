@@ -334,9 +334,18 @@ def test_another_sample_is_taken_after_a_rest_for_each_in_which_threads_waited(
     assert rests == [REST] * 3
 
 
-def test_a_first_call_whose_threads_waited_has_no_time(rests: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "Standstill", Stops(waits=[0.01]))
-    assert measure_time(nothing, ENDLESS, stopwatch=Told()).first_call_s is None
+def test_a_first_call_that_waited_for_a_tenth_of_its_time_has_none(
+    rests: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for waited, known in ((0.025, 0.25), (0.026, None)):  # a tenth of 0.25 s, and more
+        monkeypatch.setattr(timing, "Standstill", Stops(waits=[waited]))
+        assert measure_time(nothing, ENDLESS, stopwatch=Told()).first_call_s == known
+
+
+@pytest.mark.parametrize(("waited", "told"), [(2, False), (3, True)])
+def test_a_few_samples_that_are_left_out_are_no_warning(waited: int, told: bool) -> None:
+    found = summarise([[*[Sample(2.0, 1, waited=0.0)] * (20 - waited), *[Sample(9.0, 1, waited=5.0)] * waited]])
+    assert (found.used, found.contaminated, bool(found.warnings)) == (20 - waited, waited, told)
 
 
 @pytest.mark.parametrize(
