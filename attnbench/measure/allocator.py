@@ -46,7 +46,7 @@ def freed_memory_returned(wanted: bool) -> Iterator[None]:
 
     An allocator that keeps memory may hold a large tensor's place twice, which is too much near the limit.
     """
-    if not wanted:
+    if not wanted or not keep_freed_memory():
         yield
         return
     return_freed_memory()

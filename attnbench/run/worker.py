@@ -17,7 +17,7 @@ from os import write
 from typing import TYPE_CHECKING, Any, TextIO
 
 from attnbench.errors import AttnbenchError, said
-from attnbench.measure.allocator import return_freed_memory
+from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
 from attnbench.run.descendants import guard
 from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory, window_library
 
@@ -325,10 +325,13 @@ def _rates(settings: dict[str, Any]) -> dict[str, Any]:
     from attnbench.measure.limits import copy_rates, exp_rate, matmul_rate
 
     device, dtypes = settings["device"], settings["dtypes"] if settings["rates"] else ()
+    # Else small objects behind the large tensors may hold their place in the heap, and no cell would get that memory.
+    with freed_memory_returned(device == "cpu" and settings["process"] == "tuned"):
+        copies = copy_rates(device) if settings["rates"] else []
     return {
         "matmul_rate": {one: rate for one in dtypes if (rate := matmul_rate(device, getattr(torch, one)))},
         "exp_rate": {one: rate for one in dtypes if (rate := exp_rate(device, getattr(torch, one)))},
-        "copy_rates": [one for one in copy_rates(device) if one[1]] if settings["rates"] else [],
+        "copy_rates": [one for one in copies if one[1]],
     }
 
 
