@@ -43,8 +43,8 @@ def __getattr__(name: str) -> Any:
     """Load on first use: ``attnbench --help`` must not pay for torch."""
     from importlib import import_module
 
-    if name in ("report", "run"):
-        return import_module(f"attnbench.{name}")  # packages that can be called
+    if name in ("report", "run", "testing"):
+        return import_module(f"attnbench.{name}")  # packages, of which the first two can be called
     if name not in _HOME:
         raise AttributeError(f"module 'attnbench' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from attnbench.errors import AttnbenchError, said
 from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
+from attnbench.measure.scheduler import ask_for_cores
 from attnbench.run.descendants import guard
 from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory, window_library
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Serve until stdin closes."""
+    ask_for_cores()
     guard()
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
