@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 _THREADS = "/proc/self/task"
 _FIRST = -20
@@ -22,8 +23,7 @@ def ask_for_cores() -> None:
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _FIRST)
         if os.getsid(0) == os.getpid():
-            with open("/proc/self/autogroup", "w", encoding="ascii") as session:
-                session.write(str(_FIRST))
+            Path("/proc/self/autogroup").write_text(str(_FIRST), encoding="ascii")
 
 
 def run_delays() -> dict[str, float]:
