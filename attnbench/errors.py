@@ -110,6 +110,11 @@ def plain_words(said: str) -> str:
     return " ".join(said.split()).rstrip(".")
 
 
+def shell_word(name: str) -> str:
+    """``name`` as one word that a shell takes without quotes: ``formula's gradients`` as ``formulas-gradients``."""
+    return name.replace(" ", "-").replace("'", "")
+
+
 def any_of(words: Iterable[str]) -> str:
     """``a, b or c``."""
     *most, last = words

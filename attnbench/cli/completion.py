@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from attnbench.errors import shell_word
 from attnbench.pictures import PICTURES
 from attnbench.suite.shipped import shipped_suites
 
@@ -66,8 +67,8 @@ def names(incomplete: str) -> list[str]:
 
 
 def laws(incomplete: str) -> list[str]:
-    """The laws that ``check`` can test a variant against."""
-    return [name for name in _found(_LAW, "testing/*.py") if name.startswith(incomplete)]
+    """The laws that ``check`` can test a variant against, each as one word of a command line."""
+    return [word for name in _found(_LAW, "testing/*.py") if (word := shell_word(name)).startswith(incomplete)]
 
 
 def figures(incomplete: str) -> list[str]:
@@ -128,7 +129,10 @@ def _keywords(text: str, name: str) -> list[str]:
 def _rest(incomplete: str, whole: Callable[[str], Iterable[str]]) -> list[str]:
     """The completions that begin with the typed text, without the part that bash keeps."""
     kept = os.environ.get(_KEPT, "")
-    return [one[len(kept) :] for one in whole(kept + incomplete) if one.startswith(kept + incomplete)]
+    found = [one[len(kept) :] for one in whole(kept + incomplete) if one.startswith(kept + incomplete)]
+    if _KEPT in os.environ and len(found) == 1 and found[0].endswith("="):
+        found.append(f"{found[0]}VALUE")  # bash puts a space after what it takes for the whole word
+    return found
 
 
 def join_words() -> None:

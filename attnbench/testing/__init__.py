@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from time import process_time
 
-from attnbench.errors import Unsupported, UsageError, did_you_mean
+from attnbench.errors import Unsupported, UsageError, did_you_mean, shell_word
 from attnbench.spec import Spec, parse_spec
 from attnbench.testing.laws import LAWS, Case, Finding, Law, cases
 from attnbench.variant import VARIANTS, Variant
@@ -118,16 +118,19 @@ def _build_once(variant: Variant) -> None:
 
 
 def laws_named(names: Collection[str] | None, *, time: bool = True) -> list[str]:
-    """The laws to try: those named, else all, or all that need no ``time``.
+    """The laws to try: those named, as one word each if you like, else all, or all that need no ``time``.
 
     Raises:
         UsageError: an unknown law.
     """
-    for name in names or ():
-        if name not in LAWS:
+    if names is None:
+        return [name for name in LAWS if time or not LAWS[name].needs_time]
+    known = {shell_word(name): name for name in LAWS}
+    for name in names:
+        if shell_word(name) not in known:
             hint = did_you_mean(name, LAWS) or f"; laws are {', '.join(LAWS)}"
             raise UsageError(f"unknown law {name!r}{hint}")
-    return [name for name in LAWS if time or not LAWS[name].needs_time] if names is None else list(names)
+    return [known[shell_word(name)] for name in names]
 
 
 def laws_of(variant: Variant) -> list[str]:
