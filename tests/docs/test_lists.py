@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import pytest
 
+from attnbench.cli.app import _command
 from attnbench.cli.usage import COMMANDS
 from attnbench.pictures import PICTURES
 from attnbench.plots import figure_kinds
-from tests.docs.making import HERE
+from tests.docs.making import HERE, PAGES
 
 SUITES = [path.stem for path in (HERE / "suites").glob("*.yaml")]
 LISTS = [
@@ -37,3 +39,11 @@ def test_every_command_stands_in_a_page_that_somebody_wrote() -> None:
     written = [page for page in pages if not {"commands", "reference", "catalogue"} & set(page.parts)]
     text = "".join(page.read_text(encoding="utf-8") for page in written)
     assert [name for name in COMMANDS if f"attnbench {name}" not in text] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_stands_in_a_page_that_somebody_wrote(command: str) -> None:
+    """An option that no page names has no user."""
+    named = set(re.findall(r"--[a-z][\w-]*", "".join(page.read_text(encoding="utf-8") for page in PAGES)))
+    options = [option for one in _command(command).params for option in (*one.opts, *one.secondary_opts)]
+    assert [option for option in options if option.startswith("--") and option not in named] == []
