@@ -92,7 +92,9 @@ def _print_together(found: Sequence[Line]) -> None:
         }
         for line in ordered
     ]
-    _table(cells, "\nall replaced together")
+    # The untouched model and exact attention in all layers stand beside any choice of layers.
+    some = dict.fromkeys(line.layers.removeprefix("only ") for line in found if line.layers not in ("none", "all"))
+    _table(cells, f"\nreplaced: layers {', '.join(some)}" if some else "\nall replaced together")
 
 
 def _print_repaired(found: Sequence[Line]) -> None:

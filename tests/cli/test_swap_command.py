@@ -74,6 +74,16 @@ def test_it_prints_the_answer_in_80_columns_and_writes_rows_and_a_figure(
     assert [row["label"] for row in stored] == [row["label"] for row in rows]
 
 
+@pytest.mark.parametrize(("layers", "said"), [("0", "layers 0"), ("0,2", "layers 0,2")])
+def test_the_table_names_the_layers_that_were_replaced(
+    layers: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["swap", "listops", "-v", "local:window=8", "--layers", layers, *QUICK]) == Exit.OK
+    out = capsys.readouterr().out
+    assert f"replaced: {said}\n" in out
+    assert "all replaced together" not in out
+
+
 def test_a_dry_run_says_what_all_would_take_and_writes_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
