@@ -253,7 +253,7 @@ def test_show_names_paper_formula_cost_and_every_option(capsys: pytest.CaptureFi
         (["compare", "performer", "linear", "--n", "16384..1024"], "16384..1024"),
         (["compare", "performer:feature=3", "linear"], "unknown option 'feature'; did you mean 'features'?"),
         (["compare", "performer:features=0", "linear"], "option features=0 must be at least 1"),
-        (["compare", "performer", "performer"], "two or more different variants"),
+        (["compare", "performer", "performer"], "are the same variant; name different ones"),
         (["compare", "performer", "linear", "--inputs", "gausian"], "did you mean 'gaussian'?"),
         (["compare", "performer", "linear", "--plot", "x.gif"], "must end in .svg, .png or .pdf"),
         (["show", "perfomer"], "unknown variant 'perfomer'; did you mean 'performer'?"),
