@@ -38,11 +38,10 @@ from attnbench.cli.outputs import draw, refuse_files, write_rows
 from attnbench.errors import Exit
 from attnbench.printable import without_empty
 from attnbench.shape import Bias, Sink
-from attnbench.units import format_bytes, format_seconds
+from attnbench.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
     from rich.progress import Progress
 
     from attnbench.measure.crossover import Crossover
@@ -201,7 +200,8 @@ def watching(bar: Progress, lengths: Sequence[int], say: Callable[[str], None] =
     def on_length(length: int, process: int, found: Mapping[str, float | str]) -> None:
         if found:
             times = (f"{label} {one if isinstance(one, str) else format_seconds(one)}" for label, one in found.items())
-            return say(f"n = {length}: {', '.join(times)}")
+            say(f"n = {length}: {', '.join(times)}")
+            return
         said = f"n = {length}" + f", process {process + 1}" * bool(process)
         bar.update(bar.task_ids[0], completed=lengths.index(length), description=said)
 
@@ -257,8 +257,8 @@ def _time_rows(comparison: Comparison, shown: Sequence[Row]) -> list[list[str]]:
         for row in here if len(comparison.labels) > 1 else ():
             cells, word = ["-", "-"], _MIRROR.get(row.verdict, row.verdict) + row.word.removeprefix(row.verdict)
             if row.shown is not None:
-                ends = [f"{1 / end:.3g}" if end else "-" for end in (row.shown.high, row.shown.low)]
-                cells = [f"{1 / row.shown.estimate:.3g}", " to ".join(ends)]
+                ends = [format_number(1 / end) if end else "-" for end in (row.shown.high, row.shown.low)]
+                cells = [format_number(1 / row.shown.estimate), " to ".join(ends)]
             lines.append([str(n), console.name_text(row.b.record), _time(row.b), *cells, word])
     return lines
 

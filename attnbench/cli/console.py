@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from attnbench.cli.streams import Lasting
 from attnbench.printable import printable
@@ -185,7 +185,7 @@ A_LINE_EACH = 60.0
 
 @contextmanager
 def progress(total: int, *, wanted: bool = True) -> Iterator[Progress]:
-    """A bar on a terminal's stderr or in a notebook: cells done, the current one, time left; elsewhere a line a minute."""
+    """A bar on a terminal's stderr or in a notebook: cells done, the current one, time left. Else a line a minute."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
     from rich.text import Text
 

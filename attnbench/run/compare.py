@@ -116,7 +116,7 @@ class Comparison:
         return paired_ratio(a, b, noise=noise, family=self.family) if a else None
 
     def undecided(self, visit: Length) -> set[int]:
-        """The variants of all ratios at one length that more processes may decide; one alone has an interval of three."""
+        """The variants of all ratios at one length that more processes may decide; one alone is in three."""
         if len(self.labels) == 1:
             return {0} if 0 < len(visit.times) < LOOKS[0] else set()
         pairs = combinations(range(len(self.labels)), 2)
@@ -178,8 +178,9 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Rows, crossovers, warnings and the environment."""
+        machine = {"machine" if name == "environment" else name: fact for name, fact in self.environment.items()}
         return {
-            "environment": self.environment,
+            "environment": machine,
             "warnings": self.warnings,
             "rows": self.to_rows(),
             "crossovers": [
