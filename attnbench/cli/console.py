@@ -64,8 +64,8 @@ def paragraph(text: str) -> None:
     """Print text in lines no longer than the screen, broken between words; all but the first are indented."""
     from textwrap import wrap
 
-    whole = {"break_long_words": False, "break_on_hyphens": False}
-    for part in wrap(text, width(), subsequent_indent="  ", **whole) or [""]:
+    lines = wrap(text, width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    for part in lines or [""]:
         line(part)
 
 
@@ -173,8 +173,8 @@ def table(
             for line in block:
                 drawn.add_row(*(Text(cell, style="dim" * (line is lines[0])) for cell in line[part]))
             _out().print(Padding(drawn, (0, 0, 0, INDENT * bool(first)), expand=False))
-    for number, text in enumerate(often, start=1):
-        paragraph(f"({number}) {_shown(text)}")
+    for place, text in enumerate(often, start=1):
+        paragraph(f"({place}) {_shown(text)}")
 
 
 _LONG_NOTE = 20

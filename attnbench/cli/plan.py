@@ -48,7 +48,11 @@ def predict(plan: Plan, *, as_json: bool) -> None:
     from attnbench.run.estimate import duration, estimate
     from attnbench.suite.describe import axes_of, shown, varying
 
-    found = list(estimate(plan.cells, plan.settings.threads))
+    found = []
+    with console.progress(total=len(plan.cells)) as bar:
+        for one in estimate(plan.cells, plan.settings.threads):
+            found.append(one)
+            bar.update(bar.task_ids[0], completed=len(found), description=one[0].variant.label)
     limit, lasting = plan.settings.memory_limit or math.inf, duration(plan)
     fits = [None if one.peak_bytes is None else one.peak_bytes <= limit for _, one in found]
     if as_json:
@@ -64,7 +68,7 @@ def predict(plan: Plan, *, as_json: bool) -> None:
         rows.append([cell.sweep, cell.variant.label, str(cell.shape.N), *values, *sizes, note])
     numbers = ["n", "matmul FLOPs", "peak"]
     console.table(["sweep", "variant", "n", *axes, *numbers[1:], "note"], rows, right=numbers)
-    words = {True: "fit", False: "will not fit"}
+    words: dict[bool | None, str] = {True: "fit", False: "will not fit"}
     ends = Counter(words.get(fit) or one.reason.partition(":")[0] for (_, one), fit in zip(found, fits, strict=True))
     counts = ", ".join(f"{count} {word}" for word, count in ends.items())
     console.paragraph(f"{_cells(len(found))}: {counts}; nothing was run")

@@ -95,7 +95,7 @@ def run(
     fresh: Fresh = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed cells again.")] = False,
     unchecked: Unchecked = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs and memory; run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs, memory and time; run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows, or the prediction, as JSON on stdout.")] = False,
 ) -> None:
     """Measure a suite: time, memory and error of every cell, stored one by one.
