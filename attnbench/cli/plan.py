@@ -50,9 +50,9 @@ def predict(plan: Plan, *, as_json: bool) -> None:
 
     found = []
     with console.progress(total=len(plan.cells)) as bar:
-        for one in estimate(plan.cells, plan.settings.threads):
-            found.append(one)
-            bar.update(bar.task_ids[0], completed=len(found), description=one[0].variant.label)
+        for cell, one in estimate(plan.cells, plan.settings.threads):
+            found.append((cell, one))
+            bar.update(bar.task_ids[0], completed=len(found), description=cell.variant.label)
     limit, lasting = plan.settings.memory_limit or math.inf, duration(plan)
     fits = [None if one.peak_bytes is None else one.peak_bytes <= limit for _, one in found]
     if as_json:

@@ -89,6 +89,12 @@ def test_a_screen_without_columns_is_not_believed(
     assert re.search(r"^16384  1\.23 ms *$", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_every_table_of_a_terminal_is_made_in_one_place() -> None:
+    package = Path(console.__file__).parents[1]
+    makers = [path.name for path in package.rglob("*.py") if "rich.table" in path.read_text(encoding="utf-8")]
+    assert makers == ["console.py"]
+
+
 def test_a_long_note_that_rows_share_stands_once(capsys: pytest.CaptureFixture[str]) -> None:
     why = "unsupported: causal: each projected row mixes keys from the whole sequence"
     console.table(["n", "note"], [["1", why], ["2", why], ["3", "oom"], ["4", "oom"]], right=["n"])
