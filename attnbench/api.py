@@ -1,6 +1,6 @@
 """The commands as functions: measure, compare, read and draw from a script or a notebook.
 
-A terminal and a notebook show a progress bar. A pipe shows none, and neither does ``progress=False``.
+A terminal and a notebook show a progress bar, and a pipe a line a minute. ``progress=False`` shows nothing.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def compare(
     """Time variants in turn at each length, in three processes or more, as ``attnbench compare`` does.
 
     Args:
-        variants: two or more, with options in the text: ``"performer:features=512"``; at level ``layer`` or ``model``
+        variants: one or more, with options in the text: ``"performer:features=512"``; at level ``layer`` or ``model``
             also a module of x, ``"model.py:Attention"``.
         lengths: numbers, or text such as ``"1024..16384"`` (doubling).
         heads, head_dim, batch: H, D and B of q, k and v ``(B, H, N, D)``.
@@ -182,19 +182,16 @@ def compare(
         device, threads, memory_limit, process, plugins, unchecked, progress: as for :func:`run`.
 
     Raises:
-        UsageError: a variant or an option is wrong, or there are fewer than two different variants.
+        UsageError: a variant or an option is wrong, or one variant is there twice.
     """
     given = dict(locals())
+    from attnbench.cli.compare import watching
+
     own = {"error": error, "memory_limit": _bytes(memory_limit), "unchecked": unchecked}
     question = Question.of(variants, lengths, given, **own).prepare()
     _must_be_importable(cell.variant for cell in question.cells)
     with console.progress(len(question.lengths), wanted=progress) as bar:
-
-        def on_length(n: int, process: int) -> None:
-            said = f"n = {n}" + f", process {process + 1}" * bool(process)
-            bar.update(bar.task_ids[0], completed=question.lengths.index(n), description=said)
-
-        return Compared(question.answer(on_length))
+        return Compared(question.answer(watching(bar, question.lengths)))
 
 
 def match(

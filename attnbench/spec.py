@@ -36,6 +36,28 @@ def parse_scalar(text: str) -> Scalar:
     return _WORDS.get(text.lower(), text)
 
 
+_THOUSANDS = re.compile(r"(?<!\d)(?<!\d\.)[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
+"""A list of numbers that may be one with commas between its thousands."""
+
+
+def comma_separated(text: str) -> list[str]:
+    """The parts of a list, of numbers or of words.
+
+    Raises:
+        UsageError: it may be one number: ``1,024`` or ``8,192`` is hardly a list, ``64,128`` is.
+    """
+    for found in _THOUSANDS.finditer(text):
+        first, *others = found[0].split(",")
+        number = whole = int(first + "".join(others))
+        while number % 2 == 0:
+            number //= 2
+        alone = "," not in text[found.start() - 1 : found.start()] + text[found.end() : found.end() + 1]
+        if (alone and (len(first) == 1 or number < 10)) or any(part.startswith("0") for part in others):
+            several = ", ".join((first, *others))
+            raise UsageError(f"{found[0]!r} may be one number; write {whole}, or {several!r} if it is several")
+    return [part.strip() for part in text.split(",")]
+
+
 def format_scalar(value: Scalar) -> str:
     """The inverse of :func:`parse_scalar` for the values that options take."""
     if isinstance(value, bool) or value is None:
@@ -135,7 +157,7 @@ def _split(text: str) -> tuple[str, dict[str, object]]:
             raise UsageError(f"{text!r}: option {key!r} is given twice; remove one")
         if value.startswith("[") and value.endswith("]"):
             inner = value[1:-1].strip()
-            options[key] = [parse_scalar(one.strip()) for one in inner.split(",")] if inner else []
+            options[key] = [parse_scalar(one) for one in comma_separated(inner)] if inner else []
         else:
             options[key] = parse_scalar(value)
     return name, options

@@ -56,6 +56,11 @@ def format_count(count: float | None) -> str:
     return "".join(_with_prefix(count, 1000, _DECIMAL))
 
 
+def format_number(value: float) -> str:
+    """``0.86``, ``64.2``, ``4008``: three significant digits, and all that stand before the point."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
 def parse_bytes(text: str) -> int:
     """``8GiB``, ``8G`` (both binary) or ``1000000`` -> bytes.
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.units import format_bytes, format_count, format_seconds, parse_bytes, parse_seconds
+from attnbench.units import format_bytes, format_count, format_number, format_seconds, parse_bytes, parse_seconds
 
 few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -80,6 +80,22 @@ def test_bytes_are_binary(count: float | None, text: str) -> None:
 )
 def test_counts_are_decimal_and_small_ones_whole(count: float | None, text: str) -> None:
     assert format_count(count) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (4012.3, "4012"),
+        (999.6, "1000"),
+        (999.4, "999"),
+        (0.86, "0.86"),
+        (-2016.4, "-2016"),
+        (6.4e-5, "6.4e-05"),
+        (0, "0"),
+    ],
+)
+def test_a_number_without_a_unit_has_no_exponent_above_1(number: float, text: str) -> None:
+    assert format_number(number) == text
 
 
 @few

@@ -1,9 +1,9 @@
-"""``attnbench compare A B --n 1024..16384``: paired times, ratios, verdicts and the crossover length."""
+"""``attnbench compare A B --n 1024..16384``: times beside those of the first, verdicts and crossover lengths."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -38,13 +38,15 @@ from attnbench.cli.outputs import draw, refuse_files, write_rows
 from attnbench.errors import Exit
 from attnbench.printable import without_empty
 from attnbench.shape import Bias, Sink
-from attnbench.units import format_bytes, format_seconds
+from attnbench.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.progress import Progress
 
     from attnbench.measure.crossover import Crossover
-    from attnbench.run.compare import Comparison, Row, Side
+    from attnbench.record import Record
+    from attnbench.run.compare import Comparison, OnLength, Row, Side
 
     Printer = Callable[..., None]
     """Prints a table as :func:`attnbench.cli.console.table` does."""
@@ -54,9 +56,17 @@ def compare(
     variants: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="VARIANT VARIANT...",
+            metavar="VARIANT...",
             show_default=False,
-            help="Two or more, with options as in performer:features=512. A module of your own: FILE.py:Class.",
+            help="One or more, with options as in performer:features=512. A module of your own: FILE.py:Class.",
+            autocompletion=completion.variants,
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VARIANT",
+            help="The variant that all others are held against; default: the first.",
             autocompletion=completion.variants,
         ),
     ] = None,
@@ -134,6 +144,7 @@ def compare(
     given = {name.rstrip("_"): value for name, value in locals().items()}
     from attnbench.run.different import refuse_equal
 
+    variants = [*([baseline] if baseline else []), *(one for one in variants or [] if one != baseline)]
     if not variants:
         refuse_equal([], [])
     refuse_files(csv, plot=plot)
@@ -144,17 +155,12 @@ def compare(
 
     own = {"pass_": pass_, "memory_limit": bytes_of(memory_limit), "plugins": tuple(plugin or ())}
     own["unchecked"] = unchecked
-    question = Question.of(variants or [], n, given, error=error, **own).prepare()
+    question = Question.of(variants, n, given, error=error, **own).prepare()
     lengths = question.lengths
     with console.progress(total=len(lengths)) as bar:
-
-        def on_length(length: int, process: int) -> None:
-            said = f"n = {length}" + f", process {process + 1}" * bool(process)
-            bar.update(bar.task_ids[0], completed=lengths.index(length), description=said)
-
         stopped: Stopped | None = None
         try:
-            comparison = question.answer(on_length)
+            comparison = question.answer(watching(bar, lengths, console.note))
         except Stopped as pressed:
             comparison, stopped = pressed.comparison, pressed
             bar.stop()
@@ -172,7 +178,7 @@ def compare(
     else:
         console.line(what)
         console.line(how)
-        console.line(_how_sure(comparison))
+        console.paragraph(_how_sure(comparison))
         floor = comparison.environment["noise_floor"] or 0.0
         if floor > math.expm1(FASTER_BAND):
             console.line(f"noise floor {floor:.1%}: differences below it get no verdict")
@@ -186,6 +192,20 @@ def compare(
         raise typer.Exit(Exit.FAILED)
     if plot is not None:
         draw(lambda: _figure(comparison, f"{what}; {how}"), plot, width=width)
+
+
+def watching(bar: Progress, lengths: Sequence[int], say: Callable[[str], None] = lambda text: None) -> OnLength:
+    """Shows the length that is measured on a bar, and gives ``say`` its times as soon as there are some."""
+
+    def on_length(length: int, process: int, found: Mapping[str, float | str]) -> None:
+        if found:
+            times = (f"{label} {one if isinstance(one, str) else format_seconds(one)}" for label, one in found.items())
+            say(f"n = {length}: {', '.join(times)}")
+            return
+        said = f"n = {length}" + f", process {process + 1}" * bool(process)
+        bar.update(bar.task_ids[0], completed=lengths.index(length), description=said)
+
+    return on_length
 
 
 def _printer(form: Literal["table", "markdown", "latex"]) -> Printer:
@@ -203,19 +223,16 @@ def _printer(form: Literal["table", "markdown", "latex"]) -> Printer:
 
 def _print(comparison: Comparison, table: Printer) -> None:
     records = [side.record for rows in comparison.rows.values() for row in rows for side in (row.a, row.b)]
-    shown = {record.label: console.name_text(record) for record in records}
-    for (a, b), rows in comparison.rows.items():
-        first, second = _broken(shown[a]), _broken(shown[b])
-        title = f"time of {a} / time of {b}"
-        table(
-            ["n", first, second, "ratio", "95 % interval", f"{_broken(a)} is"],
-            [_time_row(row) for row in rows],
-            right=["n", first, second, "ratio", "95 % interval"],
-            title="\n" + (title if len(title) <= console.width() else f"time of {a} /\n  time of {b}"),
-        )
-        if len(rows) > 1:
-            _print_crossover(comparison.crossovers[a, b])
-    _explain([row for rows in comparison.rows.values() for row in rows])
+    first, others = comparison.labels[0], len(comparison.labels) - 1
+    shown = [row for (a, _), rows in comparison.rows.items() if a == first for row in rows]
+    columns = ["n", "variant", "time", "ratio", "95 % interval", "it is"]
+    table(
+        *without_empty(columns, _time_rows(comparison, shown)),
+        right=["n", "time", "ratio", "95 % interval"],
+        title="\n" + (f"ratio: time / time of {first}" if others else "time"),
+    )
+    _print_crossovers({b: one for (a, b), one in comparison.crossovers.items() if a == first and len(shown) > others})
+    _explain(shown)
     columns = ["n", "variant", "peak memory", "state", "error", "answering mean(V)", "note"]
     table(
         *without_empty(columns, _side_rows(comparison)),
@@ -223,7 +240,7 @@ def _print(comparison: Comparison, table: Printer) -> None:
         title="\nmemory and error against exact attention",
     )
     if comparison.without_error:
-        console.line(f"no errors from n = {comparison.without_error[0]} on: exact attention in float64 takes too long")
+        console.paragraph(_without_error(comparison.without_error[0], records[0]))
     console.error_notes({record.error_kind for record in records})
     console.own_form_note(record.own_form for record in records)
     console.unchecked_note(record.laws for record in records)
@@ -231,31 +248,53 @@ def _print(comparison: Comparison, table: Printer) -> None:
     console.replaced_note(records)
 
 
-def _time_row(row: Row) -> list[str]:
-    cells = [str(row.n), _time(row.a), _time(row.b)]
-    if row.shown is None:
-        return [*cells, "-", "-", row.word]
-    return [*cells, f"{row.shown.estimate:.3g}", f"{row.shown.low:.3g} to {row.shown.high:.3g}", row.word]
+def _time_rows(comparison: Comparison, shown: Sequence[Row]) -> list[list[str]]:
+    """A line for the first variant at each length, and one for each other below it."""
+    lines = []
+    for n in dict.fromkeys(row.n for row in shown):
+        here = [row for row in shown if row.n == n]
+        lines.append([str(n), console.name_text(here[0].a.record), _time(here[0].a), "", "", ""])
+        for row in here if len(comparison.labels) > 1 else ():
+            cells, word = ["-", "-"], _MIRROR.get(row.verdict, row.verdict) + row.word.removeprefix(row.verdict)
+            if row.shown is not None:
+                ends = [format_number(1 / end) if end else "-" for end in (row.shown.high, row.shown.low)]
+                cells = [format_number(1 / row.shown.estimate), " to ".join(ends)]
+            lines.append([str(n), console.name_text(row.b.record), _time(row.b), *cells, word])
+    return lines
+
+
+_MIRROR = {"faster": "slower", "slower": "faster"}
+"""What is said of the first beside another -> what is said of the other beside the first."""
+
+
+def _without_error(n: int, record: Record) -> str:
+    """From which length on errors are missing, and the shape at which they are measured."""
+    from attnbench.run.compare import LONGEST_ERROR
+
+    heads = LONGEST_ERROR // n**2
+    fewer = f"--batch 1 --heads {min(heads, record.heads)} measures them" if heads else "measure them at shorter --n"
+    remedy = fewer if record.batch * record.heads > heads else "a larger --timeout measures them"
+    return f"no errors from n = {n} on: exact attention in float64 takes too long; {remedy}"
 
 
 def _how_sure(comparison: Comparison) -> str:
     """For how many ratios the 95 % of the verdicts stands, and over how many processes."""
-    all_ = f"all {comparison.family} together" if comparison.family > 1 else "the only one"
     over = " to ".join(dict.fromkeys(map(str, comparison.processes[:1] + comparison.processes[-1:]))) or "no"
-    return f"95 % intervals over {over} processes; verdicts: 95 % for {all_}"
+    said = f"95 % intervals over {over} processes"
+    if comparison.family:
+        all_ = f"all {comparison.family} together" if comparison.family > 1 else "the only one"
+        said += f"; verdicts: 95 % for {all_}" + "; --csv has the pairs of the others" * (len(comparison.labels) > 2)
+    return said
 
 
 def _explain(rows: Sequence[Row]) -> None:
-    from textwrap import wrap
-
     from attnbench.measure.statistics import SAID
 
     why = dict.fromkeys(f"withheld at n = {row.n}: {row.withheld}" for row in rows if row.withheld)
     words = {row.verdict for row in rows} | {row.busy for row in rows}
     said = ["", *why, *(f"{word}: {meaning}" for word, meaning in SAID.items() if word in words)]
     for line in said if len(said) > 1 else ():
-        for part in wrap(line, console.width(), subsequent_indent="  ") or [""]:
-            console.line(part)
+        console.paragraph(line)
 
 
 def _time(side: Side) -> str:
@@ -279,24 +318,24 @@ def _side_rows(comparison: Comparison) -> list[list[str]]:
     return [seen[key] for key in sorted(seen, key=lambda k: (k[0], comparison.labels.index(k[1])))]
 
 
-def _broken(label: str) -> str:
-    """A label as the head of a column; a long one has a line for each option."""
-    return label if len(label) <= 14 else label.replace(":", ":\n").replace(",", ",\n")
-
-
-def _print_crossover(found: Crossover) -> None:
-    """Print the crossover on one line, or on several if the terminal would break a long one just anywhere."""
-    from textwrap import wrap
-
-    where = "" if found.n is None else f"near n = {found.n:.0f}, between {found.low} and {found.high} (95 %); "
-    for part in wrap(f"crossover: {where}{found.note}", console.width(), subsequent_indent="  "):
-        console.line(part)
+def _print_crossovers(found: Mapping[str, Crossover]) -> None:
+    """Print a sentence for each of the others, or one for all of which the same is said."""
+    said: dict[str, list[str]] = {}
+    for name, one in found.items():
+        where = "" if one.n is None else f"near n = {one.n:.0f}, between {one.low} and {one.high} (95 %); "
+        said.setdefault(where + one.note, []).append(name)
+    for text, names in said.items():
+        whose = f" of {', '.join(names)}" * (len(found) > 1)
+        console.paragraph(f"crossover{whose}: {text}")
 
 
 def _figure(comparison: Comparison, about: str) -> Figure:
     import pandas as pd
 
     from attnbench.plots.comparison import draw_comparison
+    from attnbench.plots.page import NothingToDraw
 
+    if len(comparison.labels) < 2:
+        raise NothingToDraw("one variant alone is beside nothing; name another")
     rows = pd.DataFrame(comparison.to_rows())
     return draw_comparison(rows, crossovers=comparison.to_json()["crossovers"], about=about)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from attnbench.cli.streams import Lasting
 from attnbench.printable import printable
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from attnbench.record import Record
     from attnbench.spec import Spec
 
+NARROWEST = 20
+"""Columns below which a screen is not believed; 0 of them are none that were told."""
+
 for _stream in (sys.stdout, sys.stderr):
     # On a terminal without µ or √ print a substitute instead of ending the program.
     if hasattr(_stream, "reconfigure"):
@@ -29,16 +33,21 @@ for _stream in (sys.stdout, sys.stderr):
 
 @functools.cache
 def _out() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False)
+    return _console(stderr=False)
 
 
 @functools.cache
 def _err() -> Console:
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    to = Console(stderr=stderr, highlight=False)
+    if to.width < NARROWEST:
+        to.width = NARROWEST if to.width else 80
+    return to
 
 
 def width() -> int:
@@ -49,6 +58,15 @@ def width() -> int:
 def line(text: str = "") -> None:
     """Print one line of data."""
     _print(_out(), (text, ""))
+
+
+def paragraph(text: str) -> None:
+    """Print text in lines no longer than the screen, broken between words; all but the first are indented."""
+    from textwrap import wrap
+
+    lines = wrap(text, width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    for part in lines or [""]:
+        line(part)
 
 
 def heading(text: str) -> None:
@@ -129,33 +147,45 @@ def table(
 ) -> None:
     """Print a table on stdout under its title; columns named in ``right`` hold numbers.
 
-    If it is too wide, columns of text take several lines; if possible no word is broken, or none of at most 10
-    characters.
+    If it is too wide, text takes several lines, and after that a row does: no number and no name is ever cut. What
+    several rows have as a long note stands once below, under a number.
     """
+    from collections import Counter
+
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    from attnbench.cli.console import GAPS, fit
-
     if title is not None:
         heading(title)
+    notes = Counter(row[-1] for row in rows) if columns[-1] == "note" else Counter[str]()
+    often = [text for text, count in notes.items() if count > 1 and len(text) > _LONG_NOTE]
+    rows = [[*row[:-1], f"({often.index(row[-1]) + 1})" if row[-1] in often else row[-1]] for row in rows]
     lines = [[_shown(cell) for cell in line] for line in (columns, *rows)]
     numbers = [name in right for name in columns]
-    fitting = fit(list(zip(*lines, strict=True)), numbers, width())
-    gap = fitting[1] if fitting else GAPS[0]
-    drawn = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap - 1, 0, 1))
-    for place, (name, number) in enumerate(zip(lines[0], numbers, strict=True)):
-        wide = fitting[0][place] if fitting else None
-        side: Literal["left", "right"] = "right" if number else "left"
-        drawn.add_column(Text(name), justify=side, no_wrap=number, overflow="fold", width=wide)
-    for row in lines[1:]:
-        drawn.add_row(*map(Text, row))
-    _out().print(drawn)
+    groups = in_lines(list(zip(*lines, strict=True)), numbers, width())
+    for block in [lines] if len(groups) == 1 else [[line] for line in lines]:
+        for first, widths, gap in groups:
+            part = slice(first, first + len(widths))
+            drawn = Table(box=None, pad_edge=False, show_header=False, padding=(0, gap - 1, 0, 1))
+            for wide, number in zip(widths, numbers[part], strict=True):
+                drawn.add_column(justify="right" if number else "left", overflow="fold", width=wide)
+            for line in block:
+                drawn.add_row(*(Text(cell, style="dim" * (line is lines[0])) for cell in line[part]))
+            _out().print(Padding(drawn, (0, 0, 0, INDENT * bool(first)), expand=False))
+    for place, text in enumerate(often, start=1):
+        paragraph(f"({place}) {_shown(text)}")
+
+
+_LONG_NOTE = 20
+"""A note of more characters is not repeated in each row."""
+A_LINE_EACH = 60.0
+"""Seconds between the lines of a progress that no terminal shows."""
 
 
 @contextmanager
 def progress(total: int, *, wanted: bool = True) -> Iterator[Progress]:
-    """A bar on a terminal's stderr or in a notebook: cells done, the current cell, time left. Silent elsewhere."""
+    """A bar on a terminal's stderr or in a notebook: cells done, the current one, time left. Else a line a minute."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
     from rich.text import Text
 
@@ -179,7 +209,20 @@ def progress(total: int, *, wanted: bool = True) -> Iterator[Progress]:
         disable=not wanted or not _err().is_terminal,
     ) as bar:
         bar.add_task("starting", total=total)
-        yield bar
+        over = threading.Event()
+
+        def tell() -> None:
+            while not over.wait(A_LINE_EACH):
+                task = bar.tasks[0]
+                note(f"{(task.elapsed or 0) / 60:.0f} min: {task.completed:g} of {task.total:g}: {task.description}")
+
+        teller = threading.Thread(target=tell, daemon=True)
+        if wanted and kind is Progress and not _err().is_terminal:
+            teller.start()
+        try:
+            yield bar
+        finally:
+            over.set()
 
 
 DAGGER = "†"
@@ -270,37 +313,57 @@ def error_notes(kinds: set[str | None]) -> None:
         note("learned: an error means nothing before the projections are fitted")
 
 
-LONGEST_WORD = 10
-"""Words up to this many characters stay whole: ``bfloat16`` does, a label with its options may be broken."""
 GAPS = (2, 1)
 """Spaces between two columns: the second number is used if the first leaves too little room."""
+INDENT = 2
+"""Spaces before the further lines of a row that takes several."""
+_NARROW = 16
+"""Text gets at least so many characters to a line, if it has them."""
+
+
+def in_lines(columns: Sequence[Sequence[str]], numbers: Sequence[bool], space: int) -> list[tuple[int, list[int], int]]:
+    """The lines that a row takes: the first column of each, the widths of its columns, and the gap between them.
+
+    Only a cell that is wider than the screen is broken within a word.
+
+    Args:
+        columns: the cells of each column, the first of which is its head.
+        numbers: which columns hold numbers.
+        space: characters in a line.
+    """
+    lines, start = list[tuple[int, list[int], int]](), 0
+    while start < len(columns):
+        room, stop = space - INDENT * bool(start), len(columns)
+        while (found := fit(columns[start:stop], numbers[start:stop], room)) is None and stop - start > 1:
+            stop -= 1
+        widths, gap = found or ([room], GAPS[0])
+        lines.append((start, widths, gap))
+        start = stop
+    return lines
 
 
 def fit(columns: Sequence[Sequence[str]], numbers: Sequence[bool], space: int) -> tuple[list[int], int] | None:
-    """Widths of the columns, and the gap between them, so that words stay whole.
+    """Widths of the columns, and the gap between them, so that numbers and words stay whole.
 
-    The widest column of text is narrowed again and again; columns of numbers keep their width. If there is too little
-    room for all words, those of more than :data:`LONGEST_WORD` characters are broken, and at last the longest.
+    The widest column that has text, be it in its head, is narrowed again and again.
 
     Args:
-        columns: the cells of each column, including its head.
+        columns: the cells of each column, the first of which is its head.
         numbers: which columns hold numbers.
         space: characters in a line.
 
     Returns:
-        The widths and the gap; None if there is no room for the numbers.
+        The widths and the gap; None if there is too little room.
     """
     from rich.cells import cell_len
 
     widths = [max(1, *(cell_len(line) for cell in cells for line in cell.split("\n"))) for cells in columns]
-    words = [[cell_len(word) for cell in cells for word in cell.split()] for cells in columns]
-    whole = max(LONGEST_WORD, *(n for of in words for n in of), 0)
-    tries = [(longest, gap) for longest in (whole, LONGEST_WORD) for gap in GAPS]
-    for longest, gap in tries + [(n, GAPS[-1]) for n in range(LONGEST_WORD - 1, 0, -1)]:
-        least = [
-            width if fixed else max((n for n in of if n <= longest), default=1)
-            for of, width, fixed in zip(words, widths, numbers, strict=True)
-        ]
+    least = []
+    for cells, width, fixed in zip(columns, widths, numbers, strict=True):
+        words = max((cell_len(word) for cell in cells for word in cell.split()), default=1)
+        body = max((cell_len(cell) for cell in cells[1:]), default=0)
+        least.append(max(words, body if fixed else min(width, _NARROW)))
+    for gap in GAPS:
         room = space - gap * (len(widths) - 1)
         if sum(least) <= room:
             while sum(widths) > room:

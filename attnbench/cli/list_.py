@@ -58,6 +58,7 @@ def _suites(as_json: bool) -> None:
         console.data(rows)
     else:
         console.table(["suite", "what it measures"], [[row["name"], row["description"]] for row in rows])
+        console.note("a suite that names no table or package stands beside none")
 
 
 def _file(what: str, file: Path, as_json: bool) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from attnbench.cli import console
@@ -10,6 +13,7 @@ from attnbench.units import format_bytes, format_count
 if TYPE_CHECKING:
     from attnbench.cell import Cell
     from attnbench.measure.flops import Prediction
+    from attnbench.run.estimate import Duration
     from attnbench.run.plan import Plan
 
 
@@ -41,25 +45,40 @@ def print_heading(plan: Plan) -> None:
 
 def predict(plan: Plan, *, as_json: bool) -> None:
     """Print a line for each cell, with the axes in which cells differ, or everything as JSON."""
-    from attnbench.run.estimate import estimate
+    from attnbench.run.estimate import duration, estimate
     from attnbench.suite.describe import axes_of, shown, varying
 
-    found = list(estimate(plan.cells, plan.settings.threads))
-    limit = plan.settings.memory_limit
-    fits = [one.peak_bytes is None or limit is None or one.peak_bytes <= limit for _, one in found]
+    found = []
+    with console.progress(total=len(plan.cells)) as bar:
+        for cell, one in estimate(plan.cells, plan.settings.threads):
+            found.append((cell, one))
+            bar.update(bar.task_ids[0], completed=len(found), description=cell.variant.label)
+    limit, lasting = plan.settings.memory_limit or math.inf, duration(plan)
+    fits = [None if one.peak_bytes is None else one.peak_bytes <= limit for _, one in found]
     if as_json:
-        console.data(_as_data(plan, [_cell(cell, one, fit) for (cell, one), fit in zip(found, fits, strict=True)]))
+        cells = [_cell(cell, one, fit) for (cell, one), fit in zip(found, fits, strict=True)]
+        console.data({**_as_data(plan, cells), **asdict(lasting)})
         return
     axes = varying(plan.cells)
     rows = []
     for (cell, one), fit in zip(found, fits, strict=True):
-        note = "; ".join(filter(None, ["" if fit else "will not fit", one.reason]))
+        note = "; ".join(filter(None, ["will not fit" if fit is False else "", one.reason]))
         values = [shown(axes_of(cell)[axis]) for axis in axes]
         sizes = [format_count(one.matmul_flops), format_bytes(one.peak_bytes)]
         rows.append([cell.sweep, cell.variant.label, str(cell.shape.N), *values, *sizes, note])
     numbers = ["n", "matmul FLOPs", "peak"]
     console.table(["sweep", "variant", "n", *axes, *numbers[1:], "note"], rows, right=numbers)
-    console.line(f"{_cells(len(found))}, {fits.count(False)} will not fit; nothing was run")
+    words: dict[bool | None, str] = {True: "fit", False: "will not fit"}
+    ends = Counter(words.get(fit) or one.reason.partition(":")[0] for (_, one), fit in zip(found, fits, strict=True))
+    counts = ", ".join(f"{count} {word}" for word, count in ends.items())
+    console.paragraph(f"{_cells(len(found))}: {counts}; nothing was run")
+    console.paragraph(f"the run will take {_minutes(lasting)}; {lasting.ground}")
+
+
+def _minutes(lasting: Duration) -> str:
+    if lasting.seconds is None:
+        return f"at least {lasting.least_seconds / 60:.0f} min" if lasting.least_seconds else "an unknown time"
+    return f"about {lasting.seconds / 60:.0f} min" if lasting.seconds >= 90 else f"about {lasting.seconds:.0f} s"
 
 
 def _as_data(plan: Plan, cells: list[dict[str, Any]]) -> dict[str, Any]:
@@ -75,7 +94,7 @@ def _as_data(plan: Plan, cells: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _cell(cell: Cell, predicted: Prediction, fits: bool) -> dict[str, Any]:
+def _cell(cell: Cell, predicted: Prediction, fits: bool | None) -> dict[str, Any]:
     from attnbench.suite.describe import axes_of
 
     return {

@@ -28,7 +28,7 @@ from attnbench.cli.startup import importing, worker_ahead
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.printable import without_empty
 from attnbench.suite.shard import parse_shard
-from attnbench.units import format_bytes, format_seconds
+from attnbench.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
     from attnbench.record import Record
@@ -95,7 +95,7 @@ def run(
     fresh: Fresh = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed cells again.")] = False,
     unchecked: Unchecked = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs and memory; run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs, memory and time; run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows, or the prediction, as JSON on stdout.")] = False,
 ) -> None:
     """Measure a suite: time, memory and error of every cell, stored one by one.
@@ -269,7 +269,7 @@ def _result_row(record: Record, axes: list[str]) -> list[str]:
     if record.time_ci_low_s and record.time_ci_high_s and record.time_median_s:
         spread = f"{(record.time_ci_high_s - record.time_ci_low_s) / 2 / record.time_median_s:.0%}"
     note = "" if record.status == "ok" else f"{record.status}: {record.reason}"
-    rate = "-" if record.examples_per_s is None else f"{record.examples_per_s:.3g}"
+    rate = "-" if record.examples_per_s is None else format_number(record.examples_per_s)
     return [
         console.name_text(record),
         *(_axis_text(record, axis) for axis in axes),

@@ -98,12 +98,14 @@ def _print_together(found: Sequence[Line]) -> None:
 
 
 def _print_repaired(found: Sequence[Line]) -> None:
+    from attnbench.pretrained.question import MEAN_VALUE
+
     cells = [
         {
             "variant": line.label,
             "steps": str(line.steps),
             "over the control": _interval(line.over_control),
-            "repaired": _number(line.repaired, ".0%"),
+            "repaired": f"as {MEAN_VALUE}" if line.as_trivial else _number(line.repaired, ".0%"),
         }
         for line in sorted(found, key=lambda line: (line.steps, line.over_control.median if line.over_control else 0.0))
     ]

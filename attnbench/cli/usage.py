@@ -24,7 +24,7 @@ COMMANDS = {
     "run": Command("Measure a suite, or resume a run.", "run quick", "a suite"),
     "plot": Command("Draw the figures of a run.", "plot results"),
     "report": Command("Write a run as one HTML page.", "report results"),
-    "compare": Command("Time variants in turn; find crossovers.", "compare softmax performer", "two variants or more"),
+    "compare": Command("Time variants in turn; find crossovers.", "compare softmax performer", "a variant or more"),
     "match": Command("Compare variants at equal cost.", "match topk --error 0.1", "a variant"),
     "score": Command("Train variants on a task.", "score performer linear", "a variant"),
     "swap": Command("Replace a trained model's attention.", "swap listops -v performer", "a model, and --variant"),

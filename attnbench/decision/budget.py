@@ -11,7 +11,7 @@ from attnbench.axes import IN_ROWS
 from attnbench.errors import UsageError
 from attnbench.record import Record
 from attnbench.status import Status
-from attnbench.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from attnbench.units import format_bytes, format_number, format_seconds, parse_bytes, parse_seconds
 
 Target = Literal["error", "memory", "time", "score"]
 CONFIDENCE = 0.95
@@ -32,7 +32,7 @@ class Budget:
     def text(self, amount: float | None) -> str:
         """An amount of what the budget is of, with its unit."""
         if not self.bounds_cost:
-            return "-" if amount is None else f"{amount:.3g}"
+            return "-" if amount is None else format_number(amount)
         return format_bytes(amount) if self.target == "memory" else format_seconds(amount)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,7 @@ from attnbench.scores import Summary, difference, summary
 from attnbench.spec import parse_spec
 from attnbench.status import Status
 from attnbench.trained import Setting, choose, trained
+from attnbench.units import format_number
 from attnbench.variant import VARIANTS
 
 
@@ -42,11 +44,12 @@ class Point:
     """None if the interval holds the limit, so that nothing can be said."""
     said: str = ""
     """The value in words, where a number is not enough."""
+    what: str = ""
+    """What the number is: ``time ratio``, ``power of n in time``."""
 
     def __str__(self) -> str:
-        number = self.said or (
-            f"{self.value:.3g}" if self.low == self.high else f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
-        )
+        value, low, high = map(format_number, (self.value, self.low, self.high))
+        number = self.said or f"{self.what} {value}".strip() + f" ({low} to {high})" * (self.low != self.high)
         return f"{self.at}: {number}" if self.at else number
 
 
@@ -89,11 +92,16 @@ def _ratios(test: Ratio, rows: pd.DataFrame, below: pd.DataFrame) -> Iterator[Po
     else:
         bottoms = {row.without(apart).key: row for row in select(below, test.of, test.bottom, test.top)}
         pairs = [(top, bottoms[top.key]) for top in tops if top.key in bottoms]
-    names = names_of([top for top, _ in pairs])
+    names, what = names_of([top for top, _ in pairs]), _in_words(test.of) + " ratio" * (test.bottom is not None)
     for (top, bottom), at in zip(pairs, names, strict=True):
         if bottom.value > 0 and bottom.low > 0:
             low, high = top.low / bottom.high, top.high / bottom.low
-            yield Point(at, top.value / bottom.value, low, high, _side(low, high, test.above, test.below))
+            yield Point(at, top.value / bottom.value, low, high, _side(low, high, test.above, test.below), what=what)
+
+
+def _in_words(column: str) -> str:
+    """``time`` for ``time_median_s``: a column without its unit."""
+    return re.sub(r"(_median)?(_s|_bytes)?$", "", column).replace("_", " ")
 
 
 def _side(low: float, high: float, above: float | None, below: float | None) -> bool | None:
@@ -109,7 +117,7 @@ def _growths(test: Growth, rows: pd.DataFrame) -> Iterator[Point]:
     over = test.over
     letter, apart = ("n", AS_LENGTH) if over == "seq_len" else (over, AS_HEADS)
     lines = lines_of(select(rows, test.of, test.top), apart)
-    names = names_of([line[-1] for line in lines], apart)
+    names, what = names_of([line[-1] for line in lines], apart), f"power of {letter} in {_in_words(test.of)}"
     for line, at in zip(lines, names, strict=True):
         last = line[-1]
         n = last.place[over]
@@ -124,7 +132,7 @@ def _growths(test: Growth, rows: pd.DataFrame) -> Iterator[Point]:
         least = None if test.at_least is None else math.nextafter(test.at_least, -math.inf)
         most = None if test.at_most is None else math.nextafter(test.at_most, math.inf)
         where = f"{letter}={first.place[over]} to {n}"
-        yield Point(f"{where}, {at}" if at else where, value, low, high, _side(low, high, least, most))
+        yield Point(f"{where}, {at}" if at else where, value, low, high, _side(low, high, least, most), what=what)
 
 
 def _crossovers(test: Crossover, rows: pd.DataFrame) -> Iterator[Point]:

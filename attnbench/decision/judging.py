@@ -16,6 +16,7 @@ import pandas as pd
 from attnbench.decision.claim_cells import Needed, missing_of, needed_by, rows_of
 from attnbench.decision.claim_points import Point, points_of
 from attnbench.decision.claims import Claim
+from attnbench.units import format_number
 
 Verdict = Literal["holds", "fails", "depends on", "open", "not tested here"]
 """``open``: it was tested, and every interval holds both answers."""
@@ -59,7 +60,7 @@ def _most(points: Sequence[Point]) -> str:
     shown = ", ".join(point.at.replace(", ", " ") for point in points[:_FEW])
     rest = f" and {len(points) - _FEW} more" if len(points) > _FEW else ""
     values = [point.value for point in points]
-    return f"{shown}{rest} ({min(values):.3g} to {max(values):.3g})"
+    return f"{shown}{rest} ({format_number(min(values))} to {format_number(max(values))})"
 
 
 def judge_all_rows(claim: Claim, frame: pd.DataFrame | None) -> Judgement:

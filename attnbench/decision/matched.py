@@ -12,7 +12,7 @@ from attnbench.decision.budget import Budget, Point
 from attnbench.decision.search import Found
 from attnbench.run.compare import Comparison, Row, Side
 from attnbench.status import Status
-from attnbench.units import format_bytes, format_seconds
+from attnbench.units import format_bytes, format_number, format_seconds
 
 
 @dataclass(slots=True)
@@ -146,6 +146,9 @@ def _missed(budget: Budget, one: Found) -> str:
     """What comes nearest to the budget, and what kept the search from going on."""
     best = one.best(budget)
     verb = "does not fit into" if budget.bounds_cost else "does not reach"
+    amount = None if best is None or budget.bounds_cost else best.amount(budget)
+    if amount is not None and (amount <= budget.limit if budget.target == "error" else amount >= budget.limit):
+        verb = "may reach, but is not shown to reach,"  # as the end of its interval lies outside
     start = f"{one.variant} {verb} {budget}"
     failed = [f"{one.knob}={point.value}: {_failure(point)}" for point in one.tries if point.status is not Status.OK]
     if best is None:
@@ -195,8 +198,9 @@ def _ratio(a: str, b: str, row: Row) -> str:
         return f"{a} and {b} were not timed in turns: {row.verdict}" + f": {why}" * bool(why)
     if row.shown is None:
         return f"{a} and {b}: no verdict on times: {row.withheld}"
-    ends = f" ({row.shown.low:.3g} to {row.shown.high:.3g})"
-    return f"{a} takes {row.shown.estimate:.3g}{ends} of the time of {b}: {row.word}"
+    low, high = row.shown.low, row.shown.high
+    ends = f" ({format_number(low)} to {format_number(high)})" if low and high else ""
+    return f"{a} takes {format_number(row.shown.estimate)}{ends} of the time of {b}: {row.word}"
 
 
 def _unpaired(match: Match) -> Iterator[str]:
@@ -206,8 +210,8 @@ def _unpaired(match: Match) -> Iterator[str]:
         if a.time and b.time:
             ends = ""
             if a.time_low and a.time_high and b.time_low and b.time_high:
-                ends = f" ({a.time_low / b.time_high:.3g} to {a.time_high / b.time_low:.3g})"
-            yield f"{a.label} takes {a.time / b.time:.3g}{ends} of the time of {b.label}; not timed in turns"
+                ends = f" ({format_number(a.time_low / b.time_high)} to {format_number(a.time_high / b.time_low)})"
+            yield f"{a.label} takes {format_number(a.time / b.time)}{ends} of the time of {b.label}; not timed in turns"
 
 
 def _verdicts(match: Match) -> Iterator[str]:

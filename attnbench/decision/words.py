@@ -10,7 +10,7 @@ from attnbench.decision.judge import MANY_ROUNDS, Finding
 from attnbench.printable import printable
 from attnbench.record import Record
 from attnbench.suite.describe import address_of
-from attnbench.units import format_bytes, format_seconds
+from attnbench.units import format_bytes, format_number, format_seconds
 
 
 def address(row: Record) -> str:
@@ -86,12 +86,14 @@ def number(value: float | None, measure: str, unit: str = "s") -> str:
         return "-"
     if measure == "memory":
         return format_bytes(value)
-    return format_seconds(value) if measure == "time" and unit == "s" else f"{value:.3g}"
+    return format_seconds(value) if measure == "time" and unit == "s" else format_number(value)
 
 
 def ratio(value: float | None) -> str:
     """``1.034``; ``-`` for None and ``∞`` for a ratio to nothing."""
-    return "-" if value is None else "∞" if math.isinf(value) else f"{value:.3f}" if value < 10 else f"{value:.3g}"
+    return (
+        "-" if value is None else "∞" if math.isinf(value) else f"{value:.3f}" if value < 10 else format_number(value)
+    )
 
 
 def interval(one: Finding) -> str:

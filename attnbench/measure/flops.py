@@ -50,7 +50,7 @@ _PRODUCTS: dict[Any, Formula] = {
     torch.ops.aten.baddbmm_: _sum_and_product,
 }
 """Formulas of ours in place of torch's."""
-STEPS = 1500
+STEPS = 800
 """Calls of torch that a prediction follows for each layer, unless it is told another number. They are counted and not
 timed, so that a busy machine foresees what a quiet one does."""
 _FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)(?:_attention)?(_for_cpu)?(?:_backward)?$")
@@ -277,11 +277,14 @@ def predict(make_call: Callable[[], Callable[[], object]], *, most: int | None =
                 result = call()
             del result
             flops = counter.matmul_flops + sum(one.matmul_flops for one in booked)
-            return Prediction(flops, live.peak, steps=patience.steps)
+            fused = "+".join(sorted(counter.kernels.keys() - {"math"}))
+            return Prediction(
+                flops, live.peak, f"without what {fused} holds inside" * bool(fused), steps=patience.steps
+            )
     except (DataDependentOutputException, DynamicOutputShapeException):
         return Prediction(None, None, "unknown: depends on the data")
     except _TooLong:
-        return Prediction(None, None, too_long=True)
+        return Prediction(None, None, too_long=True, steps=patience.steps)
 
 
 def move_fake(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -10,7 +10,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.statistics import FEWEST
 from attnbench.pretrained.subject import Layer
 from attnbench.pretrained.tune import Rules
-from attnbench.spec import Spec
+from attnbench.spec import Spec, comma_separated
 
 NONE, EXACT, MEAN_VALUE = "none", "exact", "mean-value"
 """Labels of the rows that every swap has: nothing replaced, but trained as long; softmax attention where the variants
@@ -69,7 +69,7 @@ def parse_layers(text: str) -> Wanted:
     Raises:
         UsageError: none of these.
     """
-    words = [word.strip() for word in text.split(",")]
+    words = comma_separated(text)
     numbers = [word for word in words if word.isdecimal()]
     each = [found for word in words if (found := _EACH.fullmatch(word))]
     unknown = [word for word in words if word not in ("all", *numbers) and not _EACH.fullmatch(word)]
@@ -89,7 +89,7 @@ def parse_steps(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: not whole numbers from 0 to :data:`MOST_STEPS`.
     """
-    words = [word.strip() for word in text.split(",")]
+    words = comma_separated(text)
     if not all(word.isdecimal() and len(word) < 10 for word in words):
         raise UsageError(f"--steps {text!r}: not numbers of steps; write for instance --steps 0,100")
     steps = tuple(sorted(set(map(int, words))))

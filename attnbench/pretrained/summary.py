@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbench.measure.statistics import median, median_interval
-from attnbench.pretrained.question import NONE
+from attnbench.pretrained.question import MEAN_VALUE, NONE
 from attnbench.pretrained.row import Row
 
 
@@ -33,6 +33,8 @@ class Line:
     over_original: Between | None
     over_control: Between | None
     """Above the model in which nothing was replaced, after as many steps; None at step 0, or without control."""
+    as_trivial: bool
+    """Whether it is no better than averaging all values, trained as long: no attention was repaired."""
     repaired: float | None
     """Share of the damage of the swap that training took back: 1 where it ends with the control, below 0 where it is
     farther from it than the untrained swap was from the original."""
@@ -60,6 +62,8 @@ def _line(rows: Sequence[Row], groups: dict[tuple[str, str, int], list[Row]]) ->
     control = groups.get((NONE, NONE, first.steps), []) if first.label != NONE else []
     start = groups.get((first.label, first.layers, 0), [])
     over_control = _between(rows, control) if first.steps else None
+    trivial = groups.get((MEAN_VALUE, first.layers, first.steps), []) if first.label != MEAN_VALUE else []
+    over_trivial = _between(rows, trivial) if first.steps else None
     return Line(
         label=first.label,
         layers=first.layers,
@@ -68,6 +72,7 @@ def _line(rows: Sequence[Row], groups: dict[tuple[str, str, int], list[Row]]) ->
         loss=_middle(rows, "loss"),
         over_original=_over_original(rows),
         over_control=over_control,
+        as_trivial=over_trivial is not None and 0 <= over_trivial.high < math.inf,
         repaired=_repaired(over_control, _over_original(start)) if start else None,
         accuracy=_middle(rows, "accuracy"),
         top1_agreement=_middle(rows, "top1_agreement"),

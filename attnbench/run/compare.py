@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -58,14 +58,19 @@ class Row:
     """Turns in which another process took the core."""
     stopped: int = 0
     """Turns in which the measuring process stood still, which were left out."""
+    processes: int = 0
+    """In how many processes both took turns."""
 
     @property
     def verdict(self) -> str:
-        """``faster``, ``slower``, ``same``, ``inconclusive``, ``withheld``, or how the side that failed ended."""
+        """``faster``, ``slower``, ``same``, ``inconclusive``, ``withheld``, or how the side that failed ended.
+
+        Empty for a variant that is measured alone.
+        """
         if self.ratio is not None:
             return self.said.word
-        failed = self.a if self.a.record.status is not Status.OK else self.b
-        return f"{failed.record.label} {failed.record.status}"
+        failed = next((one.record for one in (self.a, self.b) if one.record.status is not Status.OK), None)
+        return "" if failed is None else f"{failed.label} {failed.status}"
 
     @property
     def withheld(self) -> str:
@@ -90,7 +95,7 @@ class Row:
 
 @dataclass(slots=True)
 class Comparison:
-    """All lengths of all pairs, and the crossover length of each pair."""
+    """All lengths of all pairs, and the crossover length of each pair. One variant alone is a pair with itself."""
 
     labels: list[str]
     rows: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
@@ -111,15 +116,17 @@ class Comparison:
         return paired_ratio(a, b, noise=noise, family=self.family) if a else None
 
     def undecided(self, visit: Length) -> set[int]:
-        """The variants of all ratios at one length that more processes may decide."""
+        """The variants of all ratios at one length that more processes may decide; one alone is in three."""
+        if len(self.labels) == 1:
+            return {0} if 0 < len(visit.times) < LOOKS[0] else set()
         pairs = combinations(range(len(self.labels)), 2)
         found = {pair: ratio for pair in pairs if (ratio := self.ratio(visit, *pair))}
         return {i for pair, ratio in found.items() if ratio.undecided for i in pair}
 
     @property
     def processes(self) -> list[int]:
-        """In how many processes the ratios were measured: each number that occurs, in order."""
-        return sorted({row.ratio.processes for rows in self.rows.values() for row in rows if row.ratio})
+        """In how many processes the rows were measured: each number that occurs, in order."""
+        return sorted({row.processes for rows in self.rows.values() for row in rows if row.processes})
 
     @property
     def ok(self) -> bool:
@@ -134,7 +141,7 @@ class Comparison:
                 ratio = row.shown
                 flat: dict[str, Any] = {
                     "a": label_a,
-                    "b": label_b,
+                    "b": None if row.b is row.a else label_b,
                     "seq_len": row.n,
                     "verdict": row.verdict,
                     "ratio": ratio.estimate if ratio else None,
@@ -161,7 +168,9 @@ class Comparison:
                 joint_low, joint_high = (ratio.joint if ratio else None) or (None, None)
                 flat |= {"joint_ci_low": joint_low, "joint_ci_high": joint_high, "withheld": row.withheld}
                 flat |= {"disturbed": row.disturbed, "stopped": row.stopped, "busy": row.busy}
-                flat |= {"processes": row.ratio.processes if row.ratio else 0}
+                flat |= {"processes": row.processes}
+                if row.b is row.a:
+                    flat |= dict.fromkeys(name for name in flat if name.startswith("b_"))
                 columns = row.a.record.to_json()
                 flat |= {name: columns[name] for name in _ASKED}
                 rows.append(flat)
@@ -169,8 +178,9 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Rows, crossovers, warnings and the environment."""
+        machine = {"machine" if name == "environment" else name: fact for name, fact in self.environment.items()}
         return {
-            "environment": self.environment,
+            "environment": machine,
             "warnings": self.warnings,
             "rows": self.to_rows(),
             "crossovers": [
@@ -180,7 +190,7 @@ class Comparison:
         }
 
 
-OnLength = Callable[[int, int], object]
+OnLength = Callable[[int, int, Mapping[str, float | str]], object]
 
 
 class Stopped(KeyboardInterrupt):
@@ -206,15 +216,18 @@ class Contest:
     unchecked: bool = False
     """Whether variants are measured whatever laws they break."""
 
-    def answer(self, on_length: OnLength = lambda n, process: None, *, against_itself: bool = False) -> Comparison:
+    def answer(
+        self, on_length: OnLength = lambda n, process, found: None, *, against_itself: bool = False
+    ) -> Comparison:
         """Measure.
 
         Args:
-            on_length: called with each length before it is measured, and how many processes measured it before.
+            on_length: called with each length before it is measured, with the number of processes that measured it
+                before; and again after the first, with the median seconds of each label, or its status.
             against_itself: the same variant is there twice, to see what difference the machine alone makes.
 
         Raises:
-            UsageError: one variant alone, or the same one twice.
+            UsageError: no variant, or the same one twice.
             WorkerFailed: the measuring process could not be started.
             Stopped: Ctrl-C; it has the lengths that are finished.
         """
@@ -255,19 +268,21 @@ class Contest:
             if visit.traces:
                 said = f"n = {n}: a variant {visit.traces} while they took turns; do not trust the times"
                 result.warnings.append(said)
-        for i, j in combinations(range(len(labels)), 2):
+        for i, j in list(combinations(range(len(labels)), 2)) or [(0, 0)]:
             rows = result.rows.setdefault((labels[i], labels[j]), [])
             for place, (n, visit) in enumerate(zip(lengths, visits, strict=True)):
-                ratio, (of_a, of_b) = result.ratio(visit, i, j), visit.of_both(i, j)
+                of_a, of_b = visit.of_both(i, j)
+                ratio = None if i == j else result.ratio(visit, i, j)
                 a, b = (_side(visit, one, times if ratio else None) for one, times in ((i, of_a), (j, of_b)))
-                verdict = Said("withheld")
+                b, verdict = a if i == j else b, Said("withheld")
                 if ratio and a.time and b.time:
                     against = doubts.at(place, (i, j)) or contradicted(ratio, a.time, b.time)
                     verdict = judged(ratio.joint, ratio.noise, busy=doubts.busy[place], doubt=against)
                 disturbed, stopped = (sum(getattr(p, name) for p in visit.pairs) for name in ("disturbed", "stopped"))
-                rows.append(Row(n, a, b, ratio, verdict, disturbed, stopped))
-            claims = [row.shown for row in rows]
-            result.crossovers[labels[i], labels[j]] = crossover(lengths, claims, names=(labels[i], labels[j]))
+                rows.append(Row(n, a, b, ratio, verdict, disturbed, stopped, len(of_a)))
+            if i != j:
+                claims = [row.shown for row in rows]
+                result.crossovers[labels[i], labels[j]] = crossover(lengths, claims, names=(labels[i], labels[j]))
 
     def _visit_all(self, worker: Worker, visits: list[Length], on_length: OnLength, result: Comparison) -> None:
         """Visit each length in the first process, with laws, errors and memory.
@@ -281,7 +296,7 @@ class Contest:
         verdicts = [gate.verdict(worker, cell) for cell in self.cells]
         broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}
         for n in self.lengths:
-            on_length(n, 0)
+            on_length(n, 0, {})
             here = self._at(n)
             if result.without_error or here[0].shape.B * here[0].shape.H * n * n > LONGEST_ERROR:
                 here = [without_error(cell) for cell in here]
@@ -298,6 +313,8 @@ class Contest:
                 if record.status in STOPPING and i not in visit.unsure and i not in broken:
                     ran_out.setdefault(i, record)
             visits.append(visit)
+            sides = {result.labels[i]: _side(visit, i, None) for i in visit.records}
+            on_length(n, 0, {label: one.time or str(one.record.status) for label, one in sides.items()})
 
     def _visit_again(self, worker: Worker, visits: Sequence[Length], on_length: OnLength, result: Comparison) -> None:
         """Let what is undecided take turns in more processes, each started anew, until it is decided or nine have."""
@@ -309,9 +326,9 @@ class Contest:
                 worker.stop()
                 for n, visit, which in wanting:
                     left = which - {i for i, record in visit.lost if record.status in STOPPING}
-                    if len(left) < 2:
+                    if len(left) < min(2, len(self.cells)):
                         continue
-                    on_length(n, process)
+                    on_length(n, process, {})
                     try:
                         measure_again(
                             worker, self._at(n), self._share, visit, left, timeout=self.timeout, process=process

@@ -7,22 +7,22 @@ from itertools import combinations
 
 from attnbench.errors import UsageError
 
-NEEDS_TWO = "compare needs two or more different variants: attnbench compare softmax linear --n 1024..4096"
+_EXAMPLE = "attnbench compare softmax linear --n 1024..4096"
 
 
 def refuse_equal(labels: Sequence[str], written: Sequence[str]) -> None:
-    """Check that there are two or more variants, each only once.
+    """Check that there is a variant, and each only once.
 
     Args:
         labels: the variants without options at their defaults, so that equal variants have equal labels.
         written: the same as the user wrote them, for the message.
 
     Raises:
-        UsageError: one variant alone, or the same one twice, which could only be compared with itself.
+        UsageError: none, or the same one twice, which could only be compared with itself.
     """
     for (label, one), (other_label, other) in combinations(zip(labels, written, strict=True), 2):
         if label == other_label:
             also = "" if label in (one, other) else f", {label}"
-            raise UsageError(f"{one} and {other} are the same variant{also}; {NEEDS_TWO}")
-    if len(labels) < 2:
-        raise UsageError(NEEDS_TWO)
+            raise UsageError(f"{one} and {other} are the same variant{also}; name different ones: {_EXAMPLE}")
+    if not labels:
+        raise UsageError(f"compare needs a variant, or several to be held against the first: {_EXAMPLE}")

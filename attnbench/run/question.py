@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from attnbench.axes import AXES, defaults, names_of, shortened
-from attnbench.cell import Cell, Level, Pass
+from attnbench.cell import STEPS, Cell, Level, Pass
 from attnbench.errors import UsageError
 from attnbench.machine import default_threads, resolve_device
 from attnbench.measure.time import TimingRules
@@ -65,10 +65,10 @@ class Question:
         """Load the plug-ins, look up every name, check every value.
 
         Args:
-            alone: one variant is enough.
+            alone: one variant stands for others, which may take what it does not.
 
         Raises:
-            UsageError: a variant, an option, or fewer than two different variants.
+            UsageError: a variant, an option, the same variant twice, or too few that take what is asked.
         """
         lengths = tuple(sorted(set(parse_range(self.lengths))))
         if not lengths[0]:
@@ -93,8 +93,7 @@ class Question:
         device = resolve_device(self.device)
         written = [spec for text in names for spec in parse_specs(text)]
         specs = [VARIANTS.get(spec.name).normalise(spec) for spec in written]
-        if len(specs) > 1 or not alone:
-            refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
+        refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
         inputs = parse_spec(str(at["inputs"]))
         at["inputs"] = INPUTS.get(inputs.name).normalise(inputs)
         look_at(at["inputs"])
@@ -108,6 +107,8 @@ class Question:
             rates=False,
         )
         cells = tuple(self._cell({**at, "variant": spec, "seq_len": lengths[0]}, device) for spec in specs)
+        if not alone:
+            _refuse_unsupported(cells, {source.rpartition(":")[2] for source in plugins})
         rules = TimingRules.lasting(self.min_time, 10)
         return Contest(cells, lengths, settings, rules, self.timeout, self.unchecked)
 
@@ -125,3 +126,14 @@ class Question:
             error_draws=2,
             **{axis: at[axis] for axis in names_of("cell")},
         )
+
+
+def _refuse_unsupported(cells: Sequence[Cell], modules: Collection[str]) -> None:
+    """Refuse before anything is measured what too few variants take, or what a module of the user's own does not."""
+    reasons = {}
+    for cell in cells:
+        variant, padded, decodes = VARIANTS.get(cell.variant.name), cell.padding > 0, cell.pass_ in STEPS
+        if reason := variant.unsupported_reason(cell.shape, key_mask=padded, decode=decodes, spec=cell.variant):
+            reasons[cell.variant.name] = f"{cell.variant.label}: unsupported: {reason}"
+    if len(reasons) > max(0, len(cells) - 2) or modules & reasons.keys():
+        raise UsageError(f"{'; '.join(reasons.values())}; leave it out, or ask for what it takes")

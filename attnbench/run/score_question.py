@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.errors import UsageError
-from attnbench.spec import parse_specs
+from attnbench.spec import comma_separated, parse_specs
 from attnbench.suite.messages import CommandLine
 from attnbench.suite.schema import Suite
 from attnbench.task import TASKS
@@ -92,6 +92,6 @@ def _check_task(text: str) -> None:
 
 def _rates(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(part) for part in comma_separated(text)]
     except ValueError:
         raise UsageError(f"--rates {text!r}: not learning rates; write for instance --rates 0.004,0.008") from None

@@ -16,7 +16,7 @@ from attnbench.axes import AXES, OF_PRETRAINED, Specs, filled, names_of, shorten
 from attnbench.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
-from attnbench.spec import Scalar, Spec, parse_scalar
+from attnbench.spec import Scalar, Spec, comma_separated, parse_scalar
 from attnbench.suite.axes import DEVICES, Reading
 from attnbench.suite.messages import pick, shown
 from attnbench.suite.schema import Exclude, Suite, first_problem
@@ -182,7 +182,7 @@ def _split(axis: str, value: object) -> list[Any]:
         return [value]
     if isinstance(AXES[axis].values, Specs):
         return _split_specs(value)
-    return [parse_scalar(part.strip()) for part in value.split(",")]
+    return [parse_scalar(part) for part in comma_separated(value)]
 
 
 def _split_specs(text: str) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from attnbench.errors import UsageError
+from attnbench.spec import comma_separated
 
 MAX_VALUES = 10_000
 """More than this on one axis is a slip of the keyboard."""
@@ -25,7 +26,8 @@ def parse_range(value: str | int | Sequence[str | int]) -> list[int]:
     and numbers.
 
     Raises:
-        UsageError: not such a text, a range that runs downwards, nothing, or more than 10,000 values.
+        UsageError: not such a text, a range that runs downwards, nothing, more than 10,000 values, or what may be one
+            number with a comma in it.
     """
     items = [value] if isinstance(value, str | int) else list(value)
     numbers: list[int] = []
@@ -37,8 +39,8 @@ def parse_range(value: str | int | Sequence[str | int]) -> list[int]:
                 raise UsageError(f"{item} is below 0; {FORMS}")
             numbers.append(item)
         else:
-            for part in item.split(","):
-                numbers += _parse_part(part.strip(), item)
+            for part in comma_separated(item):
+                numbers += _parse_part(part, item)
                 _check_count(len(numbers))
         _check_count(len(numbers))
     if not numbers:

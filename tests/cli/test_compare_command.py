@@ -59,11 +59,11 @@ def broken(tmp_path: Path) -> list[str]:
     return options
 
 
-@pytest.mark.parametrize("arguments", [[], ["--n", "4"], ["softmax"]])
-def test_without_two_variants_it_says_what_is_missing_and_gives_an_example(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["--n", "4"]])
+def test_without_a_variant_it_says_what_is_missing_and_gives_an_example(arguments: list[str]) -> None:
     done = compare(*arguments)
     assert (done.returncode, done.stdout) == (Exit.USAGE, "")
-    assert "compare needs two or more different variants: attnbench compare softmax linear --n" in done.stderr
+    assert "compare needs a variant, or several to be held against the first: attnbench compare" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -83,7 +83,7 @@ def test_one_variant_written_twice_is_refused_by_its_name(
     variants: list[str], same: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", *variants, "--n", "4"]) == Exit.USAGE
-    needs = "compare needs two or more different variants: attnbench compare softmax linear --n 1024..4096\n"
+    needs = "name different ones: attnbench compare softmax linear --n 1024..4096\n"
     assert capsys.readouterr().err == f"error: {same}{needs}"
 
 
@@ -116,7 +116,9 @@ def test_json_is_alone_on_stdout_and_warnings_are_on_stderr(broken: list[str]) -
     done = compare("one", "two", "mean-value", "--n", "16", "--json", *QUICK, *broken)
     data = json.loads(done.stdout)
     assert [row["a_status"] for row in data["rows"]] == ["error", "error", "error"]
-    assert [f"warning: {text}" for text in data["warnings"]] == done.stderr.splitlines()
+    told, *warned = done.stderr.splitlines()
+    assert re.fullmatch(r"n = 16: one error, two error, mean-value \d.* .s", told)
+    assert [f"warning: {text}" for text in data["warnings"]] == warned
 
 
 def test_one_length_has_nothing_to_cross_and_several_are_sorted(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_one_length_has_nothing_to_cross_and_several_are_sorted(tmp_path: Path) 
     done = compare("identity", "mean-value", "--n", "64,16,16", *QUICK)
     assert "\ncrossover: " in done.stdout
     lengths = [line.split()[0] for line in done.stdout.splitlines() if line.strip()[:2] in ("16", "64")]
-    assert lengths == ["16", "64", "16", "16", "64", "64"]  # of the ratios, and of memory and error
+    assert lengths == ["16", "16", "64", "64"] * 2  # of the times, and of memory and error
 
 
 def test_long_names_of_many_variants_fit_a_terminal() -> None:
@@ -132,7 +134,9 @@ def test_long_names_of_many_variants_fit_a_terminal() -> None:
     done = compare(*names, "--n", "32..64", *QUICK)
     assert done.returncode == Exit.OK
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert len(re.findall(r"ratio +95 % interval", done.stdout)) == 3
+    assert len(re.findall(r"^ratio: time / time of performer:features=16,kernel=relu$", done.stdout, re.MULTILINE)) == 1
+    for name in names:  # whole in each row, of times and of memory
+        assert len(re.findall(rf"^ *(?:32|64)  {name} ", done.stdout, re.MULTILINE)) == 4
 
 
 def test_padding_stands_in_the_heading_and_in_every_row(tmp_path: Path) -> None:
@@ -150,8 +154,12 @@ def test_a_variant_that_takes_no_padding_says_so_and_a_share_that_is_none_is_ref
     text = NEVER_FASTER.format(name="own").replace('cost="O(n)"', refuses)
     own.write_text(f"from attnbench.variant import No, Traits\n{text}")
     arguments = ["own", "softmax", "--n", "16", "--no-error", "--plugin", str(own), *QUICK]
-    done = compare(*arguments, "--padding", "0.5")
-    assert "it takes no mask" in " ".join(done.stdout.split())
+    three = compare(*arguments, "linear", "--padding", "0.5")
+    assert "it takes no mask" in " ".join(three.stdout.split())
+    assert "n = 16: own unsupported, softmax " in three.stderr
+    done = compare(*arguments, "--padding", "0.5")  # which leaves nothing to compare
+    assert (done.returncode, done.stdout) == (Exit.USAGE, "")
+    assert done.stderr.startswith("error: own: unsupported: key padding: it takes no mask; leave it out")
     done = compare(*arguments, "--padding", "1")
     assert (done.returncode, done.stdout) == (Exit.USAGE, "")
     assert done.stderr == "error: padding must be at least 0 and below 1, not 1; 0.5 makes half of the tokens padding\n"
@@ -186,5 +194,52 @@ def test_the_lines_above_a_table_say_for_how_many_ratios_and_over_how_many_proce
 ) -> None:
     with forks():
         assert main(["compare", "identity", "mean-value", "sdpa", "--n", "16", *QUICK]) == 0
-    line = r"^95 % intervals over \d( to \d)? processes; verdicts: 95 % for all 3 together$"
+    line = r"^95 % intervals over \d( to \d)? processes; verdicts: 95 % for all 3 together; --csv has$"
     assert re.search(line, capsys.readouterr().out, re.MULTILINE)
+
+
+def test_all_stand_in_one_table_against_the_baseline_and_are_told_as_they_are_measured(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    names = ["identity", "mean-value", "sdpa"]
+    done = compare(*names, "--baseline", "sdpa", "--n", "16..32", "--csv", str(table), *QUICK)
+    assert done.returncode == 0, done.stderr
+    times = done.stdout[done.stdout.index("ratio: time / time of sdpa\n") : done.stdout.index("\nmemory and error")]
+    rows = re.findall(r"^(16|32)  (\S+) ", times, re.MULTILINE)
+    assert rows == [(n, name) for n in ("16", "32") for name in ("sdpa", "identity", "mean-value")]
+    assert done.stdout.count("\nratio: ") == 1
+    told = [line for line in done.stderr.splitlines() if line.startswith("n = ")]
+    assert [re.sub(r" \d\S* .s", "", line) for line in told] == [
+        "n = 16: sdpa, identity, mean-value",
+        "n = 32: sdpa, identity, mean-value",
+    ]
+    rows = [(row["a"], row["b"], row["verdict"]) for row in csv.DictReader(table.read_text().splitlines())]
+    assert {pair[:2] for pair in rows} == {("sdpa", "identity"), ("sdpa", "mean-value"), ("identity", "mean-value")}
+
+
+def test_one_variant_is_measured_alone_in_three_processes(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    done = compare("mean-value", "--n", "16..32", "--csv", str(table), *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert "95 % intervals over 3 processes\n" in done.stdout
+    assert "\ntime\n" in done.stdout
+    assert "ratio" not in done.stdout
+    assert len(re.findall(r"^(?:16|32)  mean-value  .*s ±\d+%$", done.stdout, re.MULTILINE)) == 2
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [(row["a"], row["b"], row["verdict"], row["processes"]) for row in rows] == [("mean-value", "", "", "3")] * 2
+    assert all(float(row["a_time_median_s"]) > 0 and not row["b_time_median_s"] for row in rows)
+    alone = compare("mean-value", "--n", "16", "--plot", str(tmp_path / "figure.svg"), *QUICK)
+    assert alone.stderr.splitlines()[-1].endswith("one variant alone is beside nothing; name another")
+
+
+def test_what_a_module_cannot_take_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n\nclass Own(torch.nn.Module):\n    def __init__(self, dim=16):\n        super().__init__()\n"
+        "    def forward(self, x):\n        return x\n"
+    )
+    module = f"{tmp_path}/own.py:Own"
+    done = compare("softmax", "linear", module, "--level", "layer", "--causal", "--n", "16", *QUICK)
+    assert (done.returncode, done.stdout) == (Exit.USAGE, "")
+    said = (
+        "error: Own: unsupported: causal: its constructor has no option causal; leave it out, or ask for what it takes"
+    )
+    assert done.stderr == f"{said}\n"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 
+import numpy as np
 import pytest
 import rich.console
 from hypothesis import HealthCheck, example, given, settings
@@ -17,7 +20,7 @@ from hypothesis import strategies as st
 
 from attnbench.cell import Cell
 from attnbench.cli import console
-from attnbench.cli.console import fit
+from attnbench.cli.console import in_lines
 from attnbench.printable import without_empty
 from attnbench.record import REPLACED, Record
 from attnbench.shape import Shape
@@ -38,27 +41,80 @@ CELLS = st.lists(st.sampled_from(["bfloat16", "linformer", "a", "gaussian:logit_
 COLUMN = st.lists(CELLS.map(" ".join), min_size=2, max_size=2)
 
 
-@given(st.lists(COLUMN, min_size=1, max_size=8), st.integers(10, 100))
-def test_columns_fit_where_their_short_words_do(columns: list[list[str]], space: int) -> None:
+@given(st.lists(COLUMN, min_size=1, max_size=8), st.integers(20, 100))
+def test_columns_of_a_line_fit_it_and_break_neither_a_number_nor_a_word(columns: list[list[str]], space: int) -> None:
     numbers = [i % 3 == 2 for i in range(len(columns))]
-    found = fit(columns, numbers, space)
+    found = in_lines(columns, numbers, space)
+    assert [first for first, _, _ in found] == [0, *np.cumsum([len(widths) for _, widths, _ in found])][:-1]
+    assert sum(len(widths) for _, widths, _ in found) == len(columns)
+    for first, widths, gap in found:
+        room = space - 2 * bool(first)
+        assert sum(widths) + gap * (len(widths) - 1) <= room
+        for place, width in enumerate(widths, start=first):
+            head, cell = columns[place]
+            whole = [cell] if numbers[place] else cell.split()
+            assert width >= min(room, max([1, *map(len, (*whole, *head.split()))]))
     whole = [max(1, *map(len, cells)) for cells in columns]
-    gaps = len(columns) - 1
-    if found is None:
-        assert sum(width if number else 1 for number, width in zip(numbers, whole, strict=True)) + gaps > space
-        return
-    widths, gap = found
-    assert sum(widths) + gap * gaps <= space
-    if sum(whole) + 2 * gaps <= space:
-        assert (widths, gap) == (whole, 2)
-    longest = [max([1, *(len(w) for cell in cells for w in cell.split())]) for cells in columns]
-    longest = [width if number else word for number, width, word in zip(numbers, whole, longest, strict=True)]
-    if sum(longest) + gaps <= space:
-        assert all(width >= word for width, word in zip(widths, longest, strict=True))
-    least = [max([1, *(len(w) for cell in cells for w in cell.split() if len(w) <= 10)]) for cells in columns]
-    least = [width if number else word for number, width, word in zip(numbers, whole, least, strict=True)]
-    if sum(least) + gaps <= space:
-        assert all(small <= width for small, width in zip(least, widths, strict=True))
+    if sum(whole) + 2 * (len(columns) - 1) <= space:
+        assert found == [(0, whole, 2)]
+
+
+NAME = "performer:features=64,kernel=positive"
+NUMBERS = ["1.23 ms ±12%", "0.123 to 0.456", "36.0 KiB", "6.4e-05", "16384"]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 50, 80])
+def test_on_any_screen_numbers_and_names_stand_whole_and_no_line_is_too_long(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    heads = ["variant", "time", "95 % interval", "peak memory", "error", "n", "note"]
+    prose = "the projection would lengthen the sequence"
+    console.table(heads, [[NAME, *NUMBERS, prose], ["linear", *NUMBERS, ""]], right=heads[1:6])
+    said = capsys.readouterr().out
+    assert max(len(line.rstrip()) for line in said.splitlines()) <= columns
+    for one in [*NUMBERS, *[NAME] * (columns >= 40)]:
+        assert len(re.findall(rf"(?:^| ){re.escape(one)}(?: |$)", said, re.MULTILINE)) == (1 if one == NAME else 2), one
+    assert len(said.splitlines()) <= 35  # and not a letter a line
+    assert " ".join(said.split()).count("lengthen the") == 1
+
+
+@pytest.mark.parametrize(("columns", "width"), [("0", 80), ("1", 20), ("40", 40), ("", 80)])
+def test_a_screen_without_columns_is_not_believed(
+    columns: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert console.width() == width
+    console.table(["n", "time"], [["16384", "1.23 ms"]], right=["n", "time"])
+    assert re.search(r"^16384  1\.23 ms *$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_every_table_of_a_terminal_is_made_in_one_place() -> None:
+    package = Path(console.__file__).parents[1]
+    makers = [path.name for path in package.rglob("*.py") if "rich.table" in path.read_text(encoding="utf-8")]
+    assert makers == ["console.py"]
+
+
+def test_a_long_note_that_rows_share_stands_once(capsys: pytest.CaptureFixture[str]) -> None:
+    why = "unsupported: causal: each projected row mixes keys from the whole sequence"
+    console.table(["n", "note"], [["1", why], ["2", why], ["3", "oom"], ["4", "oom"]], right=["n"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said == f"n note 1 (1) 2 (1) 3 oom 4 oom (1) {why}"
+
+
+def test_a_progress_that_no_terminal_shows_is_a_line_from_time_to_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "A_LINE_EACH", 0.01)
+    with console.progress(7) as bar:
+        bar.update(bar.task_ids[0], completed=3, description="softmax n=64")
+        sleep(0.2)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "0 min: 3 of 7: softmax n=64" in said.err.splitlines()
+    with console.progress(7, wanted=False):
+        sleep(0.1)
+    assert capsys.readouterr().err == ""
 
 
 def shown(text: str) -> str:

@@ -150,7 +150,15 @@ def test_growth_is_the_power_between_the_longest_and_a_quarter_of_it(
 
 def test_growth_of_an_exact_number_may_equal_its_limit(tmp_path: Path) -> None:
     rows = [timed("linear", n, 1.0, state_bytes=4096) for n in (512, 2048)]
-    assert verdict(rows, tmp_path, kind="growth", of="state_bytes", top="linear", at_most=0.0).verdict == "holds"
+    found = verdict(rows, tmp_path, kind="growth", of="state_bytes", top="linear", at_most=0.0)
+    assert found.verdict == "holds"
+    assert str(found.points[0]) == "n=512 to 2048: power of n in state 0"
+
+
+def test_each_number_of_a_claim_has_its_name(tmp_path: Path) -> None:
+    rows = [timed(*one) for one in (("softmax", 512, 1.0), ("linear", 512, 0.5))]
+    (point,) = verdict(rows, tmp_path, **FASTER).points
+    assert str(point) == "time ratio 0.5 (0.49 to 0.51)"
 
 
 @pytest.mark.parametrize(

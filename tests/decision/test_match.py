@@ -166,6 +166,20 @@ def test_a_score_that_is_never_reached_names_the_best_and_where_it_was() -> None
     assert line == "performer does not reach score 0.9: best 0.608 (0.568 to 0.648) at features=512"
 
 
+@pytest.mark.parametrize(
+    ("budget", "point", "said"),
+    [
+        (Budget("error", 0.1), error(0.0609, spread=2.6), "error 0.1: best 0.0609 (-0.0974 to 0.219)"),
+        (Budget("score", 0.9), score(0.95, spread=0.1), "score 0.9: best 0.95 (0.85 to 1.05)"),
+    ],
+)
+def test_what_may_reach_a_target_is_not_said_to_miss_it(budget: Budget, point: Point, said: str) -> None:
+    found = search(ladder(), budget, lambda m: point)
+    assert found.chosen is None
+    (line,) = answers(Match(budget, [found]))
+    assert line.startswith(f"performer may reach, but is not shown to reach, {said} at features=")
+
+
 def test_what_runs_out_of_memory_is_a_bound_beyond_which_nothing_is_tried() -> None:
     tried: list[int] = []
 

@@ -46,10 +46,13 @@ def test_nothing_measured_stands_in_a_sentence_by_hand(page: Path) -> None:
 def test_the_printed_comparison_is_that_of_its_rows() -> None:
     printed = (making.HERE / "docs/printed/compare.txt").read_text(encoding="utf-8")
     for row in pd.read_csv(making.RUNS / "compare-cpu/compare.csv").to_dict("records"):
-        (line,) = re.findall(rf"^ *{row['seq_len']} .* {row['verdict']}$", printed, re.MULTILINE)
-        assert format_seconds(row["a_time_median_s"]) in line
-        assert format_seconds(row["b_time_median_s"]) in line
-        assert f" {row['ratio']:.3g} " in line
+        first, other = re.findall(rf"^ *{row['seq_len']}  (.* ±.*)$", printed, re.MULTILINE)
+        assert first.startswith(f"{row['a']}  ")
+        assert format_seconds(row["a_time_median_s"]) in first
+        assert other.startswith(f"{row['b']}  ")
+        assert format_seconds(row["b_time_median_s"]) in other
+        assert f" {1 / row['ratio']:.3g} " in other
+        assert other.split()[-1] == {"slower": "faster", "faster": "slower"}[row["verdict"]]
 
 
 def test_the_printed_run_is_that_of_its_rows(

@@ -45,6 +45,19 @@ def test_what_training_repaired_is_told_from_what_it_taught() -> None:
     assert (line(found, "none", 9).over_control, line(found, "none", 9).repaired) == (None, None)
 
 
+def test_what_ends_level_with_averaging_all_values_has_repaired_no_attention() -> None:
+    rows = [row("none", 0, 0.0), row("none", 9, 0.0)]
+    for label, before, after, slope in (
+        ("mean-value", 1.0, 0.5, 0.0),
+        ("linear", 1.0, 0.5, 0.01),
+        ("topk", 0.5, 0.1, 0),
+    ):
+        rows += [row(label, 0, before), row(label, 9, after, slope=slope)]
+    found = lines(rows)
+    assert {one.label for one in found if one.as_trivial} == {"linear"}
+    assert line(found, "linear", 9).repaired == pytest.approx(0.5, abs=0.05)
+
+
 def test_differences_are_paired_over_windows() -> None:
     found = lines([row("none", 9, 0.0), row("performer", 0, 1.0), row("performer", 9, 1.0, slope=0.1)])
     over = line(found, "performer", 9).over_control

@@ -161,7 +161,7 @@ def test_the_noise_floor_of_the_machine_decides_which_verdicts_are_given(monkeyp
 
 
 def test_a_variant_against_itself_is_compared_only_where_that_is_meant() -> None:
-    with pytest.raises(UsageError, match="two or more different"):
+    with pytest.raises(UsageError, match="softmax and softmax are the same variant"):
         of("softmax", "softmax")
     rows = of("softmax", "softmax", against_itself=True).rows["softmax", "softmax"]
     assert [row.verdict for row in rows] == ["same"] * 4

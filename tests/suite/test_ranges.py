@@ -5,6 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.errors import UsageError
+from attnbench.pretrained.question import parse_layers, parse_steps
+from attnbench.run.score_question import _rates
+from attnbench.spec import comma_separated, parse_specs
+from attnbench.suite.expand import apply_overrides
+from attnbench.suite.load import load_suite
 from attnbench.suite.ranges import parse_range
 
 
@@ -33,6 +38,40 @@ from attnbench.suite.ranges import parse_range
 )
 def test_a_range_stands_for_these_numbers(text: str | int | list[str | int], numbers: list[int]) -> None:
     assert parse_range(text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "several"),
+    [
+        ("1,024", 1024, "1, 024"),
+        ("512,1,024", None, None),
+        ("1,024..16,384", 1024, "1, 024"),
+        ("512..16,384", 16384, "16, 384"),
+        ("8,192", 8192, "8, 192"),
+        ("1,500", 1500, "1, 500"),
+        ("131,072", 131072, "131, 072"),
+        ("1,048,576", 1048576, "1, 048, 576"),
+    ],
+)
+def test_what_may_be_one_number_with_a_comma_is_refused_in_every_list(
+    text: str, whole: int | None, several: str | None
+) -> None:
+    readers = [parse_range, parse_steps, parse_layers, _rates]
+    readers.append(lambda text: parse_specs(f"performer:features=[{text}]"))
+    readers.append(lambda text: apply_overrides(load_suite("quick"), {"seq_len": text}))
+    for read in readers:
+        with pytest.raises(UsageError) as refused:
+            read(text)
+        if whole is not None:
+            assert f"may be one number; write {whole}, or {several!r} if it is several" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["64,128", "64,128,256", "32,512", "16,128", "100,200", "512,1024", "1, 500", "0,100", "2,4,8,128", "1,8,128,512"],
+)
+def test_a_list_is_a_list(text: str) -> None:
+    assert comma_separated(text) == text.replace(" ", "").split(",")
 
 
 FORMS = "write 1024 or 1k or 512,1024 or 1024..16384 (doubling) or 1024..4096+1024 (steps)"
