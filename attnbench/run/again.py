@@ -106,4 +106,6 @@ def _known(environment: Mapping[str, Any]) -> Ready:
 def _refuse_others(path: Path, environment: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     differ = [name for name in _SAME if environment.get(name) != facts[name]]
     if differ:
-        raise UsageError(f"{path}: cannot go on here: another {', '.join(differ)}; measure it again, without --confirm")
+        raise UsageError(
+            f"{path}: cannot go on here, with other {', '.join(differ)}; measure it again, without --confirm"
+        )
