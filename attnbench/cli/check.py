@@ -74,10 +74,10 @@ def check(
     The exit code is 1 if a law does not hold, or if a module does not do what its name promises.
     """
     from attnbench.machine import available_cores
-    from attnbench.plugins import load
     from attnbench.run.isolation import Settings, Worker
     from attnbench.run.laws import examine
     from attnbench.run.process import memory_limit as limit_for
+    from attnbench.run.trial import load_all
     from attnbench.testing import laws_named, variant_named
     from attnbench.variant import VARIANTS
 
@@ -95,8 +95,7 @@ def check(
         if value is not None:
             raise UsageError(f"{option} belongs to a module of a file: attnbench check FILE.py:Class {option} {value}")
     known = set(VARIANTS.names())
-    for source in plugin or []:
-        load(source)
+    load_all(plugin or [])
     names = list(dict.fromkeys(variants or [name for name in VARIANTS.names() if name not in known]))
     everything = "all" in names
     if everything:

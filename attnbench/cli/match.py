@@ -227,10 +227,9 @@ def _of_run(run: Path, budget: Budget, given: Mapping[str, Any], typed: Mapping[
     from attnbench.decision.match_run import match_run
     from attnbench.decision.match_run_scores import match_scores
     from attnbench.plots.load import read_results
-    from attnbench.plugins import load
+    from attnbench.run.trial import load_all
 
-    for source in given["plugins"]:
-        load(source)
+    load_all(given["plugins"])
     frame, n = read_results(run, warn=console.warning), None if given["n"] is None else one_length(given["n"])
     if budget.target == "score":
         pass_ = given["pass"] if "pass_" in typed else "training"
