@@ -13,11 +13,11 @@ from attnbench.cell import Architecture, Level, Pass, Positions
 from attnbench.cli import console
 from attnbench.errors import UsageError
 from attnbench.notebook import Compared, Figures, Matched, Page, Replaced
-from attnbench.plugins import load
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.process import Process
 from attnbench.run.question import Question
 from attnbench.run.runner import execute
+from attnbench.run.trial import load_all
 from attnbench.shape import Bias, Sink
 from attnbench.spec import Spec
 from attnbench.suite.expand import Override
@@ -92,8 +92,7 @@ def run(
     from attnbench.cli.screen import Screen
     from attnbench.plots.load import read_results
 
-    for source in plugins:
-        load(source)
+    load_all(plugins)
     options = Options(
         device=device,
         overrides=overrides or {},
@@ -276,8 +275,7 @@ def match(
     from attnbench.decision.match_score import score_match
 
     budget, limit = budget_of(error=error, memory=memory, time=time, score=score), _bytes(memory_limit)
-    for source in plugins:
-        load(source)
+    load_all(plugins)
     if results is not None:
         frame = _rows(results)
         length = None if n is None else one_length(n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
@@ -69,6 +70,13 @@ class CannotCreate(StoreError):
     """The results folder cannot be made."""
 
     exit_code = Exit.CANNOT_CREATE
+
+
+def cannot_write(place: object, error: OSError) -> StoreError:
+    """The error for a file or folder that the system refuses: with its remedy, and one code for one cause."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    kind, remedy = (StoreError, "make room") if full else (CannotCreate, "choose another place")
+    return kind(f"cannot write {place}: {error.strerror}; {remedy}")
 
 
 class Locked(StoreError):

@@ -8,7 +8,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from attnbench.errors import CannotCreate
+from attnbench.errors import CannotCreate, cannot_write
 
 OF_A_RUN = (
     *("records.jsonl", "samples.jsonl", "failures.jsonl", "curves.jsonl", "results.csv"),
@@ -62,7 +62,7 @@ def write_output(path: Path, content: str | bytes) -> None:
         else:
             replace_file(path, content)
     except OSError as error:
-        raise CannotCreate(f"cannot write {path}: {error.strerror}; choose another place") from error
+        raise cannot_write(path, error) from error
 
 
 def refuse_output(path: Path) -> None:

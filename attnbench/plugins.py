@@ -18,6 +18,7 @@ from pathlib import Path
 
 from attnbench.errors import UsageError
 from attnbench.foreign import module_name, told
+from attnbench.printable import without_home
 
 GROUP = "attnbench.variants"
 
@@ -41,7 +42,7 @@ def provenance(sources: Sequence[str]) -> dict[str, str]:
     for name, file in files.items():
         with suppress(OSError, ValueError):
             if file.is_file():
-                found[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+                found[without_home(name)] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return dict(sorted(found.items()))
 
 

@@ -6,6 +6,7 @@ another.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from itertools import compress
@@ -22,6 +23,12 @@ def printable(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def without_home(text: str) -> str:
+    """``text`` with ``~`` for the user's home folder, whose name is nobody else's business."""
+    home = os.path.expanduser("~")  # noqa: PTH111  # it never raises, also where there is no home
+    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
 
 
 def not_live(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.axes import AXES, FOLLOWING, before, filled
 from attnbench.cell import METHOD_VERSION, OF_TOKENS, UNTOUCHED, Cell
-from attnbench.printable import printable
+from attnbench.printable import printable, without_home
 from attnbench.status import Status
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -550,8 +550,8 @@ def without_lost_rounds(record: Record) -> Record:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """``text`` on one line, printable, at most ``limit`` characters: fit for a CSV cell and a terminal."""
-    flat = printable(" ".join(text.split()))
+    """``text`` on one line, printable, at most ``limit`` characters, without the user's home: fit for a CSV cell."""
+    flat = printable(" ".join(without_home(text).split()))
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 

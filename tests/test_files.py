@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from attnbench.errors import CannotCreate, StoreError
+from attnbench.errors import CannotCreate, Exit, StoreError
 from attnbench.files import OF_A_RUN, replace_file, write_output
+from attnbench.pictures.picture import Picture, write_numbers
 from attnbench.plots.style import save
 from attnbench.pretrained import folder
 from attnbench.store import ENVIRONMENT, FILES, SUITE, TABLE
@@ -100,13 +102,26 @@ def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         write_output(tmp_path / "missing" / "table.csv", "")
 
 
+def test_a_full_disk_has_one_code_whatever_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "replace", _full)
+    numbers = Picture(Figure(), pd.DataFrame({"n": [1]}))
+    for write in (
+        lambda path: write_output(path, "a report"),
+        lambda path: save(Figure(), path),
+        lambda path: write_numbers(numbers, path),
+    ):
+        with pytest.raises(StoreError, match="No space left on device; make room") as refused:
+            write(tmp_path / "file")
+        assert refused.value.exit_code == Exit.IO
+
+
 def test_a_figure_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = Figure()
     (file,) = save(figure, tmp_path / "figure", ("svg",))
     old = file.read_bytes()
     monkeypatch.setattr(Figure, "savefig", lambda self, target, **options: target.write(b"half"))
     monkeypatch.setattr(Path, "replace", _full)
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match=r"cannot write .*; make room"):
         save(figure, tmp_path / "figure", ("svg",))
     assert file.read_bytes() == old
     assert [path.name for path in tmp_path.iterdir()] == ["figure.svg"]

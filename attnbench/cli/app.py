@@ -6,8 +6,11 @@ import math
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from tempfile import NamedTemporaryFile
 from types import FrameType
 from typing import Annotated, Any
 
@@ -17,10 +20,11 @@ import typer.main
 from attnbench import __version__
 from attnbench.cli import console
 from attnbench.cli.completion import join_words
-from attnbench.cli.startup import OnDemand, Unconverted, end_without_search
+from attnbench.cli.startup import OnDemand, Unconverted, end_without_search, quiet_libraries
 from attnbench.cli.streams import lasting_streams
 from attnbench.cli.usage import COMMANDS, OVERVIEW, UsageProblem, explain
-from attnbench.errors import AttnbenchError, Exit, UsageError, did_you_mean
+from attnbench.errors import AttnbenchError, Exit, UsageError, did_you_mean, said
+from attnbench.printable import without_home
 
 
 class _Command(Unconverted):
@@ -137,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.environ.get("_ATTNBENCH_COMPLETE") == "complete_bash":
         join_words()
     end_without_search()
+    quiet_libraries()
     with lasting_streams() as output:
         code = _run(arguments)
         if not output.lost or code != Exit.OK:
@@ -158,18 +163,28 @@ def _run(arguments: Sequence[str] | None) -> int:
     except UsageProblem as problem:
         console.error(explain(problem))
         return Exit.USAGE
-    except (ImportError, MemoryError):
-        from attnbench.run.process import allowed_address_space
-        from attnbench.units import format_bytes
-
-        allowed = allowed_address_space()
-        if allowed is None:
-            raise
-        console.error(f"ulimit -v of {format_bytes(allowed)} is too little to load torch; raise it to 2 GiB or more")
-        return Exit.USAGE
     except _Terminated:
         return Exit.TERMINATED
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except SystemExit as stop:
         return int(stop.code) if isinstance(stop.code, int) else Exit.OK if stop.code is None else Exit.FAILED
+    except Exception as error:
+        return _unforeseen(error)
+
+
+def _unforeseen(error: Exception) -> int:
+    """Print one line on an error that no code foresaw; its traceback goes into a file, and this is the exit code."""
+    from attnbench.run.process import allowed_address_space
+    from attnbench.units import format_bytes
+
+    allowed = allowed_address_space() if isinstance(error, ImportError | MemoryError) else None
+    if allowed is not None:
+        console.error(f"ulimit -v of {format_bytes(allowed)} is too little to load torch; raise it to 2 GiB or more")
+        return Exit.USAGE
+    where = "no file could be written for its traceback"
+    with suppress(OSError), NamedTemporaryFile("w", prefix="attnbench-", suffix=".txt", delete=False) as file:
+        file.write(without_home("".join(traceback.format_exception(error))))
+        where = f"please send {file.name}, its traceback, to who maintains attnbench, with what 'attnbench env' prints"
+    console.error(f"nobody foresaw this: {said(error)}; {where}")
+    return Exit.FAILED

@@ -74,11 +74,11 @@ def check(
     The exit code is 1 if a law does not hold, or if a module does not do what its name promises.
     """
     from attnbench.machine import available_cores
-    from attnbench.plugins import load
     from attnbench.run.isolation import Settings, Worker
     from attnbench.run.laws import examine
     from attnbench.run.process import memory_limit as limit_for
-    from attnbench.testing import laws_named, variant_named
+    from attnbench.run.trial import load_all
+    from attnbench.testing import Report, laws_named, variant_named
     from attnbench.variant import VARIANTS
 
     limit = limit_for("cpu", bytes_of(memory_limit))
@@ -95,8 +95,7 @@ def check(
         if value is not None:
             raise UsageError(f"{option} belongs to a module of a file: attnbench check FILE.py:Class {option} {value}")
     known = set(VARIANTS.names())
-    for source in plugin or []:
-        load(source)
+    load_all(plugin or [])
     names = list(dict.fromkeys(variants or [name for name in VARIANTS.names() if name not in known]))
     everything = "all" in names
     if everything:
@@ -120,19 +119,26 @@ def check(
     )
     reports, refused = [], {}
     shows = not (as_json and sys.stdout.isatty())  # a bar between the lines of a list
+    stopped: KeyboardInterrupt | None = None
     with (
         console.progress(len(names), wanted=shows) as bar,
         Worker(settings) as worker,
         console.items(wanted=as_json) as tell,
     ):
         for name in names:
+            found: list[Finding] = []
 
             def begun(law: str, name: str = name) -> None:
                 bar.update(bar.task_ids[0], description=f"{name}: {law}")
 
             try:
-                reports.append(examine(worker, name, laws, timeout=timeout, begun=begun))
+                reports.append(examine(worker, name, laws, timeout=timeout, begun=begun, found=found))
                 tell(_as_data(reports[-1]))
+            except KeyboardInterrupt as pressed:
+                if len(names) == 1 and found:
+                    reports.append(Report(name, tuple(found)))
+                stopped = pressed
+                break
             except Unsupported as reason:  # a package that runs only on a GPU or in whole buckets, say
                 if not everything:
                     raise
@@ -140,12 +146,18 @@ def check(
                 tell({"variant": name, "unsupported": refused[name]})
             bar.advance(bar.task_ids[0])
     if not as_json:
-        if len(reports) == 1:
-            _one(reports[0])
-        else:
+        if len(names) == 1:
+            for report in reports:
+                _one(report, whole=not stopped)
+        elif reports:
             _several(reports)
         for name, why in refused.items():
             console.note(f"{name} is not checked: {why}")
+    if stopped:
+        console.note(
+            f"stopped: {len(reports) + len(refused)} of {len(names)} variants were looked at" * (len(names) > 1)
+        )
+        raise stopped
     if not all(report.held for report in reports):
         raise typer.Exit(Exit.FAILED)
     return None
@@ -170,7 +182,7 @@ def _number(value: float | None) -> str:
     return f"{value:.2g}" if abs(value) < 0.01 else f"{value:.3g}"
 
 
-def _one(report: Report) -> None:
+def _one(report: Report, *, whole: bool) -> None:
     from attnbench.testing import LAWS
 
     rows = []
@@ -191,7 +203,7 @@ def _one(report: Report) -> None:
     console.line()
     if {"time", "memory"} & {finding.law for finding in report.findings}:
         console.line(_growth(report.variant))
-    console.line(_verdict(report))
+    console.line(_verdict(report) if whole else "stopped: the laws after these were not tried")
 
 
 def _growth(name: str) -> str:

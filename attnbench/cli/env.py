@@ -13,6 +13,7 @@ from attnbench.cli import console
 from attnbench.cli.options import AsJson
 from attnbench.errors import UsageError, said
 from attnbench.machine import variables
+from attnbench.printable import without_home
 from attnbench.units import format_bytes
 
 
@@ -94,7 +95,7 @@ def _plugins() -> dict[str, str]:
                 point.load()
             found[point.name] = package
         except UsageError as error:
-            found[point.name] = f"{package}, cannot be loaded: {error}"
+            found[point.name] = without_home(f"{package}, cannot be loaded: {error}")
     return found
 
 

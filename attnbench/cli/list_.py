@@ -38,10 +38,9 @@ def list_(
         _suites(as_json)
         return
 
-    from attnbench.plugins import load
+    from attnbench.run.trial import load_all
 
-    for source in plugin or []:
-        load(source)
+    load_all(plugin or [])
     if what == "inputs":
         _inputs(as_json)
     elif what == "tasks":

@@ -227,10 +227,9 @@ def _of_run(run: Path, budget: Budget, given: Mapping[str, Any], typed: Mapping[
     from attnbench.decision.match_run import match_run
     from attnbench.decision.match_run_scores import match_scores
     from attnbench.plots.load import read_results
-    from attnbench.plugins import load
+    from attnbench.run.trial import load_all
 
-    for source in given["plugins"]:
-        load(source)
+    load_all(given["plugins"])
     frame, n = read_results(run, warn=console.warning), None if given["n"] is None else one_length(given["n"])
     if budget.target == "score":
         pass_ = given["pass"] if "pass_" in typed else "training"
@@ -261,14 +260,30 @@ def _measure(prepared: Prepared, csv: Path | None) -> Match:
 def _keep(prepared: Prepared, screen: MatchScreen, csv: Path | None) -> None:
     from attnbench.decision.matched import rows_of
     from attnbench.decision.search import Found
+    from attnbench.printable import without_empty
+    from attnbench.units import format_bytes, format_seconds
 
-    if csv is not None and screen.tried:
-        knobs = {one.spec.label: one.ladder.knob.option if one.ladder else "" for one in prepared.entrants}
-        found = [Found(label, knobs[label], tuple(points), None) for label, points in screen.tried.items()]
-        write_rows(rows_of(prepared.budget, found, prepared.same), csv, whole=["value"])
+    knobs = {one.spec.label: one.ladder.knob.option if one.ladder else "" for one in prepared.entrants}
+    found = [Found(label, knobs[label], tuple(points), None) for label, points in screen.tried.items()]
+    rows = rows_of(prepared.budget, found, prepared.same)
+    if csv is not None and rows:
+        write_rows(rows, csv, whole=["value"])
         console.note(f"stopped; {csv} has what was measured")
+    elif rows:
+        columns = ["setting", "", "error", "score", "time", "peak memory"]
+        shown = [
+            [
+                row["label"],
+                row["status"],
+                *("-" if row[name] is None else f"{row[name]:.3g}" for name in ("error", "score")),
+                format_seconds(row["time_median_s"]),
+                format_bytes(row["peak_bytes"]),
+            ]
+            for row in rows
+        ]
+        console.table(*without_empty(columns, shown), right=columns[2:], title="measured before the stop")
     elif prepared.trainings is None:
-        console.note("stopped; nothing was measured yet" if csv else "stopped; without --csv match keeps nothing")
+        console.note("stopped; nothing was measured yet")
     if screen.folder is not None:
         console.note(f"stopped; finished trainings are in {screen.folder}; the same command resumes the match")
 

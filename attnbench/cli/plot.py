@@ -66,14 +66,13 @@ def draw_picture(
         StoreError: a file cannot be written.
     """
     from attnbench.pictures import write
-    from attnbench.plugins import load
+    from attnbench.run.trial import load_all
 
     folder = out or Path("plots")
     if out is None and folder.is_symlink():
         raise CannotCreate(f"{folder} is a link, and figures are never written through one; remove it or give --out")
     console.only_repeats()
-    for source in plugins:
-        load(source)
+    load_all(plugins)
     written = write(name, folder, formats, [str(one) for one in of], **options)
     console.heading(f"{name}: {PICTURES[name]}")
     for file in written:

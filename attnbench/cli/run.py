@@ -134,11 +134,10 @@ def run(
 
             engine, device = ours.enter_context(opened(there, device))
         with importing():
-            from attnbench.plugins import load
             from attnbench.run.plan import Options, make_plan
+            from attnbench.run.trial import load_all
 
-            for source in plugin or []:
-                load(source)
+            load_all(plugin or [])
             options = Options(
                 device=device,
                 dtype=dtype,

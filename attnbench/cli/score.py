@@ -81,13 +81,13 @@ def score(
     """
     if not variants:
         raise UsageError(NEEDS_ONE)
-    from attnbench.plugins import load, with_modules
+    from attnbench.plugins import with_modules
     from attnbench.run.plan import Options, make_plan
     from attnbench.run.score_question import ScoreQuestion
+    from attnbench.run.trial import load_all
 
     names, plugins = with_modules(variants, plugin or [])
-    for source in plugins:
-        load(source)
+    load_all(plugins)
     specs = _specs(names)
     question = ScoreQuestion(
         task=task,

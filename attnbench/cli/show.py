@@ -35,13 +35,12 @@ def show(
     ] = None,
 ) -> None:
     """Show a variant with its paper, formula, cost, claims and options, or an input, or a task."""
-    from attnbench.plugins import load
     from attnbench.qkv import INPUTS
+    from attnbench.run.trial import load_all
     from attnbench.task import TASKS
     from attnbench.variant import VARIANTS
 
-    for source in plugin or []:
-        load(source)
+    load_all(plugin or [])
     if picture is not None:
         refuse_files(plot=picture, option="--picture")
         _draw_pattern(name, picture)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -93,3 +95,9 @@ def importing() -> Iterator[None]:
 def end_without_search() -> None:
     """Let Python end without a search for garbage."""
     atexit.register(gc.freeze)
+
+
+def quiet_libraries() -> None:
+    """Keep libraries from printing beside what a command prints, and from settings for windows that none opens."""
+    os.environ.pop("MPLBACKEND", None)  # matplotlib refuses to be imported with a name that it does not know
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where a home cannot be written

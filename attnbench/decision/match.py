@@ -15,13 +15,13 @@ from attnbench.decision.search import Found, most_tries, search
 from attnbench.decision.trainings import Trainings
 from attnbench.errors import UsageError
 from attnbench.measure.time import TimingRules
-from attnbench.plugins import load
 from attnbench.record import Record
 from attnbench.run.compare import LONGEST_ERROR, Comparison, Contest
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.length import without_error
 from attnbench.run.protocol import VisitCell
 from attnbench.run.question import Question
+from attnbench.run.trial import load_all
 from attnbench.spec import Spec
 from attnbench.status import Status
 from attnbench.suite.ranges import parse_range
@@ -68,8 +68,7 @@ class MatchQuestion:
             raise UsageError(f"errors are measured for attention alone; leave --level {asked.level} out")
         if budget.target == "error" and logits > LONGEST_ERROR:
             raise UsageError(f"--n {n}: exact attention in float64 takes too long; give a shorter --n")
-        for source in asked.plugins:
-            load(source)
+        load_all(asked.plugins)
         entrants = entrants_of(asked.variants, budget, n, causal=at["causal"], most=self.most)
         contest = replace(asked, variants=[entrants[0].spec.label], lengths=n).prepare(alone=True)
         cell = replace(contest.cells[0], suite="match", sweep="match", error_draws=self.draws)

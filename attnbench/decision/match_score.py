@@ -14,9 +14,9 @@ from attnbench.decision.match import Prepared, one_length
 from attnbench.decision.trainings import Trainings
 from attnbench.errors import UsageError
 from attnbench.measure.time import TimingRules
-from attnbench.plugins import load
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.score_question import ScoreQuestion
+from attnbench.run.trial import load_all
 from attnbench.suite.expand import MAX_CELLS
 from attnbench.variant import VARIANTS
 
@@ -44,8 +44,7 @@ class ScoreMatch:
         budget, asked = budget_of(score=self.score), self.training
         if self.pass_ in STEPS:
             raise UsageError(f"--pass {self.pass_}: the encoder that is trained reads whole sequences; leave it out")
-        for source in self.run.plugins:
-            load(source)
+        load_all(self.run.plugins)
         entrants = entrants_of(self.variants, budget, asked.n, causal=asked.causal, most=self.most)
         plan = make_plan(asked.suite("match", self._labels(entrants)), self.run)
         plan = replace(plan, settings=replace(plan.settings, rates=False))

@@ -119,7 +119,7 @@ def note(one: Finding) -> str:
     """What is to be said of a finding beside its numbers; empty for nothing."""
     if one.more_rounds is None:
         return printable(one.note)
-    more = f"{MANY_ROUNDS} or more" if one.more_rounds >= MANY_ROUNDS else f"about {one.more_rounds}"
+    more = f"at least {MANY_ROUNDS}" if one.more_rounds >= MANY_ROUNDS else f"about {one.more_rounds}"
     return printable("; ".join(filter(None, [f"needs {more} more round{'s' * (one.more_rounds > 1)}", one.note])))
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas.api.types import is_numeric_dtype
 
-from attnbench.errors import CannotCreate, StoreError
+from attnbench.errors import CannotCreate, cannot_write
 from attnbench.files import replace_file
 from attnbench.table import no_formula
 
@@ -41,5 +41,5 @@ def write_numbers(picture: Picture, path: Path) -> Path:
     try:
         replace_file(path, text.getvalue())
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+        raise cannot_write(path, error) from None
     return path

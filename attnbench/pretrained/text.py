@@ -113,6 +113,8 @@ def words_of(file: Path | None) -> tuple[str, str]:
     """
     if file is None:
         return "pydoc_data.topics", help_of_python()
+    if file.exists() and not file.is_file():  # a pipe or a device may never end
+        raise UsageError(f"--text {file}: not a file; give a file of text")
     try:
         return str(file), file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -12,12 +12,12 @@ from attnbench.cell import METHOD_VERSION
 from attnbench.errors import UsageError
 from attnbench.machine import machine_id
 from attnbench.measure.time import TimingRules
-from attnbench.plugins import load
 from attnbench.run.identity import identity
 from attnbench.run.isolation import Worker
 from attnbench.run.plan import Options, Plan, make_plan
 from attnbench.run.protocol import Ready
 from attnbench.run.runner import Watcher, go_on
+from attnbench.run.trial import load_all
 from attnbench.store import SUITE, RunFolder
 
 _SAME = ("method_version", "machine_id", "threads", "process", "variables", "input_files", "plugins")
@@ -53,8 +53,7 @@ def more_rounds(
         raise UsageError(f"{path}: measured by another version, so it cannot go on; measure it again")
     for doubt in folder.doubts():
         raise UsageError(doubt)
-    for plugin in plugins:
-        load(plugin)
+    load_all(plugins)
     plan = _plan(folder, environment, TimingRules(**rules), plugins, cell_timeout)
     visited = max(row.time_rounds or 0 for row in folder.records().values() if row.cell_id in cells)
     plan = replace(plan, only=frozenset(cells), rules=_stretched(plan.rules, visited + rounds))
@@ -106,4 +105,6 @@ def _known(environment: Mapping[str, Any]) -> Ready:
 def _refuse_others(path: Path, environment: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     differ = [name for name in _SAME if environment.get(name) != facts[name]]
     if differ:
-        raise UsageError(f"{path}: cannot go on here: another {', '.join(differ)}; measure it again, without --confirm")
+        raise UsageError(
+            f"{path}: cannot go on here, with other {', '.join(differ)}; measure it again, without --confirm"
+        )

@@ -17,6 +17,7 @@ from attnbench.errors import AttnbenchError
 from attnbench.machine import variables
 from attnbench.manifest import FRESH
 from attnbench.plugins import provenance
+from attnbench.printable import without_home
 from attnbench.record import SCHEMA_VERSION
 from attnbench.run.plan import Plan
 from attnbench.run.process import environment_for
@@ -43,7 +44,7 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
         **({"unchecked": True} if plan.options.unchecked else {}),
         **({"products": list(plan.settings.products)} if plan.settings.products else {}),
         "variables": variables(environment_for(plan.settings.threads)),
-        "input_files": input_files(plan.cells) | task_files(plan.cells) | model_files(plan.cells),
+        "input_files": read_files(plan.cells),
         **_libraries(plan.cells),
         "plugins": provenance(plan.options.plugins),
     }
@@ -52,6 +53,12 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
 def run_key(facts: dict[str, Any]) -> str:
     """A key that is equal for two invocations whose rows may stand in one folder."""
     return _digest(json.dumps(facts, sort_keys=True).encode())
+
+
+def read_files(cells: Sequence[Cell]) -> dict[str, str]:
+    """The digest of everything that cells read beside code, by a name without the user's home."""
+    found = input_files(cells) | task_files(cells) | model_files(cells)
+    return {without_home(name): digest for name, digest in found.items()}
 
 
 def input_files(cells: Iterable[Cell]) -> dict[str, str]:

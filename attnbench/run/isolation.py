@@ -236,7 +236,7 @@ class Worker:
             self.stop()
             return CellFailed(Status.CRASH, "the measuring process closed its output", tail)
         self.stop()
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         said = "\n".join(tail)
         if "MemoryError" in said or "bad_alloc" in said:
             return CellFailed(Status.OOM, f"the measuring process ran out of memory and {how}", tail)
@@ -276,7 +276,8 @@ def _has_ended(process: subprocess.Popen[str]) -> bool:
     return True
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """``SIGSEGV``, or ``signal 40`` where it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:  # most real-time signals have no name

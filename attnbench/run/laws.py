@@ -42,6 +42,7 @@ def examine(
     *,
     timeout: float,
     begun: Callable[[str], None] = lambda law: None,
+    found: list[Finding] | None = None,
 ) -> Report:
     """What :func:`attnbench.testing.check_variant` finds, whatever the variant does to the process.
 
@@ -49,12 +50,13 @@ def examine(
         variant: a name with or without options.
         timeout: seconds for one law.
         begun: called with the name of each law before it is tried.
+        found: gets what each law finds as soon as it is known, for whoever stops this.
 
     Raises:
         Unsupported: no setting can be built for the small shapes of the laws.
         WorkerFailed: the process cannot be started.
     """
-    findings: list[Finding] = []
+    findings: list[Finding] = [] if found is None else found
     for law in laws:
         begun(law)
         try:

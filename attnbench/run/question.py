@@ -12,13 +12,14 @@ from attnbench.errors import UsageError
 from attnbench.machine import default_threads, resolve_device
 from attnbench.measure.time import TimingRules
 from attnbench.padding import checked
-from attnbench.plugins import load, with_modules
+from attnbench.plugins import with_modules
 from attnbench.qkv import INPUTS, look_at
 from attnbench.run.compare import Contest
 from attnbench.run.different import refuse_equal
 from attnbench.run.isolation import Settings
 from attnbench.run.process import Process
 from attnbench.run.process import memory_limit as limit_for
+from attnbench.run.trial import load_all
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec, parse_specs
 from attnbench.suite.ranges import parse_range
@@ -86,8 +87,7 @@ class Question:
                 option = f"--{axis.replace('_', '-')} {at[axis]}"
                 raise UsageError(f"{option}: that is a matter of layers; add --level layer or model")
         names, plugins = with_modules(self.variants, self.plugins)
-        for source in plugins:
-            load(source)
+        load_all(plugins)
         if self.level == "operator" and (modules := plugins[len(self.plugins) :]):
             raise UsageError(f"{modules[0]}: it takes x, and not q, k and v; add --level layer")
         device = resolve_device(self.device)

@@ -10,6 +10,7 @@ from collections import deque
 from contextlib import suppress
 from typing import IO
 
+from attnbench.printable import without_home
 from attnbench.run.process import END_OF_REQUEST
 
 _TAIL_LINES = 40
@@ -96,4 +97,4 @@ def _read_tail(stream: IO[str], tail: deque[str], all_read: threading.Event) -> 
             if chunk == END_OF_REQUEST:
                 all_read.set()
             elif chunk.strip():
-                tail.append(chunk.rstrip()[-300:])
+                tail.append(without_home(chunk.rstrip())[-300:])

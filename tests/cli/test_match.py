@@ -133,6 +133,13 @@ def test_ctrl_c_keeps_what_was_measured(
     assert capsys.readouterr().err == f"stopped; {file} has what was measured\n"
     (row,) = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
     assert (row["label"], row["knob"], row["error"], row["chosen"]) == ("topk:keys=8", "keys", "0.5", "False")
+    assert main(["match", "topk", "--error", "0.1", "--device", "cpu"]) == Exit.INTERRUPTED
+    title, head, line = capsys.readouterr().out.splitlines()
+    assert (title, head.split(), line.split()) == (
+        "measured before the stop",
+        ["setting", "error"],
+        ["topk:keys=8", "ok", "0.5"],
+    )
 
 
 def test_a_finished_run_is_read_and_nothing_is_measured(tmp_path: Path) -> None:

@@ -154,10 +154,10 @@ def test_unknown_formats_and_places_that_cannot_be_written_are_refused(tmp_path:
     with pytest.raises(UsageError, match="svg, png, pdf, not 'jpg'"):
         save(figure, tmp_path / "f", ["jpg"])
     (tmp_path / "file").write_text("")
-    with pytest.raises(CannotCreate, match="cannot make this folder"):
+    with pytest.raises(CannotCreate, match=r"cannot write .*: File exists; choose another place"):
         save(figure, tmp_path / "file" / "f")
     (tmp_path / "f.svg").mkdir()
-    with pytest.raises(StoreError, match=r"f\.svg: cannot be written"):
+    with pytest.raises(StoreError, match=r"cannot write .*f\.svg: Is a directory"):
         save(figure, tmp_path / "f")
 
 

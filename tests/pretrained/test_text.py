@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,10 @@ def test_without_a_file_the_text_is_one_that_python_brings(tmp_path: Path) -> No
     assert words_of(tmp_path / "t.txt") == (str(tmp_path / "t.txt"), "é")
     with pytest.raises(UsageError, match="cannot be read as UTF-8"):
         words_of(tmp_path / "none.txt")
+
+
+def test_a_text_that_is_a_pipe_or_a_device_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(UsageError, match="not a file; give a file of text"):
+            words_of(place)

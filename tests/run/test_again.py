@@ -123,12 +123,12 @@ def test_a_run_that_could_not_be_repeated_here_is_left_as_it_is(
     with monkeypatch.context() as other:
         other.setenv("MKL_CBWR", "COMPATIBLE")
         with pytest.raises(
-            UsageError, match="cannot go on here: another variables; measure it again, without --confirm"
+            UsageError, match="cannot go on here, with other variables; measure it again, without --confirm"
         ):
             more_rounds(path, [row.cell_id], 1)
     with monkeypatch.context() as other:
         other.setattr(again, "machine_id", lambda device: "another")
-        with pytest.raises(UsageError, match="another machine_id"):
+        with pytest.raises(UsageError, match="with other machine_id"):
             more_rounds(path, [row.cell_id], 1)
     (path / SUITE).write_text("name: t\n")
     with pytest.raises(UsageError, match="is not the suite that was run"):

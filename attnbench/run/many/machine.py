@@ -25,7 +25,7 @@ from attnbench.machine import available_cores, host, load_warning, processor, th
 from attnbench.measure.time import TimingRules
 from attnbench.plugins import load, provenance
 from attnbench.run.descendants import end_orphans
-from attnbench.run.identity import input_files, model_files, task_files
+from attnbench.run.identity import read_files
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.many.engine import Message
 from attnbench.run.many.lease import Lease
@@ -108,7 +108,7 @@ class Machine:
             "niceness_of_parent": os.getpriority(os.PRIO_PROCESS, os.getppid()),
             "threads": threads,
             "variables": variables(environment_for(threads)),
-            "input_files": input_files(cells) | task_files(cells) | model_files(cells),
+            "input_files": read_files(cells),
             "plugins": provenance(message["plugins"]),
         }
 

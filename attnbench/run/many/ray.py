@@ -10,7 +10,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import count
 from typing import Any
@@ -71,7 +72,8 @@ class RayEngine:
             options |= {"resources": {_RESOURCE: 1}, "include_dashboard": False}
         stop = signal.getsignal(signal.SIGTERM)
         try:
-            self._ray.init(**options)
+            with _hushed():
+                self._ray.init(**options)
         except Exception as error:
             raise UsageError(
                 f"--on ray: cannot join the cluster at {self._address}: {_first_line(error)}; it must run, with "
@@ -150,6 +152,19 @@ class RayEngine:
         for machine in list(self._actors):
             self.end(machine)
         self._ray.shutdown()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Drop what is written to stderr in this block: gRPC says there at length what the exception says in a line."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _refuse_unreachable(address: str) -> None:

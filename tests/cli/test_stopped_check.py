@@ -1,0 +1,55 @@
+"""Ctrl-C in check keeps what was found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attnbench.cli.app import _Interrupted, main
+from attnbench.errors import Exit
+from attnbench.run.laws import HoldToLaw
+from attnbench.testing import Finding
+
+
+def stop_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(self: HoldToLaw, *_: Any) -> list[Finding]:
+        asked.append(self.law)
+        if len(asked) == number:
+            raise _Interrupted
+        return [Finding(self.law, "everywhere", True, number=0.125, bound=1.0)]
+
+    monkeypatch.setattr(HoldToLaw, "ask", ask)
+
+
+@pytest.mark.parametrize(
+    ("variants", "number", "said"),
+    [
+        (["softmax"], 3, ["0.125", "stopped: the laws after these were not tried"]),
+        (["softmax", "linear", "performer"], 100, ["softmax", "linear"]),
+    ],
+)
+def test_what_was_found_before_a_stop_is_printed(
+    variants: list[str],
+    number: int,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stop_at(number, monkeypatch)
+    assert main(["check", *variants]) == Exit.INTERRUPTED
+    out = capsys.readouterr()
+    for words in said:
+        assert words in out.out
+    assert "is what it says it is" not in out.out
+    assert (f"of {len(variants)} variants were looked at" in out.err) == (len(variants) > 1)
+
+
+def test_a_stop_before_anything_was_found_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop_at(1, monkeypatch)
+    assert main(["check", "softmax"]) == Exit.INTERRUPTED
+    assert capsys.readouterr().out == ""

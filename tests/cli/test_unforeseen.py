@@ -1,0 +1,62 @@
+"""Whatever nobody foresaw is one line and a file; what a library prints of itself is not shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnbench.cli.app import main
+from attnbench.errors import Exit
+from attnbench.printable import without_home
+
+
+def test_an_error_that_nobody_foresaw_is_one_line_and_its_traceback_a_file_without_a_home(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def broken() -> None:
+        raise RuntimeError(f"nobody thought of {tmp_path}/secret")
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("attnbench.cli.env._versions", broken)
+    assert main(["env"]) == Exit.FAILED
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    found = re.search(r"nobody foresaw this: RuntimeError: .*; please send (\S+), its traceback", error)
+    assert found
+    written = Path(found[1])
+    assert "in broken" in written.read_text()
+    assert "thought of ~/secret" in written.read_text()
+    assert str(tmp_path) not in written.read_text()
+    written.unlink()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("/home/ann/x", "~/x"),
+        ("'/home/ann'", "'~'"),
+        ("/home/anna/x", "/home/anna/x"),
+        ("/home/ann.old", "/home/ann.old"),
+        ("/home/ann-2/x:/home/ann/y", "/home/ann-2/x:~/y"),
+    ],
+)
+def test_a_home_is_replaced_and_no_other(text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert without_home(text) == told
+
+
+def test_no_setting_for_windows_and_no_home_without_rights_says_a_word_beside_a_figure(tmp_path: Path) -> None:
+    # A file is no folder for anybody, root included.
+    (tmp_path / "home").write_text("")
+    variables = {**os.environ, "MPLBACKEND": "nonsense", "HOME": str(tmp_path / "home")}
+    variables = {name: text for name, text in variables.items() if name not in ("MPLCONFIGDIR", "XDG_CACHE_HOME")}
+    done = subprocess.run(
+        [sys.executable, "-m", "attnbench", "plot", "weights", "softmax", "--n", "8", "--out", str(tmp_path / "f")],
+        env=variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (Exit.OK, "")
