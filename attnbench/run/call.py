@@ -73,13 +73,10 @@ class Call:
 
 
 def kept_draw(inputs: Spec, shape: Shape, seed: int) -> Sequence[Tensor]:
-    """Like :func:`draw_qkv`, but keep the last draw if it is small: the next cell often differs by its variant alone.
-
-    Each caller gets a copy, since nothing keeps a variant from writing into its inputs.
-    """
+    """Like :func:`draw_qkv`, but keep the last draw if it is small: the next cell often differs by its variant alone."""
     if shape.B * shape.H * max(shape.N, shape.M) * shape.D > _KEPT_ELEMENTS:
         return draw_qkv(inputs, shape, seed)
-    return [tensor.clone() for tensor in _last_draw(inputs, shape, seed)]
+    return _last_draw(inputs, shape, seed)
 
 
 _last_draw = Recent(draw_qkv, 1)
