@@ -73,7 +73,7 @@ class Call:
 
 
 def kept_draw(inputs: Spec, shape: Shape, seed: int) -> Sequence[Tensor]:
-    """Like :func:`draw_qkv`, but keep the last draw if it is small: the next cell often differs by its variant alone."""
+    """Like :func:`draw_qkv`, but keep the last draw if it is small: the next cell often has the same one."""
     if shape.B * shape.H * max(shape.N, shape.M) * shape.D > _KEPT_ELEMENTS:
         return draw_qkv(inputs, shape, seed)
     return _last_draw(inputs, shape, seed)
