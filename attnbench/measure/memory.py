@@ -19,6 +19,7 @@ from torch._C._profiler import RecordScope
 from torch.autograd.profiler import profile  # torch.profiler's imports torch's compiler, for a second
 
 from attnbench.errors import said
+from attnbench.machine import address_space
 from attnbench.units import format_bytes
 
 _OUT_OF_MEMORY = re.compile(
@@ -70,10 +71,8 @@ def _near_the_limit() -> bool:
         return False
     import resource
 
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    with open("/proc/self/statm") as file:  # noqa: PTH123  # a kernel interface, not a file of ours
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    return limit != resource.RLIM_INFINITY and limit - used < _NEAR
+    limit, used = resource.getrlimit(resource.RLIMIT_AS)[0], address_space()
+    return limit != resource.RLIM_INFINITY and used is not None and limit - used < _NEAR
 
 
 class _Allocations(profile):

@@ -20,7 +20,7 @@ SLOWER = 2.0
 _PATIENCE = 0.5
 """Seconds in which what seems slower may show that it is not, while the core is shared."""
 _SMALL = torch.linspace(-1, 1, 16).view(4, 4)
-"""So small that torch works on it with this thread alone. No products: threads of a busy machine wait for each other."""
+"""So small that torch works on it with this thread alone. Products have more, which wait where the machine is busy."""
 _BYTES = bytes(2**16)
 
 

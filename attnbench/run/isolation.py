@@ -13,7 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from attnbench.cgroup import oom_kills
 from attnbench.errors import AttnbenchError, Exit
+from attnbench.machine import CORES
 from attnbench.record import one_line
 from attnbench.run.descendants import end_all, end_left_behind, seconds_used
 from attnbench.run.process import Process, Products, environment_for
@@ -77,6 +79,8 @@ class Worker:
         self._replies = Replies()
         """What the process that runs now writes, or the one that ran last wrote."""
         self._ready = False
+        self._oom_kills = 0
+        """As it stood before the last request."""
         self.traces = ""
         """What the last request left behind in its process, which was ended for that; empty for nothing."""
         self.warn: Callable[[str], None] = lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2)
@@ -117,6 +121,8 @@ class Worker:
         return self.state
 
     def _spawn(self) -> None:
+        if hasattr(os, "sched_setaffinity"):  # torch may have bound this thread, which hands it down
+            os.sched_setaffinity(0, CORES)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "attnbench.run.worker"],
             stdin=subprocess.PIPE,
@@ -192,6 +198,7 @@ class Worker:
     ) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
+        self._oom_kills = oom_kills()
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -237,14 +244,18 @@ class Worker:
             return CellFailed(Status.CRASH, "the measuring process closed its output", tail)
         self.stop()
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        killed = -code in (signal.SIGTERM, getattr(signal, "SIGKILL", None))
+        if killed and oom_kills() > self._oom_kills:
+            short = "the system ran out of memory and killed the measuring process"
+            return CellFailed(Status.OOM, f"{short}; close other programs or lower --memory-limit", tail, killed=True)
         said = "\n".join(tail)
         if "MemoryError" in said or "bad_alloc" in said:
             return CellFailed(Status.OOM, f"the measuring process ran out of memory and {how}", tail)
         last = one_line(tail[-1]) if tail else ""
         reason = f"the measuring process {how}" + (f": {last}" if last else "")
-        return CellFailed(
-            Status.CRASH, reason, tail, killed=-code in (signal.SIGTERM, getattr(signal, "SIGKILL", None))
-        )
+        if killed and -code != signal.SIGTERM:
+            reason += "; if the system did so for lack of memory, lower --memory-limit"
+        return CellFailed(Status.CRASH, reason, tail, killed=killed)
 
     def stop(self) -> None:
         """End the process and everything it started, at once; warn of one that the system does not let end."""

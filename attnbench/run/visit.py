@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from attnbench.cell import Cell
-from attnbench.machine import oom_kills
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record, one_line, with_traces
 from attnbench.run.gate import Gate, Verdict
@@ -139,13 +138,11 @@ class Visitor:
         return outcome
 
     def _ask(self, cell: Cell, worker: Worker, measure: Callable[[], tuple[Record, Any]]) -> Outcome:
-        oom_kills_before = oom_kills()
         try:
             record, samples = measure()
         except CellFailed as failed:
             remedy = "; raise --cell-timeout" if failed.status is Status.TIMEOUT else ""
-            status = Status.OOM if failed.killed and oom_kills() > oom_kills_before else failed.status
-            record = Record.of(cell, status, failed.reason + remedy, quick=self._rules.quick)
+            record = Record.of(cell, failed.status, failed.reason + remedy, quick=self._rules.quick)
             return Outcome(record, None, record, failed.stderr, failed.killed)
         failed_inside = record.status not in (Status.OK, Status.UNSUPPORTED, Status.DISTURBED)
         return Outcome(record, samples, record, worker.said() if failed_inside else ())

@@ -117,10 +117,29 @@ HIDDEN_DEATH = "import os, time; os.fork() or time.sleep(20); os._exit(3)"
 """The child keeps the pipe open through which answers come."""
 
 
+def test_a_kill_by_the_system_short_of_memory_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = f'import sys\nsys.stdin.readline()\nprint("{{}}", flush=True)\nsys.stdin.readline()\n{KILLED}\n'
+    stand_in(tmp_path, monkeypatch, GUARDED + life)
+    counts = iter(range(10))
+    monkeypatch.setattr(isolation, "oom_kills", lambda: next(counts))
+    with Worker(Settings()) as worker:
+        worker.start()
+        with pytest.raises(CellFailed) as failed:
+            worker.ask({}, 5.0)
+    assert (failed.value.status, failed.value.killed) == (Status.OOM, True)
+    assert str(failed.value) == (
+        "the system ran out of memory and killed the measuring process; close other programs or lower --memory-limit"
+    )
+
+
 @pytest.mark.parametrize(
     ("at_the_request", "status", "reason"),
     [
-        (KILLED, Status.CRASH, "the measuring process was killed by SIGKILL"),
+        (
+            KILLED,
+            Status.CRASH,
+            "the measuring process was killed by SIGKILL; if the system did so for lack of memory, lower --memory-limit",
+        ),
         ("import os; os.kill(os.getpid(), 40)", Status.CRASH, "the measuring process was killed by signal 40"),
         ("import os; os._exit(3)", Status.CRASH, "the measuring process exited with code 3"),
         ("raise MemoryError", Status.OOM, "the measuring process ran out of memory and exited with code 1"),
