@@ -19,7 +19,7 @@ from attnbench.errors import AttnbenchError, BrokenContract
 from attnbench.machine import throttling_warning
 from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
 from attnbench.measure.cuda_events import CudaEvents
-from attnbench.measure.error import measure_error
+from attnbench.measure.error import beyond_rounding, measure_error
 from attnbench.measure.flops import count
 from attnbench.measure.glances import Glances
 from attnbench.measure.laps import Parts, parts_of
@@ -71,7 +71,12 @@ def is_finite(output: Any) -> bool:
 
 
 def run_cell(
-    visit: VisitCell, *, resident: bool = False, limits: Limits = NOT_MEASURED, memory_limit: int | None = None
+    visit: VisitCell,
+    *,
+    resident: bool = False,
+    limits: Limits = NOT_MEASURED,
+    memory_limit: int | None = None,
+    begins: Callable[[str], None] = lambda part: None,
 ) -> tuple[Record, dict[str, Any] | None]:
     """Measure one round of a cell: everything in round 0, more time samples in later rounds.
 
@@ -80,6 +85,7 @@ def run_cell(
         limits: what this machine can do in the cell's dtype, for ``peak_fraction`` and ``floor_s``.
         memory_limit: bytes. On a CPU a cell of the tuned process that needs more than a third of it is measured with
             the allocator as shipped, and its row says so.
+        begins: called with the name of each part of the visit when it begins.
 
     Returns:
         The record, and the raw samples of this round as a JSON row (None where none were taken).
@@ -90,15 +96,20 @@ def run_cell(
     samples_row: dict[str, Any] | None = None
     try:
         if round_ == 0 and "error" in cell.measure:
+            begins("its error")
             _add_error(record, cell)
             if record.rel_error is not None and not math.isfinite(record.rel_error):
                 raise Nonfinite("the output holds NaN or infinity")
         if round_ == 0 and cell.pretrained is not None:
+            begins("its trained model")
             _add_trained(record, cell)
         if "time" in cell.measure or "memory" in cell.measure:
+            begins("its first calls")
             compiles = round_ == 0 and (cell.compile or always_compiled(cell))
             call = _compile(record, cell) if compiles else prepare(cell)
             looks = _first_look(record, cell, call, resident) if round_ == 0 else []
+            if round_ == 0 and call.hold is not None:
+                add_warning(record, call.hold())
             if "time" in cell.measure:
                 on_cpu, most = cell.device == "cpu", 3 * (record.peak_bytes or 0)
                 large = on_cpu and memory_limit is not None and not resident and most > memory_limit
@@ -106,6 +117,7 @@ def run_cell(
                     record.process = "as-shipped"
                 watch, first = stopwatch(cell.device), list[Look]()
                 glances = Glances(look) if round_ == 0 else None
+                begins("its timed calls")
                 throttled = throttled_periods()
                 with freed_memory_returned(large):
                     timing = measure_time(
@@ -129,6 +141,7 @@ def run_cell(
                 }
                 record.time_rounds = round_ + 1
                 add_warning(record, throttling_warning(throttled_periods() - throttled))
+                begins("the checks of its timed calls")
                 if round_ == 0 and call.select is not None:
                     with suppress(Disturbed):
                         chosen = measure_time(call.select, rules, stopwatch=watch)
@@ -169,11 +182,7 @@ def _add_error(record: Record, cell: Cell) -> None:
     record.fit_steps = result.fit_steps
     add_warning(record, result.doubt)
     if result.rel_error is not None and result.rel_error > result.bound:
-        count = result.rel_error / torch.finfo(getattr(torch, cell.dtype)).eps
-        raise AttnbenchError(
-            f"exact, but off by {result.rel_error:.2g}, {count:.2g} roundings of {cell.dtype}: "
-            "products lose precision, or it is not exact"
-        )
+        raise beyond_rounding(result.rel_error, getattr(torch, cell.dtype))
 
 
 def _add_trained(record: Record, cell: Cell) -> None:

@@ -109,7 +109,12 @@ class Gate:
             return Verdict("")
         setting = cell.variant.label, cell.shape.causal
         if setting not in self._known:
-            self._known[setting] = self._found(worker, cell)
+            used = worker.asked > 0
+            found = self._found(worker, cell)
+            if used and found.status in (Status.ERROR, Status.CRASH):  # it may be the fault of cells before it
+                worker.stop()
+                found = self._found(worker, cell)
+            self._known[setting] = found
         return self._known[setting]
 
     def _found(self, worker: Worker, cell: Cell) -> Verdict:

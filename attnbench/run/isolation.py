@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from attnbench.cgroup import oom_kills
@@ -79,6 +80,8 @@ class Worker:
         self._replies = Replies()
         """What the process that runs now writes, or the one that ran last wrote."""
         self._ready = False
+        self.asked = 0
+        """How many requests the process that runs now has got."""
         self._oom_kills = 0
         """As it stood before the last request."""
         self.traces = ""
@@ -134,7 +137,7 @@ class Worker:
             encoding="utf-8",
             errors="replace",
         )
-        self._replies = Replies()
+        self._replies, self.asked = Replies(), 0
         self._replies.listen(self._process)
 
     def _set_up(self) -> Ready:
@@ -153,12 +156,12 @@ class Worker:
         timeout: float,
         *,
         meanwhile: Callable[[], None] = lambda: None,
-        told: Callable[[dict[str, Any]], None] = lambda progress: None,
+        told: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
         """Send one request and wait for its answer; end what it left running.
 
         Args:
-            timeout: seconds that may pass without a message.
+            timeout: seconds for the answer; with ``told``, for each message.
             told: called with each message on how far it is.
             meanwhile: called as soon as the request is sent. A few milliseconds in it cost nothing, since the process
                 first builds what it is to measure.
@@ -168,6 +171,7 @@ class Worker:
         """
         self.start()
         self._replies.forget()
+        self.asked += 1
         answer = self._exchange(request, timeout, meanwhile, told)
         if "failed" in answer:
             self.stop()
@@ -194,7 +198,7 @@ class Worker:
         request: dict[str, Any],
         timeout: float,
         meanwhile: Callable[[], None] = lambda: None,
-        told: Callable[[dict[str, Any]], None] = lambda progress: None,
+        told: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
@@ -205,20 +209,29 @@ class Worker:
         except OSError:
             raise self._death() from None
         meanwhile()
-        while (answer := self._answer(timeout)).keys() == {"progress"}:
+        at, left = "", timeout
+        while True:
+            began = monotonic()
             try:
-                told(answer["progress"])
-            except (KeyError, TypeError, ValueError):
+                line = self._replies.answer(left)
+            except TimeoutError:
+                self.stop()
+                spent = f" {'for' if told else 'in all, at last for'} {at}" if at else ""
+                raise CellFailed(Status.TIMEOUT, f"no answer within {timeout:g} s{spent}", self._replies.tail) from None
+            answer = self._read(line)
+            if answer.keys() != {"progress"}:
+                return answer
+            try:
+                at = str(answer["progress"].get("at", ""))
+                if told:
+                    told(answer["progress"])
+                else:
+                    left = max(0.0, left - (monotonic() - began))
+            except (AttributeError, KeyError, TypeError, ValueError):
                 raise self.garbage() from None
-        return answer
 
-    def _answer(self, timeout: float) -> dict[str, Any]:
-        """The next line of the process, which may be a message on how far it is."""
-        try:
-            line = self._replies.answer(timeout)
-        except TimeoutError:
-            self.stop()
-            raise CellFailed(Status.TIMEOUT, f"no answer within {timeout:.0f} s", self._replies.tail) from None
+    def _read(self, line: str | None) -> dict[str, Any]:
+        """A line of the process, which may be a message on how far it is."""
         if line is None:
             raise self._death()
         try:

@@ -55,8 +55,8 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
     from attnbench.run.canary import Canary
     from attnbench.run.traces import Snapshot
 
-    def tell(done: int, of: int) -> None:
-        _answer(answers, {"progress": {"done": done, "of": of}})
+    def tell(done: int, of: int, at: str = "") -> None:
+        _answer(answers, {"progress": {"done": done, "of": of, **({"at": at} if at else {})}})
 
     device = served.settings["device"]
     first, canary = Snapshot.take(device), Canary()
@@ -103,7 +103,7 @@ class Served:
         from attnbench.run import protocol
 
         if do == protocol.VisitCell.do:
-            return self._visit(protocol.VisitCell.from_json(data))
+            return self._visit(protocol.VisitCell.from_json(data), tell)
         if do == protocol.Train.do:
             return self._train(protocol.Train.from_json(data), tell)
         if do == protocol.TakeTurns.do:
@@ -124,7 +124,7 @@ class Served:
             return self._limits_again(protocol.MeasureLimits.from_json(data))
         raise ValueError(f"no request {do!r}")
 
-    def _visit(self, request: VisitCell) -> dict[str, Any]:
+    def _visit(self, request: VisitCell, tell: Callable[..., None]) -> dict[str, Any]:
         from attnbench.run.execute import run_cell
 
         record, samples = run_cell(
@@ -132,6 +132,7 @@ class Served:
             resident=self.state["process"] == "as-shipped",
             limits=self._limits_of(request.cell),
             memory_limit=self.state["memory_limit_bytes"],
+            begins=lambda part: tell(0, 0, part),
         )
         return {"record": self._told(record).to_json(), "samples": samples}
 

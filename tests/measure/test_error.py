@@ -472,6 +472,22 @@ def test_small_draws_are_kept_for_the_next_variant_and_large_ones_are_not(monkey
             assert error._problem(*given) == (name, *given)
 
 
+def test_an_exact_output_of_zeros_gives_no_relative_error_and_says_so() -> None:
+    @register_input("zeros")
+    def zeros(shape: Shape, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Values that are all 0, as a captured layer may have them."""
+        q, k, v = (torch.zeros(shape.B, shape.H, shape.N, shape.D) for _ in range(3))
+        return q, k, v
+
+    for variant in ("exact", "scaled"):
+        found = measured(variant, inputs="zeros")
+        assert (found.rel_error, found.rel_error_std, found.doubt) == (
+            None,
+            None,
+            "no relative error: the exact output is 0",
+        )
+
+
 def test_no_variant_meets_what_another_wrote_into_its_inputs() -> None:
     class Writes(Exact):
         def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

@@ -117,6 +117,24 @@ HIDDEN_DEATH = "import os, time; os.fork() or time.sleep(20); os._exit(3)"
 """The child keeps the pipe open through which answers come."""
 
 
+@pytest.mark.parametrize("each", [True, False])
+def test_a_limit_holds_for_each_part_of_a_visit_or_for_all_and_the_part_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, each: bool
+) -> None:
+    part = 'time.sleep(0.6); print(\'{"progress": {"at": "its error"}}\', flush=True)\n'
+    life = f'import sys, time\nsys.stdin.readline()\nprint("{{}}", flush=True)\nsys.stdin.readline()\n{part * 4}'
+    stand_in(tmp_path, monkeypatch, GUARDED + life + "time.sleep(60)")
+    monkeypatch.setattr(replies, "_SLICE", 0.2)
+    parts: list[object] = []
+    with Worker(Settings()) as worker:
+        worker.start()
+        with pytest.raises(CellFailed) as failed:
+            worker.ask({}, 1.8, told=parts.append if each else None)
+    assert failed.value.status is Status.TIMEOUT
+    assert str(failed.value) == f"no answer within 1.8 s {'for' if each else 'in all, at last for'} its error"
+    assert len(parts) == 4 * each
+
+
 def test_a_kill_by_the_system_short_of_memory_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     life = f'import sys\nsys.stdin.readline()\nprint("{{}}", flush=True)\nsys.stdin.readline()\n{KILLED}\n'
     stand_in(tmp_path, monkeypatch, GUARDED + life)
@@ -138,7 +156,8 @@ def test_a_kill_by_the_system_short_of_memory_is_told_in_words(tmp_path: Path, m
         (
             KILLED,
             Status.CRASH,
-            "the measuring process was killed by SIGKILL; if the system did so for lack of memory, lower --memory-limit",
+            "the measuring process was killed by SIGKILL; "
+            "if the system did so for lack of memory, lower --memory-limit",
         ),
         ("import os; os.kill(os.getpid(), 40)", Status.CRASH, "the measuring process was killed by signal 40"),
         ("import os; os._exit(3)", Status.CRASH, "the measuring process exited with code 3"),
