@@ -29,6 +29,8 @@ _WANTED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _NEAR = 2**26
 """Bytes. If less than this is left below the limit, any failure counts as lack of memory."""
+UNSURE = 2**26
+"""Bytes of resident memory that libraries may take in their first calls."""
 _VAGUE = (TypeError, SystemError, RuntimeError, OSError)
 """Errors of libraries that do not check whether they got their memory."""
 _STATUS = Path("/proc/self/status")
@@ -95,14 +97,20 @@ def profiled(call: Callable[[], object], profiler: profile) -> list[Any]:
 
 
 def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | None:
-    """Most bytes that tensors made by ``call`` held at once, above what existed before; its result counts.
+    """Most bytes that tensors made by ``call`` held at once, above what existed before; its result counts."""
+    found = tensor_bytes(call, device)
+    return None if found is None else found[0]
+
+
+def tensor_bytes(call: Callable[[], object], device: str = "cpu") -> tuple[int, int] | None:
+    """Most bytes that tensors made by ``call`` held at once, and those that they hold behind it, its result included.
 
     On the CPU exact to the byte, from the profiler's allocation events (allocations inside MKL or by other Python
     threads are not seen). On CUDA the allocator's own peak of requested bytes. None on devices without either.
     """
     gc.collect()
     if device.startswith("cuda"):
-        return _cuda_peak(call, device)
+        return _cuda_bytes(call, device)
     if device != "cpu":
         return None
     seen = profiled(call, _Allocations(use_kineto=True, profile_memory=True))
@@ -111,7 +119,7 @@ def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | 
     for event in events:
         held += event.nbytes()
         peak = max(peak, held)
-    return peak
+    return peak, held
 
 
 def state_bytes(state: object) -> int:
@@ -121,23 +129,23 @@ def state_bytes(state: object) -> int:
     return sum(state_bytes(part) for part in state) if isinstance(state, tuple | list) else 0
 
 
-def _cuda_peak(call: Callable[[], object], device: str) -> int:
+def _cuda_bytes(call: Callable[[], object], device: str) -> tuple[int, int]:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
     torch.cuda.reset_peak_memory_stats(device)
     result = call()
     torch.cuda.synchronize(device)
-    peak = torch.cuda.memory_stats(device)["requested_bytes.all.peak"]
+    now = torch.cuda.memory_stats(device)
     del result
-    return int(peak - before)
+    return int(now["requested_bytes.all.peak"] - before), int(now["requested_bytes.all.current"] - before)
 
 
 def peak_resident_bytes(call: Callable[[], object]) -> int | None:
     """Rise of the process's resident high-water mark during ``call``; None where the kernel does not tell.
 
-    Trust it from 64 MiB up and after a first, warming call. Meaningless when the allocator keeps freed memory
-    (the ``tuned`` process), where a call reuses pages that are resident already.
+    Trust it from :data:`UNSURE` up and after a first, warming call. Where the allocator keeps freed memory (the
+    ``tuned`` process), only what was returned before is seen, since a call reuses pages that are resident already.
     """
     gc.collect()  # what would be freed during the call would hide what the call takes
     try:

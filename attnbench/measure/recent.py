@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -36,7 +36,7 @@ class Recent(Generic[P, T]):
             if len(self._results) > self._size:
                 self._results.popitem(last=False)
         self._results.move_to_end(key)
-        return _lent(self._results[key])
+        return cast("T", _lent(self._results[key]))
 
     @staticmethod
     def held(device: str) -> int:
