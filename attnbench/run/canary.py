@@ -73,7 +73,7 @@ class Canary:
 
     @staticmethod
     def _seconds(words: str) -> float:
-        """Of one piece, in times of what no setting of Python or torch reaches but a shared core slows as well."""
+        """Time of one piece, in times of what no setting of Python or torch reaches but a shared core slows too."""
         return _quickest(_PIECES[words]) / _quickest(lambda: sha256(_BYTES))
 
 

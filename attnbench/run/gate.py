@@ -92,6 +92,8 @@ class Gate:
         """
         self._timeout, self._unchecked = timeout, unchecked
         self._known: dict[tuple[str, bool], Verdict] = {}
+        self.doing: Callable[[Cell, str], None] = lambda cell, part: None
+        """Called with the part of a visit that begins, such as a law."""
 
     def learn(self, records: Iterable[Record]) -> None:
         """Take over what rows say of their settings."""
@@ -123,6 +125,7 @@ class Gate:
         def told(progress: dict[str, Any]) -> None:
             nonlocal at
             at = int(progress["done"])
+            self.doing(cell, f"law {at + 1} of {progress['of']}")
 
         request = HoldSetting(cell)
         try:

@@ -164,8 +164,11 @@ class Visitor:
     ) -> tuple[Record, dict[str, Any] | None]:
         if self._has_its_own_process(request.cell):
             worker.stop()
-        each = {"told": lambda progress: None}  # each part of the visit has the whole limit
-        visited = request.ask(worker, self._cell_timeout, meanwhile=meanwhile, **each)
+
+        def told(progress: dict[str, Any]) -> None:
+            self.gate.doing(request.cell, str(progress["at"]))
+
+        visited = request.ask(worker, self._cell_timeout, meanwhile=meanwhile, told=told)
         if visited.samples and foreign_to_samples(visited.record, [*map(list, request.earlier), visited.taken]):
             raise worker.garbage()
         return with_traces(visited.record, worker.traces), visited.samples

@@ -462,3 +462,23 @@ def test_a_stop_of_the_command_that_is_longer_than_the_limit_is_no_timeout_of_th
     time.sleep(2.3)
     os.kill(command, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(command, 0)[1]) == 0
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_what_a_visit_does_is_told_part_by_part(tmp_path: Path) -> None:
+    suite = tmp_path / "s.yaml"
+    suite.write_text(
+        "name: s\nsweeps: [{name: w, measure: [error, time], "
+        "matrix: {variant: softmax, seq_len: 16, heads: 1, head_dim: 8}}]\n"
+    )
+    parts: list[str] = []
+
+    class Listening(Watcher):
+        def doing(self, cell: Cell, part: str) -> None:
+            parts.append(part)
+
+    execute(make_plan(suite, Options("cpu", out=tmp_path / "out", threads=1, quick=True)), Listening())
+    laws = [part for part in parts if part.startswith("law ")]
+    assert laws[0] == f"law 1 of {len(laws)}"
+    visit = ["its error", "its first calls", "its timed calls", "the checks of its timed calls"]
+    assert parts == laws + visit
