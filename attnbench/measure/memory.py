@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,18 +149,19 @@ def peak_resident_bytes(call: Callable[[], object]) -> int | None:
     ``tuned`` process), only what was returned before is seen, since a call reuses pages that are resident already.
     """
     gc.collect()  # what would be freed during the call would hide what the call takes
-    try:
+    before: int | None = None
+    with suppress(OSError):
         _CLEAR_REFS.write_text("5")  # 5 resets VmHWM; ru_maxrss would start at the parent's peak
         before = _status_kib("VmRSS")
-        result = call()
-        del result
-        return (_status_kib("VmHWM") - before) * 1024
-    except (OSError, LookupError):
-        return None
+    result = call()
+    del result
+    peak = _status_kib("VmHWM")
+    return None if before is None or peak is None else (peak - before) * 1024
 
 
-def _status_kib(field: str) -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1])
-    raise LookupError(field)
+def _status_kib(field: str) -> int | None:
+    with suppress(OSError):
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1])
+    return None

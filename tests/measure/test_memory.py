@@ -4,6 +4,7 @@ import inspect
 import os
 import resource
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,3 +175,13 @@ def test_what_a_call_leaves_is_told_apart_from_what_it_holds_at_most() -> None:
     peak, left = memory.tensor_bytes(call) or (0, 0)
     assert left == 4 * (1000 + 2000)
     assert peak >= 4 * (1000 + 3 * 2000)
+
+
+def raises(error: type[Exception]) -> None:
+    raise error
+
+
+def test_an_error_of_the_call_is_no_lack_of_an_answer() -> None:
+    for error in (KeyError, FileNotFoundError):
+        with pytest.raises(error):
+            peak_resident_bytes(partial(raises, error))
