@@ -14,7 +14,7 @@ class Instant:
     """Gives the same answer whenever it is asked the same. A test that asks for more overrides ``answer``."""
 
     traces = ""
-    asked = 0
+    served = 0
 
     def __init__(self, settings: object = None) -> None:
         pass

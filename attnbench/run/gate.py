@@ -111,7 +111,7 @@ class Gate:
             return Verdict("")
         setting = cell.variant.label, cell.shape.causal
         if setting not in self._known:
-            used = worker.asked > 0
+            used = worker.served > 0
             found = self._found(worker, cell)
             if used and found.status in (Status.ERROR, Status.CRASH):  # it may be the fault of cells before it
                 worker.stop()

@@ -80,7 +80,7 @@ class Worker:
         self._replies = Replies()
         """What the process that runs now writes, or the one that ran last wrote."""
         self._ready = False
-        self.asked = 0
+        self.served = 0
         """How many requests the process that runs now has got."""
         self._oom_kills = 0
         """As it stood before the last request."""
@@ -137,7 +137,7 @@ class Worker:
             encoding="utf-8",
             errors="replace",
         )
-        self._replies, self.asked = Replies(), 0
+        self._replies, self.served = Replies(), 0
         self._replies.listen(self._process)
 
     def _set_up(self) -> Ready:
@@ -171,7 +171,7 @@ class Worker:
         """
         self.start()
         self._replies.forget()
-        self.asked += 1
+        self.served += 1
         answer = self._exchange(request, timeout, meanwhile, told)
         if "failed" in answer:
             self.stop()

@@ -88,7 +88,7 @@ class Visitor:
         Args:
             meanwhile: called while the process builds the cell.
         """
-        used = worker.asked > 0
+        used = worker.served > 0
         verdict = self.gate.verdict(worker, request.cell) if request.round == 0 else None
         if verdict and verdict.status is not Status.OK:
             meanwhile()

@@ -127,7 +127,7 @@ def broken(cell: Cell) -> CellFailed:
 
 def test_what_fails_behind_other_cells_is_tried_again_in_a_process_of_its_own(instant: Any, measure: Any) -> None:
     worker = instant(once(broken, "softmax/n2", round_=0))
-    worker.asked = 3
+    worker.served = 3
     rows, _ = measure(worker)
     assert {row.status for row in rows.values()} == {Status.OK}
     worker = instant(once(broken, "softmax/n2", round_=0))
