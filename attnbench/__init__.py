@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attnbench.machine  # noqa: F401  # counts the cores, before torch comes in and may leave this thread one of them
+
 __version__ = "0.1.0"
 __all__ = [
     "Shape",

@@ -47,6 +47,17 @@ def throttled_periods(root: Path = _ROOT) -> int:
     return sum(_field(group.path / "cpu.stat", "nr_throttled") for group in _groups("cpu", root))
 
 
+def oom_kills(root: Path = _ROOT) -> int:
+    """A count that rises with each process that is killed for lack of memory; 0 where the kernel does not say.
+
+    Not only in the groups: a machine without a limit has its own count.
+    """
+    counts = [(root / "proc/vmstat")]
+    for group in _groups("memory", root):
+        counts.append(group.path / ("memory.events" if group.version == 2 else "memory.oom_control"))
+    return sum(_field(path, "oom_kill") for path in counts)
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     path: Path

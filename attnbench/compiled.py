@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, TypeVar, cast
 
 import torch
@@ -33,9 +33,27 @@ def whole(function: Function) -> Function:
 
     No part ever runs uncompiled. Where something cannot be compiled, the call raises an exception, and
     :func:`why_not_compiled` gives its reason.
+
+    Raises:
+        Unsupported: the compiler's cache cannot be written.
     """
+    _hold_cache()
     torch.compiler.reset()  # torch compiles a piece of code only so often; earlier compilations must not count
     return cast("Function", torch.compile(function, fullgraph=True, dynamic=False))
+
+
+def _hold_cache() -> None:
+    """Raise Unsupported where the compiler's cache cannot be written: torch itself says anything but that."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    try:
+        with TemporaryFile(dir=cache_dir()):
+            pass
+    except OSError as error:
+        remedy = "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
+        raise Unsupported(
+            f"torch.compile cannot write its cache: {error.strerror}: {error.filename}; {remedy}"
+        ) from None
 
 
 def why_not_compiled(error: BaseException) -> str | None:
@@ -81,8 +99,10 @@ def compiling() -> Iterator[None]:
     """Compile what is called inside anew, even if an earlier process left the same code in torch's cache.
 
     Raises:
-        Unsupported: nothing was compiled, though nothing failed: torch's compiler is switched off, say.
+        Unsupported: nothing was compiled, though nothing failed: torch's compiler is switched off, say. Or its cache
+            cannot be written, which later rounds would need.
     """
+    _hold_cache()
     from torch._dynamo.utils import counters
     from torch._inductor.utils import fresh_cache
 

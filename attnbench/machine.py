@@ -33,6 +33,11 @@ RATES_WITHIN = 0.1
 """Share by which the rates of two machines may differ whose rows stand in one run."""
 
 
+CORES = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+"""Cores that this process may use, as it began: ``OMP_PROC_BIND``, ``OMP_PLACES`` or ``GOMP_CPU_AFFINITY`` bind the
+thread that imports torch to one of them."""
+
+
 def available_cores() -> int:
     """Cores that this process may use; a container's quota may allow fewer than there are."""
     quota = cgroup.cores()
@@ -63,9 +68,7 @@ def throttling_warning(periods: int) -> str | None:
 
 
 def _visible_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(CORES)
 
 
 def _asked_threads() -> int | None:
@@ -81,6 +84,12 @@ def total_memory_bytes() -> int | None:
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     limit = cgroup.memory_bytes()
     return min([*sizes, limit] if limit else sizes, default=None)
+
+
+def address_space() -> int | None:
+    """Bytes of address space that this process has; None where the kernel does not tell."""
+    fields = _read(Path("/proc/self/statm")).split()
+    return int(fields[0]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 
 
 def available_memory_bytes() -> int | None:
@@ -103,15 +112,6 @@ def devices() -> list[str]:
     if torch.backends.mps.is_available():
         there = ["mps", *there]
     return there
-
-
-def oom_kills() -> int:
-    """How many processes of this control group the kernel has killed for lack of memory; 0 where it does not say."""
-    for name in ("memory.events", "memory/memory.oom_control"):  # cgroup v2 and v1
-        for line in _read(Path("/sys/fs/cgroup", name)).splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
 
 
 def resolve_device(name: str) -> str:

@@ -14,6 +14,7 @@ class Instant:
     """Gives the same answer whenever it is asked the same. A test that asks for more overrides ``answer``."""
 
     traces = ""
+    served = 0
 
     def __init__(self, settings: object = None) -> None:
         pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -125,7 +124,7 @@ def _quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = version_2(tmp_path, {f"job/step/{name}": text for name, text in files.items()})
     for ask in (cgroup.cores, cgroup.memory_bytes, cgroup.free_memory_bytes):
         monkeypatch.setattr(machine.cgroup, ask.__name__, partial(ask, root))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(16), raising=False)
+    monkeypatch.setattr(machine, "CORES", frozenset(range(16)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
@@ -144,6 +143,13 @@ def test_what_limits_threads_is_said_with_the_remedy(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("OMP_NUM_THREADS", "1,4")
     assert default_threads() == 1
     assert thread_warnings(1) == [allowed, "OMP_NUM_THREADS leaves 1 of 2 cores; --threads 2 uses all"]
+
+
+def test_kills_for_lack_of_memory_are_counted_in_the_groups_and_on_the_machine(tmp_path: Path) -> None:
+    root = version_2(tmp_path, {"job/step/memory.events": "oom 9\noom_kill 2\n", "job/memory.events": "oom_kill 3\n"})
+    (root / "proc/vmstat").write_text("nr_free_pages 1\noom_kill 4\n")
+    assert cgroup.oom_kills(root) == 2 + 3 + 4
+    assert cgroup.oom_kills(tmp_path / "nowhere") == 0
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "many", "²"])

@@ -46,6 +46,9 @@ class Screen(Watcher):
     def visiting(self, cell: Cell) -> None:
         self._bar.update(self._bar.task_ids[0], description=self._names[cell.cell_id])
 
+    def doing(self, cell: Cell, part: str) -> None:
+        self._show(f"{self._names[cell.cell_id]}: {part}")
+
     def trained(self, cell: Cell, step: int, steps: int) -> None:
         self._parts[cell.cell_id] = step / steps
         self._show(f"{self._names[cell.cell_id]}: step {step} of {steps}")

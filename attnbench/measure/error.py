@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from random import SystemRandom
 from typing import Any, Literal, cast
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from attnbench.capabilities import Budgeted, Decoding, Patterned, Selection, chooser
 from attnbench.cell import Cell
-from attnbench.errors import BrokenContract, Unsupported
+from attnbench.errors import AttnbenchError, BrokenContract, Unsupported
 from attnbench.measure.kept import Kept, kept
 from attnbench.measure.recent import Recent
 from attnbench.padding import key_mask
@@ -128,6 +129,8 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
             if problem.digest in seen:
                 continue
             seen.add(problem.digest)
+        if not problem.exact.any():
+            continue
         chooses = build(spec, cell.whole_shape, seed=seed) if fitted is None else fitted.operator
         chooses = chooses.to(device=cell.device, dtype=dtype)
         operator = chooses if adapt is None else adapt(chooses)
@@ -146,6 +149,8 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
         if not output.isfinite().all():
             return ErrorResult(kind, rel_error=math.nan, fit_steps=None if fitted is None else cell.fit)
         measured.append(_compare(output, problem, _kept_mass(operator, problem, prompt), steps=bool(prompt)))
+    if not measured:
+        return ErrorResult(kind, doubt="no relative error: the exact output is 0")
     errors = [draw.rel_error for draw in measured]
     masses = [draw.kept_mass for draw in measured if draw.kept_mass is not None] + [one.mass for one in shares]
     return ErrorResult(
@@ -183,6 +188,102 @@ def roundings(q: Tensor, k: Tensor, *, biased: bool = False) -> float:
     D, M = q.shape[3], k.shape[2]
     logit = math.prod(longest) / math.sqrt(D) + 20 * biased
     return 2 * logit * max(1.0, (1 + math.log2(D)) / math.sqrt(D)) + math.sqrt(M) + 5
+
+
+_ROWS = 8
+"""Queries of one example, of all heads, that are held to the formula."""
+
+
+def hold_rows(
+    operator: nn.Module,
+    qkv: Sequence[Tensor],
+    shape: Shape,
+    *,
+    key_mask: Tensor | None = None,
+    output: Tensor | None = None,
+    backward: bool = False,
+) -> None:
+    """Hold random rows of an operator that claims to be exact to the formula, in its own shape and dtype.
+
+    Args:
+        output: what it gave for the last queries; it is called where None.
+        backward: hold also the gradients that come from these rows alone, in which a query has those of its row, and
+            all keys and values have some.
+
+    Raises:
+        AttnbenchError: they are off by more than rounding can be.
+    """
+    chance, dtype = SystemRandom(), qkv[0].dtype
+    given = [x.detach().clone().requires_grad_(backward) for x in qkv] if output is None else []
+    with torch.enable_grad():
+        if output is None:
+            output = operator(*given, **({} if key_mask is None else {"key_mask": key_mask}))
+    example, first = chance.randrange(len(output)), shape.N - output.shape[2]
+    there = "cpu" if output.device.type == "mps" else output.device
+    mask = None if key_mask is None else key_mask[example : example + 1].to(there)
+    real = range(first, shape.N)
+    if mask is not None and not shape.cross:
+        real = range(first, first + int(mask.sum()))
+    rows = sorted(chance.sample(real, min(_ROWS, len(real))))
+    q, k, v = wide = [x.detach()[example : example + 1].to(there).double().requires_grad_(backward) for x in qkv]
+    bias, sink = position_bias(shape), sink_of(shape)
+    if bias is not None:
+        bias = bias.to(there, dtype).requires_grad_(False)
+
+    def formula(row: int, values: Tensor) -> Tensor:
+        seen = replace(Visible.of(shape), start=shape.q_start + row)
+        logit = None if sink is None else sink.logit.detach().to(there, dtype)
+        return exact_attention(q[:, :, row : row + 1], k, values, causal=seen, key_mask=mask, bias=bias, sink=logit)
+
+    with torch.enable_grad():
+        exact = torch.cat([formula(row, v) for row in rows], 2)
+    found = output[example : example + 1][:, :, [row - first for row in rows]]
+    bound = roundings(q.detach(), k.detach(), biased=bias is not None) * torch.finfo(dtype).eps
+    if exact.any() and (off := relative_error(found.to(there), exact)) > bound:
+        raise beyond_rounding(off, dtype)
+    if not backward:
+        return
+    direction = torch.randn(exact.shape, device=there).to(dtype).double()
+    own = torch.autograd.grad((found * direction.to(found)).sum(), given, allow_unused=True)
+    wanted = torch.autograd.grad((exact * direction).sum(), wide)
+    with torch.no_grad():
+        sizes = _sizes_of_gradients(formula, rows, (q, k, v), direction)
+    for got, right, size in zip(own, wanted, (*sizes, float(wanted[2].norm())), strict=True):
+        difference = torch.zeros((len(output), *right.shape[1:]), device=there, dtype=torch.double)
+        if got is not None:
+            difference += got
+        difference[example] -= right[0]
+        off = float(difference.norm()) / max(size, 1e-300)
+        if not off <= 4 * bound:
+            raise beyond_rounding(off, dtype, "its gradients are ")
+
+
+def _sizes_of_gradients(
+    formula: Callable[[int, Tensor], Tensor], rows: Sequence[int], qkv: Sequence[Tensor], direction: Tensor
+) -> tuple[float, float]:
+    """How large the gradients of queries and keys would be if nothing in them cancelled.
+
+    With D = direction · v, that of a logit is its weight times D - mean(D). Where one weight is nearly 1, that is
+    small, though each of both is rounded.
+    """
+    q, k, v = qkv[0], *(of_query_heads(x, qkv[0].shape[1]) for x in qkv[1:])
+    queries = keys = 0.0
+    for place, row in enumerate(rows):
+        each = (v @ direction[:, :, place, :, None]).abs()
+        each = each + formula(row, each)
+        sums = formula(row, torch.cat((each * k.norm(dim=-1, keepdim=True), each), -1))
+        queries += float(sums[..., 0].square().sum())
+        keys += float((sums[..., 1] * q[:, :, row : row + 1].norm(dim=-1)).square().sum())
+    return math.sqrt(queries / q.shape[3]), math.sqrt(keys / q.shape[3])
+
+
+def beyond_rounding(off: float, dtype: torch.dtype, what: str = "") -> AttnbenchError:
+    """The error of a variant that claims to be exact and is off by so much, relative to what it should be."""
+    count = off / torch.finfo(dtype).eps
+    return AttnbenchError(
+        f"exact, but {what}off by {off:.2g}, {count:.2g} roundings of {str(dtype)[6:]}: "
+        "products lose precision, or it is not exact"
+    )
 
 
 def _prompt(cell: Cell, variant: Variant) -> int:
@@ -303,7 +404,7 @@ def _fitted(cell: Cell, dtype: torch.dtype) -> _Fitted | None:
         masked = {} if problem.key_mask is None else {"key_mask": problem.key_mask.to(cell.device)}
         output = problem.compared(operator(q, k, v, **masked))
         exact = problem.exact.to(output)
-        return (output - exact).square().sum() / exact.square().sum()
+        return (output - exact).square().sum() / exact.square().sum().clamp(min=torch.finfo(exact.dtype).tiny)
 
     fit(operator, loss, cell.fit)
     return _Fitted(operator.requires_grad_(False), doubt)

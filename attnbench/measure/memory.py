@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch._C._profiler import RecordScope
 from torch.autograd.profiler import profile  # torch.profiler's imports torch's compiler, for a second
 
 from attnbench.errors import said
+from attnbench.machine import address_space
 from attnbench.units import format_bytes
 
 _OUT_OF_MEMORY = re.compile(
@@ -28,6 +30,8 @@ _WANTED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _NEAR = 2**26
 """Bytes. If less than this is left below the limit, any failure counts as lack of memory."""
+UNSURE = 2**26
+"""Bytes of resident memory that libraries may take in their first calls."""
 _VAGUE = (TypeError, SystemError, RuntimeError, OSError)
 """Errors of libraries that do not check whether they got their memory."""
 _STATUS = Path("/proc/self/status")
@@ -70,10 +74,8 @@ def _near_the_limit() -> bool:
         return False
     import resource
 
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    with open("/proc/self/statm") as file:  # noqa: PTH123  # a kernel interface, not a file of ours
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    return limit != resource.RLIM_INFINITY and limit - used < _NEAR
+    limit, used = resource.getrlimit(resource.RLIMIT_AS)[0], address_space()
+    return limit != resource.RLIM_INFINITY and used is not None and limit - used < _NEAR
 
 
 class _Allocations(profile):
@@ -96,14 +98,20 @@ def profiled(call: Callable[[], object], profiler: profile) -> list[Any]:
 
 
 def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | None:
-    """Most bytes that tensors made by ``call`` held at once, above what existed before; its result counts.
+    """Most bytes that tensors made by ``call`` held at once, above what existed before; its result counts."""
+    found = tensor_bytes(call, device)
+    return None if found is None else found[0]
+
+
+def tensor_bytes(call: Callable[[], object], device: str = "cpu") -> tuple[int, int] | None:
+    """Most bytes that tensors made by ``call`` held at once, and those that they hold behind it, its result included.
 
     On the CPU exact to the byte, from the profiler's allocation events (allocations inside MKL or by other Python
     threads are not seen). On CUDA the allocator's own peak of requested bytes. None on devices without either.
     """
     gc.collect()
     if device.startswith("cuda"):
-        return _cuda_peak(call, device)
+        return _cuda_bytes(call, device)
     if device != "cpu":
         return None
     seen = profiled(call, _Allocations(use_kineto=True, profile_memory=True))
@@ -112,7 +120,7 @@ def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | 
     for event in events:
         held += event.nbytes()
         peak = max(peak, held)
-    return peak
+    return peak, held
 
 
 def state_bytes(state: object) -> int:
@@ -122,37 +130,38 @@ def state_bytes(state: object) -> int:
     return sum(state_bytes(part) for part in state) if isinstance(state, tuple | list) else 0
 
 
-def _cuda_peak(call: Callable[[], object], device: str) -> int:
+def _cuda_bytes(call: Callable[[], object], device: str) -> tuple[int, int]:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
     torch.cuda.reset_peak_memory_stats(device)
     result = call()
     torch.cuda.synchronize(device)
-    peak = torch.cuda.memory_stats(device)["requested_bytes.all.peak"]
+    now = torch.cuda.memory_stats(device)
     del result
-    return int(peak - before)
+    return int(now["requested_bytes.all.peak"] - before), int(now["requested_bytes.all.current"] - before)
 
 
 def peak_resident_bytes(call: Callable[[], object]) -> int | None:
     """Rise of the process's resident high-water mark during ``call``; None where the kernel does not tell.
 
-    Trust it from 64 MiB up and after a first, warming call. Meaningless when the allocator keeps freed memory
-    (the ``tuned`` process), where a call reuses pages that are resident already.
+    Trust it from :data:`UNSURE` up and after a first, warming call. Where the allocator keeps freed memory (the
+    ``tuned`` process), only what was returned before is seen, since a call reuses pages that are resident already.
     """
     gc.collect()  # what would be freed during the call would hide what the call takes
-    try:
+    before: int | None = None
+    with suppress(OSError):
         _CLEAR_REFS.write_text("5")  # 5 resets VmHWM; ru_maxrss would start at the parent's peak
         before = _status_kib("VmRSS")
-        result = call()
-        del result
-        return (_status_kib("VmHWM") - before) * 1024
-    except (OSError, LookupError):
-        return None
+    result = call()
+    del result
+    peak = _status_kib("VmHWM")
+    return None if before is None or peak is None else (peak - before) * 1024
 
 
-def _status_kib(field: str) -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1])
-    raise LookupError(field)
+def _status_kib(field: str) -> int | None:
+    with suppress(OSError):
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1])
+    return None

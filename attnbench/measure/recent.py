@@ -1,20 +1,26 @@
-"""Results that were made for one cell and may serve the next. No cell is blamed for leaving their memory behind."""
+"""Results that were made for one cell and may serve the next. No cell is blamed for leaving their memory behind.
+
+Each cell is lent copies of their tensors, since nothing keeps a variant from writing into what it is given.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Recent(Generic[P, T]):
-    """Keeps the last few results of a function, as ``functools.lru_cache`` does, and says how many bytes they hold."""
+    """Keeps the last few results of a function, and says how many bytes they hold.
+
+    What it gives is a copy; but modules are given as they are, of which the caller takes its own.
+    """
 
     _all: list[Recent[Any, Any]] = []  # noqa: RUF012  # one list for all of them is intended
 
@@ -30,7 +36,7 @@ class Recent(Generic[P, T]):
             if len(self._results) > self._size:
                 self._results.popitem(last=False)
         self._results.move_to_end(key)
-        return self._results[key]
+        return cast("T", _lent(self._results[key]))
 
     @staticmethod
     def held(device: str) -> int:
@@ -39,11 +45,23 @@ class Recent(Generic[P, T]):
         return sum(tensor.nbytes for tensor in tensors if tensor.device.type == device)
 
 
+def _lent(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if type(value) in (list, tuple):
+        return type(value)(map(_lent, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{field.name: _lent(getattr(value, field.name)) for field in fields(value) if field.init}
+        )
+    return value
+
+
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
+    elif isinstance(value, list | tuple | nn.Module):
+        for one in (*value.parameters(), *value.buffers()) if isinstance(value, nn.Module) else value:
             yield from _tensors(one)
     elif is_dataclass(value):
         for field in fields(value):

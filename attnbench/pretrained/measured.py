@@ -32,8 +32,8 @@ class Opened:
 
     subject: Subject
     text: Text
-    weights: tuple[Tensor, ...]
-    """All of its weights: what is kept of it for the next cell."""
+    weights: nn.Module
+    """What is kept of it for the next cell."""
 
     @property
     def left(self) -> str:
@@ -89,7 +89,7 @@ class Swapped(nn.Module):
 
 def _open(name: str, length: int, text: str) -> Opened:
     subject, words = open_model(name, length, Path(text) if text else None)
-    return Opened(subject, words, (*subject.module.parameters(), *subject.module.buffers()))
+    return Opened(subject, words, subject.module)
 
 
 _opened = Recent(_open, 1)

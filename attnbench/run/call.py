@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, repeat
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,14 +19,15 @@ from attnbench.compiled import whole
 from attnbench.decoder import Decoder, EncoderDecoder
 from attnbench.errors import Unsupported, UsageError
 from attnbench.fewer_queries import remaining
+from attnbench.measure.error import hold_rows
 from attnbench.measure.laps import Laps
-from attnbench.measure.memory import state_bytes
+from attnbench.measure.memory import out_of_memory, state_bytes
 from attnbench.measure.recent import Recent
-from attnbench.model import Encoder, as_layer, cross_entropy
+from attnbench.model import Encoder, MultiHead, as_layer, cross_entropy
 from attnbench.padding import key_mask
 from attnbench.qkv import draw_qkv
 from attnbench.run.process import choose_products
-from attnbench.run.turns import SEEN, Windows
+from attnbench.run.turns import SEEN, UNSEEN, Windows
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.stack import refusal
@@ -68,18 +70,19 @@ class Call:
     """Whether inputs of two numbers may be the same by chance: a single token out of few."""
     uncompiled: Callable[[], Callable[[], Any]] | None = None
     """Makes ``on(0)`` without ``torch.compile``, where the call is compiled and therefore cannot be looked into."""
+    hold: Callable[[], str] | None = None
+    """Holds random rows to the formula, for a variant that claims to be exact; gives what kept it from that, in words.
+
+    Raises AttnbenchError if they are off by more than rounding can be."""
     select: Callable[[], Any] | None = None
     """Runs the choice of pairs alone, on the inputs of ``run``, for an operator that chooses before it attends."""
 
 
 def kept_draw(inputs: Spec, shape: Shape, seed: int) -> Sequence[Tensor]:
-    """Like :func:`draw_qkv`, but keep the last draw if it is small: the next cell often differs by its variant alone.
-
-    Each caller gets a copy, since nothing keeps a variant from writing into its inputs.
-    """
+    """Like :func:`draw_qkv`, but keep the last draw if it is small: the next cell often has the same one."""
     if shape.B * shape.H * max(shape.N, shape.M) * shape.D > _KEPT_ELEMENTS:
         return draw_qkv(inputs, shape, seed)
-    return [tensor.clone() for tensor in _last_draw(inputs, shape, seed)]
+    return _last_draw(inputs, shape, seed)
 
 
 _last_draw = Recent(draw_qkv, 1)
@@ -139,6 +142,7 @@ def prepare(
         on=made.on,
         uncompiled=(lambda: _made(cell, module, inputs, mask, labels, compiled=False).on(0)) if own else None,
         select=_choosing(cell, module, inputs, mask),
+        hold=_holding(cell, module, inputs, mask, made),
         like=_like(cell, first),
         may_repeat=cell.level == "model" and cell.pass_ == "decode",
         state_bytes=made.state_bytes,
@@ -163,6 +167,51 @@ def _choosing(
         return choosing.select(*next(turns), key_mask=mask)
 
     return select
+
+
+def _holding(
+    cell: Cell, module: nn.Module, inputs: Sequence[Windows], mask: Tensor | None, made: _Made
+) -> Callable[[], str] | None:
+    """What holds rows of the call to the formula, in an operator or one of a layer or an encoder, which is caught."""
+    if cell.variant.name == UNTOUCHED or cell.shape.query_stride > 1 or cell.architecture != "encoder":
+        return None
+    if not VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).exact:
+        return None
+    inside = [part.operator for part in module.modules() if isinstance(part, MultiHead)]
+    plain = cell.shape.bias == "none" and cell.shape.sink == "none"  # else each layer has its own
+    if cell.level != "operator" and not (inside and plain and cell.pass_ not in STEPS):
+        return None
+    chance, backward = SystemRandom(), cell.pass_ not in ("forward", *STEPS)
+
+    def hold() -> str:
+        number = SEEN + chance.randrange(UNSEEN)
+        try:
+            if cell.level == "operator":
+                output = None if backward else made.on(number)()
+                given = [windows.at(number) for windows in inputs]
+                if cell.pass_ == "decode":  # against the state of other tokens
+                    given = [
+                        torch.cat((_tokens(all_.at(0), slice(0, -1)), _tokens(last, slice(-1, None))), -2)
+                        for all_, last in zip(inputs, given, strict=True)
+                    ]
+                hold_rows(module, given, cell.shape, key_mask=mask, output=output, backward=backward)
+                return ""
+            operator, caught = chance.choice(inside), list[Any]()
+            catch = operator.register_forward_pre_hook(lambda _, given: caught.append(given))
+            with torch.inference_mode():
+                module(*(windows.at(number) for windows in inputs), **({} if mask is None else {"key_mask": mask}))
+            catch.remove()
+            if caught:
+                with torch.inference_mode(mode=False):
+                    given = [x.clone() for x in caught[0]]
+                hold_rows(operator, given, cell.shape, key_mask=mask, backward=backward)
+        except Exception as error:
+            if out_of_memory(error) is None:
+                raise
+            return "no memory to hold its rows to the formula"
+        return ""
+
+    return hold
 
 
 def _operator(cell: Cell, draw: Draw) -> tuple[nn.Module, list[Windows]]:

@@ -45,7 +45,7 @@ def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
     flops, seconds = record.matmul_flops, record.time_median_s
     if not flops or not seconds or (limits.peak_fraction(seconds, flops=flops, moved=0) or 0.0) <= IMPOSSIBLE:
         return record
-    ratio = faster_than_possible(cell, flops)
+    ratio = faster_than_possible(cell, flops, seconds)
     if ratio is None:
         add_warning(record, f"{record.peak_fraction:.2g} of the limits of this machine, which were measured twice")
         return record
@@ -54,8 +54,12 @@ def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
     return Record.of(cell, Status.ERROR, reason, quick=record.quick, **kept)
 
 
-def faster_than_possible(cell: Cell, flops: int) -> float | None:
-    """How many times as fast as the fastest products the cell computes its ``flops``; None where that is possible."""
+def faster_than_possible(cell: Cell, flops: int, seconds: float) -> float | None:
+    """How many times as fast as the fastest products the cell computes its ``flops``; None where that is possible.
+
+    Args:
+        seconds: what its row says that it took. What is quicker there than it can be is impossible as well.
+    """
     call = prepare(cell)
     if _uses_sparse_matrices(call.on(SEEN)):
         return None
@@ -69,6 +73,8 @@ def faster_than_possible(cell: Cell, flops: int) -> float | None:
             own = _faster(own, _rates(call.on(SEEN + turn), flops, device))
             by_clock, by_processor = (mine / theirs for mine, theirs in zip(own, best, strict=True))
             ratio = min(by_clock, by_processor) if device.type == "cpu" else by_clock
+            ideal = max(best[0], best[1] * torch.get_num_threads() if device.type == "cpu" else 0.0)
+            ratio = max(ratio, flops / seconds / ideal)
             if ratio <= _CERTAINLY:
                 return None
     return ratio

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,12 +20,12 @@ from attnbench.errors import AttnbenchError, BrokenContract
 from attnbench.machine import throttling_warning
 from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
 from attnbench.measure.cuda_events import CudaEvents
-from attnbench.measure.error import measure_error
-from attnbench.measure.flops import count
+from attnbench.measure.error import beyond_rounding, measure_error
+from attnbench.measure.flops import Counted, count
 from attnbench.measure.glances import Glances
 from attnbench.measure.laps import Parts, parts_of
 from attnbench.measure.limits import Limits
-from attnbench.measure.memory import peak_resident_bytes, peak_tensor_bytes
+from attnbench.measure.memory import UNSURE, peak_resident_bytes, peak_tensor_bytes, tensor_bytes
 from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.statistics import median
 from attnbench.measure.stopwatch import Stopwatch, WallClock
@@ -46,6 +47,7 @@ from attnbench.run.unseen import (
     tensors,
 )
 from attnbench.status import Status
+from attnbench.units import format_bytes
 
 if TYPE_CHECKING:
     from attnbench.run.protocol import VisitCell
@@ -71,7 +73,12 @@ def is_finite(output: Any) -> bool:
 
 
 def run_cell(
-    visit: VisitCell, *, resident: bool = False, limits: Limits = NOT_MEASURED, memory_limit: int | None = None
+    visit: VisitCell,
+    *,
+    resident: bool = False,
+    limits: Limits = NOT_MEASURED,
+    memory_limit: int | None = None,
+    begins: Callable[[str], None] = lambda part: None,
 ) -> tuple[Record, dict[str, Any] | None]:
     """Measure one round of a cell: everything in round 0, more time samples in later rounds.
 
@@ -80,6 +87,7 @@ def run_cell(
         limits: what this machine can do in the cell's dtype, for ``peak_fraction`` and ``floor_s``.
         memory_limit: bytes. On a CPU a cell of the tuned process that needs more than a third of it is measured with
             the allocator as shipped, and its row says so.
+        begins: called with the name of each part of the visit when it begins.
 
     Returns:
         The record, and the raw samples of this round as a JSON row (None where none were taken).
@@ -90,15 +98,20 @@ def run_cell(
     samples_row: dict[str, Any] | None = None
     try:
         if round_ == 0 and "error" in cell.measure:
+            begins("its error")
             _add_error(record, cell)
             if record.rel_error is not None and not math.isfinite(record.rel_error):
                 raise Nonfinite("the output holds NaN or infinity")
         if round_ == 0 and cell.pretrained is not None:
+            begins("its trained model")
             _add_trained(record, cell)
         if "time" in cell.measure or "memory" in cell.measure:
+            begins("its first calls")
             compiles = round_ == 0 and (cell.compile or always_compiled(cell))
             call = _compile(record, cell) if compiles else prepare(cell)
             looks = _first_look(record, cell, call, resident) if round_ == 0 else []
+            if round_ == 0 and call.hold is not None:
+                add_warning(record, call.hold())
             if "time" in cell.measure:
                 on_cpu, most = cell.device == "cpu", 3 * (record.peak_bytes or 0)
                 large = on_cpu and memory_limit is not None and not resident and most > memory_limit
@@ -106,6 +119,7 @@ def run_cell(
                     record.process = "as-shipped"
                 watch, first = stopwatch(cell.device), list[Look]()
                 glances = Glances(look) if round_ == 0 else None
+                begins("its timed calls")
                 throttled = throttled_periods()
                 with freed_memory_returned(large):
                     timing = measure_time(
@@ -129,6 +143,7 @@ def run_cell(
                 }
                 record.time_rounds = round_ + 1
                 add_warning(record, throttling_warning(throttled_periods() - throttled))
+                begins("the checks of its timed calls")
                 if round_ == 0 and call.select is not None:
                     with suppress(Disturbed):
                         chosen = measure_time(call.select, rules, stopwatch=watch)
@@ -169,11 +184,7 @@ def _add_error(record: Record, cell: Cell) -> None:
     record.fit_steps = result.fit_steps
     add_warning(record, result.doubt)
     if result.rel_error is not None and result.rel_error > result.bound:
-        count = result.rel_error / torch.finfo(getattr(torch, cell.dtype)).eps
-        raise AttnbenchError(
-            f"exact, but off by {result.rel_error:.2g}, {count:.2g} roundings of {cell.dtype}: "
-            "products lose precision, or it is not exact"
-        )
+        raise beyond_rounding(result.rel_error, getattr(torch, cell.dtype))
 
 
 def _add_trained(record: Record, cell: Cell) -> None:
@@ -237,7 +248,15 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     Returns:
         A look at what the call gives for each of the inputs that will take turns.
     """
-    counted = count(call.uncompiled(), call.on(0)) if call.uncompiled else count(call.on(0))
+    first = Kept([lambda: count(call.uncompiled(), call.on(0)) if call.uncompiled else count(call.on(0))])
+    held = Kept([partial(tensor_bytes, first, cell.device)])
+    rise: int | None = None
+    if "memory" in cell.measure and not call.uncompiled:  # which has had its first call
+        return_freed_memory()
+        rise = peak_resident_bytes(held)
+    else:
+        first()
+    counted: Counted = first.output
     tensors(counted.output)
     if call.like is not None and (counted.output.shape, counted.output.dtype) != (call.like.shape, call.like.dtype):
         got, wanted = (f"{tuple(x.shape)} {str(x.dtype)[6:]}" for x in (counted.output, call.like))
@@ -258,11 +277,14 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
         add_warning(record, f"{REPLACED} ({counted.put}) in the place of its softmax, so this is sdpa's algorithm")
         if cell.pass_ != "forward" or cell.shape.causal:  # else a fused kernel takes as many for each pair
             record.matmul_flops = record.exponentials = None
-    del counted
+    storages = {one.data_ptr(): one.nbytes() for one in (x.untyped_storage() for x in tensors(counted.output))}
+    kept = held.output[1] - sum(storages.values()) if held.output else 0
+    del counted, first, held
     return_freed_memory()
     other = Kept([call.on(1)])
     if "memory" in cell.measure:
         record.peak_bytes = peak_tensor_bytes(other, cell.device)
+        _add_kept(record, cell, kept, rise)
     else:
         other()
     looks.append(look(other.output))
@@ -271,6 +293,27 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     if "memory" in cell.measure and resident:
         record.peak_rss_bytes = peak_resident_bytes(call.on(0))
     return looks
+
+
+def _add_kept(record: Record, cell: Cell, kept: int, rise: int | None) -> None:
+    """Count what the first call left for later ones, and say where the process took what torch does not count.
+
+    Args:
+        kept: bytes of tensors behind the first call, beside its result.
+        rise: of the resident memory in the first call; None where it is not known.
+    """
+    if record.peak_bytes is None:
+        return
+    if kept > 0:
+        record.peak_bytes += kept
+        if kept > record.peak_bytes / 10:
+            add_warning(record, f"keeps {format_bytes(kept)} from its first call on, which its peak includes")
+    if cell.device == "cpu" and rise is not None and rise > 1.5 * record.peak_bytes + UNSURE:
+        add_warning(
+            record,
+            f"resident memory rose by {format_bytes(rise)}, and torch knows of {format_bytes(record.peak_bytes)}: "
+            "it takes memory that its peak leaves out",
+        )
 
 
 def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], limits: Limits) -> None:

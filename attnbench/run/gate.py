@@ -92,6 +92,8 @@ class Gate:
         """
         self._timeout, self._unchecked = timeout, unchecked
         self._known: dict[tuple[str, bool], Verdict] = {}
+        self.doing: Callable[[Cell, str], None] = lambda cell, part: None
+        """Called with the part of a visit that begins, such as a law."""
 
     def learn(self, records: Iterable[Record]) -> None:
         """Take over what rows say of their settings."""
@@ -109,7 +111,12 @@ class Gate:
             return Verdict("")
         setting = cell.variant.label, cell.shape.causal
         if setting not in self._known:
-            self._known[setting] = self._found(worker, cell)
+            used = worker.served > 0
+            found = self._found(worker, cell)
+            if used and found.status in (Status.ERROR, Status.CRASH):  # it may be the fault of cells before it
+                worker.stop()
+                found = self._found(worker, cell)
+            self._known[setting] = found
         return self._known[setting]
 
     def _found(self, worker: Worker, cell: Cell) -> Verdict:
@@ -118,6 +125,7 @@ class Gate:
         def told(progress: dict[str, Any]) -> None:
             nonlocal at
             at = int(progress["done"])
+            self.doing(cell, f"law {at + 1} of {progress['of']}")
 
         request = HoldSetting(cell)
         try:

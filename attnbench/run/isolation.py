@@ -11,9 +11,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
+from attnbench.cgroup import oom_kills
 from attnbench.errors import AttnbenchError, Exit
+from attnbench.machine import CORES
 from attnbench.record import one_line
 from attnbench.run.descendants import end_all, end_left_behind, seconds_used
 from attnbench.run.process import Process, Products, environment_for
@@ -77,6 +80,10 @@ class Worker:
         self._replies = Replies()
         """What the process that runs now writes, or the one that ran last wrote."""
         self._ready = False
+        self.served = 0
+        """How many requests the process that runs now has got."""
+        self._oom_kills = 0
+        """As it stood before the last request."""
         self.traces = ""
         """What the last request left behind in its process, which was ended for that; empty for nothing."""
         self.warn: Callable[[str], None] = lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2)
@@ -117,6 +124,8 @@ class Worker:
         return self.state
 
     def _spawn(self) -> None:
+        if hasattr(os, "sched_setaffinity"):  # torch may have bound this thread, which hands it down
+            os.sched_setaffinity(0, CORES)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "attnbench.run.worker"],
             stdin=subprocess.PIPE,
@@ -128,7 +137,7 @@ class Worker:
             encoding="utf-8",
             errors="replace",
         )
-        self._replies = Replies()
+        self._replies, self.served = Replies(), 0
         self._replies.listen(self._process)
 
     def _set_up(self) -> Ready:
@@ -147,12 +156,12 @@ class Worker:
         timeout: float,
         *,
         meanwhile: Callable[[], None] = lambda: None,
-        told: Callable[[dict[str, Any]], None] = lambda progress: None,
+        told: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
         """Send one request and wait for its answer; end what it left running.
 
         Args:
-            timeout: seconds that may pass without a message.
+            timeout: seconds for the answer; with ``told``, for each message.
             told: called with each message on how far it is.
             meanwhile: called as soon as the request is sent. A few milliseconds in it cost nothing, since the process
                 first builds what it is to measure.
@@ -162,6 +171,7 @@ class Worker:
         """
         self.start()
         self._replies.forget()
+        self.served += 1
         answer = self._exchange(request, timeout, meanwhile, told)
         if "failed" in answer:
             self.stop()
@@ -188,30 +198,40 @@ class Worker:
         request: dict[str, Any],
         timeout: float,
         meanwhile: Callable[[], None] = lambda: None,
-        told: Callable[[dict[str, Any]], None] = lambda progress: None,
+        told: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
+        self._oom_kills = oom_kills()
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except OSError:
             raise self._death() from None
         meanwhile()
-        while (answer := self._answer(timeout)).keys() == {"progress"}:
+        at, left = "", timeout
+        while True:
+            began = monotonic()
             try:
-                told(answer["progress"])
-            except (KeyError, TypeError, ValueError):
+                line = self._replies.answer(left)
+            except TimeoutError:
+                self.stop()
+                spent = f" {'for' if told else 'in all, at last for'} {at}" if at else ""
+                raise CellFailed(Status.TIMEOUT, f"no answer within {timeout:g} s{spent}", self._replies.tail) from None
+            answer = self._read(line)
+            if answer.keys() != {"progress"}:
+                return answer
+            try:
+                at = str(answer["progress"].get("at", ""))
+                if told:
+                    told(answer["progress"])
+                else:
+                    left = max(0.0, left - (monotonic() - began))
+            except (AttributeError, KeyError, TypeError, ValueError):
                 raise self.garbage() from None
-        return answer
 
-    def _answer(self, timeout: float) -> dict[str, Any]:
-        """The next line of the process, which may be a message on how far it is."""
-        try:
-            line = self._replies.answer(timeout)
-        except TimeoutError:
-            self.stop()
-            raise CellFailed(Status.TIMEOUT, f"no answer within {timeout:.0f} s", self._replies.tail) from None
+    def _read(self, line: str | None) -> dict[str, Any]:
+        """A line of the process, which may be a message on how far it is."""
         if line is None:
             raise self._death()
         try:
@@ -237,14 +257,18 @@ class Worker:
             return CellFailed(Status.CRASH, "the measuring process closed its output", tail)
         self.stop()
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        killed = -code in (signal.SIGTERM, getattr(signal, "SIGKILL", None))
+        if killed and oom_kills() > self._oom_kills:
+            short = "the system ran out of memory and killed the measuring process"
+            return CellFailed(Status.OOM, f"{short}; close other programs or lower --memory-limit", tail, killed=True)
         said = "\n".join(tail)
         if "MemoryError" in said or "bad_alloc" in said:
             return CellFailed(Status.OOM, f"the measuring process ran out of memory and {how}", tail)
         last = one_line(tail[-1]) if tail else ""
         reason = f"the measuring process {how}" + (f": {last}" if last else "")
-        return CellFailed(
-            Status.CRASH, reason, tail, killed=-code in (signal.SIGTERM, getattr(signal, "SIGKILL", None))
-        )
+        if killed and -code != signal.SIGTERM:
+            reason += "; if the system did so for lack of memory, lower --memory-limit"
+        return CellFailed(Status.CRASH, reason, tail, killed=killed)
 
     def stop(self) -> None:
         """End the process and everything it started, at once; warn of one that the system does not let end."""

@@ -131,6 +131,8 @@ class _Ready:
     def of(cls, cell: Cell, watch: Stopwatch, rules: TimingRules) -> _Ready:
         call = prepare(cell)
         looks = [look(call.on(number)()) for number in range(SEEN)]
+        if call.hold is not None:
+            call.hold()
         return cls(cell, call, looks, _warm(watch, call.run, rules), Glances(look))
 
     @property

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple
 
 from attnbench.errors import UsageError
-from attnbench.machine import THREADS, available_memory_bytes
+from attnbench.machine import THREADS, address_space, available_memory_bytes
 from attnbench.measure.allocator import keep_freed_memory
 from attnbench.units import format_bytes
 
@@ -196,9 +196,11 @@ def limit_memory(extra_bytes: int | None) -> int | None:
         return None
     import resource
 
-    left = _address_space_left()
+    left, used = _address_space_left(), address_space()
+    if used is None:
+        return None
     extra = extra_bytes if left is None else min(extra_bytes, left)
-    size = _address_space() + extra
+    size = used + extra
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     return extra
 
@@ -222,13 +224,7 @@ def _address_space_left() -> int | None:
     allowed = allowed_address_space()
     if allowed is None:
         return None
-    left = max(0, allowed - _address_space())
+    left = max(0, allowed - (address_space() or 0))
     if left < LEAST_MEMORY:
         raise UsageError(f"ulimit -v leaves {format_bytes(left)} for a cell: {_TOO_LITTLE}; raise it")
     return left
-
-
-def _address_space() -> int:
-    """Bytes of address space that this process has."""
-    with open("/proc/self/statm") as file:  # noqa: PTH123  # a kernel interface, not a file of ours
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

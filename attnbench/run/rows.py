@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from attnbench.store import ENVIRONMENT, RECORDS, RunFolder
 from attnbench.trained import choose, trained
 from attnbench.verify import foreign_to_cell
 
+_LATE = re.compile(r"no answer within ([\d.e+]+) s")
 _TIMED = (Status.OK, Status.DISTURBED)
 """Outcomes after which a later round takes more samples."""
 
@@ -35,7 +37,11 @@ class Rows:
     """
 
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
-        """Read what is there. The rows of cells that are not finished, and with ``--retry-failed`` failed, are not."""
+        """Read what is there, without the rows of cells that are not finished.
+
+        Nor are those of cells that took too long read, if this plan has more time, and with ``--retry-failed`` those
+        of failed ones.
+        """
         self.plan, self.folder = plan, folder
         self.notes: list[str] = []
         """What is wrong with the rows that are there already."""
@@ -46,6 +52,9 @@ class Rows:
         if plan.options.retry_failed:
             ok = (record for record in self.records.values() if record.status is Status.OK)
             self.records = {record.cell_id: without_lost_rounds(record) for record in ok}
+        late = {k: r.reason for k, r in self.records.items() if r.status is Status.TIMEOUT}
+        if any(float(one) < plan.options.cell_timeout for why in late.values() for one in _LATE.findall(why)):
+            self.forget(cell for cell in plan.cells if cell.cell_id in late)
         self.records = {k: r for k, r in self.records.items() if r.status not in UNFINISHED}
         for cell in plan.cells:
             if cell.cell_id in self.records:

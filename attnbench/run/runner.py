@@ -35,6 +35,9 @@ class Watcher:
     def visiting(self, cell: Cell) -> None:
         """This cell runs now."""
 
+    def doing(self, cell: Cell, part: str) -> None:
+        """This part of its visit runs now: a law, its error, its timed calls."""
+
     def trained(self, cell: Cell, step: int, steps: int) -> None:
         """``step`` of a training's ``steps`` are done."""
 
@@ -117,6 +120,7 @@ class _Run:
         self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
         self.rows = Rows(plan, folder)
         self.visitor = Visitor(plan.settings, plan.rules, plan.options.cell_timeout, unchecked=plan.options.unchecked)
+        self.visitor.gate.doing = watcher.doing
         self.visitor.gate.learn(self.rows.records.values())
         self.pending = _Pending(folder, watcher)
 

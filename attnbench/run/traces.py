@@ -30,7 +30,7 @@ KEPT = 64 * 2**20
 KEPT_PER_MODULE = 2**18
 """Bytes more for each module that was imported meanwhile: torch.compile brings a thousand."""
 OPEN = 32
-"""Files that a cell may leave open."""
+"""Files that a cell may leave open, and all cells of a process together."""
 KEPT_BY_ALL = 4 * KEPT
 """Bytes that all cells of a process together may leave resident."""
 GRACE = 0.05
@@ -116,6 +116,11 @@ class Snapshot:
         kept = self.resident - before.resident
         more = allowed + KEPT_PER_MODULE * max(0, self.modules - before.modules)
         return f"{format_bytes(kept)} of memory" if kept > more else ""
+
+    def kept_by_all_since(self, first: Snapshot) -> str:
+        """What stayed since the process began, in words; empty where it is little."""
+        files = self.files - first.files
+        return self.kept_since(first, KEPT_BY_ALL) or (f"{files} open files" if files > OPEN else "")
 
     def replaced_since(self, before: Snapshot) -> list[str]:
         """Names of functions that were replaced or removed; torch.compile puts its own in the place of some."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from attnbench.cell import Cell
-from attnbench.machine import oom_kills
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record, one_line, with_traces
 from attnbench.run.gate import Gate, Verdict
@@ -63,6 +62,9 @@ class Outcome:
         return cls(record, samples, failure, [str(line) for line in data["stderr"]], bool(data["killed"]), points)
 
 
+_FAULTS = (Status.ERROR, Status.CRASH, Status.NONFINITE)
+
+
 class Visitor:
     """Visits cells, and trains them, in processes that it is given."""
 
@@ -71,7 +73,7 @@ class Visitor:
 
         Args:
             settings: of the process that measures.
-            cell_timeout: seconds that one visit may take, and one law.
+            cell_timeout: seconds that each part of a visit may take, such as its timed calls, and each law.
             unchecked: visit without holding variants to their laws.
         """
         self._settings, self._rules, self._cell_timeout = settings, rules, cell_timeout
@@ -80,12 +82,13 @@ class Visitor:
     def visit(self, worker: Worker, request: VisitCell, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
         """Visit a cell whose setting keeps its laws, and once more where it may not be the cell that failed.
 
-        The second visit is in a fresh process. Memory may be short because of what other cells left behind, and a
-        process may be killed by anybody.
+        The second visit is in a fresh process. Memory may be short because of what other cells left behind, they may
+        have left what breaks this one, and a process may be killed by anybody.
 
         Args:
             meanwhile: called while the process builds the cell.
         """
+        used = worker.served > 0
         verdict = self.gate.verdict(worker, request.cell) if request.round == 0 else None
         if verdict and verdict.status is not Status.OK:
             meanwhile()
@@ -93,7 +96,7 @@ class Visitor:
         measure = partial(self._measure, worker, request, meanwhile)
         outcome = self._ask(request.cell, worker, measure)
         short = outcome.record.status is Status.OOM and not self._has_its_own_process(request.cell)
-        if outcome.killed or short:
+        if outcome.killed or short or (used and outcome.record.status in _FAULTS):
             outcome = self._again(request.cell, worker, measure)
         if verdict:
             outcome.record.laws = verdict.laws
@@ -139,13 +142,11 @@ class Visitor:
         return outcome
 
     def _ask(self, cell: Cell, worker: Worker, measure: Callable[[], tuple[Record, Any]]) -> Outcome:
-        oom_kills_before = oom_kills()
         try:
             record, samples = measure()
         except CellFailed as failed:
             remedy = "; raise --cell-timeout" if failed.status is Status.TIMEOUT else ""
-            status = Status.OOM if failed.killed and oom_kills() > oom_kills_before else failed.status
-            record = Record.of(cell, status, failed.reason + remedy, quick=self._rules.quick)
+            record = Record.of(cell, failed.status, failed.reason + remedy, quick=self._rules.quick)
             return Outcome(record, None, record, failed.stderr, failed.killed)
         failed_inside = record.status not in (Status.OK, Status.UNSUPPORTED, Status.DISTURBED)
         return Outcome(record, samples, record, worker.said() if failed_inside else ())
@@ -163,7 +164,11 @@ class Visitor:
     ) -> tuple[Record, dict[str, Any] | None]:
         if self._has_its_own_process(request.cell):
             worker.stop()
-        visited = request.ask(worker, self._cell_timeout, meanwhile=meanwhile)
+
+        def told(progress: dict[str, Any]) -> None:
+            self.gate.doing(request.cell, str(progress["at"]))
+
+        visited = request.ask(worker, self._cell_timeout, meanwhile=meanwhile, told=told)
         if visited.samples and foreign_to_samples(visited.record, [*map(list, request.earlier), visited.taken]):
             raise worker.garbage()
         return with_traces(visited.record, worker.traces), visited.samples

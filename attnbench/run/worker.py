@@ -54,22 +54,24 @@ def main() -> None:
 
 
 def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
-    from attnbench.run.traces import KEPT_BY_ALL, Snapshot
+    from attnbench.run.canary import Canary
+    from attnbench.run.traces import Snapshot
 
-    def tell(done: int, of: int) -> None:
-        _answer(answers, {"progress": {"done": done, "of": of}})
+    def tell(done: int, of: int, at: str = "") -> None:
+        _answer(answers, {"progress": {"done": done, "of": of, **({"at": at} if at else {})}})
 
     device = served.settings["device"]
-    first = before = Snapshot.take(device)
+    first, canary = Snapshot.take(device), Canary()
+    before = first
     _answer(answers, served.state)
     for line in requests:
         answer = served.answer(loads(line), tell)
         gc.collect()
         return_freed_memory()
         now = Snapshot.take(device)
-        if left := now.left_since(before):
+        if left := " and ".join(filter(None, (now.left_since(before), canary.slowed()))):
             answer["traces"] = left
-        elif kept := now.kept_since(first, KEPT_BY_ALL):
+        elif kept := now.kept_by_all_since(first):
             answer["traces"] = f"and those before it left {kept} behind"
         before = now
         with suppress(Exception):  # closed by the cell, or no stream any more
@@ -103,7 +105,7 @@ class Served:
         from attnbench.run import protocol
 
         if do == protocol.VisitCell.do:
-            return self._visit(protocol.VisitCell.from_json(data))
+            return self._visit(protocol.VisitCell.from_json(data), tell)
         if do == protocol.Train.do:
             return self._train(protocol.Train.from_json(data), tell)
         if do == protocol.TakeTurns.do:
@@ -124,7 +126,7 @@ class Served:
             return self._limits_again(protocol.MeasureLimits.from_json(data))
         raise ValueError(f"no request {do!r}")
 
-    def _visit(self, request: VisitCell) -> dict[str, Any]:
+    def _visit(self, request: VisitCell, tell: Callable[..., None]) -> dict[str, Any]:
         from attnbench.run.execute import run_cell
 
         record, samples = run_cell(
@@ -132,6 +134,7 @@ class Served:
             resident=self.state["process"] == "as-shipped",
             limits=self._limits_of(request.cell),
             memory_limit=self.state["memory_limit_bytes"],
+            begins=lambda part: tell(0, 0, part),
         )
         return {"record": self._told(record).to_json(), "samples": samples}
 
@@ -274,7 +277,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _load_plugins(names: Sequence[str], *, undo: bool) -> tuple[list[str], list[str]]:
-    """Load plug-ins; return what they replaced, and at most one note on settings that they changed.
+    """Load plug-ins; return what they replaced, and notes on what else they changed.
 
     Args:
         undo: whether torch's switches are set back to what they were.
@@ -284,10 +287,11 @@ def _load_plugins(names: Sequence[str], *, undo: bool) -> tuple[list[str], list[
     import torch
 
     from attnbench.plugins import load
+    from attnbench.run.canary import Canary
     from attnbench.run.switches import FINDERS, read_switches, set_back
     from attnbench.run.traces import Snapshot
 
-    before, switches, threads = Snapshot.take("cpu"), read_switches(), torch.get_num_threads()
+    before, canary, switches, threads = Snapshot.take("cpu"), Canary(), read_switches(), torch.get_num_threads()
     for name in names:
         load(name)
     torch.set_num_threads(threads)
@@ -296,13 +300,16 @@ def _load_plugins(names: Sequence[str], *, undo: bool) -> tuple[list[str], list[
     now = Snapshot.take("cpu")
     # A plug-in may have files of its own.
     changed = [words for words in now.changed_since(before) if words != FINDERS]
+    slowed = [
+        f"a plug-in {words} when it was imported, which reaches all cells" for words in [canary.slowed()] if words
+    ]
     if not changed:
-        return now.replaced_since(before), []
+        return now.replaced_since(before), slowed
     to = [f"{name} = {value}" for name, value in read_switches().items() if value != switches[name]]
     to = [one for one in to if "Error(" not in one]  # older names of switches, which raise where newer ones are used
     details = f" ({', '.join(to[:2])})" if to else ""
     said = f"a plug-in changed {', '.join(changed)}{details} when it was imported, which reaches all cells"
-    return now.replaced_since(before), [said]
+    return now.replaced_since(before), [said, *slowed]
 
 
 _LIMITS = ("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor")

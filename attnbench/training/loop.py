@@ -26,7 +26,7 @@ CLIPPED_TO = 1.0
 """Largest norm of the gradient."""
 _PUT_ASIDE = 60.0
 """Seconds between two checkpoints: at most this much is lost, too little for a shorter training to need one."""
-_TELL = 1.0
+TELL = 1.0
 """Seconds between two messages to the caller."""
 _LAST = 0.1
 """Share of the steps, at the end of a pretraining or training, over which the loss is averaged."""
@@ -178,7 +178,7 @@ def train(
                 model.train()
                 meter.skip()
             now = time.monotonic()
-            if now - told >= _TELL:
+            if now - told >= TELL:
                 told = now
                 meter.joules()
                 caller.tell(course.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
@@ -25,7 +26,7 @@ from attnbench.task import NO_LABEL, Examples, Task, make_task, stream_seed
 from attnbench.training.accuracy import answer, chance
 from attnbench.training.checkpoint import Checkpoint
 from attnbench.training.honesty import Leaks, hold_to_question, hold_to_unseen
-from attnbench.training.loop import Caller, Course, Lesson, Loss, train
+from attnbench.training.loop import TELL, Caller, Course, Lesson, Loss, train
 from attnbench.variant import VARIANTS, build
 
 _EXACT = 1e-5
@@ -75,15 +76,16 @@ def score(
     task = make_task(cell.task, cell.shape)
     _allow(cell, task.batch(cell.seed, 0, batch))
     model = Encoder(cell.variant, cell.shape, size, form=task.form, seed=cell.seed).to(device)
+    whole = rules.pretrain_steps + rules.steps
+    step_done = _told_of_each_call(model, lambda done: tell(done, whole))
     leaks = Leaks(task.held_out("test", batch))
     owner = {"cell": cell.cell_id, "data": task.digest}
     after = Checkpoint(folder / f"{cell.cell_id}.pt", owner) if folder else None
     before = Checkpoint(folder / f"{cell.cell_id}.before.pt", owner) if folder else None
-    whole = rules.pretrain_steps + rules.steps
     meter = Meter(energy_counters(device) if alone else ())
     spent = 0.0
     if rules.pretrain_steps and (after is None or after.load() is None):
-        spent = _pretrain(cell, model, task, before, leaks, lambda step: tell(step, whole), meter).train_s
+        spent = _pretrain(cell, model, task, before, leaks, step_done, meter).train_s
 
     def restore(extra: dict[str, Any]) -> None:
         nonlocal spent
@@ -99,7 +101,7 @@ def score(
             on_batch=leaks.look,
             extra=lambda: {"leaks": leaks.seen, "spent": spent},
             restore=restore,
-            tell=lambda step: tell(rules.pretrain_steps + step, whole),
+            tell=lambda step: step_done(rules.pretrain_steps + step),
         ),
         meter=meter,
     )
@@ -141,6 +143,27 @@ def score(
         "data_digest": task.digest,
     }
     return Scored(columns, [asdict(point) for point in course.points], [one for one in warnings if one])
+
+
+def _told_of_each_call(model: nn.Module, tell: Callable[[int], None]) -> Callable[[int], None]:
+    """Have ``tell`` called about once a second while the model is called, since tests of it take no steps.
+
+    Returns:
+        What is to be told of the steps that are done, and passes it on.
+    """
+    reached, last = 0, time.monotonic()
+
+    def done(steps: int) -> None:
+        nonlocal reached, last
+        reached, last = steps, time.monotonic()
+        tell(steps)
+
+    def called(*_: object) -> None:
+        if time.monotonic() - last >= TELL:
+            done(reached)
+
+    model.register_forward_hook(called)
+    return done
 
 
 def _allow(cell: Cell, examples: Examples) -> None:

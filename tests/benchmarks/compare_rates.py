@@ -80,6 +80,7 @@ def table(
 
     class Simulated:
         traces = ""
+        served = 0
 
         def __init__(self, settings: Settings) -> None:
             self.stop()

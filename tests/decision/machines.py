@@ -58,6 +58,7 @@ class Machine:
     """Answers at once as a machine with this state would."""
 
     traces = ""
+    served = 0
 
     def __init__(self, state: dict[str, Any], fails: Callable[[Cell], bool]) -> None:
         self.state, self.fails = state, fails
@@ -76,7 +77,7 @@ class Machine:
         return ["the last line"]
 
     def ask(
-        self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None
+        self, request: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None] = lambda: None, **_: object
     ) -> dict[str, Any]:
         meanwhile()
         cell, round_ = Cell.from_json(request["cell"]), request["round"]

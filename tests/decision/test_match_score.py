@@ -75,6 +75,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Match]:
 
     class Idle:
         traces = ""
+        served = 0
 
         def __init__(self, settings: object) -> None: ...
 

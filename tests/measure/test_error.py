@@ -472,6 +472,36 @@ def test_small_draws_are_kept_for_the_next_variant_and_large_ones_are_not(monkey
             assert error._problem(*given) == (name, *given)
 
 
+def test_an_exact_output_of_zeros_gives_no_relative_error_and_says_so() -> None:
+    @register_input("zeros")
+    def zeros(shape: Shape, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Values that are all 0, as a captured layer may have them."""
+        q, k, v = (torch.zeros(shape.B, shape.H, shape.N, shape.D) for _ in range(3))
+        return q, k, v
+
+    for variant in ("exact", "scaled"):
+        found = measured(variant, inputs="zeros")
+        assert (found.rel_error, found.rel_error_std, found.doubt) == (
+            None,
+            None,
+            "no relative error: the exact output is 0",
+        )
+
+
+def test_no_variant_meets_what_another_wrote_into_its_inputs() -> None:
+    class Writes(Exact):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+            for one in (q, k, v):
+                one.data.numpy()[:] = 0
+            return v
+
+    register("own-writes", family="exact", source="", formula="", cost="", traits=SOFTMAX)(Writes)
+    measured("own-writes", Shape(2, 2, 24, 8))
+    found = measured("exact", Shape(2, 2, 24, 8))
+    assert found.rel_error is not None
+    assert found.rel_error < 1e-6
+
+
 def test_without_float64_on_the_device_the_exact_answer_is_computed_on_the_cpu() -> None:
     shape = replace(SHAPE, bias="relative", sink="learned")
     spec, _, seed, dtype = GIVEN

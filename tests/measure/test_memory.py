@@ -4,6 +4,7 @@ import inspect
 import os
 import resource
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -162,3 +163,25 @@ def test_little_room_below_a_limit_is_told_from_much_and_from_no_limit(monkeypat
     room["limit"] = used + 2**25
     monkeypatch.setattr(memory, "sys", SimpleNamespace(platform="darwin"))
     assert memory._near_the_limit() is False
+
+
+def test_what_a_call_leaves_is_told_apart_from_what_it_holds_at_most() -> None:
+    kept: list[torch.Tensor] = []
+
+    def call() -> torch.Tensor:
+        kept.append(torch.ones(1000))
+        return torch.ones(2000) + torch.ones(2000)
+
+    peak, left = memory.tensor_bytes(call) or (0, 0)
+    assert left == 4 * (1000 + 2000)
+    assert peak >= 4 * (1000 + 3 * 2000)
+
+
+def raises(error: type[Exception]) -> None:
+    raise error
+
+
+def test_an_error_of_the_call_is_no_lack_of_an_answer() -> None:
+    for error in (KeyError, FileNotFoundError):
+        with pytest.raises(error):
+            peak_resident_bytes(partial(raises, error))

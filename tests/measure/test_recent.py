@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.measure.recent import Recent
 
@@ -32,11 +32,29 @@ def test_the_last_results_are_kept_and_their_bytes_counted() -> None:
     assert Recent.held("cuda") == 0
 
 
-def test_what_is_kept_is_the_very_same_and_options_tell_results_apart() -> None:
-    recent = Recent(lambda n, *, scale=1: [n * scale], 4)
-    assert recent(2) is recent(2)
-    assert (recent(2), recent(2, scale=3)) == ([2], [6])
-    assert recent(2, scale=3) is recent(2, scale=3)
+def test_options_tell_results_apart() -> None:
+    made: list[int] = []
+    recent = Recent(lambda n, *, scale=1: made.append(n * scale) or [n * scale], 4)
+    assert (recent(2), recent(2, scale=3), recent(2), recent(2, scale=3)) == ([2], [6], [2], [6])
+    assert made == [2, 6]
+
+
+def test_nobody_meets_what_another_wrote_into_a_result() -> None:
+    recent = Recent(lambda: Made(torch.ones(3), [(torch.ones(2), None), "x"]), 1)
+    for _ in range(2):
+        lent = recent()
+        assert lent.x.tolist() == [1, 1, 1]
+        assert lent.more[0][0].tolist() == [1, 1]
+        lent.x.numpy()[:] = 5  # which no version of the tensor tells
+        lent.more[0][0].zero_()
+        lent.more.clear()
+
+
+def test_a_module_is_given_as_it_is_and_its_bytes_are_counted() -> None:
+    already, module = Recent.held("cpu"), nn.Linear(3, 2)
+    recent = Recent(lambda: (module, torch.zeros(1)), 1)
+    assert recent()[0] is module
+    assert Recent.held("cpu") - already == 4 * (3 * 2 + 2 + 1)
 
 
 def test_bytes_are_counted_in_lists_tuples_and_dataclasses_and_in_all_that_is_kept() -> None:

@@ -73,12 +73,20 @@ def test_what_computes_more_than_the_machine_can_is_an_error_without_numbers() -
     assert new.reason.startswith("faster than this machine can compute it: ")
 
 
+def test_a_row_that_was_too_fast_is_an_error_though_its_calls_take_their_time_when_they_are_asked_again() -> None:
+    flops = 4 * 256 * 256 * 32
+    old = row("softmax", flops=flops, seconds=1e-9)
+    new = corrected(old, cell("softmax"), Limits(matmul_rate=1e9))
+    assert (new.status, new.time_median_s) == (Status.ERROR, None)
+    assert new.reason.startswith("faster than this machine can compute it: ")
+
+
 def test_nobody_is_accused_of_products_of_sparse_matrices(tmp_path: Path) -> None:
     plugin = tmp_path / "sparse.py"
     plugin.write_text(SPARSE)
     load(str(plugin))
-    assert faster_than_possible(cell("sparse-matrix"), 10**15) is None
-    assert faster_than_possible(cell("identity"), 10**15) is not None
+    assert faster_than_possible(cell("sparse-matrix"), 10**15, 1.0) is None
+    assert faster_than_possible(cell("identity"), 10**15, 1.0) is not None
 
 
 def test_on_a_busy_machine_nobody_is_accused_before_a_product_was_quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +98,7 @@ def test_on_a_busy_machine_nobody_is_accused_before_a_product_was_quick(monkeypa
         return (0.1, 0.1) if product and len(asked) < 40 else (1.0, 1.0)
 
     monkeypatch.setattr(ceiling, "_rates", rates)
-    assert faster_than_possible(cell("identity"), 1) is None
+    assert faster_than_possible(cell("identity"), 1, 1.0) is None
     assert len(asked) < 50
 
 

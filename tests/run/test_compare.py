@@ -37,6 +37,7 @@ class MadeUp:
     noise_floor: ClassVar[float | None] = 0.0
     failing: ClassVar[CellFailed | None] = None
     traces = ""
+    served = 0
     process = 0
     """How many processes have been ended."""
 

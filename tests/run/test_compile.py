@@ -260,3 +260,14 @@ def test_a_prediction_compiles_nothing() -> None:
     asked = Cell("s", "w", Spec("softmax"), Shape(heads=1, seq_len=16, head_dim=8))
     (_, compiled), (_, plain) = estimate([replace(asked, compile=True), asked], 1)
     assert compiled == plain
+
+
+def test_a_cache_that_cannot_be_written_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/dev/null/cache")
+    for measured in ("time", "error"):
+        record = measure("softmax", measure=(measured,))
+        assert record.status is Status.UNSUPPORTED
+        assert record.reason == (
+            "torch.compile cannot write its cache: Not a directory: /dev/null/cache; "
+            "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
+        )

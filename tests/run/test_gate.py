@@ -22,6 +22,7 @@ from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.status import Status
 from attnbench.testing import LAWS, gating_laws
+from tests.instant import Instant
 from tests.run.conftest import Told
 
 PLUGIN = """
@@ -200,7 +201,7 @@ def test_a_process_that_was_killed_from_outside_breaks_no_law_the_second_time(mo
 
     monkeypatch.setattr(HoldSetting, "ask", ask)
     cell = Cell("s", "w", parse_spec("softmax"), Shape(seq_len=8))
-    assert Gate(1.0).verdict(None, cell) == Verdict(HELD)  # type: ignore[arg-type]
+    assert Gate(1.0).verdict(Instant(), cell) == Verdict(HELD)  # type: ignore[arg-type]
     assert len(asked) == 2
 
 

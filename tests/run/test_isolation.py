@@ -117,10 +117,48 @@ HIDDEN_DEATH = "import os, time; os.fork() or time.sleep(20); os._exit(3)"
 """The child keeps the pipe open through which answers come."""
 
 
+@pytest.mark.parametrize("each", [True, False])
+def test_a_limit_holds_for_each_part_of_a_visit_or_for_all_and_the_part_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, each: bool
+) -> None:
+    part = 'time.sleep(0.6); print(\'{"progress": {"at": "its error"}}\', flush=True)\n'
+    life = f'import sys, time\nsys.stdin.readline()\nprint("{{}}", flush=True)\nsys.stdin.readline()\n{part * 4}'
+    stand_in(tmp_path, monkeypatch, GUARDED + life + "time.sleep(60)")
+    monkeypatch.setattr(replies, "_SLICE", 0.2)
+    parts: list[object] = []
+    with Worker(Settings()) as worker:
+        worker.start()
+        with pytest.raises(CellFailed) as failed:
+            worker.ask({}, 1.8, told=parts.append if each else None)
+    assert failed.value.status is Status.TIMEOUT
+    assert str(failed.value) == f"no answer within 1.8 s {'for' if each else 'in all, at last for'} its error"
+    assert len(parts) == 4 * each
+
+
+def test_a_kill_by_the_system_short_of_memory_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = f'import sys\nsys.stdin.readline()\nprint("{{}}", flush=True)\nsys.stdin.readline()\n{KILLED}\n'
+    stand_in(tmp_path, monkeypatch, GUARDED + life)
+    counts = iter(range(10))
+    monkeypatch.setattr(isolation, "oom_kills", lambda: next(counts))
+    with Worker(Settings()) as worker:
+        worker.start()
+        with pytest.raises(CellFailed) as failed:
+            worker.ask({}, 5.0)
+    assert (failed.value.status, failed.value.killed) == (Status.OOM, True)
+    assert str(failed.value) == (
+        "the system ran out of memory and killed the measuring process; close other programs or lower --memory-limit"
+    )
+
+
 @pytest.mark.parametrize(
     ("at_the_request", "status", "reason"),
     [
-        (KILLED, Status.CRASH, "the measuring process was killed by SIGKILL"),
+        (
+            KILLED,
+            Status.CRASH,
+            "the measuring process was killed by SIGKILL; "
+            "if the system did so for lack of memory, lower --memory-limit",
+        ),
         ("import os; os.kill(os.getpid(), 40)", Status.CRASH, "the measuring process was killed by signal 40"),
         ("import os; os._exit(3)", Status.CRASH, "the measuring process exited with code 3"),
         ("raise MemoryError", Status.OOM, "the measuring process ran out of memory and exited with code 1"),
@@ -424,3 +462,23 @@ def test_a_stop_of_the_command_that_is_longer_than_the_limit_is_no_timeout_of_th
     time.sleep(2.3)
     os.kill(command, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(command, 0)[1]) == 0
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_what_a_visit_does_is_told_part_by_part(tmp_path: Path) -> None:
+    suite = tmp_path / "s.yaml"
+    suite.write_text(
+        "name: s\nsweeps: [{name: w, measure: [error, time], "
+        "matrix: {variant: softmax, seq_len: 16, heads: 1, head_dim: 8}}]\n"
+    )
+    parts: list[str] = []
+
+    class Listening(Watcher):
+        def doing(self, cell: Cell, part: str) -> None:
+            parts.append(part)
+
+    execute(make_plan(suite, Options("cpu", out=tmp_path / "out", threads=1, quick=True)), Listening())
+    laws = [part for part in parts if part.startswith("law ")]
+    assert laws[0] == f"law 1 of {len(laws)}"
+    visit = ["its error", "its first calls", "its timed calls", "the checks of its timed calls"]
+    assert parts == laws + visit

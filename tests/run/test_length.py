@@ -22,6 +22,7 @@ class Slow:
     """A worker on a clock of its own: each variant takes its seconds a call, or hangs, or dies in its turns."""
 
     traces = ""
+    served = 0
 
     def __init__(self, *, hangs: tuple[str, ...] = (), dies: tuple[str, ...] = (), error: float = 0, **calls: float):
         self.now = 0.0

@@ -34,3 +34,22 @@ def test_variables_that_change_arithmetic_are_left_as_they_are(monkeypatch: pyte
     for name, text in set_by_the_user.items():
         monkeypatch.setenv(name, text)
     assert set_by_the_user.items() <= environment_for(2).items()
+
+
+BOUND = """
+import sys
+from attnbench.machine import available_cores
+import torch
+from attnbench.run.isolation import Settings, Worker
+
+with Worker(Settings(threads=2, rates=False)) as worker:
+    print(available_cores(), worker.start()["environment"]["cores"])
+"""
+
+
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="one core")
+@pytest.mark.parametrize("binding", ["OMP_PROC_BIND=true", "GOMP_CPU_AFFINITY=0-1", "OMP_PLACES=cores"])
+def test_cores_are_those_of_before_torch_binds_the_process_to_one(binding: str) -> None:
+    name, _, value = binding.partition("=")
+    told = subprocess.check_output([sys.executable, "-c", BOUND], env={**os.environ, name: value}, text=True)
+    assert set(map(int, told.split())) == {len(os.sched_getaffinity(0))}

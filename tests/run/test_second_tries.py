@@ -13,7 +13,6 @@ import pytest
 
 from attnbench.cell import Cell
 from attnbench.record import Record
-from attnbench.run import visit
 from attnbench.run.isolation import CellFailed
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.runner import Watcher, execute
@@ -122,16 +121,43 @@ def test_after_two_kills_a_cell_is_a_crash_and_after_two_shortages_it_stands_for
     assert rows["softmax/n4"].reason == "inferred: oom at n=2 already, so not run"
 
 
-def test_a_process_that_the_kernel_kills_for_want_of_memory_has_run_out_of_memory(
-    instant: Any, measure: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def broken(cell: Cell) -> CellFailed:
+    return CellFailed(Status.ERROR, "OSError: too many open files")
+
+
+def test_what_fails_behind_other_cells_is_tried_again_in_a_process_of_its_own(instant: Any, measure: Any) -> None:
+    worker = instant(once(broken, "softmax/n2", round_=0))
+    worker.served = 3
+    rows, _ = measure(worker)
+    assert {row.status for row in rows.values()} == {Status.OK}
+    worker = instant(once(broken, "softmax/n2", round_=0))
+    rows, _ = measure(worker, fresh=True)
+    assert rows["softmax/n2"].reason == "OSError: too many open files"
+    assert worker.visits.count(("softmax/n2", 0)) == 1
+
+
+def late(cell: Cell) -> CellFailed:
+    return CellFailed(Status.TIMEOUT, "no answer within 60 s for its timed calls")
+
+
+def test_a_larger_limit_measures_again_what_took_too_long_and_an_equal_one_does_not(instant: Any, measure: Any) -> None:
+    rows, _ = measure(instant(once(late, "softmax/n2", round_=0)), cell_timeout=60.0)
+    assert rows["softmax/n2"].reason == "no answer within 60 s for its timed calls; raise --cell-timeout"
+    assert rows["softmax/n4"].status is Status.TIMEOUT
+    worker = instant()
+    assert measure(worker, cell_timeout=60.0)[0] == rows
+    assert worker.visits == []
+    rows, _ = measure(worker, cell_timeout=61.0)
+    assert {row.status for row in rows.values()} == {Status.OK}
+
+
+def test_a_process_that_the_kernel_kills_for_want_of_memory_has_run_out_of_memory(instant: Any, measure: Any) -> None:
     killed: list[str] = []
 
     def by_the_kernel(cell: Cell) -> CellFailed:
         killed.append(cell.label)
-        return kill(cell)
+        return CellFailed(Status.OOM, "the system killed it", killed=True)
 
-    monkeypatch.setattr(visit, "oom_kills", lambda: len(killed))
     rows, _ = measure(instant(once(by_the_kernel, "softmax/n2", round_=0, times=2)))
     assert (rows["softmax/n2"].status, killed) == (Status.OOM, ["softmax/n2"] * 2)
     assert rows["softmax/n4"].status is Status.OOM

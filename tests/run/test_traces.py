@@ -318,6 +318,18 @@ def test_what_computes_on_without_python_is_a_thread_as_well(monkeypatch: pytest
     assert "left 1 thread behind" in told
 
 
+def test_files_that_several_cells_left_open_are_told_together() -> None:
+    first = Snapshot.take("cpu")
+    with ExitStack() as files:
+        for _ in range(2):
+            before = Snapshot.take("cpu")
+            for _ in range(OPEN // 2 + 1):
+                files.enter_context(Path(os.devnull).open())
+            assert Snapshot.take("cpu").left_since(before) == ""
+        assert Snapshot.take("cpu").kept_by_all_since(first) == f"{OPEN + 2} open files"
+    assert Snapshot.take("cpu").kept_by_all_since(first) == ""
+
+
 def test_files_that_stay_open_are_told_and_a_few_are_not(tmp_path: Path) -> None:
     before = Snapshot.take("cpu")
     with ExitStack() as files:

@@ -63,6 +63,16 @@ def test_a_variant_that_sees_every_pair_here_is_refused_and_with_a_smaller_budge
     assert score(cell("local:window=2", steps=1)).columns["score"] >= 0
 
 
+@pytest.mark.usefixtures("_first")
+def test_a_test_of_the_trained_model_sends_signs_of_life_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TELL", 0.0)
+    told: list[tuple[int, int]] = []
+    score(cell(n=12, steps=3), tell=lambda done, of: told.append((done, of)))
+    at_last = max(told)
+    batches = 256 // 8  # of the test alone
+    assert told.count(at_last) >= batches
+
+
 def test_another_number_of_parameters_is_told() -> None:
     found = score(cell("synthesizer:mode=random", steps=1, n=64))
     assert found.columns["params_ratio"] > 1.1

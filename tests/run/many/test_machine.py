@@ -39,6 +39,7 @@ class Process:
     made: list[Process]
     fails: Exception | None = None
     starts: WorkerFailed | None = None
+    served = 0
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.state, self.traces, self.stops = settings, dict[str, Any](), "", 0
