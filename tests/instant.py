@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from attnbench.cell import Cell
 from attnbench.record import Record
@@ -14,6 +14,7 @@ class Instant:
     """Gives the same answer whenever it is asked the same. A test that asks for more overrides ``answer``."""
 
     traces = ""
+    state: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, settings: object = None) -> None:
         pass

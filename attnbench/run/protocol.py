@@ -43,6 +43,8 @@ class Ready(TypedDict):
     copy_rates: list[Any]
     timer_cost_s: float
     noise_floor: float | None
+    sources: dict[str, list[str]]
+    """Code and data that it used up to now (:data:`attnbench.sources.Seen`)."""
 
 
 class Request(ABC, Generic[Answer]):

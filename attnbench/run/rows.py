@@ -18,6 +18,7 @@ from attnbench.run.trainings import threads_of
 from attnbench.run.visit import Outcome
 from attnbench.runs import find_runs, suite_folder
 from attnbench.scores import NO_MIXING, REFERENCE, Summary, summary
+from attnbench.sources import changed, said
 from attnbench.status import STOPPING, UNFINISHED, Status
 from attnbench.store import ENVIRONMENT, RECORDS, RunFolder
 from attnbench.trained import choose, trained
@@ -235,6 +236,9 @@ def find_folder(plan: Plan, identity: dict[str, Any], warn: Callable[[str], None
             warn(f"{error}; the run is not continued")
         else:
             if environment.get("run_key") == run_key(identity):
+                if altered := changed(environment.get("sources", {})):
+                    warn(f"{folder.path}: measured before {said(altered[0])} changed, so a new run begins")
+                    continue
                 # Prefer one that still has its own name: a copy for safe keeping stays as it is.
                 same.append((environment.get("folder") == folder.path.name, folder))
     same.sort(key=lambda found: found[0])

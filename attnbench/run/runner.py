@@ -115,7 +115,7 @@ class _Pending:
 class _Run:
     def __init__(self, plan: Plan, worker: Worker, state: Ready, folder: RunFolder, watcher: Watcher) -> None:
         self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
-        self.rows = Rows(plan, folder)
+        self.rows, self.sources = Rows(plan, folder), dict(folder.environment.get("sources", {}))
         self.visitor = Visitor(plan.settings, plan.rules, plan.options.cell_timeout, unchecked=plan.options.unchecked)
         self.visitor.gate.learn(self.rows.records.values())
         self.pending = _Pending(folder, watcher)
@@ -215,6 +215,13 @@ class _Run:
         with suppress(OSError):  # other checkpoints may be in it
             (self.folder.path / CHECKPOINTS).rmdir()
 
+    def _note_sources(self) -> None:
+        """Keep what the process has used of code and data, as soon as it is known."""
+        found = self.worker.state.get("sources", {})
+        if found.keys() - self.sources.keys():
+            self.sources |= found
+            self.folder.correct({"sources": self.sources})
+
     def _try_training(self, cell: Cell, worker: Worker, tell: Callable[[int, int], None]) -> Outcome:
         known = self.rows.known(cell)
         return Outcome(known) if known else self.visitor.train(worker, cell, self.folder.path / CHECKPOINTS, tell)
@@ -244,5 +251,6 @@ class _Run:
         self.pending.flush()
         # Without this row, which is not stored yet. Later, writing a long table would take a core from the next cell.
         self.folder.write_csv(self.rows.in_order(), at_most_every=2.0)
+        self._note_sources()
         self.rows.put(cell, outcome.record, self.state, started_at)
         self.pending.hold(outcome)
