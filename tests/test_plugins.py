@@ -86,7 +86,8 @@ def test_a_claim_that_means_nothing_is_refused_in_one_line(facts: str, options: 
         ("def f(:\n    pass", "mine.py:1: SyntaxError: invalid syntax"),
         (
             "import no_such_module",
-            "mine.py:1: ModuleNotFoundError: No module named 'no_such_module'; install it, or name the folder that holds it in PYTHONPATH",
+            "mine.py:1: ModuleNotFoundError: No module named 'no_such_module'; install it, or name the folder that "
+            "holds it in PYTHONPATH",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from attnbench.capabilities import Decoding
 from attnbench.cell import Cell, ModelSize
 from attnbench.errors import Unsupported
+from attnbench.manifest import digest
 from attnbench.measure.energy import Meter, energy_counters
 from attnbench.measure.error import measure_error
 from attnbench.measure.memory import state_bytes
@@ -76,7 +78,8 @@ def score(
     _allow(cell, task.batch(cell.seed, 0, batch))
     model = Encoder(cell.variant, cell.shape, size, form=task.form, seed=cell.seed).to(device)
     leaks = Leaks(task.held_out("test", batch))
-    owner = {"cell": cell.cell_id, "data": task.digest}
+    form = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()}
+    owner = {"cell": cell.cell_id, "data": task.digest, "model": digest(json.dumps(form))}
     after = Checkpoint(folder / f"{cell.cell_id}.pt", owner) if folder else None
     before = Checkpoint(folder / f"{cell.cell_id}.before.pt", owner) if folder else None
     whole = rules.pretrain_steps + rules.steps
