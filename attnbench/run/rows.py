@@ -120,7 +120,7 @@ class Rows:
         record.machine_id = state["machine_id"]
         record.torch_version = state["environment"]["torch"]
         record.process = record.process or state["process"]
-        record.threads = record.threads or threads_of(cell, self.plan.settings)
+        record.threads = threads_of(cell, self.plan.settings)
         record.started_at = previous.started_at if previous else started_at
         self._note_failure(cell, record)
         self.records[record.cell_id] = record
