@@ -331,4 +331,4 @@ class RunFolder:
             return [], f"{file}:1"
         altered = altered_lines(table, history)
         more = f" and {len(altered) - 1} more lines" if len(altered) > 1 else ""
-        return [row.get("cell_id", "") for row in table], f"{file}:{altered[0]}{more}" if altered else ""
+        return [row.get("cell_id", "") for row in table], f"{file}:{min(altered)}{more}" if altered else ""

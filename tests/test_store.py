@@ -784,3 +784,33 @@ def test_a_number_of_a_schema_that_fills_a_page_is_cut(folder: RunFolder) -> Non
     with pytest.raises(ResultsError) as caught:
         folder.history()
     assert str(caught.value).startswith(f"{folder.path}: schema_version 1{'0' * 38}…, this attnbench reads 1 to 2; ")
+
+
+def test_a_line_that_stands_twice_in_a_table_is_told(folder: RunFolder) -> None:
+    rows = [record(n=n, time_median_s=n / 1000) for n in (64, 128)]
+    for row in rows:
+        folder.add(row)
+    folder.write_csv([*rows, rows[0]])
+    assert folder.compare_table(folder.history())[1] == f"{folder.path / 'results.csv'}:4"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"time_min_s": 0.0639}, "time_min_s is 0.0639, but no sample took so long"),
+        ({"examples_per_s": 7.0}, "examples_per_s is 7.0, which is not 1 in time_median_s"),
+        ({"matmul_flops": 128, "flops_per_s": 1e9}, "flops_per_s is 1000000000.0, which is not 128 in time_median_s"),
+        ({"tokens_per_s": 1007.0}, "tokens_per_s is 1007.0, which is not 64 in time_median_s"),
+    ],
+)
+def test_columns_that_contradict_the_samples_of_their_row_are_damage(
+    folder: RunFolder, wrong: dict[str, Any], said: str
+) -> None:
+    sound = {"time_min_s": 0.064, "examples_per_s": 1 / 0.064, "tokens_per_s": 64 / 0.064, "matmul_flops": 128}
+    for n, columns in ((64, sound | wrong), (65, sound | {"flops_per_s": 128 / 0.064})):
+        row = record(n=n, time_median_s=0.064, time_rounds=1, **columns)
+        folder.add(row, {"cell_id": row.cell_id, "round": 0, "samples": [{"seconds": 0.064, "calls": 1}]})
+    first, second = folder.history()
+    assert folder.without_samples([second]) == []
+    with pytest.raises(CorruptResults, match=re.escape(said)):
+        folder.without_samples([first])

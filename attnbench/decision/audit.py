@@ -132,8 +132,8 @@ def _of_the_table(folder: RunFolder, *, complete: bool) -> Iterator[str]:
     except ValueError:
         yield f"{file}:1: not a table of rows"
         return
-    for number in altered_lines(table, last.values() if complete else history):
-        yield f"{file}:{number}: no row of {RECORDS} gives this line"
+    for number, what in altered_lines(table, last.values() if complete else history).items():
+        yield f"{file}:{number}: {what}"
     listed = {row.get("cell_id") for row in table}
     for record in last.values() if complete else ():
         if record.cell_id not in listed:
