@@ -41,6 +41,7 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
         "cells": _digest("".join(sorted(cell.cell_id for cell in plan.cells)).encode()),
         **({"shard": str(plan.options.shard)} if plan.options.shard else {}),
         **({"unchecked": True} if plan.options.unchecked else {}),
+        **({"repeats": plan.options.repeats} if plan.options.repeats else {}),
         **({"products": list(plan.settings.products)} if plan.settings.products else {}),
         "variables": variables(environment_for(plan.settings.threads)),
         "input_files": input_files(plan.cells) | task_files(plan.cells) | model_files(plan.cells),

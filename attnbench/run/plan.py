@@ -56,6 +56,8 @@ class Options:
     quick: bool = False
     fresh: bool = False
     retry_failed: bool = False
+    repeats: str | None = None
+    """Id of the run that this one repeats."""
     unchecked: bool = False
     """Measure variants whatever laws they break."""
 

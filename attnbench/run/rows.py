@@ -14,6 +14,7 @@ from attnbench.record import Record, has_lost_round, inferred, with_lost_round, 
 from attnbench.run.identity import run_key
 from attnbench.run.plan import Plan, family
 from attnbench.run.protocol import Ready, VisitCell
+from attnbench.run.repeat import COMMAND, command_of, keep
 from attnbench.run.trainings import threads_of
 from attnbench.run.visit import Outcome
 from attnbench.runs import find_runs, suite_folder
@@ -262,6 +263,7 @@ def new_folder(plan: Plan, identity: dict[str, Any], name: str = "") -> RunFolde
         "attnbench": __version__,
         "run_key": run_key(identity),
         **identity,
+        COMMAND: command_of(plan),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "memory_limit_bytes": plan.settings.memory_limit,
     }
@@ -269,7 +271,9 @@ def new_folder(plan: Plan, identity: dict[str, Any], name: str = "") -> RunFolde
         path = root / (name if not attempt else f"{name}-{attempt}")
         if not path.exists():
             environment["folder"] = path.name
-            return RunFolder.create(path, environment=environment, suite_text=plan.suite.to_yaml())
+            folder = RunFolder.create(path, environment=environment, suite_text=plan.suite.to_yaml())
+            keep(path, plan.options.plugins, ())
+            return folder
     raise CannotCreate(f"cannot find a free name for a new run in {root}")
 
 

@@ -19,6 +19,7 @@ from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.libraries import products_before
 from attnbench.run.plan import Plan, in_order
 from attnbench.run.protocol import MeasureLimits, Ready
+from attnbench.run.repeat import keep
 from attnbench.run.rows import Rows, beyond_in_words, find_folder, new_folder, now, rows_of
 from attnbench.run.trainings import Begun, Ended, Step, at_chosen_rates, count_trainings, phases, run_all
 from attnbench.run.visit import Outcome, Visitor
@@ -115,7 +116,7 @@ class _Pending:
 class _Run:
     def __init__(self, plan: Plan, worker: Worker, state: Ready, folder: RunFolder, watcher: Watcher) -> None:
         self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
-        self.rows, self.sources = Rows(plan, folder), dict(folder.environment.get("sources", {}))
+        self.rows, self.sources = Rows(plan, folder), dict[str, list[str]]()
         self.visitor = Visitor(plan.settings, plan.rules, plan.options.cell_timeout, unchecked=plan.options.unchecked)
         self.visitor.gate.learn(self.rows.records.values())
         self.pending = _Pending(folder, watcher)
@@ -219,8 +220,9 @@ class _Run:
         """Keep what the process has used of code and data, as soon as it is known."""
         found = self.worker.state.get("sources", {})
         if found.keys() - self.sources.keys():
-            self.sources |= found
+            self.sources = {**self.folder.environment.get("sources", {}), **found}
             self.folder.correct({"sources": self.sources})
+            keep(self.folder.path, self.plan.options.plugins, found)
 
     def _try_training(self, cell: Cell, worker: Worker, tell: Callable[[int, int], None]) -> Outcome:
         known = self.rows.known(cell)
