@@ -118,7 +118,7 @@ class Watch:
         """
         self._listens, self._since = listens, time.time()
         self.seen = {name: list(one) for name, one in before.items()}
-        self._given = [OURS, *given]
+        self._given, self._held = [OURS, *given], list(self.seen)
         if listens:
             listen()
 
@@ -129,7 +129,8 @@ class Watch:
             Changed: something is not what it was.
         """
         names = {*self._given, *(used(self._since) if self._listens else ())} - self.seen.keys()
-        if altered := changed(self.seen):
+        held, self._held = self._held, [name for name in (*self._held, *names) if name != OURS]  # that is loaded now
+        if altered := changed({name: self.seen[name] for name in held}):
             more = f" and {len(altered) - 1} more" * (len(altered) > 1)
             raise Changed(
                 f"{said(altered[0])}{more} changed since this run began to measure, and rows of two programs are not "
