@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import plugins
-from attnbench.errors import AttnbenchError, Exit
+from attnbench.errors import Exit, UsageError
 
 OURS = "attnbench"
 """Stands for all files of this package that may decide a number."""
@@ -28,7 +28,7 @@ Seen = Mapping[str, Sequence[str]]
 """Name of each file -> digest of its content, and its size and time of last change; both empty if it cannot be read."""
 
 
-class Changed(AttnbenchError):
+class Changed(UsageError):
     """Code or data is no longer what rows of the run were measured with."""
 
     exit_code = Exit.FAILED
@@ -134,7 +134,7 @@ class Watch:
             more = f" and {len(altered) - 1} more" * (len(altered) > 1)
             raise Changed(
                 f"{said(altered[0])}{more} changed since this run began to measure, and rows of two programs are not "
-                "mixed; give the same attnbench run command again: it begins a new run"
+                "mixed; give the same command again, which measures anew"
             )
         new = look(names, {})
         self.seen |= new

@@ -87,7 +87,7 @@ def test_a_watch_refuses_what_changed_in_one_line_with_the_remedy(tmp_path: Path
         watch.news()
     assert str(caught.value) == (
         f"{file} changed since this run began to measure, and rows of two programs are not mixed; give the same "
-        "attnbench run command again: it begins a new run"
+        "command again, which measures anew"
     )
     with pytest.raises(Changed):
         Watch(look([str(file)], {}) | {OURS: ["other", ""]}, [], listens=False).news()
