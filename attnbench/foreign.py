@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -45,14 +46,27 @@ def told(plugin: str, remedy: str = "") -> Iterator[None]:
         raise UsageError(f"plug-in {plugin}{_line(error, plugin)}: {error}{remedy}") from error
     except BaseException as error:  # SystemExit, too
         what = f"{type(error).__name__}: {error.msg}" if isinstance(error, SyntaxError) else said(error)
+        if isinstance(error, ModuleNotFoundError):
+            remedy = remedy or "; install it, or name the folder that holds it in PYTHONPATH"
         raise UsageError(f"plug-in {plugin}{_line(error, plugin)}: {' '.join(what.split())}{remedy}") from error
     finally:
         os._exit = real
 
 
 def module_name(path: Path) -> str:
-    """The name under which a file is imported."""
-    return f"attnbench_plugin_{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+    """The name under which a file is imported; within its package, if it has one."""
+    own = f"attnbench_plugin_{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+    return ".".join([*home_of(path)[1], own])
+
+
+def home_of(path: Path) -> tuple[Path, list[str]]:
+    """The folder that holds the package of a file, and the package's name; its own folder and no name without one."""
+    folder, package = path.resolve().parent, list[str]()
+    with suppress(OSError):
+        levels = re.findall(r"^\s*from (\.+)", path.read_text(errors="replace"), re.MULTILINE)
+        while (folder / "__init__.py").is_file() or len(package) < len(max(levels, default="")):
+            folder, package = folder.parent, [folder.name, *package]
+    return folder, package
 
 
 def _line(error: BaseException, file: str) -> str:

@@ -10,17 +10,16 @@ import errno
 import hashlib
 import json
 import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from attnbench.errors import CorruptResults, StoreError
 from attnbench.record import SEAL, one_line
 
-_SEALED = re.compile(rb'(\{.*), "seal": "([0-9a-f]{16})"\}', re.DOTALL)
 _REMEDY = "restore it or start with --fresh"
 GONE = "the folder is gone, and the rows in it; run the same command again"
 
@@ -30,7 +29,7 @@ class Page:
     """What a journal holds."""
 
     rows: list[dict[str, Any]]
-    """The row of each line, in order, with its seal under ``seal`` if it has one."""
+    """The row of each line, in order, with its seal under ``seal`` if the file is sealed."""
     seal: str
     """Seal of the last line."""
     size: int
@@ -47,21 +46,22 @@ class Journal:
         StoreError: the file cannot be read or written, or is no longer the one that was opened.
     """
 
-    def __init__(self, path: Path, opening: str | None = "") -> None:
+    def __init__(self, path: Path, opening: str | None = "", *, is_sealed: bool = True) -> None:
         """A journal at ``path``, whether it exists or not.
 
         Args:
             opening: what the chain of seals begins with, beside the file's name, so that lines of one run cannot pass
                 for those of another. None: it is lost, and the first line is believed.
+            is_sealed: whether the run has seals, which is a fact of the run (:func:`attnbench.manifest.is_sealed`).
         """
-        self.path = path
+        self.path, self._is_sealed = path, is_sealed
         self._first = None if opening is None else first_seal(path, opening)
         self._handle: int | None = None
         self._is_open = False
         self._seal, self._size, self._lines = self._first or path.name, 0, 0
 
     def read(self) -> Page:
-        """All whole lines, after checking each of them. Files older than the seals have none."""
+        """All whole lines, after checking each of them."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -70,30 +70,21 @@ class Journal:
             raise StoreError(f"cannot read {self.path}: {error.strerror}; check its permissions") from error
         whole, newline, torn = data.rpartition(b"\n")
         lines = whole.split(b"\n") if newline else []
-        seals = [split_seal(line) for line in lines]
-        is_sealed = any(seals)
         seal, rows = self._first, []
-        for number, (line, sealed) in enumerate(zip(lines, seals, strict=True), start=1):
-            if is_sealed:
-                if sealed and seal is None:
-                    seal = sealed[1]
-                elif not sealed or sealed[1] != (seal := next_seal(seal or "", sealed[0])):
-                    raise CorruptResults(
-                        f"{self.path}:{number}: this line was changed, or one before it was removed; {_REMEDY}"
-                    )
-            rows.append(self._row(number, line))
+        for number, text in enumerate(lines, start=1):
+            try:
+                line = Line.of(text)
+                if self._is_sealed != bool(line.seal) or not (not line.seal or seal is None or line.follows(seal)):
+                    raise ValueError("with a seal of another run" if line.seal else "without a seal")
+            except (ValueError, RecursionError) as error:
+                what = "this line was changed, or one before it was removed"
+                what = what if self._is_sealed else f"damaged line: {one_line(str(error))}"
+                raise CorruptResults(f"{self.path}:{number}: {what}; {_REMEDY}") from None
+            seal = line.seal or seal
+            rows.append(line.row | ({SEAL: line.seal} if line.seal else {}))
         return Page(
             rows, seal or self.path.name, len(whole) + len(newline), f"{self.path}:{len(lines) + 1}" if torn else ""
         )
-
-    def _row(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            row = json.loads(line, parse_constant=_refuse)
-            if not isinstance(row, dict):
-                raise ValueError("not an object")
-        except (ValueError, RecursionError) as error:
-            raise CorruptResults(f"{self.path}:{number}: damaged line: {one_line(str(error))}; {_REMEDY}") from None
-        return row
 
     def open(self) -> Page:
         """Prepare for appending: read what is there, cut off a torn last line, and keep this very file open."""
@@ -127,9 +118,8 @@ class Journal:
         seals: list[str] = []
         lines: list[str] = []
         for row in rows:
-            body = json.dumps(row, allow_nan=False)[:-1]
-            seals.append(next_seal(seals[-1] if seals else self._seal, body.encode()))
-            lines.append(f'{body}, "{SEAL}": "{seals[-1]}"}}\n')
+            seals.append(next_seal(seals[-1] if seals else self._seal, _digested(row)))
+            lines.append(json.dumps(row | {SEAL: seals[-1]}, allow_nan=False) + "\n")
         data = "".join(lines).encode()
         try:
             if self._handle is None:  # nothing was there when this journal was opened, so nothing may be there now
@@ -192,10 +182,42 @@ def next_seal(seal: str, body: bytes) -> str:
     return hashlib.sha256(seal.encode() + body).hexdigest()[:16]
 
 
-def split_seal(line: bytes) -> tuple[bytes, str] | None:
-    """What a line's seal is made of, and the seal; None for a line without one."""
-    match = _SEALED.fullmatch(line)
-    return (match[1], match[2].decode()) if match else None
+@dataclass(frozen=True)
+class Line:
+    """A line of such a file: what it says counts, and not how the JSON is written."""
+
+    row: dict[str, Any]
+    """Without the seal."""
+    seal: str
+    """Empty if it has none."""
+
+    @classmethod
+    def of(cls, text: bytes) -> Line:
+        """Read a line.
+
+        Raises:
+            ValueError, RecursionError: it is no JSON object, or its seal is no text.
+        """
+        row = json.loads(text, parse_constant=_refuse)
+        if not isinstance(row, dict) or not isinstance(seal := row.pop(SEAL, ""), str):
+            raise ValueError("not an object")
+        return cls(row, seal)
+
+    def follows(self, seal: str) -> bool:
+        """Whether this line was written after the one with this seal."""
+        return self.seal in (next_seal(seal, self._digested), next_seal(seal, self._as_it_stands))
+
+    @cached_property
+    def _digested(self) -> bytes:
+        return _digested(self.row)
+
+    @cached_property
+    def _as_it_stands(self) -> bytes:  # older versions digested the columns in the order in which they wrote them
+        return json.dumps(self.row)[:-1].encode()
+
+
+def _digested(row: dict[str, Any]) -> bytes:
+    return json.dumps(row, sort_keys=True)[:-1].encode()
 
 
 def _refuse(constant: str) -> None:

@@ -166,7 +166,7 @@ def class_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
 
     The instructions of a processor are missing for a GPU, and for a run that is older than the fact, which they keep
     apart from no other. Memory is not among them: two boots of one machine differ in it by kilobytes (see
-    :func:`memory_bytes`). Nor is Python, since its versions do not change what torch computes; nor are the libraries of
+    :func:`memory_bytes`). Nor is Python, which decides no number but times of short calls; nor are the libraries of
     matrix products, which are chosen for each run (see :func:`products_of`).
 
     Args:
@@ -245,15 +245,18 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def differing_variables(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """In which variables two runs are known to differ: ``variable MKL_CBWR: unset and COMPATIBLE``.
+    """In which Python and variables two runs are known to differ: ``variable MKL_CBWR: unset and COMPATIBLE``.
 
-    Those of threads are told as such. What a run of another version counted beside :data:`VARIABLES` is left out.
+    Python takes a part of each short call. Variables of threads are told as such. What a run of another version counted
+    beside :data:`VARIABLES` is left out.
     """
+    one, other = (".".join(str(_described(run).get("python", "")).split(".")[:2]) for run in (a, b))
+    pythons = [f"python: {one} and {other}"] if one and other and one != other else []
     ours, theirs = (one["variables"] if isinstance(one.get("variables"), dict) else None for one in (a, b))
     if ours is None or theirs is None:
-        return []
+        return pythons
     both = [(name, ours.get(name, "unset"), theirs.get(name, "unset")) for name in sorted(VARIABLES - set(THREADS))]
-    return [f"variable {name}: {one} and {other}" for name, one, other in both if one != other]
+    return pythons + [f"variable {name}: {one} and {other}" for name, one, other in both if one != other]
 
 
 def memory_bytes(environment: Mapping[str, Any]) -> int | None:

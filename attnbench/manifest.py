@@ -39,7 +39,8 @@ def read_manifest(file: Path) -> dict[str, Any]:
         if not isinstance(data, dict):
             raise ValueError("it is not an object")
         seal = data.pop(SEAL, None)
-        if seal != digest(json.dumps(data)) and (seal is not None or "schema_version" in data):
+        whole = (digest(json.dumps(data, sort_keys=True)), digest(json.dumps(data)))  # the second is of older versions
+        if seal not in whole and (seal is not None or is_sealed(data)):
             raise ValueError("it was changed after the run")
         if seal is None:  # older than what stands here: nobody vouches for it
             data = {name: fact for name, fact in data.items() if name not in (OPENING, ENDS, "machines", ENGINE)}
@@ -54,7 +55,7 @@ def write_manifest(file: Path, facts: Mapping[str, Any]) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    sealed = {**facts, SEAL: digest(json.dumps(facts))}
+    sealed = {**facts, SEAL: digest(json.dumps(facts, sort_keys=True))}
     replace_file(file, json.dumps(sealed, indent=2) + "\n")
 
 
@@ -63,6 +64,11 @@ def with_opening(facts: Mapping[str, Any]) -> dict[str, Any]:
     grows = {"machines"} if ENGINE in facts else set()
     kept = {name: facts[name] for name in _BEGINS_WITH if name in facts and name not in grows}
     return {**facts, OPENING: digest(json.dumps(kept, sort_keys=True))}
+
+
+def is_sealed(facts: Mapping[str, Any]) -> bool:
+    """Whether the rows of the run have seals: all have that were begun since there are seals."""
+    return OPENING in facts or "schema_version" in facts
 
 
 def doubts(folder: Path, facts: Mapping[str, Any], names: Iterable[str]) -> list[str]:
@@ -74,10 +80,10 @@ def doubts(folder: Path, facts: Mapping[str, Any], names: Iterable[str]) -> list
     if not isinstance(ends, dict):
         return said
     for name in names:
-        file, wanted = folder / name, ends.get(name, {}).get("bytes", 0)
-        size = file.stat().st_size if file.is_file() else 0
-        if size != wanted:
-            what = "lines at its end are lost" if size < wanted else "lines were added after the run was complete"
+        file, wanted = folder / name, ends.get(name, {}).get("lines", 0)
+        lines = file.read_bytes().count(b"\n") if file.is_file() else 0
+        if lines != wanted:
+            what = "lines at its end are lost" if lines < wanted else "lines were added after the run was complete"
             said.append(f"{file}: {what}; restore it")
     return said
 

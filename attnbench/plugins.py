@@ -9,16 +9,16 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from attnbench.errors import UsageError
-from attnbench.foreign import module_name, told
-from attnbench.printable import without_home
+from attnbench.foreign import home_of, module_name, told
 
 GROUP = "attnbench.variants"
 
@@ -28,6 +28,8 @@ _packages: dict[str, str] = {}
 """Packages of the installed plug-ins -> their versions."""
 _modules: dict[str, Path] = {}
 """Files that plug-ins imported and no version identifies: neither installed, nor Python's, nor ours."""
+_before: set[str] = set()
+"""Modules that there were before the first plug-in."""
 
 
 def provenance(sources: Sequence[str]) -> dict[str, str]:
@@ -37,29 +39,50 @@ def provenance(sources: Sequence[str]) -> dict[str, str]:
         sources: what :func:`load` was called with, or will be. If this process has loaded other plug-ins as well,
             their files count too, since any of them may have imported a module.
     """
-    files = {source: Path(file_of(source)) for source in sources} | _modules
+    given = [Path(file_of(source)) for source in sources]
+    own = {one.absolute() for one in given}
+    files = [(one.name, one) for one in given] + [(name, file) for name, file in _modules.items() if file not in own]
     found = dict(_packages)
-    for name, file in files.items():
+    for name, file in files:
         with suppress(OSError, ValueError):
-            if file.is_file():
-                found[without_home(name)] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+            if file.is_file():  # two in different folders may have one name
+                found[name] = found.get(name, "") + hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return dict(sorted(found.items()))
+
+
+def files() -> set[Path]:
+    """Files of the plug-ins that this process has loaded, and of what they have imported up to now.
+
+    A file is left out if a version identifies it.
+    """
+    if _before:
+        _modules.update(_own_files(sys.modules.keys() - _before))
+    return set(_modules.values())
+
+
+def is_versioned(file: Path) -> bool:
+    """Whether a version identifies this file: it is installed, Python's, or ours."""
+    return any(part in _INSTALLED for part in file.parts) or any(map(file.is_relative_to, _OF_PYTHON))
+
+
+def _own_files(names: Iterable[str], package: str = "") -> Iterator[tuple[str, Path]]:
+    script = sys.modules["__main__"]  # which multiprocessing gives a second name
+    for name in names:
+        module = sys.modules.get(name)
+        file = Path(getattr(module, "__file__", None) or "")
+        if file.name and module is not script and (name.partition(".")[0] == package or not is_versioned(file)):
+            yield name, file.absolute()
 
 
 @contextmanager
 def _noting_modules(package: str = "") -> Iterator[None]:
     """Note the files that are imported in this context; those of ``package`` even if they are installed."""
     before = set(sys.modules)
+    _before.update(_before or before)
     try:
         yield
     finally:
-        script = sys.modules["__main__"]  # which multiprocessing gives a second name
-        for name in (name for name in sys.modules.keys() - before if sys.modules[name] is not script):
-            file = Path(getattr(sys.modules[name], "__file__", None) or "")
-            installed = any(part in _INSTALLED for part in file.parts) and name.partition(".")[0] != package
-            ours = any(file.is_relative_to(folder) for folder in _OF_PYTHON)
-            if file.name and not installed and not ours:
-                _modules[name] = file.absolute()
+        _modules.update(_own_files(sys.modules.keys() - before, package))
 
 
 def with_modules(variants: Sequence[str], sources: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -98,7 +121,8 @@ def file_of(source: str) -> str:
 def load(source: str) -> None:
     """Import ``FILE.py`` or a module, so that its ``@register`` lines take effect; a second call does nothing.
 
-    ``FILE.py:Class`` makes a variant of the class as it is: :mod:`attnbench.own_module`.
+    ``FILE.py:Class`` makes a variant of the class as it is: :mod:`attnbench.own_module`. A file may import those that
+    lie beside it, or below the package that it belongs to.
 
     Raises:
         UsageError: there is no such file, module or class, or importing it raises or ends Python.
@@ -126,10 +150,27 @@ def load(source: str) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    for folder in dict.fromkeys([str(path.resolve().parent), str(home_of(path)[0])]):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    _refuse_namesakes(path)
     try:
         with told(source), _noting_modules():
+            sys.modules[name] = module
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+
+
+def _refuse_namesakes(path: Path) -> None:
+    """Refuse a file that would import what lies beside another plug-in, for what lies beside itself."""
+    folder = path.resolve().parent
+    for name, file in _modules.items():
+        beside = folder / f"{name}.py"
+        if (
+            file.resolve() != beside
+            and beside.is_file()
+            and re.search(rf"\b{name}\b", path.read_text(errors="replace"))
+        ):
+            raise UsageError(f"plug-in {path}: {file} is loaded already, not {beside.name} beside it; rename one")

@@ -18,7 +18,17 @@ from attnbench.errors import CannotCreate, CorruptResults, ResultsError, StoreEr
 from attnbench.files import refuse_link, refuse_other_than_file, remove_unfinished, replace_file
 from attnbench.journal import GONE, Journal
 from attnbench.lock import held
-from attnbench.manifest import ENDS, OPENING, RUN_ID, digest, doubts, read_manifest, with_opening, write_manifest
+from attnbench.manifest import (
+    ENDS,
+    OPENING,
+    RUN_ID,
+    digest,
+    doubts,
+    is_sealed,
+    read_manifest,
+    with_opening,
+    write_manifest,
+)
 from attnbench.record import READABLE, SCHEMA_VERSION, SEAL, Record, one_line
 from attnbench.table import altered_lines, csv_text, read_table
 from attnbench.verify import are_points, are_samples, checked, foreign_to_run, foreign_to_samples
@@ -153,10 +163,11 @@ class RunFolder:
 
     def _journal(self, name: str) -> Journal:
         if name not in self._journals:
-            opening: str | None = None
+            journal = Journal(self.path / name, None)
             with suppress(CorruptResults):
-                opening = str(self.environment.get(OPENING, ""))
-            self._journals[name] = Journal(self.path / name, opening)
+                facts = self.environment
+                journal = Journal(self.path / name, str(facts.get(OPENING, "")), is_sealed=is_sealed(facts))
+            self._journals[name] = journal
         return self._journals[name]
 
     def add(
@@ -320,4 +331,4 @@ class RunFolder:
             return [], f"{file}:1"
         altered = altered_lines(table, history)
         more = f" and {len(altered) - 1} more lines" if len(altered) > 1 else ""
-        return [row.get("cell_id", "") for row in table], f"{file}:{altered[0]}{more}" if altered else ""
+        return [row.get("cell_id", "") for row in table], f"{file}:{min(altered)}{more}" if altered else ""

@@ -58,15 +58,20 @@ def read_table(text: str) -> list[dict[str, str]]:
     return rows
 
 
-def altered_lines(table: Sequence[dict[str, str]], records: Reversible[Record]) -> list[int]:
-    """Numbers of the lines of a table that match none of these records."""
+def altered_lines(table: Sequence[dict[str, str]], records: Reversible[Record]) -> dict[int, str]:
+    """Numbers of the lines of a table that match none of these records, or repeat a line; and which of the two."""
     lines = [tuple(row.values()) for row in table]
     unmatched = set(lines)
     for record in reversed(records):  # a table has the last row of each cell
         if not unmatched:
             break
         unmatched.discard(tuple(cells_of(record, table[0])))
-    return [number for number, line in enumerate(lines, start=2) if line in unmatched]
+    first = {line: number for number, line in reversed(list(enumerate(lines, start=2)))}
+    return {
+        number: "no row of records.jsonl gives this line" if line in unmatched else f"it repeats line {first[line]}"
+        for number, line in enumerate(lines, start=2)
+        if line in unmatched or first[line] != number
+    }
 
 
 def _row(record: Record) -> dict[str, object]:

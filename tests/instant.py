@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from attnbench.cell import Cell
 from attnbench.record import Record
@@ -15,6 +15,7 @@ class Instant:
 
     traces = ""
     served = 0
+    state: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, settings: object = None) -> None:
         pass

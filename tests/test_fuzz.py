@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from attnbench.cell import Cell
 from attnbench.errors import AttnbenchError, CorruptResults, UsageError
 from attnbench.journal import Journal
+from attnbench.manifest import digest
 from attnbench.plots.load import read_results
 from attnbench.printable import printable
 from attnbench.qkv import INPUTS
@@ -55,6 +56,11 @@ def sealed(name: str, lines: bytes) -> bytes:
         return Path(folder, name).read_bytes()
 
 
+WITHOUT_SEALS = "{}"
+_FACTS = {"schema_version": 2}
+WITH_SEALS = json.dumps({**_FACTS, SEAL: digest(json.dumps(_FACTS))})
+"""Whose chains begin with nothing but the names of the files."""
+
 BYTES = st.sampled_from([b"\n", b"\r\n", b'"', b"{", b"}", b"[", b"NaN", b"1e999", b"null", b"\x00", b"\xff", b",,"])
 
 
@@ -67,11 +73,11 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
     return content[: draw(st.integers(0, len(content)))] if draw(st.booleans()) else content
 
 
-def resumed(folder: Path, name: str, content: bytes) -> None:
+def resumed(folder: Path, name: str, content: bytes, facts: str) -> None:
     """Read as a run that goes on reads."""
     file = folder / name
     file.write_bytes(content)
-    (folder / ENVIRONMENT).write_text("{}")  # of a run whose chain begins with nothing but the name of the file
+    (folder / ENVIRONMENT).write_text(facts)
     run = RunFolder(folder)
     try:
         rows = run.records() if name == RECORDS else run.samples()
@@ -82,38 +88,39 @@ def resumed(folder: Path, name: str, content: bytes) -> None:
         assert len(message) < 1000
     else:
         assert len(rows) <= content.count(b"\n")
-        whole = {sealed(RECORDS, LINES), sealed(SAMPLES, TAKEN)}
-        assert b'"seal"' not in content or any(one.startswith(content[: content.rfind(b"\n") + 1]) for one in whole)
+        whole = [json.loads(line) for line in sealed(name, LINES if name == RECORDS else TAKEN).splitlines()]
+        assert facts == WITHOUT_SEALS or (read := RunFolder(folder).rows(name)) == whole[: len(read)]
         assert len(run.repairs) == (not content.endswith(b"\n") and bool(content))
     assert file.read_bytes() == content  # who reads mends nothing
     assert {path.name for path in folder.iterdir()} == {name, ENVIRONMENT}
 
 
 @cases
-@given(damaged(LINES) | damaged(sealed(RECORDS, LINES)))
-@example(LINES)
-@example(sealed(RECORDS, LINES))
-@example(b"[" * 100_000 + b"\n")
-@example(LINES.replace(b'"suite"', b'"\x7fsuite"', 1))
-@example(LINES.replace(b'"seq_len": 2', b'"seq_len": true', 1))
-@example(LINES.replace(b'"cell_id": ', b'"cell_id": [], "x": ', 1))
-def test_a_run_goes_on_from_any_rows_or_refuses_them_in_one_line(tmp_path: Path, content: bytes) -> None:
-    resumed(tmp_path, RECORDS, content)
+@given(damaged(LINES) | damaged(sealed(RECORDS, LINES)), st.sampled_from([WITHOUT_SEALS, WITH_SEALS]))
+@example(LINES, WITHOUT_SEALS)
+@example(sealed(RECORDS, LINES), WITH_SEALS)
+@example(b"[" * 100_000 + b"\n", WITHOUT_SEALS)
+@example(LINES.replace(b'"suite"', b'"\x7fsuite"', 1), WITHOUT_SEALS)
+@example(LINES.replace(b'"seq_len": 2', b'"seq_len": true', 1), WITHOUT_SEALS)
+@example(LINES.replace(b'"cell_id": ', b'"cell_id": [], "x": ', 1), WITHOUT_SEALS)
+def test_a_run_goes_on_from_any_rows_or_refuses_them_in_one_line(tmp_path: Path, content: bytes, facts: str) -> None:
+    resumed(tmp_path, RECORDS, content, facts)
 
 
 @cases
-@given(damaged(TAKEN) | damaged(sealed(SAMPLES, TAKEN)))
-@example(TAKEN)
-@example(sealed(SAMPLES, TAKEN))
-@example(TAKEN.replace(b'"round": 0', b'"round": "0"', 1))
-@example(TAKEN.replace(b'"calls": 2', b'"call": 2', 1))
-def test_a_run_goes_on_from_any_samples_or_refuses_them_in_one_line(tmp_path: Path, content: bytes) -> None:
-    resumed(tmp_path, SAMPLES, content)
+@given(damaged(TAKEN) | damaged(sealed(SAMPLES, TAKEN)), st.sampled_from([WITHOUT_SEALS, WITH_SEALS]))
+@example(TAKEN, WITHOUT_SEALS)
+@example(sealed(SAMPLES, TAKEN), WITH_SEALS)
+@example(TAKEN.replace(b'"round": 0', b'"round": "0"', 1), WITHOUT_SEALS)
+@example(TAKEN.replace(b'"calls": 2', b'"call": 2', 1), WITHOUT_SEALS)
+def test_a_run_goes_on_from_any_samples_or_refuses_them_in_one_line(tmp_path: Path, content: bytes, facts: str) -> None:
+    resumed(tmp_path, SAMPLES, content, facts)
 
 
 @pytest.mark.parametrize("name", [name for name in COLUMNS if name != SEAL])
 def test_a_value_of_another_type_is_refused_with_the_name_of_its_column(tmp_path: Path, name: str) -> None:
     row = ROWS[0].to_json()
+    (tmp_path / ENVIRONMENT).write_text(WITHOUT_SEALS)
     (tmp_path / RECORDS).write_text(json.dumps(row | {name: 1 if isinstance(row[name], bool) else True}) + "\n")
     with pytest.raises(CorruptResults, match=rf"records\.jsonl:1: not a record of this version: .*(?i:{name})"):
         RunFolder(tmp_path).records()
@@ -231,6 +238,7 @@ def test_any_text_is_a_list_of_numbers_or_refused_at_once(text: str) -> None:
 
 
 def test_a_number_that_is_no_number_is_refused_in_a_row(tmp_path: Path) -> None:
+    (tmp_path / ENVIRONMENT).write_text(WITHOUT_SEALS)
     (tmp_path / RECORDS).write_bytes(LINES.replace(b'"time_median_s": 0.2', b'"time_median_s": NaN', 1))
     with pytest.raises(CorruptResults, match=r"records\.jsonl:1: damaged line: NaN is not a number"):
         RunFolder(tmp_path).records()

@@ -84,7 +84,11 @@ def test_a_claim_that_means_nothing_is_refused_in_one_line(facts: str, options: 
         ("import sys\nsys.exit(0)", "mine.py:2: SystemExit: 0"),
         ("import os\nos._exit(0)", "mine.py:2: SystemExit: os._exit(0)"),
         ("def f(:\n    pass", "mine.py:1: SyntaxError: invalid syntax"),
-        ("import no_such_module", "mine.py:1: ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "import no_such_module",
+            "mine.py:1: ModuleNotFoundError: No module named 'no_such_module'; install it, or name the folder that "
+            "holds it in PYTHONPATH",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", [("list",), ("check", "all"), ("compare", "softmax", "linear")], ids=lambda c: c[0])
@@ -236,4 +240,4 @@ def test_the_script_that_runs_is_no_part_of_a_plug_in_that_gives_it_a_second_nam
     monkeypatch.setitem(sys.modules, "__mp_main__", script)
     del sys.modules["__mp_main__"]
     plugins.load(str(own))
-    assert plugins.provenance([str(own)]).keys() == {str(own)}
+    assert plugins.provenance([str(own)]).keys() == {own.name}

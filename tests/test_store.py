@@ -76,6 +76,11 @@ def test_damage_elsewhere_is_refused_with_file_and_line_and_left_untouched(folde
     assert path.read_bytes() == damaged
 
 
+def of_the_first_schema(folder: RunFolder) -> None:
+    """Make it a run from before there were seals."""
+    (folder.path / "environment.json").write_text("{}")
+
+
 def damage_of(folder: RunFolder, change: Callable[[list[bytes]], list[bytes]], name: str = RECORDS) -> str:
     """What reading says after ``change`` of the lines of a file."""
     path = folder.path / name
@@ -90,7 +95,7 @@ def damage_of(folder: RunFolder, change: Callable[[list[bytes]], list[bytes]], n
     ("change", "line"),
     [
         (lambda lines: [lines[0], lines[1].replace(b"0.128", b"0.129"), *lines[2:]], 2),
-        (lambda lines: [lines[0], lines[1].replace(b"0.128", b" 0.128"), *lines[2:]], 2),
+        (lambda lines: [lines[0], lines[1].replace(b"0.128", b"0.128,"), *lines[2:]], 2),
         (lambda lines: lines[1:], 1),
         (lambda lines: [lines[0], *lines[2:]], 2),
         (lambda lines: [*lines, lines[-1]], 4),
@@ -110,6 +115,57 @@ def test_a_line_that_is_not_as_it_was_written_is_refused_with_its_number(
         folder.add(row, {"cell_id": row.cell_id, "round": 0, "samples": [{"seconds": n / 1000, "calls": 1}]})
     said = damage_of(folder, change, name)
     assert said.startswith(f"{folder.path / name}:{line}: this line was changed, or one before it was removed")
+
+
+WRITTEN_ANEW = {
+    "CRLF": lambda line: line.replace(b"\n", b"\r\n"),
+    "a space at its end": lambda line: line.replace(b"\n", b" \n"),
+    "no spaces": lambda line: json.dumps(json.loads(line), separators=(",", ":")).encode() + b"\n",
+    "sorted": lambda line: json.dumps(json.loads(line), sort_keys=True).encode() + b"\n",
+    "the seal first": lambda line: json.dumps(dict(reversed(json.loads(line).items()))).encode() + b"\n",
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN_ANEW.values(), ids=WRITTEN_ANEW)
+@pytest.mark.parametrize("name", [RECORDS, SAMPLES])
+def test_json_that_is_written_otherwise_says_the_same_and_is_as_sealed_as_before(
+    folder: RunFolder, how: Callable[[bytes], bytes], name: str
+) -> None:
+    for n in (64, 128):
+        row = record(n=n, time_median_s=n / 1000, time_rounds=1, reason="µ")
+        folder.add(row, {"cell_id": row.cell_id, "round": 0, "samples": [{"seconds": n / 1000, "calls": 1}]})
+    with folder.lock():
+        folder.conclude()
+    before = folder.rows(name)
+    path = folder.path / name
+    path.write_bytes(b"".join(map(how, path.read_bytes().splitlines(keepends=True))))
+    fresh = RunFolder(folder.path)
+    assert fresh.rows(name) == before
+    assert fresh.doubts() == []
+    assert "line was changed" in damage_of(folder, lambda lines: [lines[0], lines[1].replace(b"0.128", b"0.127")], name)
+
+
+@pytest.mark.parametrize("name", [RECORDS, SAMPLES])
+def test_a_run_has_seals_whatever_its_lines_look_like(folder: RunFolder, name: str) -> None:
+    for n in (64, 128):
+        row = record(n=n, time_median_s=n / 1000, time_rounds=1)
+        folder.add(row, {"cell_id": row.cell_id, "round": 0, "samples": [{"seconds": n / 1000, "calls": 1}]})
+
+    def as_in_the_first_schema(lines: list[bytes]) -> list[bytes]:
+        lines = [re.sub(rb', "seal": "\w+"', b"", line) for line in lines]
+        return [line.replace(b'"schema_version": 2', b'"schema_version": 1') for line in lines]
+
+    assert f"{name}:1: this line was changed" in damage_of(folder, as_in_the_first_schema, name)
+
+
+def test_facts_that_are_written_otherwise_say_the_same(folder: RunFolder) -> None:
+    file, before = folder.path / "environment.json", folder.environment
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps(data, sort_keys=True).replace("\n", "\r\n") + " ")
+    assert folder.environment == before
+    file.write_text(json.dumps(data | {"run_key": "other"}))
+    with pytest.raises(CorruptResults, match="changed after the run"):
+        _ = folder.environment
 
 
 @pytest.mark.parametrize(
@@ -276,6 +332,7 @@ def test_a_row_of_another_schema_is_refused(folder: RunFolder, row: dict[str, ob
     ],
 )
 def test_a_value_that_no_table_can_hold_is_refused(folder: RunFolder, name: str, value: str) -> None:
+    of_the_first_schema(folder)
     row = json.dumps({**record().to_json(), name: "here"}).replace('"here"', value)
     (folder.path / RECORDS).write_text(row + "\n")
     with pytest.raises(CorruptResults, match=r"records\.jsonl:1: not a record of this version"):
@@ -286,6 +343,7 @@ def test_a_value_that_no_table_can_hold_is_refused(folder: RunFolder, name: str,
     "sample", ['"seconds": 1e999, "calls": 1', '"seconds": -1, "calls": 1', '"seconds": 1, "calls": 0']
 )
 def test_a_sample_that_no_clock_gives_is_refused(folder: RunFolder, sample: str) -> None:
+    of_the_first_schema(folder)
     (folder.path / SAMPLES).write_text(f'{{"cell_id": "c", "round": 0, "samples": [{{{sample}}}]}}\n')
     with pytest.raises(CorruptResults, match=r"samples\.jsonl:1: not samples of one round"):
         folder.samples()
@@ -483,7 +541,7 @@ def test_facts_that_cannot_be_written_are_one_line(folder: RunFolder, monkeypatc
 
 
 def test_a_run_without_a_digest_of_its_suite_is_not_doubted(folder: RunFolder) -> None:
-    write_manifest(folder.path / "environment.json", {"run_key": "k"})
+    write_manifest(folder.path / "environment.json", {"schema_version": 2, "run_key": "k"})
     assert folder.doubts() == []
     folder.add(record())
     assert [one.seq_len for one in RunFolder(folder.path).history()] == [64]
@@ -556,6 +614,7 @@ def test_what_are_no_samples_is_refused_with_its_place(folder: RunFolder, row: d
 
 
 def test_lines_without_a_seal_have_no_more_keys_than_those_of_the_first_schema(folder: RunFolder) -> None:
+    of_the_first_schema(folder)
     line = {"cell_id": "c", "round": 1, "first_call_s": 1.0, "stopped": "width", "samples": []}
     (folder.path / SAMPLES).write_text(json.dumps(line) + "\n")
     assert folder.samples() == {"c": {1: []}}
@@ -576,6 +635,7 @@ def test_rows_have_a_seal_from_the_second_schema_on(folder: RunFolder, version: 
     if sealed:
         folder.append(RECORDS, [row])
     else:
+        of_the_first_schema(folder)
         (folder.path / RECORDS).write_text(json.dumps(row) + "\n")
     with pytest.raises(CorruptResults) as caught:
         folder.history()
@@ -596,6 +656,7 @@ def test_a_run_of_another_schema_is_not_damaged_but_not_read(folder: RunFolder, 
 
 
 def test_a_row_of_the_first_schema_is_read_without_a_seal(folder: RunFolder) -> None:
+    of_the_first_schema(folder)
     row = {**record().to_json(), "schema_version": 1}
     (folder.path / RECORDS).write_text(json.dumps(row) + "\n")
     assert [(one.seq_len, one.seal) for one in folder.history()] == [(64, "")]
@@ -709,7 +770,7 @@ def test_rows_of_another_run_are_no_rows_of_this_one(folder: RunFolder, tmp_path
 
 
 def test_rows_of_a_run_without_an_opening_are_read(folder: RunFolder) -> None:
-    write_manifest(folder.path / "environment.json", {"run_key": "k"})
+    write_manifest(folder.path / "environment.json", {"schema_version": 2, "run_key": "k"})
     (folder.path / RECORDS).unlink()
     journal = Journal(folder.path / RECORDS)
     journal.open()
@@ -723,3 +784,33 @@ def test_a_number_of_a_schema_that_fills_a_page_is_cut(folder: RunFolder) -> Non
     with pytest.raises(ResultsError) as caught:
         folder.history()
     assert str(caught.value).startswith(f"{folder.path}: schema_version 1{'0' * 38}…, this attnbench reads 1 to 2; ")
+
+
+def test_a_line_that_stands_twice_in_a_table_is_told(folder: RunFolder) -> None:
+    rows = [record(n=n, time_median_s=n / 1000) for n in (64, 128)]
+    for row in rows:
+        folder.add(row)
+    folder.write_csv([*rows, rows[0]])
+    assert folder.compare_table(folder.history())[1] == f"{folder.path / 'results.csv'}:4"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"time_min_s": 0.0639}, "time_min_s is 0.0639, but no sample took so long"),
+        ({"examples_per_s": 7.0}, "examples_per_s is 7.0, which is not 1 in time_median_s"),
+        ({"matmul_flops": 128, "flops_per_s": 1e9}, "flops_per_s is 1000000000.0, which is not 128 in time_median_s"),
+        ({"tokens_per_s": 1007.0}, "tokens_per_s is 1007.0, which is not 64 in time_median_s"),
+    ],
+)
+def test_columns_that_contradict_the_samples_of_their_row_are_damage(
+    folder: RunFolder, wrong: dict[str, Any], said: str
+) -> None:
+    sound = {"time_min_s": 0.064, "examples_per_s": 1 / 0.064, "tokens_per_s": 64 / 0.064, "matmul_flops": 128}
+    for n, columns in ((64, sound | wrong), (65, sound | {"flops_per_s": 128 / 0.064})):
+        row = record(n=n, time_median_s=0.064, time_rounds=1, **columns)
+        folder.add(row, {"cell_id": row.cell_id, "round": 0, "samples": [{"seconds": 0.064, "calls": 1}]})
+    first, second = folder.history()
+    assert folder.without_samples([second]) == []
+    with pytest.raises(CorruptResults, match=re.escape(said)):
+        folder.without_samples([first])

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,8 +39,13 @@ if TYPE_CHECKING:
 
 
 def run(
+    context: typer.Context,
     suite: Annotated[
-        str, typer.Argument(help="A YAML file, or the name of a shipped suite.", autocompletion=completion.suites)
+        str,
+        typer.Argument(
+            help="A YAML file, the name of a shipped suite, or the folder of a run to repeat.",
+            autocompletion=completion.suites,
+        ),
     ],
     device: Device = "auto",
     dtype: Annotated[
@@ -105,7 +110,10 @@ def run(
     The same command resumes an interrupted run. The exit code is 0 if at least one cell was measured, 1 if none was,
     2 for wrong usage or an invalid suite; the documentation lists the others.
     """
-    given = dict(locals())
+    given = {name: value for name, value in locals().items() if name != "context"}
+    if again := _repeated(context, suite):
+        run(context, **again)
+        return
     there = None if on is None else _engine(on, device=device, shard=shard, dry_run=dry_run)
     overrides = _axes(set_ or [])
     wanted = None if shard is None else parse_shard(shard)
@@ -159,6 +167,7 @@ def run(
                 fresh=fresh,
                 retry_failed=retry_failed,
                 unchecked=unchecked,
+                repeats=context.obj,
             )
             plan = make_plan(suite, options)
         if not as_json:
@@ -172,6 +181,22 @@ def run(
                 console.line(f"shard {wanted} has no cells; nothing was run or written")
         else:
             _measure(plan, worker, engine, as_json=as_json)
+
+
+def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:
+    """What measures the run again whose folder ``suite`` is, changed by what was typed; empty for all else."""
+    if not (Path(suite) / "records.jsonl").is_file():
+        return {}
+    from attnbench.manifest import RUN_ID
+    from attnbench.run.repeat import arguments_of
+    from attnbench.store import RunFolder
+
+    words = arguments_of(Path(suite))
+    source = context.get_parameter_source
+    typed = [name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"]
+    context.obj = RunFolder(Path(suite)).environment.get(RUN_ID)
+    again = context.command.make_context("run", words)
+    return {**again.params, **{name: context.params[name] for name in typed if name != "suite"}}
 
 
 def _engine(on: str, *, device: str, shard: str | None, dry_run: bool) -> Where:

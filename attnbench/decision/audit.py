@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attnbench.errors import CorruptResults, StoreError
-from attnbench.journal import first_seal, next_seal, split_seal
+from attnbench.journal import Line, first_seal
 from attnbench.machine import id_of
-from attnbench.manifest import ENDS, OPENING
+from attnbench.manifest import ENDS, OPENING, is_sealed
 from attnbench.record import Record
 from attnbench.status import Status
 from attnbench.store import CURVES, FILES, RECORDS, SAMPLES, TABLE, RunFolder
@@ -58,20 +59,21 @@ def audit(path: Path) -> Audit:
             findings += _of_the_table(folder, complete=ENDS in environment)
         except (CorruptResults, StoreError) as error:
             findings.append(str(error))
-    is_sealed = any(map(split_seal, _content(path / RECORDS).split(b"\n")))
-    notes = _notes(path, environment) if is_sealed else [f"{path}: {_UNSEALED}"]
-    return Audit(path, len(records), list(dict.fromkeys(findings)), notes, environment, is_sealed)
+    sealed = not environment or is_sealed(environment)
+    notes = _notes(path, environment) if sealed else [f"{path}: {_UNSEALED}"]
+    return Audit(path, len(records), list(dict.fromkeys(findings)), notes, environment, sealed)
 
 
 def _of_the_chains(path: Path, environment: Mapping[str, Any]) -> Iterator[str]:
     """Lines of the JSON-lines files that are not as they were written."""
     opening = str(environment.get(OPENING, "")) if environment else None
     ends = environment.get(ENDS)
+    sealed = not environment or is_sealed(environment)
     for name in FILES:
         file = path / name
         end = ends.get(name, {"lines": 0, "seal": ""}) if isinstance(ends, dict) else None
         first = None if opening is None else first_seal(file, opening)
-        for number, what in damage(_content(file), first, end).items():
+        for number, what in damage(_content(file), first, end, sealed=sealed).items():
             yield f"{file}:{number}: {what}"
 
 
@@ -130,8 +132,8 @@ def _of_the_table(folder: RunFolder, *, complete: bool) -> Iterator[str]:
     except ValueError:
         yield f"{file}:1: not a table of rows"
         return
-    for number in altered_lines(table, last.values() if complete else history):
-        yield f"{file}:{number}: no row of {RECORDS} gives this line"
+    for number, what in altered_lines(table, last.values() if complete else history).items():
+        yield f"{file}:{number}: {what}"
     listed = {row.get("cell_id") for row in table}
     for record in last.values() if complete else ():
         if record.cell_id not in listed:
@@ -150,11 +152,8 @@ _CHANGED = "changed, or lines before it are lost"
 _MOST = 20
 """Most lines for which a predecessor is looked for in the whole file."""
 
-Line = tuple[bytes, str] | None
-"""What the seal is made of, and the seal; None for a line without one."""
 
-
-def damage(data: bytes, first: str | None, end: Mapping[str, Any] | None) -> dict[int, str]:
+def damage(data: bytes, first: str | None, end: Mapping[str, Any] | None, *, sealed: bool = True) -> dict[int, str]:
     """Number of each line that is not as it was written -> what happened to it; empty for a whole file.
 
     Each line is held to the seals of the others: one whose seal fits no predecessor was changed, or its predecessor is
@@ -167,8 +166,8 @@ def damage(data: bytes, first: str | None, end: Mapping[str, Any] | None) -> dic
             run never was.
     """
     whole, newline, torn = data.rpartition(b"\n")
-    lines = [split_seal(line) for line in whole.split(b"\n")] if newline else []
-    found = _broken(lines, first) if any(lines) else {}
+    lines = [_line(text) for text in whole.split(b"\n")] if newline else []
+    found = _broken(lines, first) if sealed else {}
     if end is not None:
         _judge(lines, found, end)
     if torn:
@@ -176,43 +175,51 @@ def damage(data: bytes, first: str | None, end: Mapping[str, Any] | None) -> dic
     return dict(sorted(found.items()))
 
 
-def _broken(lines: Sequence[Line], first: str | None) -> dict[int, str]:
+def _line(text: bytes) -> Line | None:
+    """The line; None if it has no seal."""
+    with suppress(ValueError, RecursionError):
+        if (line := Line.of(text)).seal:
+            return line
+    return None
+
+
+def _broken(lines: Sequence[Line | None], first: str | None) -> dict[int, str]:
     """Lines that do not follow the line before them."""
-    places = {line[1]: number for number, line in reversed(list(enumerate(lines, start=1))) if line}
+    places = {line.seal: number for number, line in reversed(list(enumerate(lines, start=1))) if line}
     found: dict[int, str] = {}
     before = last_good = first
     for number, line in enumerate(lines, start=1):
         if line is None:
             found[number] = _CHANGED
             continue
-        body, seal = line
+        seal = line.seal
         if places[seal] < number:
             found[number] = f"added: it repeats line {places[seal]}"
             continue
-        follows = before is None or next_seal(before, body) == seal
-        skips = last_good is not None and next_seal(last_good, body) == seal
+        follows = before is None or line.follows(before)
+        skips = last_good is not None and line.follows(last_good)
         if skips:  # as if the lines between were not there
             between = range(places.get(last_good or "", 0) + 1, number)
             found |= {place: "added" for place in between if found.get(place) == _CHANGED}
         if follows or skips:
             last_good = seal
         else:
-            found[number] = _elsewhere(body, seal, first, places) if len(found) < _MOST else _CHANGED
+            found[number] = _elsewhere(line, first, places) if len(found) < _MOST else _CHANGED
         before = seal
     return found
 
 
-def _elsewhere(body: bytes, seal: str, first: str | None, places: Mapping[str, int]) -> str:
+def _elsewhere(line: Line, first: str | None, places: Mapping[str, int]) -> str:
     """What happened to a line, by where its predecessor stands now."""
-    if first is not None and next_seal(first, body) == seal:
+    if first is not None and line.follows(first):
         return "moved: it was the first line"
-    was = next((place for other, place in places.items() if next_seal(other, body) == seal), None)
+    was = next((place for other, place in places.items() if line.follows(other)), None)
     return _CHANGED if was is None else f"moved: it was written after what is line {was}"
 
 
-def _judge(lines: Sequence[Line], found: dict[int, str], end: Mapping[str, Any]) -> None:
+def _judge(lines: Sequence[Line | None], found: dict[int, str], end: Mapping[str, Any]) -> None:
     """Say more about the lines of a complete run, whose number and last seal are known."""
-    seals = [line[1] if line else "" for line in lines]
+    seals = [line.seal if line else "" for line in lines]
     if is_there := end["seal"] in seals:
         after = range(seals.index(end["seal"]) + 2, len(lines) + 1)
         found |= dict.fromkeys(after, "added after the run was complete")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from attnbench.decision.join import Pair, join, ratios_of_times
 from attnbench.decision.judge import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge, times_of
 from attnbench.decision.key import Key
-from attnbench.decision.measured import MeasuredRun, Visits, differing_facts, load
+from attnbench.decision.measured import MeasuredRun, Visits, differing_facts, load, refuse_copies
 from attnbench.decision.pace import Pace, as_measured, at_one_speed
 from attnbench.decision.words import address
 from attnbench.errors import Exit, ResultsError, UsageError, any_of, did_you_mean
@@ -113,7 +113,7 @@ def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
     """Load runs, none of them twice.
 
     Raises:
-        UsageError: two paths lead to the same run.
+        UsageError: two paths lead to the same run, or to copies of one.
         ResultsError, CorruptResults: as :func:`~attnbench.decision.measured.load`.
     """
     runs = [load(path) for path in paths]
@@ -122,6 +122,7 @@ def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
         if run.path.resolve() in seen:
             raise UsageError(f"{run.path} is given twice; give two different runs")
         seen.add(run.path.resolve())
+    refuse_copies((run.path, run.rows.values()) for run in runs)
     return runs
 
 
@@ -196,6 +197,8 @@ def _remedy(facts: Sequence[str], old: MeasuredRun) -> str:
         return f"measure the new run again with --threads {old.environment.get('threads')}"
     if all(fact.startswith("variable ") for fact in facts):
         return "measure the new run again with these variables as they were"
+    if all(fact.startswith("python:") for fact in facts):
+        return "measure both with one version of Python"
     return "measure both on one machine"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.decision.key import Key, key_of
-from attnbench.errors import ResultsError
+from attnbench.errors import ResultsError, UsageError
 from attnbench.machine import (
     MEMORY_TOLERANCE,
     class_facts,
@@ -108,6 +108,19 @@ def load(path: Path) -> MeasuredRun:
         samples={cell_id: rounds for cell_id, rounds in samples.items() if cell_id not in gone},
         doubts=(*lost, *edited, *dict.fromkeys(folder.repairs), *folder.doubts()),
     )
+
+
+def refuse_copies(runs: Iterable[tuple[Path, Iterable[Record]]]) -> None:
+    """Refuse two folders with the same row: a seal stands for a row and all rows before it.
+
+    Raises:
+        UsageError: one run is a copy of another, so nothing was measured twice.
+    """
+    owner: dict[str, Path] = {}
+    for path, records in runs:
+        for seal in {record.seal for record in records} - {""}:
+            if owner.setdefault(seal, path) != path:
+                raise UsageError(f"{path} is a copy of {owner[seal]}, or of its beginning; give another run")
 
 
 def differing_facts(a: MeasuredRun, b: MeasuredRun) -> list[str]:

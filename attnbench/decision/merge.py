@@ -17,6 +17,7 @@ from typing import Any
 
 from attnbench import __version__
 from attnbench.decision.key import key_of
+from attnbench.decision.measured import refuse_copies
 from attnbench.errors import CannotCreate, CorruptResults, ResultsError, UsageError
 from attnbench.machine import (
     MEMORY_TOLERANCE,
@@ -29,6 +30,7 @@ from attnbench.machine import (
 )
 from attnbench.manifest import ENDS, ENGINE, FRESH, TOGETHER, digest
 from attnbench.record import SEAL, Record, one_line
+from attnbench.sources import said
 from attnbench.status import UNFINISHED, Status
 from attnbench.store import CURVES, FAILURES, RECORDS, SAMPLES, SUITE, RunFolder
 from attnbench.units import format_bytes, format_count
@@ -99,7 +101,7 @@ def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHI
     if len(paths) < 2:
         raise UsageError("merge needs two runs or more, and one is given")
     sources = [_read(path) for path in paths]
-    _refuse_copies(sources)
+    refuse_copies((source.path, source.records.values()) for source in sources)
     refuse_unlike([(source.path, source.environment, source.machines) for source in sources], rates_within)
     _refuse_two_suites(sources)
     kept, notes = _choose(sources)
@@ -131,15 +133,6 @@ def _read(path: Path) -> Source:
     if not records:
         raise ResultsError(f"{path}: no row yet; leave it out")
     return Source(folder, environment, (path / SUITE).read_text(encoding="utf-8"), records)
-
-
-def _refuse_copies(sources: Sequence[Source]) -> None:
-    """Refuse two folders with the same row: a seal stands for a row and all rows before it."""
-    owner: dict[str, Path] = {}
-    for source in sources:
-        for seal in {record.seal for record in source.records.values()} - {""}:
-            if owner.setdefault(seal, source.path) != source.path:
-                raise UsageError(f"{source.path} is a copy of {owner[seal]}, or of its beginning; give one of them")
 
 
 def _choose(sources: Sequence[Source]) -> tuple[Kept, list[str]]:
@@ -310,12 +303,15 @@ def _decisive(environment: Facts) -> dict[str, Any]:
     rules = environment.get("rules")
     machine = environment.get("environment")
     return {
-        **{name: environment.get(name) for name in ("method_version", "schema_version", FRESH)},
+        **{name: environment.get(name) for name in ("attnbench", "method_version", "schema_version", FRESH)},
         **class_facts(environment),
         "torch": machine.get("torch") if isinstance(machine, dict) else None,
         **{f"rule {name}": value for name, value in (rules or {}).items() if name != "rounds"},
         **{f"plug-in {name}": value for name, value in (environment.get("plugins") or {}).items()},
-        "input files": environment.get("input_files") or {},
+        "input files": {
+            **(environment.get("input_files") or {}),
+            **{said(name): seen[0] for name, seen in (environment.get("sources") or {}).items()},
+        },
     }
 
 

@@ -105,16 +105,23 @@ def find_results(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ResultsError(f"{path}: no such file or folder; give a results.csv or a folder written by attnbench run")
-    if (path / FILE).is_file():
+    if (path / FILE).is_file() and not _is_stray(path / FILE):
         return [path / FILE]
     if (path / RECORDS).is_file():
         raise ResultsError(f"{path}: this run has no {FILE} yet; continue it with the attnbench run that began it")
     suites = [path, *sorted(child for child in path.iterdir() if child.is_dir())]
-    runs = [by_age(file.parent for file in suite.glob(f"*/{FILE}") if file.is_file()) for suite in suites]
+    tables = [[file for file in suite.glob(f"*/{FILE}") if file.is_file() and not _is_stray(file)] for suite in suites]
+    runs = [by_age(file.parent for file in [*filter(_is_in_run, here)] or here) for here in tables]
     standing = [run / FILE for together in runs for run in (together if is_collection(together) else together[-1:])]
     if not standing:
         raise ResultsError(f"{path}: holds no run (no {FILE} inside); measure first with: attnbench run SUITE")
     return standing
+
+
+def _is_stray(file: Path) -> bool:
+    """Whether a table stands where runs are, and not in one: somebody else put it there."""
+    runs = (run for below in ("*", "*/*") for run in file.parent.glob(f"{below}/{RECORDS}"))
+    return not _is_in_run(file) and any(runs)
 
 
 def is_collection(runs: Sequence[Path]) -> bool:

@@ -19,7 +19,7 @@ _MOST = 12
 _SHORT = {"environment", "rules", "variables", "matmul_rate", "exp_rate", "copy_rates", "process_notes", "plugins"}
 _NOT_SAID = {"run_key", "cells", "suite_digest", "schema_version", "seal", "input_files", "machine_id", "device"}
 _NOT_SAID |= {"run_id", "opening", "ends", "products", "machines"}  # the rows say which machine measured them
-_NOT_SAID |= {"together"}
+_NOT_SAID |= {"together", "sources", "repeats"}
 
 
 def title_of(machine: Machine) -> str:

@@ -19,7 +19,7 @@ from attnbench.manifest import FRESH
 from attnbench.plugins import provenance
 from attnbench.printable import without_home
 from attnbench.record import SCHEMA_VERSION
-from attnbench.run.plan import Plan
+from attnbench.run.plan import Plan, files_named
 from attnbench.run.process import environment_for
 from attnbench.task import TASKS, HasFiles, make_task
 
@@ -42,6 +42,7 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
         "cells": _digest("".join(sorted(cell.cell_id for cell in plan.cells)).encode()),
         **({"shard": str(plan.options.shard)} if plan.options.shard else {}),
         **({"unchecked": True} if plan.options.unchecked else {}),
+        **({"repeats": plan.options.repeats} if plan.options.repeats else {}),
         **({"products": list(plan.settings.products)} if plan.settings.products else {}),
         "variables": variables(environment_for(plan.settings.threads)),
         "input_files": read_files(plan.cells),
@@ -63,15 +64,10 @@ def read_files(cells: Sequence[Cell]) -> dict[str, str]:
 
 def input_files(cells: Iterable[Cell]) -> dict[str, str]:
     """The digest of each file that an option of a cell's variant or inputs names, by the name as it is written."""
-    specs = {spec for cell in cells for spec in (cell.variant, cell.inputs)}
-    names = sorted({value for spec in specs for _, value in spec.options if isinstance(value, str)})
     digests = {}
-    for name in names:
-        with suppress(OSError, ValueError, RuntimeError):  # not the name of a file at all
-            path = Path(name).expanduser()
-            if path.is_file():
-                with path.open("rb") as file:
-                    digests[name] = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    for name in files_named(cells):
+        with suppress(OSError), Path(name).expanduser().open("rb") as file:
+            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     return digests
 
 

@@ -21,6 +21,7 @@ from attnbench.record import one_line
 from attnbench.run.descendants import end_all, end_left_behind, seconds_used
 from attnbench.run.process import Process, Products, environment_for
 from attnbench.run.replies import Replies
+from attnbench.sources import Changed
 from attnbench.status import Status
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Settings:
     """No other process of the run computes at the same time."""
     models: tuple[str, ...] = ()
     """Trained models that cells are about."""
+    files: tuple[str, ...] = ()
+    """Files that cells are given."""
     products: Products | None = None
     """The libraries that multiply in the tuned process; None for those that a probe finds faster."""
 
@@ -177,6 +180,7 @@ class Worker:
             self.stop()
             status = Status.CRASH if answer.get("lost") else Status.ERROR
             raise CellFailed(status, one_line(answer["failed"]), self._replies.tail)
+        cast("dict[str, Any]", self.state).setdefault("sources", {}).update(answer.pop("sources", {}))
         assert self._process is not None
         left = end_left_behind(self._process.pid)
         traces = [str(answer.pop("traces", "")), f"left {left} process{'es' * (left > 1)} behind" if left else ""]
@@ -219,6 +223,9 @@ class Worker:
                 spent = f" {'for' if told else 'in all, at last for'} {at}" if at else ""
                 raise CellFailed(Status.TIMEOUT, f"no answer within {timeout:g} s{spent}", self._replies.tail) from None
             answer = self._read(line)
+            if "changed" in answer:
+                self.stop()
+                raise Changed(one_line(answer["changed"], 400))
             if answer.keys() != {"progress"}:
                 return answer
             try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from operator import attrgetter
@@ -55,6 +56,8 @@ class Options:
     quick: bool = False
     fresh: bool = False
     retry_failed: bool = False
+    repeats: str | None = None
+    """Id of the run that this one repeats."""
     unchecked: bool = False
     """Measure variants whatever laws they break."""
 
@@ -116,6 +119,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         memory_limit=memory_limit(device, options.memory_limit),
         plugins=options.plugins,
         dtypes=tuple(sorted({cell.dtype for cell in cells})),
+        files=tuple(files_named(cells)),
         models=tuple(dict.fromkeys(cell.pretrained.name for cell in cells if cell.pretrained is not None)),
         products=None if options.like is None else products_like(options.like, device=device, process=options.process),
     )
@@ -123,6 +127,18 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
     rounds = 1 if options.quick else options.rounds or suite.rounds
     rules = replace(TimingRules.lasting(min_time, 6), rounds=rounds, quick=options.quick)
     return Plan(suite, cells, settings, rules, options, whole)
+
+
+def files_named(cells: Iterable[Cell]) -> list[str]:
+    """Each file that an option of a cell's variant or inputs names, as it is written."""
+    specs = {spec for cell in cells for spec in (cell.variant, cell.inputs)}
+    return sorted({value for spec in specs for _, value in spec.options if isinstance(value, str) and _is_file(value)})
+
+
+def _is_file(name: str) -> bool:
+    with suppress(OSError, ValueError, RuntimeError):  # not the name of a file at all
+        return Path(name).expanduser().is_file()
+    return False
 
 
 def _first_trainings(cells: list[Cell]) -> list[Cell]:

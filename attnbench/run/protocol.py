@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypedDict, TypeVar
 
-from attnbench.cell import Cell
+from attnbench.cell import METHOD_VERSION, Cell
 from attnbench.measure.time import Sample, TimingRules
-from attnbench.record import Record
+from attnbench.record import SCHEMA_VERSION, Record
 from attnbench.run.pairs import Pairs
 from attnbench.status import Status
-from attnbench.verify import are_points, are_samples, checked
+from attnbench.verify import are_points, are_samples, checked, foreign_to_cell
 
 if TYPE_CHECKING:
     from attnbench.run.isolation import Worker
@@ -43,6 +43,8 @@ class Ready(TypedDict):
     copy_rates: list[Any]
     timer_cost_s: float
     noise_floor: float | None
+    sources: dict[str, list[str]]
+    """Code and data that it used up to now (:data:`attnbench.sources.Seen`)."""
 
 
 class Request(ABC, Generic[Answer]):
@@ -131,7 +133,7 @@ class VisitCell(Request[Visited]):
         return [[Sample(**sample) for sample in samples] for samples in self.earlier]
 
     def answered(self, answer: dict[str, Any]) -> Visited:
-        visited = Visited(_row_of(self.cell, answer["record"]), answer.get("samples"))
+        visited = Visited(row_of(self.cell, answer["record"]), answer.get("samples"))
         if not are_samples(visited.taken):
             raise ValueError("no samples")
         return visited
@@ -166,7 +168,7 @@ class Train(Request[Trained]):
     def answered(self, answer: dict[str, Any]) -> Trained:
         if not are_points(answer["points"]):
             raise ValueError("no learning curve")
-        return Trained(_row_of(self.cell, answer["record"]), answer["points"])
+        return Trained(row_of(self.cell, answer["record"]), answer["points"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +225,20 @@ class MeasureLimits(Request[Remeasured]):
         return cls([Cell.from_json(cell) for cell in data["cells"]], [Record.from_json(row) for row in data["rows"]])
 
     def answered(self, answer: dict[str, Any]) -> Remeasured:
-        return Remeasured(dict(answer["limits"]), [checked(Record.from_json(row)) for row in answer["rows"]])
+        rows = zip(self.cells, answer["rows"], strict=True)
+        return Remeasured(dict(answer["limits"]), [row_of(cell, row) for cell, row in rows])
 
 
-def _row_of(cell: Cell, data: dict[str, Any]) -> Record:
+def row_of(cell: Cell, data: dict[str, Any]) -> Record:
+    """The row in an answer, which is to be stored for this cell.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: it cannot be: a run that holds it could not be read again.
+    """
     record = checked(Record.from_json(data))
-    if record.cell_id != cell.cell_id:
-        raise ValueError("the row of another cell")
+    method = (record.method_version, record.schema_version)
+    if (foreign := foreign_to_cell(record, cell)) or method != (METHOD_VERSION, SCHEMA_VERSION):
+        raise ValueError(foreign or "of another version")
     return record
 
 

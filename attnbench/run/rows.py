@@ -15,10 +15,12 @@ from attnbench.record import Record, has_lost_round, inferred, with_lost_round, 
 from attnbench.run.identity import run_key
 from attnbench.run.plan import Plan, family
 from attnbench.run.protocol import Ready, VisitCell
+from attnbench.run.repeat import COMMAND, command_of, keep
 from attnbench.run.trainings import threads_of
 from attnbench.run.visit import Outcome
 from attnbench.runs import find_runs, suite_folder
 from attnbench.scores import NO_MIXING, REFERENCE, Summary, summary
+from attnbench.sources import changed, said
 from attnbench.status import STOPPING, UNFINISHED, Status
 from attnbench.store import ENVIRONMENT, RECORDS, RunFolder
 from attnbench.trained import choose, trained
@@ -128,7 +130,7 @@ class Rows:
         record.machine_id = state["machine_id"]
         record.torch_version = state["environment"]["torch"]
         record.process = record.process or state["process"]
-        record.threads = record.threads or threads_of(cell, self.plan.settings)
+        record.threads = threads_of(cell, self.plan.settings)
         record.started_at = previous.started_at if previous else started_at
         self._note_failure(cell, record)
         self.records[record.cell_id] = record
@@ -244,6 +246,9 @@ def find_folder(plan: Plan, identity: dict[str, Any], warn: Callable[[str], None
             warn(f"{error}; the run is not continued")
         else:
             if environment.get("run_key") == run_key(identity):
+                if altered := changed(environment.get("sources", {})):
+                    warn(f"{folder.path}: measured before {said(altered[0])} changed, so a new run begins")
+                    continue
                 # Prefer one that still has its own name: a copy for safe keeping stays as it is.
                 same.append((environment.get("folder") == folder.path.name, folder))
     same.sort(key=lambda found: found[0])
@@ -267,6 +272,7 @@ def new_folder(plan: Plan, identity: dict[str, Any], name: str = "") -> RunFolde
         "attnbench": __version__,
         "run_key": run_key(identity),
         **identity,
+        COMMAND: command_of(plan),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "memory_limit_bytes": plan.settings.memory_limit,
     }
@@ -274,7 +280,9 @@ def new_folder(plan: Plan, identity: dict[str, Any], name: str = "") -> RunFolde
         path = root / (name if not attempt else f"{name}-{attempt}")
         if not path.exists():
             environment["folder"] = path.name
-            return RunFolder.create(path, environment=environment, suite_text=plan.suite.to_yaml())
+            folder = RunFolder.create(path, environment=environment, suite_text=plan.suite.to_yaml())
+            keep(path, plan.options.plugins, ())
+            return folder
     raise CannotCreate(f"cannot find a free name for a new run in {root}")
 
 

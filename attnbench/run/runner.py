@@ -19,6 +19,7 @@ from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.libraries import products_before
 from attnbench.run.plan import Plan, in_order
 from attnbench.run.protocol import MeasureLimits, Ready
+from attnbench.run.repeat import keep
 from attnbench.run.rows import Rows, beyond_in_words, find_folder, new_folder, now, rows_of
 from attnbench.run.trainings import Begun, Ended, Step, at_chosen_rates, count_trainings, phases, run_all
 from attnbench.run.visit import Outcome, Visitor
@@ -118,7 +119,7 @@ class _Pending:
 class _Run:
     def __init__(self, plan: Plan, worker: Worker, state: Ready, folder: RunFolder, watcher: Watcher) -> None:
         self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
-        self.rows = Rows(plan, folder)
+        self.rows, self.sources = Rows(plan, folder), dict[str, list[str]]()
         self.visitor = Visitor(plan.settings, plan.rules, plan.options.cell_timeout, unchecked=plan.options.unchecked)
         self.visitor.gate.doing = watcher.doing
         self.visitor.gate.learn(self.rows.records.values())
@@ -219,6 +220,14 @@ class _Run:
         with suppress(OSError):  # other checkpoints may be in it
             (self.folder.path / CHECKPOINTS).rmdir()
 
+    def _note_sources(self) -> None:
+        """Keep what the process has used of code and data, as soon as it is known."""
+        found = self.worker.state.get("sources", {})
+        if found.keys() - self.sources.keys():
+            self.sources = {**self.folder.environment.get("sources", {}), **found}
+            self.folder.correct({"sources": self.sources})
+            keep(self.folder.path, self.plan.options.plugins, found)
+
     def _try_training(self, cell: Cell, worker: Worker, tell: Callable[[int, int], None]) -> Outcome:
         known = self.rows.known(cell)
         return Outcome(known) if known else self.visitor.train(worker, cell, self.folder.path / CHECKPOINTS, tell)
@@ -248,5 +257,6 @@ class _Run:
         self.pending.flush()
         # Without this row, which is not stored yet. Later, writing a long table would take a core from the next cell.
         self.folder.write_csv(self.rows.in_order(), at_most_every=2.0)
+        self._note_sources()
         self.rows.put(cell, outcome.record, self.state, started_at)
         self.pending.hold(outcome)

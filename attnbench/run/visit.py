@@ -13,9 +13,9 @@ from attnbench.measure.time import TimingRules
 from attnbench.record import Record, one_line, with_traces
 from attnbench.run.gate import Gate, Verdict
 from attnbench.run.isolation import CellFailed, Settings, Worker
-from attnbench.run.protocol import Train, VisitCell
+from attnbench.run.protocol import Train, VisitCell, row_of
 from attnbench.status import Status
-from attnbench.verify import are_points, are_samples, checked, foreign_to_samples
+from attnbench.verify import are_points, are_samples, foreign_to_samples
 
 
 @dataclass(slots=True)
@@ -44,21 +44,30 @@ class Outcome:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], cell: Cell) -> Self:
+    def from_json(
+        cls, data: dict[str, Any], cell: Cell, *, threads: int | None = None, request: VisitCell | None = None
+    ) -> Self:
         """Inverse of :meth:`to_json`, for what came of a visit of ``cell``.
+
+        Args:
+            threads: with how many the cell is measured, if that is known.
+            request: what was asked, unless the cell was trained.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError: it cannot have come of one.
         """
-        record = checked(Record.from_json(data["record"]))
-        failure = checked(Record.from_json(data["failure"])) if data["failure"] else None
+        record = row_of(cell, data["record"])
+        failure = row_of(cell, data["failure"]) if data["failure"] else None
         samples, points = data["samples"], data["points"]
         taken = samples["samples"] if samples else []
-        whose = {record.cell_id, failure.cell_id if failure else record.cell_id}
-        if whose | ({samples["cell_id"]} if samples else set()) != {cell.cell_id}:
-            raise ValueError("the row of another cell")
-        if not are_samples(taken) or not are_points(points):
-            raise ValueError("no samples, or no learning curve")
+        if not are_samples(taken) or not are_points(points) or record.threads not in (None, threads or record.threads):
+            raise ValueError("no samples, no learning curve, or other threads")
+        if samples and samples["cell_id"] != cell.cell_id:
+            raise ValueError("the samples of another cell")
+        if request and samples and samples["round"] != request.round:
+            raise ValueError("the samples of another round")
+        if request and record.status is Status.OK and foreign_to_samples(record, [*map(list, request.earlier), taken]):
+            raise ValueError("a time that is not that of its samples")
         return cls(record, samples, failure, [str(line) for line in data["stderr"]], bool(data["killed"]), points)
 
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import entry_points
 from json import dumps, loads
 from os import write
 from typing import TYPE_CHECKING, Any, TextIO
@@ -21,6 +22,7 @@ from attnbench.measure.allocator import freed_memory_returned, return_freed_memo
 from attnbench.measure.scheduler import ask_for_cores
 from attnbench.run.descendants import guard
 from attnbench.run.process import END_OF_REQUEST, Products, apply, limit_memory, window_library
+from attnbench.sources import Changed, Watch
 
 if TYPE_CHECKING:
     from attnbench.cell import Cell
@@ -43,6 +45,9 @@ def main() -> None:
         _import()
         settings = loads(requests.readline())
         served = Served(settings, *_set_up(settings))
+    except Changed as error:
+        _answer(answers, {"changed": str(error)})
+        return
     except Exception as error:
         _answer(answers, {"failed": _said(error)})
         return
@@ -66,6 +71,10 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
     _answer(answers, served.state)
     for line in requests:
         answer = served.answer(loads(line), tell)
+        try:
+            answer["sources"] = served.watch.news()
+        except Changed as error:
+            answer = {"changed": str(error)}
         gc.collect()
         return_freed_memory()
         now = Snapshot.take(device)
@@ -84,8 +93,8 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
 class Served:
     """How this process was set up, and what it has found out about the machine."""
 
-    def __init__(self, settings: dict[str, Any], state: dict[str, Any], notes: Sequence[str]) -> None:
-        self.settings, self.state, self.notes = settings, state, notes
+    def __init__(self, settings: dict[str, Any], state: dict[str, Any], notes: Sequence[str], watch: Watch) -> None:
+        self.settings, self.state, self.notes, self.watch = settings, state, notes, watch
 
     def answer(self, request: dict[str, Any], tell: Callable[[int, int], None]) -> dict[str, Any]:
         """The answer to one request; ``lost`` where this process cannot go on.
@@ -225,14 +234,19 @@ def _import() -> None:
     import attnbench.run.traces  # noqa: F401  # all of them for what comes later
 
 
-def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]:
     """Set the process up, measure the machine's limits; return what the process is, and notes for each of its rows."""
     import torch
 
     from attnbench.machine import describe, machine_class, machine_id
     from attnbench.measure.standstill import notice_stops
+    from attnbench.plugins import GROUP
 
     notice_stops()
+    known = settings["known"]
+    watch = Watch(
+        known.get("sources", {}), settings["files"], listens=bool(settings["plugins"] or entry_points(group=GROUP))
+    )
     # torch's compiler makes a progress bar, whose thread would be left behind.
     torch.hub.tqdm.monitor_interval = 0  # type: ignore[attr-defined]  # where torch keeps the class, or a stand-in
     replaced, changed = _load_plugins(settings["plugins"], undo=settings["process"] == "tuned")
@@ -243,7 +257,6 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     sys.setrecursionlimit(max(2000, sys.getrecursionlimit()))  # as torch.compile does when it is first used
     gc.freeze()  # what was imported is no garbage, and looking through it before measuring takes a tenth of a second
     device = settings["device"]
-    known = settings["known"]
     chosen = [known[name] for name in Products._fields] if known else settings["products"]
     libraries = Products(*chosen) if chosen else None
     process, products, notes = apply(
@@ -272,8 +285,10 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "process_notes": notes,
         "memory_limit_bytes": memory,
         **limits,
+        "sources": watch.seen,
     }
-    return state, of_rows
+    watch.news()
+    return state, of_rows, watch
 
 
 def _load_plugins(names: Sequence[str], *, undo: bool) -> tuple[list[str], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from attnbench.files import remove_unfinished, replace_file
 
-FORMAT = 1
-_ABOUT = "attnbench"
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,10 @@ class State:
 
 
 class Checkpoint:
-    """One safetensors file, replaced as a whole. It belongs to one cell, one torch, one state of the data."""
+    """One file, replaced as a whole: a digest of all the rest, a line of JSON, and tensors as safetensors has them.
+
+    It belongs to one cell, one torch, one state of the data.
+    """
 
     def __init__(self, path: Path, owner: Mapping[str, str]) -> None:
         self.path, self._owner = path, {**owner, "torch": torch.__version__, "format": str(FORMAT)}
@@ -38,10 +41,11 @@ class Checkpoint:
 
     def save(self, state: State) -> None:
         """Write the file. A full disk costs the checkpoint, not the training."""
-        about = json.dumps({"owner": self._owner, **state.about})
+        about = json.dumps({"owner": self._owner, **state.about}).encode()
+        content = about + b"\n" + save({n: t.contiguous() for n, t in state.tensors.items()})
         try:
             self.path.parent.mkdir(exist_ok=True)
-            replace_file(self.path, save({n: t.contiguous() for n, t in state.tensors.items()}, {_ABOUT: about}))
+            replace_file(self.path, _digest(content) + content)
         except OSError as error:
             self.trouble = f"no checkpoint could be written: {error.strerror}"
 
@@ -50,17 +54,23 @@ class Checkpoint:
         if not self.path.is_file():
             return None
         try:
-            with safe_open(self.path, framework="pt") as file:
-                about = json.loads(file.metadata()[_ABOUT])
-                owner = about.pop("owner")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dictionary
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError):
+            content = self.path.read_bytes()
+            digest, content = content[: len(_digest(b""))], content[len(_digest(b"")) :]
+            if digest != _digest(content):
+                raise ValueError("not as it was written")
+            line, _, tensors = content.partition(b"\n")
+            about = json.loads(line)
+            return State(load(tensors), about) if about.pop("owner") == self._owner else None
+        except (OSError, SafetensorError, ValueError):
             self.trouble = "its checkpoint was damaged, so it began anew"
             return None
-        return State(tensors, about) if owner == self._owner else None
 
     def remove(self) -> None:
         """Remove the file, which nobody needs once the row is there, and what a killed training left of it."""
         with suppress(OSError):
             self.path.unlink()
         remove_unfinished(self.path)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()

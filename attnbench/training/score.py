@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from attnbench.capabilities import Decoding
 from attnbench.cell import Cell, ModelSize
 from attnbench.errors import Unsupported
+from attnbench.manifest import digest
 from attnbench.measure.energy import Meter, energy_counters
 from attnbench.measure.error import measure_error
 from attnbench.measure.memory import state_bytes
@@ -79,7 +81,8 @@ def score(
     whole = rules.pretrain_steps + rules.steps
     step_done = _told_of_each_call(model, lambda done: tell(done, whole))
     leaks = Leaks(task.held_out("test", batch))
-    owner = {"cell": cell.cell_id, "data": task.digest}
+    form = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()}
+    owner = {"cell": cell.cell_id, "data": task.digest, "model": digest(json.dumps(form))}
     after = Checkpoint(folder / f"{cell.cell_id}.pt", owner) if folder else None
     before = Checkpoint(folder / f"{cell.cell_id}.before.pt", owner) if folder else None
     meter = Meter(energy_counters(device) if alone else ())

@@ -16,7 +16,7 @@ from attnbench.cli.app import main
 from attnbench.decision.audit import audit
 from attnbench.decision.merge import merge
 from attnbench.errors import CorruptResults
-from attnbench.journal import next_seal, split_seal
+from attnbench.journal import Journal
 from attnbench.manifest import OPENING, read_manifest, with_opening, write_manifest
 from attnbench.plots.load import read_results
 from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
@@ -187,13 +187,11 @@ def test_somebody_who_computes_all_seals_anew_is_not_found_out_while_the_run_is_
     """What the documentation says that it cannot do."""
     runs.restore()
     reseal(runs.mine, lambda facts: facts.pop("ends"))
-    seal = str(read_manifest(runs.mine / ENVIRONMENT)[OPENING]) + RECORDS
-    forged = []
-    for line in (runs.mine / RECORDS).read_bytes().splitlines():
-        body = (split_seal(line) or (b"", ""))[0].replace(b'"reason": ""', b'"reason": "forged"')
-        seal = next_seal(seal, body)
-        forged.append(body + f', "seal": "{seal}"}}\n'.encode())
-    (runs.mine / RECORDS).write_bytes(b"".join(forged))
+    rows = [row | {"reason": "forged"} for row in RunFolder(runs.mine).rows(RECORDS)]
+    (runs.mine / RECORDS).unlink()
+    journal = Journal(runs.mine / RECORDS, str(read_manifest(runs.mine / ENVIRONMENT)[OPENING]))
+    journal.append([{name: value for name, value in row.items() if name != "seal"} for row in rows])
+    journal.close()
     RunFolder(runs.mine).write_csv(list(RunFolder(runs.mine).records().values()))
     assert runs.found() == []
 

@@ -34,7 +34,7 @@ PLAIN = Question()
 
 
 def decided(old: Path, new: Path, question: Question = PLAIN, *more: Path) -> Decision:
-    first, *others = read_runs([new, old, *more])
+    first, *others = map(load, [new, old, *more])  # copies too, which commands refuse
     return decide(first, others, question)
 
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+import shutil
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from attnbench.decision.decide import Question, decide
+from attnbench import __version__
+from attnbench.decision.decide import Question, decide, read_runs
 from attnbench.decision.key import Key, key_of
 from attnbench.decision.measured import differing_facts, load
 from attnbench.decision.merge import merge
@@ -100,9 +104,9 @@ def test_each_fact_that_keeps_two_runs_apart_is_named(tmp_path: Path, fact: str,
 
 
 @pytest.mark.parametrize(
-    "boot", [{"memory_bytes": 25_276_063_744}, {"torch": "2.13.1+cpu"}, {"python": "3.12.1"}], ids=str
+    "boot", [{"memory_bytes": 25_276_063_744}, {"torch": "2.13.1+cpu"}, {"python": "3.11.99"}], ids=str
 )
-def test_another_boot_a_patch_of_torch_and_another_python_are_the_same_machine(
+def test_another_boot_and_patches_of_torch_and_python_are_the_same_machine(
     tmp_path: Path, boot: dict[str, object]
 ) -> None:
     ours = load(write_run(tmp_path / "a", [Row()]))
@@ -138,6 +142,42 @@ def test_variables_that_change_arithmetic_keep_two_runs_apart_wherever_these_are
         decide(load(plain), [load(limited)], Question())
     with pytest.raises(UsageError, match=said):
         merge([plain, limited], tmp_path / "both")
+
+
+def test_another_python_keeps_two_runs_apart_wherever_these_are_compared(tmp_path: Path) -> None:
+    ours = write_run(tmp_path / "a", [Row()], about=environment(python="3.11.7"))
+    theirs = write_run(tmp_path / "b", [Row()], about=environment(python="3.12.1"))
+    said = "python: 3.11 and 3.12"
+    assert differing_facts(load(ours), load(theirs)) == [said]
+    assert load(ours).machine_class == load(theirs).machine_class
+    with pytest.raises(UsageError, match=f"differ in {said}: measure both with one version of Python"):
+        decide(load(ours), [load(theirs)], Question())
+    with pytest.raises(UsageError, match=said):
+        merge([ours, theirs], tmp_path / "both")
+
+
+def test_a_run_is_not_held_against_its_own_copy(tmp_path: Path) -> None:
+    run, copy = write_run(tmp_path / "a", [Row()]), tmp_path / "copy"
+    shutil.copytree(run, copy)
+    with pytest.raises(UsageError, match=f"{copy} is a copy of {run}, or of its beginning; give another run"):
+        read_runs([run, copy])
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ({"attnbench": "9.9"}, f"attnbench {__version__} and 9.9"),
+        ({"sources": {"attnbench": ["other", ""]}}, "contents of attnbench's own code"),
+        ({"sources": {"~/side.py": ["other", ""]}}, "contents of ~/side.py"),
+    ],
+    ids=str,
+)
+def test_runs_of_two_programs_are_not_merged(tmp_path: Path, there: dict[str, Any], said: str) -> None:
+    here = {"attnbench": __version__, "sources": {"attnbench": ["one", ""], "~/side.py": ["one", ""]}}
+    ours = write_run(tmp_path / "a", [Row()], about={**environment(), **here})
+    theirs = write_run(tmp_path / "b", [Row()], about={**environment(), **here, **there})
+    with pytest.raises(UsageError, match=re.escape(said)):
+        merge([ours, theirs], tmp_path / "both")
 
 
 def test_two_gpus_of_one_kind_are_one_class_and_their_own_memory_counts() -> None:

@@ -14,6 +14,8 @@ from attnbench.cell import METHOD_VERSION
 from attnbench.errors import ResultsError
 from attnbench.plots.load import find_results, read_results, run_names
 from attnbench.record import COLUMNS
+from attnbench.store import RECORDS
+from attnbench.store import TABLE as FILE
 from tests.committed import rows_of
 
 COMMITTED = sorted(path.parent for path in Path(__file__).parents[2].glob("results/reference/*/results.csv"))
@@ -171,3 +173,14 @@ def test_in_a_folder_with_runs_of_several_suites_each_stands_for_itself(tmp_path
         assert [file.parent.name for file in find_results(path)] == ["a", "b", "c"]
     (tmp_path / "kept" / "c" / "results.csv").unlink()
     assert [file.parent.name for file in find_results(tmp_path)] == ["b"]
+
+
+@pytest.mark.parametrize("place", ["s", "s/notes", "."])
+def test_a_table_that_somebody_else_put_beside_runs_is_not_taken_for_one(tmp_path: Path, place: str) -> None:
+    run = tmp_path / "s" / "20260101T000000Z-cpu"
+    run.mkdir(parents=True)
+    (run / RECORDS).touch()
+    (run / FILE).touch()
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place / FILE).write_text("a,b\n1,2\n")
+    assert find_results(tmp_path / "s") == find_results(tmp_path) == [run / FILE]

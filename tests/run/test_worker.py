@@ -11,13 +11,14 @@ from attnbench.run import worker
 from attnbench.run.outcome import status_of
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.runner import execute
+from attnbench.sources import Watch
 from attnbench.status import Status
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later"
 
 
 def handle(monkeypatch: pytest.MonkeyPatch, *, cell: Any, device: str = "cuda") -> dict[str, Any]:
-    served = worker.Served({"device": device}, {}, [])
+    served = worker.Served({"device": device}, {}, [], Watch({}, [], listens=False))
     monkeypatch.setattr(served, "_done", lambda do, data, tell: cell())
     return served.answer({"do": "cell"}, lambda done, of: None)
 

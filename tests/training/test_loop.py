@@ -106,14 +106,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, bytes]:
     return model, path.read_bytes()
 
 
-@pytest.mark.parametrize("harm", ["cut", "noise", "empty", "another cell"])
+@pytest.mark.parametrize("harm", ["cut", "noise", "empty", "flipped", "another cell"])
 def test_a_checkpoint_that_is_damaged_or_of_another_training_is_none(
     harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: tuple[Encoder, bytes]
 ) -> None:
     monkeypatch.setattr(loop, "_PUT_ASIDE", 0.0)
     path = tmp_path / "c.safetensors"
     (whole, content), again = finished, encoder()
-    path.write_bytes({"cut": content[:-40], "noise": b"x" * 99, "empty": b""}.get(harm, content))
+    flipped = content[:-999] + bytes([content[-999] ^ 64]) + content[-998:]
+    path.write_bytes({"flipped": flipped, "cut": content[:-40], "noise": b"x" * 99, "empty": b""}.get(harm, content))
     aside = Checkpoint(path, OWNER if harm != "another cell" else {**OWNER, "cell": "another"})
     seen: list[Examples] = []
     trained(again, checkpoint=aside, caller=Caller(on_batch=seen.append))

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from attnbench.errors import BrokenContract, Unsupported
 from attnbench.measure.energy import Counter
+from attnbench.model import Encoder
 from attnbench.training import loop
 from attnbench.training import score as module
 from attnbench.training.score import score
@@ -126,6 +129,7 @@ import json, sys
 import torch
 torch.set_num_threads(1)
 import attnbench.attention
+from attnbench.model import Encoder
 from attnbench.training import loop
 from attnbench.training.score import score
 from tests.training.models import cell
@@ -167,3 +171,31 @@ def test_a_training_that_was_killed_twice_ends_with_the_digits_of_one_that_was_n
     assert 24 <= int(resumed[0]) <= 26
     assert resumed[-1] == at_once[-1]
     assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_a_checkpoint_that_does_not_fit_the_model_is_left_and_the_training_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnbench.training.loop._PUT_ASIDE", 0.0)
+    monkeypatch.setattr("attnbench.training.loop._TELL", 0.0)
+
+    class Enough(Exception):
+        pass
+
+    def stop(done: int, of: int) -> None:
+        if done >= 6:
+            raise Enough
+
+    class Larger(Encoder):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.more = nn.Parameter(torch.zeros(3))
+
+    what = cell("linear", steps=12, pretrain_steps=2)
+    with pytest.raises(Enough):
+        score(what, folder=tmp_path, tell=stop)
+    assert list(tmp_path.iterdir())
+    monkeypatch.setattr("attnbench.training.score.Encoder", Larger)
+    told = list[int]()
+    score(what, folder=tmp_path, tell=lambda done, of: told.append(done))
+    assert told[0] == 1

@@ -22,6 +22,7 @@ from attnbench.run.plan import Plan
 from attnbench.run.protocol import Ready
 from attnbench.run.rows import Rows, new_folder, stamp
 from attnbench.runs import find_runs, suite_folder
+from attnbench.sources import OURS, changed
 from attnbench.store import RunFolder
 from attnbench.units import format_bytes, format_count
 
@@ -136,6 +137,10 @@ class Kinds:
                 self._warn(f"{error}; the run is not continued")
                 continue
             is_ours = environment.get(ENGINE) == self._engine and environment.keys() >= {"machine_class", *_OF_A_KIND}
+            ours = {name: seen for name, seen in environment.get("sources", {}).items() if name == OURS}
+            if changed(ours):
+                self._warn(f"{folder.path}: measured before attnbench's own code changed, so a new run begins")
+                continue
             is_itself = environment.get("folder") == folder.path.name  # a copy for safe keeping stays as it is
             if is_ours and is_itself and environment.get("run_key") == run_key(self._facts(environment)):
                 yield environment[TOGETHER], folder, environment

@@ -121,6 +121,7 @@ class Machine:
             process=wanted["process"],
             memory_limit=memory_limit(wanted["device"], wanted["memory_limit"]),
             plugins=tuple(wanted["plugins"]),
+            files=tuple(wanted["files"]),
             dtypes=tuple(wanted["dtypes"]),
             models=tuple(wanted["models"]),
             products=Products(*wanted["products"]) if wanted["products"] else None,

@@ -41,6 +41,7 @@ class Order:
             "process": plan.settings.process,
             "memory_limit": plan.options.memory_limit,
             "plugins": plugins,
+            "files": list(plan.settings.files),
             "products": plan.settings.products and list(plan.settings.products),
             "dtypes": list(plan.settings.dtypes),
             "models": list(plan.settings.models),

@@ -10,7 +10,8 @@ from attnbench.cell import Cell
 from attnbench.record import one_line
 from attnbench.run.many.engine import Message
 from attnbench.run.many.kinds import Kind
-from attnbench.run.protocol import Ready
+from attnbench.run.protocol import Ready, VisitCell
+from attnbench.run.trainings import threads_of
 from attnbench.run.visit import Outcome
 
 
@@ -60,8 +61,8 @@ def failure(answer: Message) -> str:
     return one_line(str(answer.get("failed", "")))
 
 
-def outcome_of(answer: Message, cell: Cell) -> Outcome:
-    """What came of a visit.
+def outcome_of(answer: Message, cell: Cell, member: Member, request: VisitCell | None = None) -> Outcome:
+    """What came of a visit, or without a ``request`` of a training.
 
     Raises:
         Lost: the machine could not make one, or sent something else.
@@ -69,6 +70,7 @@ def outcome_of(answer: Message, cell: Cell) -> Outcome:
     if why := failure(answer):
         raise Lost(why)
     try:
-        return Outcome.from_json(answer["outcome"], cell)
+        threads = threads_of(cell, member.kind.plan.settings)
+        return Outcome.from_json(answer["outcome"], cell, threads=threads, request=request)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise Lost("it sent garbage") from None

@@ -75,9 +75,9 @@ class Work:
         if known:
             self.finish(member, cell, Outcome(known), started_at)
             return
-        request = rows.request(cell, round_).to_json()
-        answer = yield Call("visit", {"request": request}, self._most(), [cell], started_at)
-        outcome = outcome_of(answer, cell)
+        request = rows.request(cell, round_)
+        answer = yield Call("visit", {"request": request.to_json()}, self._most(), [cell], started_at)
+        outcome = outcome_of(answer, cell, member, request)
         if lost := rows.settle(cell, round_, outcome):
             self._watcher.warned(lost)
         self.finish(member, cell, outcome, started_at)
@@ -155,7 +155,7 @@ class Work:
     ) -> None:
         try:
             cell = due[event["cell_id"]]
-            outcome = outcome_of(event, cell) if event["what"] == "ended" else None
+            outcome = outcome_of(event, cell, member) if event["what"] == "ended" else None
         except (KeyError, TypeError):
             raise Lost("it sent garbage") from None
         if outcome is not None:

@@ -200,6 +200,27 @@ def test_the_row_of_another_cell_is_garbage(tmp_path: Path) -> None:
     assert any("it sent garbage" in line for line in watcher.warnings)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seq_len": 4096},
+        {"threads": 99},
+        {"heads": 3},
+        {"method_version": 1},
+        {"time_median_s": 1e-9},
+        {"device": "cuda"},
+        {"pass_": "backward"},
+    ],
+    ids=str,
+)
+def test_a_row_that_would_make_the_run_unreadable_is_garbage(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    (cell,) = [one for one in make_plan_of(tmp_path).cells if one.label == "linear/n8"]
+    cluster, watcher = Cluster(Host("a"), react=once(visited(cell, 0, **wrong), label="linear/n8")), Listening()
+    ((folder, records),) = measure(tmp_path, cluster, watcher)
+    is_whole(folder, records)
+    assert any("it sent garbage" in line for line in watcher.warnings)
+
+
 def test_a_round_that_fails_later_leaves_the_numbers_of_those_before(tmp_path: Path) -> None:
     def fails(asked: Asked) -> Any:
         return crashed(cell) if (asked.label, asked.round) == ("linear/n8", 1) else "answer"

@@ -154,7 +154,7 @@ def test_a_visit_gives_the_row_its_samples_and_what_the_user_should_know(plan: P
     assert (outcome.record.status, outcome.record.time_median_s) == (Status.OK, 0.5)
     assert outcome.samples is not None
     assert answer["notes"] == ["process 7 cannot be ended"]
-    with pytest.raises(ValueError, match="another cell"):
+    with pytest.raises(ValueError, match="for the cell of its id"):
         Outcome.from_json(answer["outcome"], plan.cells[1])
 
 

@@ -1,0 +1,146 @@
+"""Code and data that numbers come from: what a process used, and whether it still is what it was."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from attnbench import plugins
+from attnbench.errors import Exit, UsageError
+
+OURS = "attnbench"
+"""Stands for all files of this package that may decide a number."""
+_PACKAGE = Path(__file__).parent
+_SHOWS = {"cli", "plots", "report", "decision", "pictures", "__pycache__"}
+"""Folders of this package that measure nothing."""
+_MOST_BYTES = 2**28
+"""A larger file is known by its size and time of last change; reading it would take longer than a second."""
+_OF_THE_SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib")
+_opened: set[Path] = set()
+
+Seen = Mapping[str, Sequence[str]]
+"""Name of each file -> digest of its content, and its size and time of last change; both empty if it cannot be read."""
+
+
+class Changed(UsageError):
+    """Code or data is no longer what rows of the run were measured with."""
+
+    exit_code = Exit.FAILED
+
+
+def look(names: Iterable[str], before: Seen) -> dict[str, list[str]]:
+    """What these files are now; only one whose size or time has changed is read."""
+    return {name: _look(name, before.get(name, ("", ""))) for name in names}
+
+
+def _look(name: str, before: Sequence[str]) -> list[str]:
+    try:
+        files = _ours() if name == OURS else [Path(name).expanduser()]
+        facts = [file.stat() for file in files]
+        stamp = _digest(repr([(fact.st_size, fact.st_mtime_ns) for fact in facts]).encode())
+        if stamp == before[1]:
+            return list(before)
+        if sum(fact.st_size for fact in facts) > _MOST_BYTES:
+            return [stamp, stamp]
+        return [_digest(b"".join(b"%d " % fact.st_size for fact in facts), *(one.read_bytes() for one in files)), stamp]
+    except OSError:
+        return ["", ""]
+
+
+def _ours() -> list[Path]:
+    found = list[Path]()
+    for folder, folders, names in os.walk(_PACKAGE):
+        folders[:] = sorted(set(folders) - _SHOWS)
+        found += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
+    return found
+
+
+def _digest(*contents: bytes) -> str:
+    whole = hashlib.sha256()
+    for content in contents:
+        whole.update(content)
+    return whole.hexdigest()[:16]
+
+
+def changed(before: Seen) -> list[str]:
+    """The names of those that are not what they were."""
+    now = look(before, before)
+    return [name for name, seen in before.items() if now[name][0] != seen[0]]
+
+
+def listen() -> None:
+    """Note each file that Python opens for reading from now on; this lasts as long as the process."""
+    sys.addaudithook(_hear)
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and isinstance(arguments[0], str) and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+        _opened.add(Path(arguments[0]).absolute())
+
+
+def used(since: float) -> set[str]:
+    """Names of the files that plug-ins of this process are made of, and of the data that it read.
+
+    Files that were written after ``since`` (seconds since 1970) are none: they come of the measuring itself.
+    """
+    names = {_name(path) for path in plugins.files()}
+    for path in _opened.copy():
+        hidden = any(part.startswith((".", "torchinductor")) for part in path.parts)
+        if not (hidden or str(path).startswith(_OF_THE_SYSTEM) or path.suffix == ".pyc" or plugins.is_versioned(path)):
+            with suppress(OSError):
+                if path.is_file() and path.stat().st_mtime < since:
+                    names.add(_name(path))
+    return names
+
+
+def _name(path: Path) -> str:
+    """The path, without the name of the user."""
+    home = Path.home()
+    return str(Path("~", path.relative_to(home))) if path.is_relative_to(home) else str(path)
+
+
+class Watch:
+    """What a process used and will use, held against what an earlier process of the same run used."""
+
+    def __init__(self, before: Seen, given: Iterable[str], *, listens: bool) -> None:
+        """Begin.
+
+        Args:
+            before: what is known of the run.
+            given: names of the files that cells are given.
+            listens: whether there is foreign code, whose files are found while it works.
+        """
+        self._listens, self._since = listens, time.time()
+        self.seen = {name: list(one) for name, one in before.items()}
+        self._given, self._held = [OURS, *given], list(self.seen)
+        if listens:
+            listen()
+
+    def news(self) -> dict[str, list[str]]:
+        """What was used since this was asked last.
+
+        Raises:
+            Changed: something is not what it was.
+        """
+        names = {*self._given, *(used(self._since) if self._listens else ())} - self.seen.keys()
+        held, self._held = self._held, [name for name in (*self._held, *names) if name != OURS]  # that is loaded now
+        if altered := changed({name: self.seen[name] for name in held}):
+            more = f" and {len(altered) - 1} more" * (len(altered) > 1)
+            raise Changed(
+                f"{said(altered[0])}{more} changed since this run began to measure, and rows of two programs are not "
+                "mixed; give the same command again, which measures anew"
+            )
+        new = look(names, {})
+        self.seen |= new
+        return new
+
+
+def said(name: str) -> str:
+    """The file, for people."""
+    return "attnbench's own code" if name == OURS else name
