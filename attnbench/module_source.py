@@ -121,7 +121,8 @@ class ModuleSource:
         if more:
             raise UsageError(
                 f"{self.text}: it is called with tokens or x alone, and its forward also needs {', '.join(more)}; "
-                f"name a class in {self.file} that gives it that"
+                f"name a class in {self.file} that gives it that: class Own({self.name}): "
+                f"def forward(self, x): return super().forward(x, {', '.join(f'{one}=...' for one in more)})"
             )
 
 

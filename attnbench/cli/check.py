@@ -71,7 +71,7 @@ def check(
     attnbench check FILE.py:Class asks any module what it really does: is there attention in it, does it see the future,
     does its cost grow with n or n², which parameters have no effect?
 
-    The exit code is 1 if a law does not hold, or if a module does not do what its name promises.
+    The exit code is 1 if a law does not hold, or if a module does not do what --as or its options claim.
     """
     from attnbench.machine import available_cores
     from attnbench.run.isolation import Settings, Worker
@@ -282,42 +282,47 @@ def _as_data(report: Report) -> dict[str, Any]:
 
 
 def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeout: float, as_json: bool) -> None:
-    """Probe and print; exit code 1 where the module does not do what its name, or ``label``, promises."""
-    from attnbench.probing import contradictions, lines
-    from attnbench.run.isolation import CellFailed, Worker
-    from attnbench.run.module import ProbeModule
+    """Probe and print; exit code 1 if the module breaks what ``label`` or its options, not its name, claim."""
+    from attnbench.probing import conclusion, contradictions, lines, named_after
+    from attnbench.run.isolation import Worker
+    from attnbench.run.module import examine_module
     from attnbench.variant import VARIANTS
 
     if label is not None:
         VARIANTS.get(label)
     name = wanted.name  # refused before a process is started
     with console.progress(1) as bar, Worker(settings) as worker:
-        bar.update(bar.task_ids[0], description=f"probing {name}")
-        try:
-            found = ProbeModule(wanted).ask(worker, timeout)
-        except CellFailed as failed:
-            raise Unsupported(f"{wanted.source}: {failed.reason}") from None
-    broken = contradictions(found, name, label)
+        bar.update(bar.task_ids[0], description=f"{name}: how it is called")
+
+        def begun(question: str) -> None:
+            bar.update(bar.task_ids[0], description=f"{name}: {question}")
+
+        found = examine_module(worker, wanted, timeout, begun)
+    broken = contradictions(found, label)
     if as_json:
         console.data(_answers_of(wanted, found, broken))
     else:
         title = wanted.source if wanted.call else f"{wanted.source}, called with {found.call}"
         console.table(["question", "answer"], [list(line) for line in lines(found)], title=title)
         console.line()
+        console.line(conclusion(found))
         if broken:
-            console.line(f"{name} is not what it says it is:")
+            console.line(f"{name} is not what it is said to be:")
         for sentence in broken:
             console.line(f"  {sentence}")
-        if not broken:
-            console.line(f"nothing contradicts the name {label or name}")
+        if label and not broken:
+            missing = f"; what could not be asked: {', '.join(found.unasked)}" if found.unasked else ""
+            console.line(f"nothing that was found contradicts {label}{missing}")
+        elif not label and (maybe := named_after(name)):
+            console.note(f"a name claims nothing; --as {maybe.name} holds it to {maybe.name}, which costs {maybe.cost}")
     if broken:
         raise typer.Exit(Exit.FAILED)
 
 
 def _answers_of(wanted: Wanted, found: Found, broken: list[str]) -> dict[str, Any]:
-    from attnbench.probing import lines
+    from attnbench.probing import conclusion, lines
 
-    answers = {line.question: line.answer for line in lines(found)}
+    answers = {line.question: line.answer for line in lines(found)} | {"cost": conclusion(found)}
     return {"module": wanted.source, "held": not broken, "broken": broken, "answers": answers, "found": asdict(found)}
 
 

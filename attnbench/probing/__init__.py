@@ -4,8 +4,23 @@
 :mod:`~attnbench.probing.verdict` says in words what was found.
 """
 
-from attnbench.probing.questions import Found, probe
+from attnbench.probing.questions import QUESTIONS, Found, answer, basics, collected, probe
 from attnbench.probing.subject import Subject, Wanted, subject_of
-from attnbench.probing.verdict import Line, contradictions, lines
+from attnbench.probing.verdict import Line, conclusion, contradictions, lines, named_after
 
-__all__ = ["Found", "Line", "Subject", "Wanted", "contradictions", "lines", "probe", "subject_of"]
+__all__ = [
+    "QUESTIONS",
+    "Found",
+    "Line",
+    "Subject",
+    "Wanted",
+    "answer",
+    "basics",
+    "collected",
+    "conclusion",
+    "contradictions",
+    "lines",
+    "named_after",
+    "probe",
+    "subject_of",
+]

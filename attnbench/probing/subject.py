@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from time import process_time
 from typing import Any, Literal
 
 import torch
@@ -37,6 +40,7 @@ class Wanted:
         return ModuleSource(self.source).name
 
 
+@lru_cache(maxsize=1)
 def subject_of(wanted: Wanted) -> Subject:
     """The module, called as the user said or else in the first way that works; what it raises is :class:`Subject`'s."""
     if wanted.call is not None:
@@ -53,8 +57,8 @@ def subject_of(wanted: Wanted) -> Subject:
 class Subject:
     """A module in float64, in eval mode, that maps tokens ``(B, n)`` or x ``(B, n, C)`` to ``(B, n, E)``.
 
-    Where it takes float32 only, it stays in float32. An output ``(B, E)`` for the whole sequence counts as one of one
-    token: :attr:`per_token` is then false.
+    If it takes float32 only, it stays in float32. An output ``(B, E)`` for the whole sequence counts as one of one
+    token: :attr:`per_token` is then false. A module that takes ``(n, B)`` is called so.
 
     Raises:
         UsageError: there is no such file, class or option; an option is missing; or it cannot be called so.
@@ -62,93 +66,132 @@ class Subject:
     """
 
     def __init__(self, wanted: Wanted) -> None:
-        self.wanted = wanted
-        source = ModuleSource(wanted.source)
-        if not Path(source.file).is_file():
-            raise UsageError(f"{source.file}: no such file")
-        load(source.file)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            self.module = source.make().eval()
+        self.wanted, self.source = wanted, ModuleSource(wanted.source)
+        if not Path(self.source.file).is_file():
+            raise UsageError(f"{self.source.file}: no such file")
+        load(self.source.file)
+        self.dtype, self.turned = torch.float64, False
+        self.module = self._made()
         self.vocab = wanted.vocab or _vocabulary(self.module)
+        rows = {getattr(one, "padding_idx", None) for one in self.module.modules()}
+        self.padding = sorted(row for row in rows if isinstance(row, int))
+        """Tokens that stand for none: they may be hidden, or left out where positions are counted."""
         wide = [wanted.width] if wanted.width else widths(self.module)
         if wanted.call == "tokens" and self.vocab is None:
             raise UsageError(f"{wanted.source}: it has no embedding to read tokens with; use --call x, or give --vocab")
         if wanted.call == "x" and not wide:
             raise UsageError(f"{wanted.source}: nothing says how wide x is; give --width")
-        self.width, self.dtype = self._first_that_works(wide if wanted.call == "x" else [None])
-        self.repeats = self._repeats()
-        self._hold_examples_apart()
+        self._call_somehow(wide if wanted.call == "x" else [None])
+        self.steady, self.repeats = self._repeats()
+        self.apart = self._apart()
+        if not self.apart:
+            self.turned = True
+            self.turned = self.apart = self._takes(self.shortest) and self._apart()
+        self.unit = next((n for n in range(1, self.shortest + 1) if self._steps_by(n)), 0)
+        """All lengths that it takes are multiples of it; 0: it takes one length only."""
         self.longest = self._longest()
 
-    @torch.no_grad()
-    def _repeats(self) -> bool:
-        """Whether two calls on the same input agree without the same seed.
+    def _made(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            return self.source.make().eval().to(self.dtype)
 
-        Raises UsageError where they differ with it: then no answer would be about what was exchanged.
-        """
-        given = self.draw(8)
-        first, second = (self._output(self.run(given), 1, 8)[0] for _ in range(2))
-        if not torch.equal(first, second):
-            source = self.wanted.source
-            raise UsageError(f"{source}: two calls on the same input differ, by random numbers that are not torch's")
-        after, _ = self._output(self.module(given), 1, 8)  # as the call before has left torch's generator
-        return torch.equal(first, after)
+    def fresh(self) -> Subject:
+        """The same with a new module, which no call has changed; all of its parameters take gradients."""
+        new = copy(self)
+        new.module = new._made()
+        for x in new.module.parameters():
+            x.requires_grad_(x.is_floating_point())
+        return new
+
+    def length(self, n: int) -> int:
+        """The longest sequence up to n tokens that it takes, or the shortest of all."""
+        return max(self.shortest, min(n, self.longest) // max(1, self.unit) * self.unit)
 
     @torch.no_grad()
-    def _hold_examples_apart(self) -> None:
-        """Raise UsageError where one example changes another: the second axis may be its batch, as in nn.LSTM."""
-        before, other = self.draw(8, batch=2), self.draw(8, batch=2, seed=1)
+    def _repeats(self) -> tuple[bool, bool]:
+        """Whether two calls on the same input agree with the same seed, and without it."""
+        given = self.draw(self.shortest)
+        first, second = self(given), self(given)
+        after, _ = self._output(self._call(given), *given.shape[:2])  # as the call before has left torch's generator
+        return torch.equal(first, second), torch.equal(first, second) and torch.equal(first, after)
+
+    @torch.no_grad()
+    def _apart(self) -> bool:
+        """Whether examples of a batch leave each other alone; if not, the second axis may be its batch."""
+        before, other = (self.draw(self.shortest, batch=2, seed=seed) for seed in (0, 1))
         after = torch.stack((other[0], before[1]))
         try:
             moved = (self(after)[1] - self(before)[1]).abs().max()
         except Exception:  # somebody else's code, which may take one example alone
-            return
-        if moved > 1e-5:
-            raise UsageError(f"{self.wanted.source}: one example changes another; if it takes (n, batch), wrap it")
+            return True
+        return not self.steady or not moved > 1e-5
 
-    def _first_that_works(self, widths: Sequence[int | None]) -> tuple[int | None, torch.dtype]:
-        """A width and a dtype in which it can be called; the output then has that dtype."""
-        refused: Exception = ValueError("nothing to call it with")
-        for self.width in widths:
-            for self.dtype in (torch.float64, torch.float32):
-                self.module.to(self.dtype)
-                try:
-                    out, self.per_token = self._output(self.run(self.draw(8)), 1, 8)
-                except (UsageError, Unsupported):
-                    raise
-                except Exception as error:  # somebody else's code
-                    refused = error if isinstance(refused, ValueError) else refused
-                else:
-                    if out.dtype == self.dtype or self.dtype == torch.float32:
-                        return self.width, self.dtype
-        given = f"x (1, 8, {widths[0]})" if self.wanted.call == "x" else "tokens (1, 8)"
+    def _call_somehow(self, wide: Sequence[int | None]) -> None:
+        """Find a length, a width and a dtype in which it can be called; the output then has that dtype."""
+        refused: Exception | None = None
+        for length in (8, *_lengths(self.module)):
+            self.shortest = length
+            for self.width in wide:
+                for self.dtype in (torch.float64, torch.float32):
+                    self.module = self._made()  # what a call that failed has left must not decide
+                    try:
+                        out, self.per_token = self._output(self.run(self.draw(self.shortest)), 1, self.shortest)
+                    except (UsageError, Unsupported):
+                        raise
+                    except Exception as error:  # somebody else's code
+                        refused = refused or error
+                    else:
+                        if out.dtype == self.dtype or self.dtype == torch.float32:
+                            return
+        given = f"x (1, 8, {wide[0]})" if self.wanted.call == "x" else "tokens (1, 8)"
         remedy = "; give --width, or --call tokens" if self.wanted.call == "x" else ""
-        raise UsageError(f"{self.wanted.source}: called with {given} it raises {said(refused)}{remedy}") from refused
+        told = (
+            f"called with {given} it raises {said(refused or ValueError())}; no other length up to 2,048 works{remedy}"
+        )
+        raise UsageError(f"{self.wanted.source}: {told}") from refused
+
+    def _takes(self, n: int) -> bool:
+        try:
+            with torch.no_grad():
+                self.fresh()(self.draw(n))
+        except Exception:  # whatever its table says
+            return False
+        return True
+
+    def _steps_by(self, n: int) -> bool:
+        return self.shortest % n == 0 and self._takes(self.shortest + n)
 
     def _longest(self) -> int:
-        """The longest sequence that it takes, up to 1024: a table of positions may end."""
-        n = 8
-        while n < 1024:
-            try:
-                with torch.no_grad():
-                    self(self.draw(2 * n))
-            except Exception:  # whatever its table says
+        """The longest sequence that it takes, up to 1024 tokens or a call of two seconds: a table of positions ends."""
+        n = self.shortest
+        while self.unit and n < 1024:
+            began = process_time()
+            if not self._takes(2 * n):
                 return n
             n *= 2
+            if process_time() - began > 2:
+                break
         return n
 
     def draw(self, n: int, *, batch: int = 1, seed: int = 0) -> Tensor:
         """Tokens ``(B, n)`` or x ``(B, n, C)`` from N(0, 1)."""
         generator = torch.Generator().manual_seed(seed)
         if self.wanted.call == "tokens":
-            return torch.randint(self.vocab or 1, (batch, n), generator=generator)
+            return self.real(torch.randint(self.vocab or 1, (batch, n), generator=generator))
         return torch.randn(batch, n, self.width or 1, generator=generator, dtype=torch.float64).to(self.dtype)
+
+    def real(self, tokens: Tensor) -> Tensor:
+        """The same, with the next token for each that stands for none."""
+        return sum((tokens == hidden for hidden in self.padding), tokens) % (self.vocab or 1)
 
     def run(self, given: Tensor, *, seed: int = 0) -> object:
         """What the module makes of tokens or x; what it draws follows from ``seed``."""
         torch.default_generator.manual_seed(seed)
-        return self.module(given)
+        return self._call(given)
+
+    def _call(self, given: Tensor) -> object:
+        return self.module(given.transpose(0, 1) if self.turned else given)
 
     def __call__(self, given: Tensor, *, seed: int = 0) -> Tensor:
         """``(B, n, E)``, or ``(B, 1, E)`` where the output is about the whole sequence."""
@@ -168,6 +211,8 @@ class Subject:
 
     def _output(self, out: object, B: int, n: int) -> tuple[Tensor, bool]:
         made = [x for x in tensors(out) if x.is_floating_point()]
+        if self.turned:
+            made = [x.transpose(0, 1) if x.ndim >= 2 and x.shape[:2] == (n, B) else x for x in made]
         for x in made:
             if x.ndim >= 3 and x.shape[:2] == (B, n):
                 return x.flatten(2), True
@@ -182,6 +227,14 @@ class Subject:
             f"{self.wanted.source}: of {B} × {n} {self.wanted.call} it makes {shapes}; "
             "expected (batch, tokens, width), or (batch, width) for the whole sequence"
         )
+
+
+def _lengths(module: nn.Module) -> list[int]:
+    """Numbers of tokens that it may insist on: sizes of its configuration and their doubles, and powers of two."""
+    parts = [*module.modules(), *(vars(one).get("config") for one in module.modules())]
+    sizes = {x for part in parts if part is not None for x in getattr(part, "__dict__", {}).values() if type(x) is int}
+    sizes |= {2 * x for x in sizes} | {2**power for power in range(4, 12)}
+    return sorted(x for x in sizes if 8 < x <= 2048)
 
 
 def _vocabulary(module: nn.Module) -> int | None:

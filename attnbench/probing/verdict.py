@@ -1,8 +1,7 @@
-"""What was found in a module, in words, and where its name says otherwise."""
+"""What was found in a module, in words, and where it breaks what is claimed of it."""
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from attnbench.probing.questions import Found, Growth
@@ -10,20 +9,20 @@ from attnbench.variant import VARIANTS, Variant
 
 _COMMON = {"identity", "dense", "noise", "local", "graph", "kernel", "pooling", "location", "lstm", "gru", "conv"}
 """Names of variants that are parts of other things' names as well."""
-_ALSO = {
-    "localattention": "local",
-    "slidingwindow": "local",
-    "lshattention": "reformer",
-    "favor": "performer",
-    "retention": "retnet",
-}
-"""Parts of the names of classes that name a variant by another word."""
-_CAUSAL = re.compile("(?<!non)(?<!a)causal|autoregressive|gpt")
-"""What the name of a class says of one that does not see the future."""
 _SHOWN = 4
 """Most names of idle parameters in a line."""
 _LARGE_SHARE = 0.1
 """Share of the square part from which all pairs, or a part of them that grows as n², are in the products."""
+_CLOSE = 1e-4
+"""How far a gradient may be from what differences say."""
+_COSTS = {
+    "products": ("FLOPs", "products"),
+    "numbers": ("numbers", "numbers that are written"),
+    "memory": ("bytes", "memory"),
+    "trained_products": ("FLOPs", "products of the backward pass"),
+    "trained_memory": ("bytes", "memory of training"),
+}
+"""Growth of :class:`~attnbench.probing.questions.Found` -> its unit, and its name in a sentence."""
 
 
 class Line(NamedTuple):
@@ -34,25 +33,52 @@ class Line(NamedTuple):
 
 
 def lines(found: Found) -> list[Line]:
-    """The answers in the order in which a reader wants them."""
+    """The answers in the order in which a reader wants them; a question that could not be asked says why."""
     drawn = "no: two calls on the same input differ, in eval mode; it draws random numbers, or drops some"
+
+    def unless(asked: str, answer: str) -> str:
+        why = found.unasked.get(asked)
+        return answer if why is None else f"could not be asked: {why}"
+
+    forward, backward = "what it costs", "what its backward pass costs"
     return [
-        Line("attention", _attention(found)),
+        Line("attention", unless("what it computes", _attention(found))),
         *([] if found.repeats else [Line("repeats", drawn)]),
-        Line("reads", _reads(found)),
-        Line("future", _future(found)),
-        Line("between tokens", _between(found)),
-        Line("products", _growth(found.products, "grow", "multiplications") or "none that can be counted"),
-        Line("memory", _growth(found.memory, "grows", "bytes") or "not known"),
-        Line("idle parameters", _idle(found)),
+        *([] if found.apart else [Line("examples", "an example of a batch changes another")]),
+        Line("reads", unless("who reads whom", _reads(found))),
+        Line("future", unless("who reads whom", _future(found))),
+        Line("between tokens", unless("how much passes between tokens", _between(found))),
+        Line("products", unless(forward, _growth(found, "products") or "none that can be counted")),
+        Line("numbers", unless(forward, _growth(found, "numbers") or "not known")),
+        Line("memory", unless(forward, _growth(found, "memory") or "not known")),
+        Line("training", unless(backward, _training(found))),
+        Line("gradient", unless("whether its gradient is that of its output", _gradient(found))),
+        Line("idle parameters", unless("what does nothing", _idle(found))),
     ]
 
 
+def conclusion(found: Found) -> str:
+    """What all the costs say together."""
+    if found.squares:
+        return f"its cost grows as n²: {', '.join(_COSTS[name][1] for name in found.squares)}"
+    unknown = [one for one in ("what it costs", "what its backward pass costs") if one in found.unasked]
+    if found.formed:
+        return "its cost grows as n²: all n × n pairs are formed"
+    if unknown:
+        return (
+            f"how its cost grows is not fully known: {'; '.join(dict.fromkeys(found.unasked[one] for one in unknown))}"
+        )
+    powers = [growth.power for name in _COSTS if (growth := getattr(found, name)) is not None]
+    return f"its cost grows as {_power(max(powers))}" if powers else "how its cost grows is not known"
+
+
 def _attention(found: Found) -> str:
-    pairs = found.pairs
+    pairs, reads = found.pairs, found.reads
+    if pairs is None:
+        return ""
     if not found.mixes:
         return "none: no token reads another"
-    hidden = "; a mask then hides what is not read" if found.per_token and not found.reads_all else ""
+    hidden = "; a mask then hides what is not read" if reads and reads.reach else ""
     if pairs.fused or pairs.softmax:
         calls = pairs.fused + pairs.softmax
         how = "a fused kernel" if pairs.fused else "a softmax"
@@ -63,14 +89,24 @@ def _attention(found: Found) -> str:
         rows = ", ".join(map(str, pairs.fixed))
         what = "summaries of the whole sequence" if pairs.pooled else "keys"
         return f"each token attends to a fixed number of {what}: {rows}"
+    if reads and reads.reach and not any(one.faint for one in reads.local):
+        return "a window: no pairs are formed, and no token reads far"
     if found.state is not None:
-        end = ", which weighs the tokens once for the whole sequence" if pairs.pooled else ""
-        return f"none: a recurrence, a window or an average{end}"
-    if found.products is not None and found.products.square_share > _LARGE_SHARE:
+        end = f", beside {_rows(pairs.pooled)} that weigh all tokens" if pairs.pooled else ""
+        return f"none: a recurrence or an average{end}"
+    if found.products is not None and found.products.square_share > _LARGE_SHARE and found.products.power == 2:
         return "no operation forms n × n pairs at once, and products grow as n²: tiles, or windows that are long for n"
+    if found.numbers is not None and found.numbers.square_share > _LARGE_SHARE and found.numbers.power == 2:
+        return "no operation forms n × n pairs at once, and the numbers that are written grow as n²: row by row, say"
     if pairs.pooled:
+        if found.per_token:
+            return f"summaries: {_rows(pairs.pooled)} over all n tokens, which tokens read"
         return "pooling: the tokens are weighed once for the whole sequence"
-    return "no pairs are formed, but more numbers pass between tokens than a small state holds: linear, FFT or hashing"
+    return "no pairs are formed, and no end of what passes between tokens was seen: linear, FFT or hashing, say"
+
+
+def _rows(count: int) -> str:
+    return "one row of weights" if count == 1 else f"{count} rows of weights"
 
 
 def _times(count: int) -> str:
@@ -78,64 +114,96 @@ def _times(count: int) -> str:
 
 
 def _reads(found: Found) -> str:
+    reads = found.reads
+    if reads is None:
+        return ""
+    n, exchanged = reads.n, reads.exchanged
+    seen = f" ({len(exchanged)} of {n:,} tokens were exchanged)"
     if not found.per_token:
-        unread = [j for j, seen in enumerate(found.reads[0]) if not seen]
-        return (
-            f"the output does not depend on token {_several(unread)}" if unread else "the output depends on every token"
-        )
+        unread = [one.token for one in exchanged if not one.own]
+        which = f"the output does not depend on token {_several(unread)}" if unread else "the output depends on each"
+        return which + seen
+    if n < 2:
+        return "no question: it takes one token"
     if not found.mixes:
-        return "each output depends only on its own token"
-    n = len(found.reads)
-    if found.reads_all:
-        return (
-            "each output depends on every token"
-            if found.sees_future
-            else "each output depends on its token and all earlier ones"
-        )
-    last = [j for j, seen in enumerate(found.reads[n - 1]) if seen]
-    return f"some: the last of {n} outputs depends on token {_several(last)}"
+        return f"each output depends only on its own token{seen}"
+    if reads.everything and reads.future is None:
+        return f"each output depends on its token and all earlier ones{seen}"
+    if all(one.own and one.before + one.after == n - 1 for one in exchanged):
+        return f"each output depends on every token{seen}"
+    if reads.reach:
+        back, ahead = reads.reach
+        sides = [f"{count} {side}" for count, side in ((back, "before it"), (ahead, "after it")) if count]
+        faint = ", more and more faintly" if any(one.faint for one in reads.local) else ""
+        whole = [one.token for one in exchanged if one not in reads.local]
+        rest = f"; token {_several(whole)} changes nearly all" if whole else ""
+        return f"each output depends on its token and at most {' and '.join(sides)}{faint}{rest}{seen}"
+    one = min(exchanged, key=lambda one: abs(one.token - n // 2))
+    count = one.before + one.after + one.own
+    return f"some: token {one.token} changes {count} of {n:,} outputs, from {one.first} to {one.last}{seen}"
 
 
 def _several(numbers: list[int]) -> str:
-    if not numbers:
-        return "none"
     ends = f"{numbers[0]} to {numbers[-1]}"
-    return (
-        ends
-        if numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 2
-        else ", ".join(map(str, numbers))
-    )
+    run = numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 2
+    return ends if run else ", ".join(map(str, numbers))
 
 
 def _future(found: Found) -> str:
     if not found.per_token:
         return "no question: there is one output for the whole sequence"
-    if not found.sees_future:
+    if found.reads is None or found.reads.future is None:
         return "not seen"
-    i, j = next((i, j) for i, row in enumerate(found.reads) for j, seen in enumerate(row) if seen and j > i)
-    return f"seen: token {j} changes output {i}"
+    return f"seen: token {found.reads.future.token} changes output {found.reads.future.first}"
 
 
 def _between(found: Found) -> str:
-    if found.crossing is None:
-        return "not measured"
-    if not found.crossing or not any(rank for _, rank, _ in found.crossing):
+    if not found.per_token:
+        return "no question: there is one output for the whole sequence"
+    if not found.crossing:
+        return f"could not be asked: it takes {_shortest(found)}"
+    if not any(rank for _, rank, _ in found.crossing):
         return "nothing passes from earlier tokens to later ones"
     told = ", ".join(str(rank) for _, rank, _ in found.crossing)
     tokens = ", ".join(str(half) for half, _, _ in found.crossing)
     if found.state is not None:
         return f"about {found.state} numbers, however many tokens went before ({told} after {tokens})"
-    return f"more numbers, the more tokens went before ({told} after {tokens})"
+    return f"more numbers, the more tokens went before ({told} after {tokens}); no end was seen"
 
 
-def _growth(growth: Growth | None, verb: str, what: str) -> str:
-    """Empty where nothing is known."""
+def _shortest(found: Found) -> str:
+    return f"{found.reads.n} tokens at most" if found.reads else "too few tokens"
+
+
+def _power(power: float) -> str:
+    return "n" if power == 1 else "n²" if power == 2 else f"about n^{power:.2f}"
+
+
+def _growth(found: Found, name: str) -> str:
+    """Empty if nothing is known."""
+    growth: Growth | None = getattr(found, name)
     if growth is None:
         return ""
-    if growth.power == 1:
-        return f"{verb} as n ({growth.values[2]:,} {what} at n = {growth.lengths[2]})"
+    what, last = _COSTS[name][0], f"{growth.values[-1]:,}"
+    span = f"n = {growth.lengths[-1]:,}, seen from {growth.lengths[0]:,} on"
+    if growth.power != 2:
+        return f"as {_power(growth.power)} ({last} {what} at {span})"
     share = f"{100 * growth.square_share:.{0 if growth.square_share > 0.01 else 1}f} %"
-    return f"{verb} as n² ({share} of {growth.values[2]:,} {what} at n = {growth.lengths[2]})"
+    return f"as n² ({share} of {last} {what} at {span})"
+
+
+def _training(found: Found) -> str:
+    parts = [("products of the backward pass", "trained_products"), ("memory", "trained_memory")]
+    told = [f"{what} {grows}" for what, name in parts if (grows := _growth(found, name))]
+    return "; ".join(told) or "not known"
+
+
+def _gradient(found: Found) -> str:
+    if found.gradient is None:
+        return ""
+    if found.gradient <= _CLOSE:
+        return "that of the output"
+    return f"not that of the output: {found.gradient:.2g} of the change along a direction is missing or too much"
 
 
 def _idle(found: Found) -> str:
@@ -148,45 +216,50 @@ def _idle(found: Found) -> str:
 
 
 def named_after(name: str) -> Variant | None:
-    """The variant whose name is part of a class's name; the longest, where there are several."""
-    plain = _plain(name)
-    names = {one.replace("-", ""): one for one in VARIANTS.names() if one not in _COMMON} | _ALSO
+    """The variant whose name is part of a class's name, which claims nothing; the longest, if there are several."""
+    plain = name.lower().replace("_", "")
+    names = {one.replace("-", ""): one for one in VARIANTS.names() if one not in _COMMON}
     found = [part for part in names if part in plain]
     return VARIANTS.get(names[max(found, key=len)]) if found else None
 
 
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "")
+def contradictions(found: Found, label: str | None = None) -> list[str]:
+    """What is claimed and not kept: by ``causal=true`` of its options, and by the variant that it is said to be.
 
-
-def contradictions(found: Found, name: str, label: str | None = None) -> list[str]:
-    """Promises of the class's name, or of the variant that it is said to be, that the module does not keep.
+    A class's name claims nothing.
 
     Raises:
         UsageError: ``label`` is no variant.
     """
-    variant = VARIANTS.get(label) if label else named_after(name)
-    known = label or (variant.name if variant else "attention" if "attention" in name.lower() else "transformer")
-    called = f"it is said to be {known}" if label else f"its name says {known}"
     said = []
-    if variant is not None and found.pairs.formed and (variant.time_exponent or 2) < 2:
-        said.append(f"{called}, which costs {variant.cost}; it forms all n × n pairs")
-    linear = found.mixes and not found.pairs.formed and found.products is not None and found.products.power == 1
-    if variant is not None and variant.family == "exact" and linear:
-        said.append(f"{called}, which costs {variant.cost}; its products grow as n")
-    promises = variant is not None or "attention" in name.lower() or "transformer" in name.lower()
-    if promises and found.per_token and not found.pairs.formed:
-        if not found.mixes:
-            said.append(f"{called}; no token reads another")
-        elif found.state is not None and not found.pairs.fixed and not _is_recurrent(variant):
-            said.append(f"{called}; between tokens a recurrence of {found.state} numbers passes")
-    causal = _CAUSAL.search(_plain(name))
-    if causal and found.sees_future:
-        said.append(f"its name says {causal[0]}; {_future(found).removeprefix('seen: ')}")
-    if promises and not found.per_token and not (found.pairs.formed or found.pairs.pooled or found.pairs.fixed):
+    if found.claims_past and found.sees_future:
+        said.append(f"its options say causal; {_future(found).removeprefix('seen: ')}")
+    if label is None:
+        return said
+    variant = VARIANTS.get(label)
+    called = f"it is said to be {label}"
+    costs = f"{called}, which costs {variant.cost}; "
+    if (variant.time_exponent or 2) < 2:
+        if found.formed:
+            said.append(f"{costs}it forms all n × n pairs")
+        elif square := [name for name in found.squares if "memory" not in name or (variant.memory_exponent or 2) < 2]:
+            said.append(
+                f"{costs}its {_COSTS[square[0]][1]} grow{'s' * ('memory' in square[0])} {_growth(found, square[0])}"
+            )
+    known = found.products is not None and found.numbers is not None
+    if variant.family == "exact" and found.mixes and known and not found.formed and not found.squares:
+        said.append(f"{costs}nothing in it grows as n²")
+    if found.reads is not None and not found.mixes:
+        said.append(f"{called}; no token reads another")
+    recurs = found.state is not None and not found.formed and not (found.pairs and found.pairs.fixed)
+    if found.mixes and recurs and variant.family not in ("recurrence", "kernel", "mixing", "fixed pattern"):
+        said.append(f"{called}; between tokens a recurrence of {found.state} numbers passes")
+    if (
+        found.pairs is not None
+        and not found.per_token
+        and not (found.formed or found.pairs.pooled or found.pairs.fixed)
+    ):
         said.append(f"{called}; it weighs no tokens")
+    if found.gradient is not None and found.gradient > _CLOSE:
+        said.append(f"{called}; its gradient is {_gradient(found)}")
     return said
-
-
-def _is_recurrent(variant: Variant | None) -> bool:
-    return variant is not None and variant.family in ("recurrence", "kernel", "mixing", "fixed pattern")

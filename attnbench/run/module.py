@@ -2,48 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from attnbench.errors import Unsupported, UsageError
-from attnbench.probing import Found, Wanted, probe, subject_of
-from attnbench.probing.questions import Growth, Pairs
+from attnbench.probing import QUESTIONS, Found, Wanted, answer, basics, collected, subject_of
+from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.protocol import Request
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeModule(Request[Found]):
-    """Ask a module everything (:func:`attnbench.probing.probe`)."""
+class AskModule(Request[dict[str, Any]]):
+    """Ask a module one question (:data:`attnbench.probing.QUESTIONS`), or how it can be called."""
 
     do = "probe"
     wanted: Wanted
+    question: str = ""
+    """Empty: how it can be called."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self.wanted)
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(Wanted(**data))
+        return cls(Wanted(**data["wanted"]), data["question"])
 
     def answer(self) -> dict[str, Any]:
         """The worker's side."""
         try:
-            return {"found": asdict(probe(subject_of(self.wanted)))}
+            subject = subject_of(self.wanted)
         except Unsupported as reason:
             return {"unsupported": str(reason)}
         except UsageError as problem:
             return {"usage": str(problem)}
+        return {"found": answer(subject, self.question) if self.question else basics(subject)}
 
-    def answered(self, answer: dict[str, Any]) -> Found:
-        """Raises UsageError or Unsupported where the module cannot be made, called or looked at."""
+    def answered(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Raises UsageError or Unsupported if the module cannot be made, called or looked at."""
         if "usage" in answer:
             raise UsageError(answer["usage"])
         if "unsupported" in answer:
             raise Unsupported(answer["unsupported"])
-        found = dict(answer["found"])
-        for name in ("products", "memory"):
-            found[name] = found[name] and Growth(*(tuple(found[name][part]) for part in ("lengths", "values")))
-        found["pairs"] = Pairs(**{**found["pairs"], "fixed": tuple(found["pairs"]["fixed"])})
-        for name in ("crossing", "idle"):
-            found[name] = found[name] and [tuple(one) for one in found[name]]
-        return Found(**{**found, "crossing": found["crossing"], "idle": found["idle"] or []})
+        return dict(answer["found"])
+
+
+def examine_module(
+    worker: Worker, wanted: Wanted, timeout: float, begun: Callable[[str], None] = lambda question: None
+) -> Found:
+    """Ask everything; a question that ends the process or takes too long leaves the others their answers.
+
+    Args:
+        timeout: seconds for one question.
+        begun: called with each question before it is asked.
+
+    Raises:
+        UsageError: the module cannot be made or called.
+        Unsupported: nothing can be asked of it.
+        WorkerFailed: the process cannot be started.
+    """
+    try:
+        known = AskModule(wanted).ask(worker, timeout)
+    except CellFailed as failed:
+        raise Unsupported(f"{wanted.source}: {failed.reason}") from None
+    answers = {}
+    for question in QUESTIONS:
+        begun(question)
+        try:
+            answers[question] = AskModule(wanted, question).ask(worker, timeout)
+        except CellFailed as failed:
+            answers[question] = {"unasked": failed.reason}
+    return collected(known, answers)

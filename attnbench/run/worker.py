@@ -128,9 +128,9 @@ class Served:
 
             return HoldSetting.from_json(data).found(tell)
         if do == "probe":
-            from attnbench.run.module import ProbeModule
+            from attnbench.run.module import AskModule
 
-            return ProbeModule.from_json(data).answer()
+            return AskModule.from_json(data).answer()
         if do == protocol.MeasureLimits.do:
             return self._limits_again(protocol.MeasureLimits.from_json(data))
         raise ValueError(f"no request {do!r}")

@@ -47,6 +47,21 @@ def causality(case: Case) -> Iterator[Measured]:
             yield _loud(case, torch.float32, factor, SINGLE)
 
 
+@law("both directions", applies=lambda case: not case.causal and bool(case.traits.causal), gates=False)
+def both_directions(case: Case) -> Iterator[Measured]:
+    """Without causality, what reads tokens before it reads tokens after it as well."""
+    before, other, module, half = case.draw(), case.draw(seed=1), case.module(), case.shape.N // 2
+    expected, moved = module(*before), []
+    for changed, seen in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):
+        after = [x.clone() for x in before]
+        for x, new in zip(after, other, strict=True):
+            x[..., changed, :] = new[..., changed, :]
+        moved.append(gap(module(*after)[..., seen, :], expected[..., seen, :]))
+    earlier, later = moved
+    what = f"other tokens before {half} moved the outputs behind by {earlier:.2g}, and those behind none before it"
+    yield Measured(float(earlier > case.close >= later), 0, what)
+
+
 def _changed(case: Case, after: list[Tensor], others: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """The inputs in which later tokens may change, with others: the values alone where tokens are rounded together.
 

@@ -145,6 +145,7 @@ FAULTS = [
     ("SharpenedMasses", "oracle-blocks:block=3,blocks=3", "formula", "differs from the formula"),
     ("HalfOfTheNoise", "noise:samples=16", "unbiased", "standard errors off"),
     ("NormalisedByColumns", "rwwn", "causality", "moved the outputs"),
+    ("PastAlone", "conv", "both directions", "and those behind none before it"),
     ("CentredThoughCausal", "conv", "causality", "moved the outputs"),
     ("Circular", "long-conv", "receptive field", "the formula 0"),
     ("DelayedKernel", "s4d:state=6", "formula", "differs from the formula"),

@@ -943,6 +943,13 @@ class CentredThoughCausal(Convolution):
         return self._convolved(nn.functional.pad(x.mT, (half, self.before + self.after - half)), x.dtype)
 
 
+class PastAlone(Convolution):
+    """A kernel that is laid before the token, causal or not."""
+
+    def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return self._convolved(nn.functional.pad(x.mT, (self.before + self.after, 0)), x.dtype)
+
+
 class Circular(LongConvolution):
     """Transforms no longer than the sequence: what comes round is heard at the start."""
 

@@ -1,0 +1,258 @@
+"""Modules that a probe easily gets wrong: by its own lengths, by what a call leaves behind, by what it counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Linear(nn.Module):
+    """One product alone: n · dim² multiplications."""
+
+    def __init__(self, dim: int = 4) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y
+
+
+class LinformerByRows(nn.Module):
+    """Softmax over all keys, one query after the other and without any matrix product."""
+
+    def __init__(self, dim: int = 4) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.q(x), self.k(x)
+        rows = [((q[:, i : i + 1] * k).sum(-1).softmax(-1)[..., None] * x).sum(1) for i in range(x.shape[1])]
+        return torch.stack(rows, 1)
+
+
+class LinformerByDistance(nn.Module):
+    """Weights of the distances between all tokens."""
+
+    def __init__(self, dim: int = 4) -> None:
+        super().__init__()
+        self.q = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (-torch.cdist(self.q(x), x)).exp()
+        y: Tensor = ((weights / weights.sum(-1, keepdim=True))[..., None] * x[:, None]).sum(2)
+        return y
+
+
+class Window(nn.Module):
+    """Causal attention to the last ``window`` tokens, of which no more than these are formed."""
+
+    def __init__(self, dim: int = 16, window: int = 32) -> None:
+        super().__init__()
+        self.qkv, self.window = nn.Linear(dim, 3 * dim), window
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        k, v = (nn.functional.pad(one, (0, 0, self.window - 1, 0)).unfold(1, self.window, 1) for one in (k, v))
+        y: Tensor = torch.einsum("bnw,bndw->bnd", torch.einsum("bnd,bndw->bnw", q, k).softmax(-1), v)
+        return y
+
+
+class State(nn.Module):
+    """A running sum of keys times values: dim · size numbers pass."""
+
+    def __init__(self, dim: int = 16, size: int = 32) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(dim, size), nn.Linear(dim, size), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = (self.k(x).tanh()[..., None] * self.v(x)[..., None, :]).cumsum(1)
+        y: Tensor = (self.q(x)[..., None, :] @ state)[..., 0, :]
+        return y
+
+
+class LevelsOff(nn.Module):
+    """All pairs of up to 2,048 tokens, then blocks of as many: memory for each token grows to there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [one @ one.mT @ one for one in x.split(2048, 1)]
+        return torch.cat(parts, 1)
+
+    def __init__(self, dim: int = 2) -> None:
+        super().__init__()
+        self.embed_dim = dim
+
+
+class LateSquare(nn.Module):
+    """A table of n²/64 numbers beside a wide layer, which hides it for short sequences."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, 512)
+
+    def forward(self, x: Tensor) -> Tensor:
+        few = x[:, ::64]
+        weights = (x @ few.mT).softmax(-1) @ few
+        y: Tensor = self.inner(x)
+        return y[..., : x.shape[-1]] + weights
+
+
+class Switching(nn.Module):
+    """Windows that a call with few tokens turns into full attention for good, as BigBird of transformers."""
+
+    def __init__(self, dim: int = 16, window: int = 8) -> None:
+        super().__init__()
+        self.near, self.full = Window(dim, window), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.full = self.full or x.shape[1] < 400
+        if not self.full:
+            y: Tensor = self.near(x)
+            return y
+        return (x @ x.mT).softmax(-1) @ x
+
+
+class InBlocks(nn.Module):
+    """Takes whole blocks alone."""
+
+    def __init__(self, dim: int = 16, block: int = 48) -> None:
+        super().__init__()
+        self.q, self.block = nn.Linear(dim, dim), block
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, n, C = x.shape
+        x = x.view(B, n // self.block, self.block, C)
+        y: Tensor = (self.q(x) @ x.mT).softmax(-1) @ x
+        return y.view(B, n, C)
+
+
+class OneLength(nn.Module):
+    """Mixes exactly as many tokens as it was made for."""
+
+    def __init__(self, dim: int = 16, tokens: int = 100) -> None:
+        super().__init__()
+        self.inner, self.tokens, self.mix = nn.Linear(dim, dim), tokens, nn.Linear(tokens, tokens)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.mix(self.inner(x).mT).mT
+        return y
+
+
+class Agent(nn.Module):
+    """Attention to summaries by queries, mixed by a convolution on the way, as in agent attention."""
+
+    def __init__(self, dim: int = 16, heads: int = 2, agents: int = 12) -> None:
+        super().__init__()
+        self.qkv, self.heads = nn.Linear(dim, 3 * dim), heads
+        self.agents = nn.Parameter(torch.randn(heads, agents, dim // heads))
+        self.talk, self.hear = nn.Conv2d(heads, heads, 1), nn.Conv2d(heads, heads, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        summaries = self.hear((self.agents @ k.mT).softmax(-1)) @ v
+        y = self.talk((q @ self.agents.mT).softmax(-1)) @ summaries
+        return y.transpose(1, 2).flatten(2)
+
+
+class _SquareBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]  # torch types it for any arguments
+        ctx.save_for_backward(x)
+        return x.cumsum(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]  # torch types it for any arguments
+        n = grad.shape[1]
+        return torch.ones(n, n, dtype=grad.dtype).triu() @ grad
+
+
+class SquareBackward(nn.Module):
+    """A sum of all earlier tokens, whose gradient is a product with an n × n matrix."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _SquareBackward.apply(self.inner(x))  # type: ignore[no-untyped-call]  # untyped in torch
+        return y
+
+
+class _WrongBackward(_SquareBackward):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]  # torch types it for any arguments
+        return grad * 1.1
+
+
+class WrongGradient(SquareBackward):
+    """The same with a gradient that is another function's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _WrongBackward.apply(self.inner(x))  # type: ignore[no-untyped-call]  # untyped in torch
+        return y
+
+
+class Frozen(nn.Module):
+    """One weight takes no gradient, and a state appears in the first call."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.q, self.k, self.size = nn.Linear(dim, dim), nn.Linear(dim, dim), 0
+        self.k.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.size = self.size or x.shape[1]
+        if x.shape[1] > self.size:
+            raise ValueError(f"made for {self.size} tokens by its first call")
+        return (self.q(x) @ self.k(x).mT).softmax(-1) @ x
+
+
+class NoGradient(nn.Module):
+    """Nothing in it can be differentiated."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x).cumsum(1)
+        return y
+
+
+class Dies(Linear):
+    """Ends its process where it is differentiated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        import os
+
+        y: Tensor = self.inner(x)
+        if y.requires_grad:
+            y.register_hook(lambda grad: os._exit(3))
+        return y
+
+
+class MixesExamples(nn.Module):
+    """Takes the mean of a batch and its tokens away."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x - x.mean((0, 1)))
+        return y
+
+
+class Padded(nn.Module):
+    """Counts positions over tokens that stand for something, as models of transformers do."""
+
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(5, dim, padding_idx=1), nn.Embedding(2048, dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        y: Tensor = self.words(tokens) + self.places((tokens != 1).cumsum(1))
+        return y
