@@ -137,7 +137,8 @@ def laws_of(variant: Variant) -> list[str]:
 
 
 def _concerns(law: Law, case: Case) -> bool:
-    return (law.few_shapes or not case.traits.compiled) and law.applies(case)
+    asked = law.of_any if case.foreign else law.few_shapes or not case.traits.compiled
+    return asked and law.applies(case)
 
 
 def gating_laws() -> list[str]:
@@ -182,9 +183,9 @@ def examine(law: str, variant: Variant) -> Iterator[Finding]:
         if _concerns(one, case):
             applied = True
             for finding in one.examine(case):
-                seen = True
+                seen = seen or not finding.skipped
                 yield finding
                 if finding.final:
                     return
-    if applied and not seen and claimed:
+    if applied and not seen and claimed and not case.foreign:
         yield Finding(law, "every setting", False, fault=f"claimed, and refused in every setting: {one.sentence}")
