@@ -62,11 +62,7 @@ def register_module(text: str) -> None:
                 self.inner = source.make(given).eval()
             except UsageError as problem:
                 raise Unsupported(str(problem)) from problem
-            self.tokens_first, wide = False, widths(self.inner)
-            if wide and shape.C not in wide:
-                raise Unsupported(
-                    f"x of width {wide[0]}: {shape.H} heads of {shape.D} have {shape.C}; choose --heads and --head-dim"
-                )
+            self.tokens_first = False
             with unset_fake_temporarily():  # whether its shapes depend on data is for others to find
                 self._try(source.make(given).eval(), shape)  # another one: a first call may leave something behind
             if any(is_lazy(x) for x in self.inner.parameters()):
@@ -77,15 +73,18 @@ def register_module(text: str) -> None:
             """Learn which axis of x is its batch: one in which neither of two examples changes the other.
 
             Raises:
-                Unsupported: it does not take the shape, which is small: that of the laws has 4 heads of a width of 2.
+                Unsupported: it does not take the shape.
             """
-            draws = torch.Generator().manual_seed(0)
+            draws, wide = torch.Generator().manual_seed(0), widths(other)
             for n in dict.fromkeys((min(shape.N, _SMALL), shape.N)):
                 x, y = (torch.randn(2, n, shape.C, generator=draws) for _ in range(2))
                 try:
                     other(x[:1])
                 except Exception as error:  # somebody else's code
-                    if shape.N <= _SMALL:
+                    if wide and shape.C not in wide:
+                        have = f"{shape.H} heads of {shape.D} have {shape.C}"
+                        raise Unsupported(f"x of width {wide[0]}: {have}; choose --heads and --head-dim") from error
+                    if n == shape.N:
                         raise Unsupported(f"called with x {tuple(x[:1].shape)} it raises {said(error)}") from error
                     continue
                 with suppress(Exception):  # likewise

@@ -58,8 +58,9 @@ class Report:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Laws that had nothing to hold the variant to, and why."""
-        return {finding.law: finding.skipped for finding in self.findings if finding.skipped}
+        """Laws that could not be asked in any setting, or had nothing to hold the variant to, and why."""
+        asked = {finding.law for finding in self.findings if not finding.skipped}
+        return {finding.law: finding.skipped for finding in self.findings if finding.law not in asked}
 
     def of(self, law: str) -> list[Finding]:
         """Findings of one law; empty where it does not apply."""
@@ -148,7 +149,7 @@ def gating_laws() -> list[str]:
 
 def setting_of(spec: Spec, *, causal: bool) -> Case:
     """A variant with these options alone. What laws ask of a variant's first setting is not asked of it."""
-    return Case(VARIANTS.get(spec.name), spec, causal, first=False)
+    return Case(VARIANTS.get(spec.name), spec, causal, first=False).fitted()
 
 
 def first_fault(case: Case, tell: Callable[[int, int], None]) -> tuple[int, Finding | None]:

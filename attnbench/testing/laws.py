@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from itertools import product
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=4)
 """Two examples, so that they can mix; a prime length, so that no block divides it."""
 
 F64 = torch.float64
+Given = TypeVar("Given")
 
 _CLOSE = {"float64": 1e-9, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
 """Dtype, the most precise first -> how far apart two ways to the same numbers may be."""
@@ -78,6 +81,8 @@ class Case:
     """Whether this is the first of the variant's settings."""
     length: int = SHAPE.N
     """Tokens of its shape."""
+    heads: int = SHAPE.H
+    head_dim: int = SHAPE.D
     single: bool = False
     """Whether it is held in float32 at most: some compute in float32 whatever they are given."""
 
@@ -101,7 +106,7 @@ class Case:
 
     @cached_property
     def shape(self) -> Shape:
-        return replace(SHAPE, seq_len=self.length, causal=self.causal)
+        return replace(SHAPE, heads=self.heads, head_dim=self.head_dim, seq_len=self.length, causal=self.causal)
 
     @property
     def allowed(self) -> bool:
@@ -116,6 +121,17 @@ class Case:
             return False
         return True
 
+    def fitted(self) -> Case:
+        """Itself; with the first sizes that it takes, if it is somebody's module and takes only some."""
+        for heads, head_dim, length in (
+            product((2, 4, 8), (4, 8, 16, 32, 64), (SHAPE.N, 64, 128)) if self.foreign else ()
+        ):
+            other = replace(self, heads=heads, head_dim=head_dim, length=length)
+            with suppress(Unsupported):
+                other.module()
+                return other
+        return self
+
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes that the variant claims; of float32 and float64 those that a module takes which claims nothing."""
@@ -126,7 +142,7 @@ class Case:
     @torch.no_grad()
     def _takes(self, dtype: torch.dtype) -> bool:
         try:
-            return self.module(dtype=dtype)(*self.draw(dtype=dtype)).dtype == dtype
+            return bool(self.module(dtype=dtype)(*self.draw(dtype=dtype)).dtype == dtype)
         except Unsupported:  # of the shape, which each law meets by itself
             return True
         except Exception:  # somebody else's code
@@ -139,7 +155,7 @@ class Case:
         first, second = (module(*self.draw()) for _ in range(2))
         return torch.equal(first, second) and torch.equal(before, torch.get_rng_state())
 
-    def works(self, call: Callable[..., Tensor], *given: Any, **options: Any) -> Tensor:
+    def works(self, call: Callable[..., Given], *given: Any, **options: Any) -> Given:
         """What a call gives of which a law says that it works.
 
         Raises:
@@ -301,7 +317,7 @@ def cases(variant: Variant) -> Iterator[Case]:
         for causal in (False, True):
             case = Case(variant, spec, causal, first=index == 0)
             if case.allowed:
-                yield case
+                yield case.fitted()
 
 
 def _in_a_line(error: BaseException) -> str:
@@ -334,7 +350,7 @@ def gradients_along(out: Tensor, wanted: Sequence[Tensor], direction: Tensor) ->
     try:
         for x in wanted:
             x.grad = None
-        out.sum().backward(retain_graph=True)
+        out.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]  # likewise
         return [torch.zeros_like(x) if x.grad is None else x.grad for x in wanted]
     finally:
         handle.remove()

@@ -219,7 +219,7 @@ def test_what_computes_on_no_cpu_is_not_tried_for_a_run_on_a_gpu(monkeypatch: py
     monkeypatch.setattr(Softmax, "forward", forward)
     cell = Cell("s", "w", parse_spec("softmax"), Shape(seq_len=8))
     assert HoldSetting(replace(cell, device="cuda")).found(lambda *_: None) == {"tried": 0, "fault": None}
-    assert HoldSetting(cell).found(lambda *_: None)["fault"]["law"] == "shape and type"  # the formula could not be asked
+    assert HoldSetting(cell).found(lambda *_: None)["fault"]["law"] == "shape and type"  # the formula cannot be asked
 
 
 def test_all_laws_are_tried_before_a_run_but_the_slow_ones_and_those_that_ask_for_many_tokens() -> None:
