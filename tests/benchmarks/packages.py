@@ -383,9 +383,9 @@ def asked(name: str) -> Row:
     try:
         said = json.loads(done.stdout)
     except ValueError:
-        said = {"answers": {}, "broken": [done.stderr.strip().rpartition("\n")[2]]}
+        said = {"answers": {}, "broken": [], "refused": done.stderr.strip().rpartition("\n")[2]}
     answers = said["answers"]
-    wrong = [f"it is accused: {one}" for one in said["broken"]]
+    wrong = [said["refused"]] if "refused" in said else [f"it is accused: {one}" for one in said["broken"]]
     wrong += [
         f"{question}: {answers.get(question, 'no answer')}"
         for question, right in expected.answers.items()
