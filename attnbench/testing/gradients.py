@@ -80,7 +80,8 @@ def gradients_reach(case: Case) -> Iterator[Measured]:
     """The values and every parameter have an effect."""
     module, inputs = case.module(), case.draw(grad=True)
     module(*inputs).square().sum().backward()
-    for name, tensor in {"the values" if case.operator else "x": inputs[-1], **dict(module.named_parameters())}.items():
+    trained = {name: x for name, x in module.named_parameters() if x.requires_grad}
+    for name, tensor in {"the values" if case.operator else "x": inputs[-1], **trained}.items():
         grad = tensor.grad
         size = 0.0 if grad is None else float(grad.abs().max())
         yield Measured(

@@ -244,7 +244,7 @@ def hidden_weights(case: Case) -> Iterator[Measured]:
         mask = (torch.arange(case.shape.N) < case.shape.N - 6).expand(2, -1)
     seen = slice(0, case.shape.N - 6)
     before = module(*inputs, key_mask=mask)[..., seen, :]
-    wanted = list(module.parameters())
+    wanted = [x for x in module.parameters() if x.requires_grad]
     if not wanted:
         return
     weight = torch.randn(before.shape, generator=torch.Generator().manual_seed(6))

@@ -279,8 +279,9 @@ class Law:
             found.append(Finding(self.name, str(case), True, skipped=str(reason)))
         except (Exception, SystemExit) as error:
             final, told = out_of_memory(error) is not None, _in_a_line(error)
-            if isinstance(error, DoesNotWork):
-                found.append(Finding(self.name, str(case), False, fault=str(error), final=final or self.vital))
+            if isinstance(error, DoesNotWork | SystemExit):  # who calls it does not end Python
+                told = str(error) if isinstance(error, DoesNotWork) else told
+                found.append(Finding(self.name, str(case), False, fault=told, final=final or self.vital))
             else:
                 found.append(Finding(self.name, str(case), True, skipped=f"asking it raises {told}", final=final))
         return found

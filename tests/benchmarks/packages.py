@@ -69,13 +69,13 @@ class _Last(nn.Module):
         return first
 
 
-def performer(dim: int = 64, heads: int = 4, causal: bool = False) -> nn.Module:
+def performer_pytorch(dim: int = 64, heads: int = 4, causal: bool = False) -> nn.Module:
     from performer_pytorch import SelfAttention
 
     return SelfAttention(dim, heads=heads, dim_head=dim // heads, causal=causal)
 
 
-def linformer(dim: int = 64, heads: int = 4, seq_len: int = 1024) -> nn.Module:
+def linformer_package(dim: int = 64, heads: int = 4, seq_len: int = 1024) -> nn.Module:
     from linformer import LinformerSelfAttention
 
     return LinformerSelfAttention(dim, seq_len, heads=heads)
@@ -99,7 +99,7 @@ def local_attention(dim: int = 64, heads: int = 4, causal: bool = True) -> nn.Mo
     return LocalMHA(dim=dim, window_size=32, heads=heads, dim_head=dim // heads, causal=causal)
 
 
-def reformer(dim: int = 64, heads: int = 4, causal: bool = False) -> nn.Module:
+def reformer_pytorch(dim: int = 64, heads: int = 4, causal: bool = False) -> nn.Module:
     from reformer_pytorch import LSHSelfAttention
 
     return LSHSelfAttention(dim, heads=heads, causal=causal)
@@ -111,13 +111,13 @@ def linear_attention_transformer(dim: int = 64, heads: int = 4) -> nn.Module:
     return LinearAttentionTransformer(dim, depth=1, max_seq_len=2048, heads=heads)
 
 
-def sinkhorn(dim: int = 64, heads: int = 4) -> nn.Module:
+def sinkhorn_transformer(dim: int = 64, heads: int = 4) -> nn.Module:
     from sinkhorn_transformer import SinkhornTransformer
 
     return SinkhornTransformer(dim, depth=1, heads=heads)
 
 
-def routing(dim: int = 64, heads: int = 4) -> nn.Module:
+def routing_transformer(dim: int = 64, heads: int = 4) -> nn.Module:
     from routing_transformer import RoutingTransformer
 
     return _Last(RoutingTransformer(dim, depth=1, max_seq_len=2048, heads=heads, window_size=64))
@@ -285,10 +285,10 @@ _PAST = "its token and all earlier ones"
 _SOFTMAX = "^plain softmax attention"
 
 EXPECTED = {
-    "performer": Expected(
+    "performer_pytorch": Expected(
         "performer-pytorch", "random features, linear", {"attention": _NO_PAIRS, "reads": _ALL, "cost": _LINEAR}
     ),
-    "linformer": Expected(
+    "linformer_package": Expected(
         "linformer",
         "projection to 256 keys, linear",
         {"attention": "fixed number of (keys|summaries.*): 256", "reads": _ALL, "cost": _LINEAR},
@@ -305,7 +305,7 @@ EXPECTED = {
     "local_attention": Expected(
         "local-attention", "windows of 32 and the one before, linear", {"reads": "at most|last of", "cost": _LINEAR}
     ),
-    "reformer": Expected(
+    "reformer_pytorch": Expected(
         "reformer-pytorch", "hashing; its rotations take memory n²", {"attention": _NO_PAIRS, "cost": _SQUARE}
     ),
     "linear_attention_transformer": Expected(
@@ -313,12 +313,12 @@ EXPECTED = {
         "softmax of queries and of keys apart, linear",
         {"reads": _ALL, "cost": _LINEAR},
     ),
-    "sinkhorn": Expected(
+    "sinkhorn_transformer": Expected(
         "sinkhorn-transformer",
         "blocks that are sorted; the sorting is (n / block)²",
         {"attention": "^(each token attends|no |none)"},
     ),
-    "routing": Expected(
+    "routing_transformer": Expected(
         "routing-transformer", "clusters by k-means and windows", {"attention": "^(each token attends|no |none)"}
     ),
     "x_transformers": Expected(

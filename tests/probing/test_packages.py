@@ -54,10 +54,13 @@ def test_what_is_right_and_what_is_not(said: Said) -> None:
 
 def test_a_row_takes_the_place_of_the_one_before(said: Said) -> None:
     said(answers={"attention": "before"})
-    packages.write([packages.asked("min_gru"), packages.asked("performer")])
+    packages.write([packages.asked("min_gru"), packages.asked("performer_pytorch")])
     said(answers={"attention": "after"})
     packages.write([packages.asked("min_gru")])
-    assert [(one.name, one.attention) for one in packages.read()] == [("performer", "before"), ("min_gru", "after")]
+    assert [(one.name, one.attention) for one in packages.read()] == [
+        ("performer_pytorch", "before"),
+        ("min_gru", "after"),
+    ]
 
 
 def test_the_committed_rows_are_of_these_packages_and_accuse_none() -> None:
