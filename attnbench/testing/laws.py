@@ -234,7 +234,7 @@ class Law:
     name: str
     sentence: str
     holds: Holds
-    applies: Callable[[Case], bool]
+    applies: Callable[[Case], bool] = field(default=lambda case: True)
     needs_time: bool = False
     """Measures time, which takes seconds and a quiet machine."""
     few_shapes: bool = False
@@ -279,8 +279,7 @@ class Law:
             found.append(Finding(self.name, str(case), True, skipped=str(reason)))
         except (Exception, SystemExit) as error:
             final, told = out_of_memory(error) is not None, _in_a_line(error)
-            if isinstance(error, DoesNotWork | SystemExit):  # who calls it does not end Python
-                told = str(error) if isinstance(error, DoesNotWork) else told
+            if isinstance(error, DoesNotWork | SystemExit):  # who asks does not end Python
                 found.append(Finding(self.name, str(case), False, fault=told, final=final or self.vital))
             else:
                 found.append(Finding(self.name, str(case), True, skipped=f"asking it raises {told}", final=final))
@@ -290,22 +289,14 @@ class Law:
 LAWS: dict[str, Law] = {}
 
 
-def law(
-    name: str,
-    *,
-    applies: Callable[[Case], bool] = lambda case: True,
-    needs_time: bool = False,
-    few_shapes: bool = False,
-    claim: Callable[[Traits], bool] = lambda traits: False,
-    vital: bool = False,
-    gates: bool = True,
-    of_any: bool = False,
-) -> Callable[[Holds], Holds]:
-    """Decorator: put a law into the table, in the order in which laws are shown; its docstring is the sentence."""
+def law(name: str, **facts: Any) -> Callable[[Holds], Holds]:
+    """Decorator: put a law with these facts of :class:`Law` into the table, in the order in which laws are shown.
+
+    Its docstring is the sentence.
+    """
 
     def add(holds: Holds) -> Holds:
-        sentence = (holds.__doc__ or "").strip()
-        LAWS[name] = Law(name, sentence, holds, applies, needs_time, few_shapes, claim, vital, gates, of_any)
+        LAWS[name] = Law(name, (holds.__doc__ or "").strip(), holds, **facts)
         return holds
 
     return add
@@ -322,6 +313,8 @@ def cases(variant: Variant) -> Iterator[Case]:
 
 
 def _in_a_line(error: BaseException) -> str:
+    if isinstance(error, DoesNotWork):
+        return str(error)
     memory = out_of_memory(error)
     return f"out of memory: {memory}" if memory else said(error).partition("\n")[0].rstrip(": ")
 
