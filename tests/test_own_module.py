@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnbench import own_module
 from attnbench.cell import Cell
+from attnbench.cli.check import _verdict
 from attnbench.errors import Unsupported, UsageError
 from attnbench.module_source import ModuleSource
 from attnbench.plugins import load, provenance, with_modules
@@ -419,6 +420,7 @@ def test_check_and_a_run_agree_on_what_a_module_breaks(name: str, causal: bool, 
     load(f"{innocent}:{name}")
     report = check_variant(name, time=False)
     assert law in {finding.law for finding in report.faults}
+    assert _verdict(report).startswith(f"{name} breaks what any module keeps: ")
     fault = found_by_a_run(name, causal)["fault"]
     assert fault["law"] in {finding.law for finding in report.faults}
     assert fault["fault"]

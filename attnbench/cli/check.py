@@ -246,13 +246,18 @@ def _faults(reports: list[Report]) -> None:
 
 
 def _verdict(report: Report) -> str:
+    from attnbench.variant import VARIANTS
+
     laws = {finding.law for finding in report.findings} - report.skipped.keys()
     left = f"; {_laws(len(report.skipped))} could not be asked" if report.skipped else ""
+    name, own = report.variant, hasattr(VARIANTS.get(report.variant).make, "source")  # which says nothing of itself
     if report.held:
-        return f"{report.variant} is what it says it is: {_laws(len(laws))} hold{'s' * (len(laws) == 1)}{left}"
+        what = "keeps what any module keeps" if own else "is what it says it is"
+        return f"{name} {what}: {_laws(len(laws))} hold{'s' * (len(laws) == 1)}{left}"
     broken = {finding.law for finding in report.faults}
     few = "is" if len(broken) == 1 else "are"
-    return f"{report.variant} is not what it says it is: {len(broken)} of {_laws(len(laws))} {few} broken{left}"
+    what = "breaks what any module keeps" if own else "is not what it says it is"
+    return f"{name} {what}: {len(broken)} of {_laws(len(laws))} {few} broken{left}"
 
 
 def _laws(count: int) -> str:
